@@ -1,0 +1,196 @@
+"""The nouns. Plain data, no torch, nothing of ours imported.
+
+Tokens are the truth: a Segment holds the ids exactly as they were fed and sampled, and text is a view of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class OffbookError(Exception):
+    """Something the user can mend. The command line prints its message as one sentence and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a rollout ends whether or not the agent is done."""
+
+    turns: int = 8
+    tokens: int = 4096
+    message_tokens: int = 256
+    command_s: float = 20.0
+    wall_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A Harbor task folder with an `[offbook]` table, loaded. See docs/tasks.md for the folder's layout."""
+
+    id: str
+    folder: Path
+    instruction: str
+    tree: Path  # what the agent sees: the repository with the feature deleted
+    hidden_tests: Path  # never enters the box before scoring
+    test_files: tuple[str, ...]  # the repository's test files, relative to the tree; restored before scoring
+    fail_to_pass: tuple[str, ...]  # node ids
+    pass_to_pass: tuple[str, ...]
+    tools: tuple[str, ...]
+    origin: str  # the repository this task was made from
+    difficulty: str = "normal"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One attempted call. `error` says why it could not be read as a call; then name and arguments may be empty."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+CallStatus = Literal["ok", "failed", "unknown_tool", "malformed"]
+INVALID: frozenset[CallStatus] = frozenset({"unknown_tool", "malformed"})
+
+
+@dataclass(slots=True)
+class Message:
+    """A message and where its tokens lie: ids[start:end], header first; its own words are ids[body:body_end].
+
+    `status` is set on tool messages: how the call that they answer went.
+    """
+
+    role: Role
+    text: str
+    start: int
+    body: int
+    body_end: int
+    end: int
+    calls: tuple[ToolCall, ...] = ()
+    status: CallStatus | None = None
+
+
+@dataclass(slots=True)
+class Segment:
+    """One context window. The five lists run in parallel, one entry a token."""
+
+    ids: list[int] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # of the behaviour policy; 0 where not sampled
+    versions: list[int] = field(default_factory=list)  # policy version that sampled the token; -1 where not sampled
+    messages: list[Message] = field(default_factory=list)
+
+
+StopReason = Literal["finish", "answer", "turns", "tokens", "wall", "crash"]
+
+
+@dataclass(slots=True)
+class Usage:
+    turns: int = 0
+    calls: int = 0
+    invalid_calls: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened besides the conversation: a crash, a timeout, a refused path."""
+
+    message: int
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A monitor's finding, with the message it points at."""
+
+    kind: str
+    message: int
+    evidence: str
+
+
+@dataclass(slots=True)
+class Reward:
+    """Named parts with their weights, kept apart; the total is computed, never stored alone."""
+
+    parts: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        return sum(self.weights.get(name, 1.0) * value for name, value in self.parts.items())
+
+
+@dataclass(slots=True)
+class Rollout:
+    id: str
+    task: str
+    group: str
+    tools: tuple[str, ...]
+    segments: list[Segment] = field(default_factory=list)
+    stop: StopReason = "crash"
+    usage: Usage = field(default_factory=Usage)
+    changed: dict[str, str | None] = field(default_factory=dict)  # path -> new text, None where the file was deleted
+    diff: str = ""  # the same changes, for people
+    events: list[Event] = field(default_factory=list)
+    reward: Reward = field(default_factory=Reward)
+    flags: list[Flag] = field(default_factory=list)
+
+    @property
+    def solved(self) -> bool:
+        return self.reward.parts.get("outcome", 0.0) >= 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The message that went wrong, the rule it broke, and what shows it."""
+
+    rollout: str
+    segment: int
+    message: int
+    rule: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A general rule in a sentence, never this instance's answer."""
+
+    rule: str
+    text: str
+
+
+@dataclass(slots=True)
+class Branch:
+    """A hinted reading of one message: at `insert`, `hint_ids` are spliced in and ids[insert:target_end] follow.
+
+    The teacher is scored on ids[target_start:target_end] only.
+    """
+
+    insert: int
+    hint_ids: list[int]
+    target_start: int
+    target_end: int
+    weight: float = 1.0
+    key: str = ""  # names the target in the records: rollout/segment/message
+
+
+@dataclass(slots=True)
+class Sample:
+    """What train eats: ids and per-token streams. It knows no algorithm; an annotator filled the streams."""
+
+    ids: list[int]
+    logprobs: list[float]
+    advantage: list[float]
+    rl_weight: list[float]
+    ce_weight: list[float]
+    branches: list[Branch] = field(default_factory=list)
