@@ -170,6 +170,18 @@ class Hint:
 
 
 @dataclass(slots=True)
+class Feedback:
+    """A target with its hint and, once trained on, what the hint did to each of the message's tokens."""
+
+    target: Target
+    hint: Hint
+    pieces: list[str] = field(default_factory=list)  # the target's tokens as text
+    student: list[float] = field(default_factory=list)  # log-probability of each sampled token without the hint
+    teacher: list[float] = field(default_factory=list)  # the same with the hint
+    divergence: list[float] = field(default_factory=list)  # over the whole vocabulary, at each token
+
+
+@dataclass(slots=True)
 class Branch:
     """A hinted reading of one message: at `insert`, `hint_ids` are spliced in and ids[insert:target_end] follow.
 

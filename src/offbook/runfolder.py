@@ -1,0 +1,127 @@
+"""The run folder: the contract between training, resuming, judging and viewing. Everything in it is text or safetensors.
+
+    config.toml              the resolved configuration
+    metrics.jsonl            one line a step
+    rollouts/step_00003.jsonl    every rollout of step 3, scored
+    feedback/step_00003.jsonl    every target of step 3 with its hint and what the hint did
+    eval/NAME.json, eval/NAME.rollouts.jsonl    a measurement and the rollouts behind it
+    ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DONE is an unfinished write
+    logs/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from offbook.types import Feedback, OffbookError, Rollout
+
+T = TypeVar("T")
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """A reader sees the old file or the new one, never half of it, also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    with open(temporary, "wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def dump_lines(records: Iterable[Any]) -> bytes:
+    return b"".join(_adapter(type(record)).dump_json(record) + b"\n" for record in records)
+
+
+def load_lines(path: Path, kind: type[T]) -> tuple[list[T], int]:
+    """The records of a JSONL file and how many of its lines could not be read."""
+    records, unreadable = [], 0
+    for line in path.read_bytes().splitlines():
+        try:
+            records.append(_adapter(kind).validate_json(line))
+        except ValidationError:
+            unreadable += 1
+    return records, unreadable
+
+
+class RunFolder:
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.config_file = self.path / "config.toml"
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """An existing run, or one sentence about why it cannot be read."""
+        folder = cls(path)
+        if not folder.path.is_dir():
+            raise OffbookError(f"{path} is not a folder; give the run folder that `offbook train` wrote")
+        if not folder.config_file.is_file():
+            raise OffbookError(f"{path} has no config.toml, so it is not a run folder")
+        if not os.access(folder.config_file, os.R_OK | os.F_OK):
+            raise OffbookError(f"{folder.config_file} cannot be read; check its permissions")
+        return folder
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.metrics_file, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def metrics(self) -> tuple[list[dict[str, Any]], int]:
+        """The rows in order and the number of unreadable lines (a crash in the middle of a write leaves one)."""
+        if not self.metrics_file.exists():
+            return [], 0
+        rows, unreadable = [], 0
+        for line in self.metrics_file.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                unreadable += 1
+        return rows, unreadable
+
+    def truncate_metrics(self, last_step: int) -> None:
+        """Forget rows past `last_step`: those steps are about to be done again."""
+        rows, _ = self.metrics()
+        kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= last_step]
+        write_atomic(self.metrics_file, "".join(kept))
+
+    def _step_file(self, room: str, step: int) -> Path:
+        return self.path / room / f"step_{step:05d}.jsonl"
+
+    def write_rollouts(self, step: int, rollouts: list[Rollout]) -> None:
+        write_atomic(self._step_file("rollouts", step), dump_lines(rollouts))
+
+    def write_feedback(self, step: int, feedback: list[Feedback]) -> None:
+        write_atomic(self._step_file("feedback", step), dump_lines(feedback))
+
+    def rollouts(self, step: int) -> tuple[list[Rollout], int]:
+        path = self._step_file("rollouts", step)
+        return load_lines(path, Rollout) if path.exists() else ([], 0)
+
+    def feedback(self, step: int) -> tuple[list[Feedback], int]:
+        path = self._step_file("feedback", step)
+        return load_lines(path, Feedback) if path.exists() else ([], 0)
+
+    def steps(self) -> list[int]:
+        """The steps whose rollouts are stored."""
+        return sorted(int(path.stem.removeprefix("step_")) for path in (self.path / "rollouts").glob("step_*.jsonl"))
+
+    def write_eval(self, name: str, result: dict[str, Any], rollouts: list[Rollout]) -> None:
+        write_atomic(self.path / "eval" / f"{name}.rollouts.jsonl", dump_lines(rollouts))
+        write_atomic(self.path / "eval" / f"{name}.json", json.dumps(result, indent=2) + "\n")
+
+    def read_eval(self, name: str) -> dict[str, Any] | None:
+        path = self.path / "eval" / f"{name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
