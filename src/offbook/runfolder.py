@@ -1,12 +1,12 @@
-"""The run folder: the contract between training, resuming, judging and viewing. Everything in it is text or safetensors.
+"""The run folder: the contract between training, resuming, judging and viewing. All of it is text or safetensors.
 
-    config.toml              the resolved configuration
-    metrics.jsonl            one line a step
-    rollouts/step_00003.jsonl    every rollout of step 3, scored
-    feedback/step_00003.jsonl    every target of step 3 with its hint and what the hint did
-    eval/NAME.json, eval/NAME.rollouts.jsonl    a measurement and the rollouts behind it
-    ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DONE is an unfinished write
-    logs/
+config.toml              the resolved configuration
+metrics.jsonl            one line a step
+rollouts/step_00003.jsonl    every rollout of step 3, scored
+feedback/step_00003.jsonl    every target of step 3 with its hint and what the hint did
+eval/NAME.json, eval/NAME.rollouts.jsonl    a measurement and the rollouts behind it
+ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DONE is an unfinished write
+logs/
 """
 
 from __future__ import annotations

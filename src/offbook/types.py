@@ -6,8 +6,8 @@ Tokens are the truth: a Segment holds the ids exactly as they were fed and sampl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, Protocol
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -44,6 +44,13 @@ class Task:
     tools: tuple[str, ...]
     origin: str  # the repository this task was made from
     difficulty: str = "normal"
+
+
+def is_test_file(path: str) -> bool:
+    """By the names that pytest and people go by; a path relative to the repository."""
+    parts = PurePosixPath(path).parts
+    name = parts[-1] if parts else ""
+    return "tests" in parts[:-1] or name.startswith("test_") or name.endswith("_test.py") or name == "conftest.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +155,21 @@ class Rollout:
     @property
     def solved(self) -> bool:
         return self.reward.parts.get("outcome", 0.0) >= 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Sampled ids, the log-probability of each under the policy that sampled it, and that policy's version."""
+
+    ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+
+
+class Policy(Protocol):
+    """Whoever writes the assistant's messages: ids in, ids out."""
+
+    async def complete(self, prompt_ids: list[int], max_tokens: int) -> Completion: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,3 @@
+from offbook.cli import main
+
+main()

@@ -1,0 +1,59 @@
+"""The command line: one file a verb. Heavy imports wait until a verb needs them, so `offbook --help` is instant."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import NoReturn
+
+import click
+import typer
+
+from offbook.cli import doctor, evaluate, quickstart, train, view
+from offbook.types import OffbookError
+
+app = typer.Typer(
+    name="offbook",
+    help="Post-train a coding agent until it no longer needs the hint.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    epilog="Every verb takes --debug: a traceback instead of one sentence when something goes wrong.",
+)
+CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command("quickstart")(quickstart.quickstart)
+app.command("train", context_settings=CONFIGURED)(train.train)
+app.command("eval", context_settings=CONFIGURED)(evaluate.evaluate)
+app.command("view")(view.view)
+app.command("doctor")(doctor.doctor)
+
+
+def main() -> NoReturn:
+    """The border of the process: what a user can mend is one sentence, an interrupt says how to go on."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        code = app(arguments, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Exit as exit_:
+        sys.exit(exit_.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _say("stopped; everything so far is kept, and the same command goes on from there")
+        sys.exit(130)
+    except OffbookError as error:
+        if debug:
+            raise
+        _say(str(error))
+        sys.exit(error.exit_code)
+    except OSError as error:
+        if debug or error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
+            raise
+        _say(f"cannot write {error.filename or 'a file'}: {error.strerror}; free some space or choose another folder")
+        sys.exit(1)
+
+
+def _say(sentence: str) -> None:
+    print(f"offbook: {sentence}", file=sys.stderr)

@@ -1,0 +1,77 @@
+"""offbook doctor: what this machine has, and what to do about what it lacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import typer
+from rich.table import Table
+
+from offbook.cli.options import Json, console
+
+MIN_FREE_GB = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    name: str
+    ok: bool
+    detail: str
+
+
+def doctor(as_json: Json = False) -> None:
+    """Check the machine. Exit code 1 if something that offbook needs is missing."""
+    findings = list(_examine())
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        table = Table("", "what", "found")
+        for finding in findings:
+            table.add_row("[green]ok[/]" if finding.ok else "[red]no[/]", finding.name, finding.detail)
+        console.print(table)
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+def _examine() -> Iterator[Finding]:
+    yield Finding("python", sys.version_info >= (3, 11), f"{platform.python_version()} (3.11 or newer)")
+    for package in ("torch", "transformers", "tokenizers", "pytest", "libcst"):
+        try:
+            yield Finding(package, True, version(package))
+        except PackageNotFoundError:
+            yield Finding(package, False, "missing; run `make quickstart`, which installs it")
+    yield Finding("cores", True, str(os.cpu_count()))
+    yield _cache()
+    yield Finding("sandbox", True, "process: separate processes and limits, isolates nothing; trusted work only")
+    yield Finding("accelerator", True, _accelerator())
+
+
+def _cache() -> Finding:
+    from offbook.config import cache_folder
+
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        return Finding("cache", False, f"{folder} cannot be written ({error.strerror}); set OFFBOOK_CACHE to a folder")
+    free = shutil.disk_usage(folder).free / 1e9
+    detail = f"{folder}, {free:.0f} GB free"
+    return Finding("cache", free >= MIN_FREE_GB, detail if free >= MIN_FREE_GB else f"{detail}; needs {MIN_FREE_GB}")
+
+
+def _accelerator() -> str:
+    try:
+        import torch
+    except ImportError:
+        return "unknown: no torch"
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none; the CPU is used"

@@ -1,0 +1,73 @@
+"""What the verbs share: configuration on the command line, and progress for people or for logs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from offbook.config import Config, ConfigError, load_config
+
+if TYPE_CHECKING:
+    from offbook.loop.setup import Progress as OnProgress
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Plain = Annotated[bool, typer.Option("--plain", help="No live display; a line now and then.")]
+console = Console(stderr=True)
+
+
+def config_from(arguments: list[str], base: list[Path] | None = None) -> Config:
+    """`@ a.toml b.toml --section.key value`: files left to right, then overrides."""
+    files, overrides = list(base or []), {}
+    rest = iter(arguments)
+    in_files = False
+    for argument in rest:
+        if argument.startswith("@"):
+            in_files = True
+            files += [Path(argument[1:])] if argument != "@" else []
+        elif argument.startswith("--"):
+            in_files = False
+            key, equals, value = argument[2:].partition("=")
+            overrides[key] = value if equals else next(rest, None)
+            if overrides[key] is None:
+                raise ConfigError(f"--{key} needs a value")
+        elif in_files:
+            files.append(Path(argument))
+        else:
+            raise ConfigError(f"unexpected argument {argument}; configuration files come after @")
+    return load_config(files, overrides)  # type: ignore[arg-type]
+
+
+def is_plain(plain: bool) -> bool:
+    return plain or not sys.stderr.isatty()
+
+
+@contextmanager
+def progress_display(plain: bool) -> Iterator[OnProgress]:
+    """A bar for each kind of work; when plain, a line at its start, at every quarter and at its end."""
+    if is_plain(plain):
+        quarters: dict[str, int] = {}
+
+        def line(what: str, share: float) -> None:
+            if int(4 * share) > quarters.get(what, -1):
+                quarters[what] = int(4 * share)
+                console.print(f"{what}: {share:.0%}", highlight=False)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description:<26}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
+        known: dict[str, int] = {}
+
+        def bar(what: str, share: float) -> None:
+            if what not in known:
+                known[what] = bars.add_task(what, total=1.0)
+            bars.update(known[what], completed=share)  # type: ignore[arg-type]
+
+        yield bar

@@ -1,0 +1,125 @@
+"""offbook quickstart: the whole circle once, on a CPU, in minutes.
+
+Nothing here is special to it: it makes the pocket model and its tasks, then calls the same `train` and `eval` that a
+user would, once with hints and once without, side by side, and shows what came out.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import typer
+
+from offbook.cli.evaluate import COLUMNS, result_table
+from offbook.cli.options import Json, Plain, console, progress_display
+from offbook.types import OffbookError
+
+ARMS = {"rl": ["--feedback.weight", "0"], "rl_hints": []}
+
+
+def quickstart(
+    seed: Annotated[int, typer.Option(help="Another seed: another pocket model, other tasks, other rollouts.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Where all of it goes; runs/quickstart-SEED if not given.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps of each run, if not the recipe's.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start again over an earlier quickstart's folder.")] = False,
+    plain: Plain = False,
+    as_json: Json = False,
+) -> None:
+    """Train a small coding agent end to end: RL alone, and RL with targeted hints, from the same start."""
+    started = time.monotonic()
+    out = out or Path(f"runs/quickstart-{seed}")
+    if fresh:
+        shutil.rmtree(out, ignore_errors=True)
+    arguments = ["--seed", str(seed), *(["--train.steps", str(steps)] if steps else [])]
+    with progress_display(plain) as progress:
+        before = _before(out, arguments, progress)
+        _run_arms(out, arguments, progress)
+    results = {"before": before, **{arm: _read_json(out / arm / "eval" / "final.json") for arm in ARMS}}
+    summary = {name: {key: result[key] for key in COLUMNS} for name, result in results.items()}
+    seconds = time.monotonic() - started
+    (out / "summary.json").write_text(json.dumps({**summary, "seconds": seconds}, indent=2) + "\n")
+
+    from offbook.view.report import write_report
+
+    report = out / "report.html"
+    write_report(report, {arm: out / arm for arm in ARMS}, before=before, title="offbook quickstart", seconds=seconds)
+    if as_json:
+        print(json.dumps({**summary, "seconds": seconds, "report": str(report)}))
+    else:
+        console.print(result_table(results))
+        print(f"{seconds:.0f} s. Look at {report}; the numbers are in {out / 'summary.json'}")
+
+
+def _before(out: Path, arguments: list[str], progress: Any) -> dict[str, Any]:
+    """Make the model and the tasks, and measure the start."""
+    from offbook.cli.options import config_from
+    from offbook.loop.evaluate import evaluate
+    from offbook.loop.setup import model_folder, task_sets
+    from offbook.runfolder import RunFolder
+
+    config = config_from(arguments)
+    model = model_folder(config.model, config.seed, progress)
+    tasks = task_sets(config, progress)
+    known = RunFolder(out).read_eval("before")
+    if known is None:
+        progress("measuring before", 0.0)
+        RunFolder(out).write_eval("before", *evaluate(model, tasks.heldout, config))
+        progress("measuring before", 1.0)
+    return known or _read_json(out / "eval" / "before.json")
+
+
+def _run_arms(out: Path, arguments: list[str], progress: Any) -> None:
+    """Both runs at once, each a process of its own with one thread: two cores are used without sharing a model."""
+    from offbook.config import load_config
+
+    steps = load_config([], {"train.steps": arguments[-1]} if "--train.steps" in arguments else {}).train.steps
+    running: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
+    try:
+        for arm, extra in ARMS.items():
+            running[arm] = _start(out / arm, ["train", *arguments, *extra, "--out", str(out / arm)])
+        measuring: set[str] = set()
+        while running:
+            time.sleep(0.2)
+            for arm, (process, log) in list(running.items()):
+                if arm not in measuring:
+                    progress(f"training {arm}", _steps_done(out / arm) / steps)
+                if process.poll() is None:
+                    continue
+                log.close()
+                del running[arm]
+                if process.returncode:
+                    raise OffbookError(f"{arm} failed; see {log.name}")
+                if arm not in measuring:
+                    measuring.add(arm)
+                    progress(f"measuring {arm}", 0.0)
+                    running[arm] = _start(out / arm, ["eval", str(out / arm)])
+                else:
+                    progress(f"measuring {arm}", 1.0)
+    finally:
+        for process, log in running.values():
+            process.terminate()
+            process.wait()
+            log.close()
+
+
+def _start(folder: Path, arguments: list[str]) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    log = open(folder / "logs" / f"{arguments[0]}.log", "ab")  # noqa: SIM115  (closed by whoever waits for the process)
+    command = [sys.executable, "-m", "offbook", *arguments, "--plain"]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT), log
+
+
+def _steps_done(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text())
+    return value

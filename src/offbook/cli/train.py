@@ -1,0 +1,39 @@
+"""offbook train: run, or go on with, the training that a configuration describes."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from offbook.cli.options import Json, Plain, config_from, console, is_plain, progress_display
+
+
+def train(
+    ctx: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
+    plain: Plain = False,
+    as_json: Json = False,
+) -> None:
+    """Train. Configuration: @ FILE.toml ... and --section.key VALUE.
+
+    The run folder (--out) is complete after every step; the same command goes on where it stopped.
+    """
+    config = config_from(ctx.args)
+    if dry_run:
+        print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
+        return
+    from offbook.loop.circle import train as run
+
+    with progress_display(plain) as progress:
+
+        def on_step(row: dict[str, Any]) -> None:
+            progress(f"train {config.out}", row["step"] / config.train.steps)
+            if is_plain(plain):
+                numbers = ("solved", "invalid_per_100", "turns", "hinted_targets")
+                console.print(f"step {row['step']}: " + ", ".join(f"{key} {row[key]:.3g}" for key in numbers))
+
+        folder = run(config, on_step, progress)
+    rows, _ = folder.metrics()
+    print(json.dumps(rows[-1]) if as_json else f"{config.out}: {config.train.steps} steps done")

@@ -1,0 +1,180 @@
+"""The configuration: one frozen tree, TOML files composed left to right, then dotted overrides.
+
+A key that does not exist is refused with the nearest one that does. A value lives in one place.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from offbook.types import Limits, OffbookError
+
+
+class ConfigError(OffbookError):
+    exit_code = 2
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TasksConfig(Section):
+    """Where tasks come from: `pocket` (made on the spot) or a folder with `train/` and `heldout/` task folders."""
+
+    source: str = "pocket"
+    num_train: int = Field(120, ge=1, description="pocket only: how many to make")
+    num_heldout: int = Field(48, ge=1, description="pocket only: how many to make")
+
+
+class HarnessConfig(Section):
+    """The limits of one rollout."""
+
+    turns: int = Field(6, ge=1)
+    tokens: int = Field(1024, ge=1)
+    message_tokens: int = Field(96, ge=1)
+    command_s: float = Field(10.0, gt=0)
+    wall_s: float = Field(120.0, gt=0)
+
+    def limits(self) -> Limits:
+        return Limits(**self.model_dump())
+
+
+class EngineConfig(Section):
+    temperature: float = Field(1.0, gt=0)
+    max_rows: int = Field(64, ge=1, description="rollouts decoded side by side")
+
+
+class TrainConfig(Section):
+    steps: int = Field(24, ge=1)
+    groups: int = Field(4, ge=1, description="tasks a step")
+    group_size: int = Field(8, ge=2, description="rollouts a task")
+    learning_rate: float = Field(3e-4, gt=0)
+    warmup_steps: int = Field(3, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    gradient_clip: float = Field(1.0, gt=0)
+    ratio_cap: float = Field(2.0, ge=1, description="cap of the importance weight")
+    micro_tokens: int = Field(8192, ge=1, description="tokens in one forward")
+
+
+class FeedbackConfig(Section):
+    """Targeted hints. `weight` 0 turns them off: RL alone."""
+
+    weight: float = Field(1.0, ge=0, description="lambda, beside an RL loss of weight 1")
+    max_targets: int = Field(2, ge=1, description="faulty messages of a rollout that get a hint")
+    teacher: Literal["live", "ema", "frozen"] = "frozen"
+    ema_decay: float = Field(0.99, gt=0, lt=1, description="teacher `ema` only")
+    direction: Literal["forward", "reverse", "jsd"] = "forward"
+    token_cap: float = Field(2.0, gt=0, description="nats a token may count for")
+
+
+class CheckpointConfig(Section):
+    every: int = Field(1, ge=1, description="steps between checkpoints")
+    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+
+
+class EvalConfig(Section):
+    samples: int = Field(2, ge=1, description="rollouts a held-out task")
+
+
+class Config(Section):
+    out: str = "runs/train"
+    model: str = Field("pocket", description="`pocket`, a local folder, or a hub id")
+    seed: int = 0
+    threads: int = Field(1, ge=1, description="torch threads; sandboxes use the other cores")
+    tasks: TasksConfig = TasksConfig()
+    harness: HarnessConfig = HarnessConfig()
+    engine: EngineConfig = EngineConfig()
+    train: TrainConfig = TrainConfig()
+    feedback: FeedbackConfig = FeedbackConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump())
+
+
+def cache_folder() -> Path:
+    """Where things made on the spot are kept: $OFFBOOK_CACHE, or offbook in the user's cache folder."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "offbook"
+    return Path(os.environ.get("OFFBOOK_CACHE", default))
+
+
+def load_config(files: list[Path], overrides: dict[str, str]) -> Config:
+    """Later files win over earlier ones, overrides win over files."""
+    tree: dict[str, Any] = {}
+    for path in files:
+        _merge(tree, _read_toml(path))
+    for key, text in overrides.items():
+        branch: dict[str, Any] = {}
+        leaf = branch
+        *parents, name = key.split(".")
+        for parent in parents:
+            leaf = leaf.setdefault(parent, {})
+        leaf[name] = _parse_value(text)
+        _merge(tree, branch)
+    _refuse_unknown(tree, Config, "")
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _parse_value(text: str) -> Any:
+    """Overrides are written as in TOML; what is not a TOML value is taken as a bare string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _paths(section: type[BaseModel], prefix: str = "") -> list[str]:
+    found = []
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        inner = isinstance(kind, type) and issubclass(kind, BaseModel)
+        found += _paths(kind, f"{prefix}{name}.") if inner else [prefix + name]  # type: ignore[arg-type]
+    return found
+
+
+def _refuse_unknown(tree: dict[str, Any], section: type[BaseModel], prefix: str) -> None:
+    for key, value in tree.items():
+        field = section.model_fields.get(key)
+        if field is None:
+            raise ConfigError(_unknown_key(prefix + key))
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, dict):
+            _refuse_unknown(value, kind, f"{prefix}{key}.")
+
+
+def _unknown_key(key: str) -> str:
+    known = _paths(Config)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    same_leaf = [path for path in known if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    suggestion = (same_leaf or near or [None])[0]
+    return f"unknown configuration key {key}" + (f"; did you mean {suggestion}?" if suggestion else "")

@@ -1,0 +1,1 @@
+"""The circle: the only room that knows all the others."""

@@ -1,0 +1,36 @@
+"""Measure a policy on tasks it was not trained on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offbook.config import Config
+from offbook.loop.circle import local_engine
+from offbook.loop.collect import collect
+from offbook.loop.measure import bootstrap, invalid_per_100, solved_share, summarize
+from offbook.rewards import Grader
+from offbook.tokens import ChatFormat
+from offbook.types import Rollout, Task
+
+
+def evaluate(model: Path, tasks: list[Task], config: Config) -> tuple[dict[str, Any], list[Rollout]]:
+    """The numbers, with 95% intervals over tasks, and the rollouts behind them."""
+    torch.set_num_threads(config.threads)
+    started = time.monotonic()
+    chat = ChatFormat.from_folder(model)
+    engine = local_engine(model, chat, config)
+    limits = config.harness.limits()
+    groups = asyncio.run(collect(tasks, config.eval.samples, engine, chat, Grader(), limits, "eval"))
+    result = {
+        **summarize(groups),
+        "tasks": len(tasks),
+        "solved_ci": bootstrap(groups, solved_share),
+        "invalid_per_100_ci": bootstrap(groups, invalid_per_100),
+        "seconds": time.monotonic() - started,
+    }
+    return result, [rollout for group in groups for rollout in group]

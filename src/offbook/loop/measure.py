@@ -1,0 +1,45 @@
+"""Numbers about rollouts: what a training step reports and what an evaluation says."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from offbook.types import Rollout
+
+
+def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
+    """Means over all rollouts. Invalid calls are counted per 100 calls, not per rollout."""
+    rollouts = [rollout for group in groups for rollout in group]
+    count = len(rollouts)
+    stops = Counter(rollout.stop for rollout in rollouts)
+    return {
+        "rollouts": count,
+        "solved": sum(rollout.solved for rollout in rollouts) / count,
+        "reward": sum(rollout.reward.total for rollout in rollouts) / count,
+        "invalid_per_100": invalid_per_100(rollouts),
+        "turns": sum(rollout.usage.turns for rollout in rollouts) / count,
+        "tokens": sum(rollout.usage.sampled_tokens for rollout in rollouts) / count,
+        **{f"stop/{reason}": number / count for reason, number in sorted(stops.items())},
+    }
+
+
+def invalid_per_100(rollouts: list[Rollout]) -> float:
+    calls = sum(rollout.usage.calls for rollout in rollouts)
+    return 100 * sum(rollout.usage.invalid_calls for rollout in rollouts) / calls if calls else 0.0
+
+
+def bootstrap(
+    groups: list[list[Rollout]], statistic: Callable[[list[Rollout]], float], seed: int = 0, draws: int = 1000
+) -> tuple[float, float]:
+    """95% interval of a statistic. Tasks are drawn again, not rollouts: those of one task are not independent."""
+    rng = random.Random(seed)
+    values = sorted(
+        statistic([rollout for group in rng.choices(groups, k=len(groups)) for rollout in group]) for _ in range(draws)
+    )
+    return values[int(0.025 * draws)], values[int(0.975 * draws) - 1]
+
+
+def solved_share(rollouts: list[Rollout]) -> float:
+    return sum(rollout.solved for rollout in rollouts) / len(rollouts)

@@ -1,0 +1,74 @@
+"""From names in a configuration to things: a model folder, tasks, a cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from offbook.config import Config, cache_folder
+from offbook.pocket.model import make_pocket
+from offbook.tasks import load_tasks, make_pocket_tasks
+from offbook.types import OffbookError, Task
+
+Progress = Callable[[str, float], None]  # what is being done, and how much of it is done (0 to 1)
+
+
+def quiet(what: str, share: float) -> None:
+    """Progress for nobody."""
+
+
+def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
+    """A local folder with the named model; `pocket` is made if it is not there yet."""
+    if name == "pocket":
+        return make_pocket(cache_folder(), seed, progress)
+    if Path(name).is_dir():
+        return Path(name)
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise OffbookError(f"there is no model folder {name}; give `pocket`, a folder or a hub id (Qwen/Qwen3-0.6B)")
+    return _from_hub(name)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.jinja"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise OffbookError(f"cannot get the model {name} from the hub: {str(error).splitlines()[0]}") from None
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """Float32 on a CPU, where half precision is many times slower; bfloat16 weights are widened."""
+    if not (folder / "config.json").is_file():
+        raise OffbookError(f"{folder} has no config.json, so it is not a model folder")
+    transformers_logging.disable_progress_bar()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSets:
+    train: list[Task]
+    heldout: list[Task]
+
+
+def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
+    """The train and held-out tasks of a configuration; pocket tasks are made and verified if they are not there yet."""
+    root = Path(config.tasks.source)
+    if config.tasks.source == "pocket":
+        wanted = config.tasks.num_train, config.tasks.num_heldout
+        root = cache_folder() / f"pocket-tasks-{config.seed}-{wanted[0]}-{wanted[1]}"
+        if not root.is_dir():
+            asyncio.run(make_pocket_tasks(root, config.seed, *wanted, lambda share: progress("making tasks", share)))
+    if not root.is_dir():
+        raise OffbookError(f"there is no task folder {root}")
+    return TaskSets(load_tasks(root / "train"), load_tasks(root / "heldout"))

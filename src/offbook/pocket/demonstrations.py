@@ -1,0 +1,95 @@
+"""Demonstrations to imitate: scripted rollouts in real boxes, some of their good messages preceded by a hint.
+
+No torch here: worker processes make them while nothing else is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import random
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from offbook.algo import hint_block, sft_sample
+from offbook.feedback import RULES, read_rollout, write_hint
+from offbook.harness import run_agent
+from offbook.pocket.script import Habits, Script
+from offbook.sandbox import ProcessBox
+from offbook.tasks import Draft, draft_tasks
+from offbook.tokens import ChatFormat
+from offbook.types import Completion, Limits, Rollout, Sample, Task
+
+LIMITS = Limits(turns=12, tokens=1024, message_tokens=256)
+HINTED_EPISODES = 0.5
+HINTED_MESSAGES = 0.4
+CHUNK = 250
+
+
+class Demonstrator:
+    """The script as a Policy, so that demonstrations come out of the real harness, ids and tool output alike."""
+
+    def __init__(self, script: Script, chat: ChatFormat):
+        self.script = script
+        self.chat = chat
+
+    async def complete(self, prompt_ids: list[int], max_tokens: int) -> Completion:
+        ids = [*self.chat.encode(self.script.next_message()), self.chat.end_id]
+        return Completion(ids, [0.0] * len(ids), [-1] * len(ids))
+
+
+def make_demonstrations(
+    tokenizer: Tokenizer, seed: int, count: int, habits: Habits, progress: Callable[[float], None]
+) -> list[Sample]:
+    """`count` imitation samples in a fixed order, made by all cores."""
+    chunks = [(tokenizer.to_str(), seed, start, min(CHUNK, count - start), habits) for start in range(0, count, CHUNK)]
+    samples: list[Sample] = []
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        for part in pool.map(_chunk, *zip(*chunks, strict=True)):
+            samples += part
+            progress(len(samples) / count)
+    return samples
+
+
+def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits) -> list[Sample]:
+    chat = ChatFormat(Tokenizer.from_str(tokenizer))
+    drafts = draft_tasks(seed=seed * 1_000_003 + start, count=count, split="train")
+    return asyncio.run(_demonstrate(chat, list(drafts), random.Random(f"{seed}/{start}"), habits))
+
+
+async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits) -> list[Sample]:
+    samples = []
+    with tempfile.TemporaryDirectory(prefix="offbook-demo-") as place:
+        for number, draft in enumerate(drafts):
+            tree = Path(place) / str(number)
+            for path, text in draft.files.items():
+                (tree / path).parent.mkdir(parents=True, exist_ok=True)
+                (tree / path).write_text(text)
+            task = Task(str(number), tree, draft.instruction, tree, tree, (), (), (), draft.tools, draft.repository)
+            policy = Demonstrator(Script(draft, rng, habits), chat)
+            with ProcessBox(tree) as box:
+                rollout = await run_agent(task, box, policy, chat, LIMITS, str(number), "demonstration")
+            assert rollout.stop != "crash", rollout.events
+            samples.append(sft_sample(rollout.segments[0], _hints(rollout, chat, rng)))
+    return samples
+
+
+def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, list[int]]:
+    """Hint blocks before some messages that broke no rule: whoever reads a hint follows it."""
+    if rng.random() > HINTED_EPISODES:
+        return {}
+    faulty = {target.message for target in read_rollout(rollout, max_targets=LIMITS.turns)}
+    messages = rollout.segments[0].messages
+    good = [index for index, message in enumerate(messages) if message.calls and index not in faulty]
+    rules = sorted(RULES)
+    return {
+        index: hint_block(chat, write_hint(rng.choice(rules), rollout.tools))
+        for index in good
+        if rng.random() < HINTED_MESSAGES
+    }

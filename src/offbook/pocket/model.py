@@ -1,0 +1,136 @@
+"""Making the pocket model: a tokenizer from the tasks' own words, a small transformer, a minute of imitation."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from offbook.config import FeedbackConfig, TrainConfig
+from offbook.feedback import RULES, write_hint
+from offbook.harness.agent import system_prompt
+from offbook.pocket.demonstrations import make_demonstrations
+from offbook.pocket.script import Habits, Script
+from offbook.runfolder import write_atomic
+from offbook.tasks import draft_tasks
+from offbook.tokens import BLOCK_END, BLOCK_START, CALL_END, CALL_START
+from offbook.train.trainer import Trainer
+from offbook.types import Sample
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything the pocket model is made of; another recipe is another model in the cache."""
+
+    layers: int = 3
+    width: int = 128
+    heads: int = 4
+    vocabulary: int = 768
+    episodes: int = 6000
+    episodes_a_step: int = 16
+    learning_rate: float = 3e-3
+    habits: Habits = field(default_factory=Habits)
+
+
+POCKET = Recipe()
+
+
+def make_pocket(
+    cache: Path, seed: int, progress: Callable[[str, float], None], recipe: Recipe = POCKET, threads: int = 2
+) -> Path:
+    """The folder of the pocket model of this seed, made if it is not there. The same seed gives the same weights."""
+    folder = cache / f"pocket-{seed}"
+    text = json.dumps(asdict(recipe), indent=2, sort_keys=True) + "\n"
+    if (folder / "recipe.json").exists() and (folder / "recipe.json").read_text() == text:
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    tokenizer = _train_tokenizer(recipe, seed)
+    samples = make_demonstrations(
+        tokenizer, seed, recipe.episodes, recipe.habits, lambda share: progress("pocket: demonstrations", share)
+    )
+    model = _clone(samples, recipe, tokenizer, seed, threads, lambda share: progress("pocket: imitation", share))
+    model.save_pretrained(folder)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=BLOCK_END, pad_token=BLOCK_END, chat_template=CHAT_TEMPLATE
+    )
+    wrapped.save_pretrained(folder)
+    write_atomic(folder / "recipe.json", text)  # last: it marks the folder as whole
+    return folder
+
+
+def _corpus(recipe: Recipe, seed: int) -> Iterator[str]:
+    rng = random.Random(seed)
+    for draft in draft_tasks(seed=seed, count=400, split="train"):
+        yield system_prompt(draft.tools)
+        yield draft.instruction
+        yield from draft.files.values()
+        script = Script(draft, rng, recipe.habits)
+        yield from (script.next_message() for _ in range(4))
+        yield from (write_hint(rule, draft.tools).text for rule in RULES)
+
+
+def _train_tokenizer(recipe: Recipe, seed: int) -> Tokenizer:
+    """Byte-level, so it can spell anything; identifiers stay whole and digits stay apart."""
+    tokenizer = Tokenizer(models.BPE())
+    words = Regex(r" ?[A-Za-z_]+|[0-9]| ?[^\sA-Za-z_0-9]+|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=recipe.vocabulary,
+        special_tokens=[BLOCK_START, BLOCK_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus(recipe, seed), trainer)
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in (CALL_START, CALL_END)])
+    return tokenizer
+
+
+def _clone(
+    samples: list[Sample],
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    seed: int,
+    threads: int,
+    progress: Callable[[float], None],
+) -> Qwen3ForCausalLM:
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=tokenizer.get_vocab_size(),
+            hidden_size=recipe.width,
+            intermediate_size=3 * recipe.width,
+            num_hidden_layers=recipe.layers,
+            num_attention_heads=recipe.heads,
+            num_key_value_heads=recipe.heads // 2,
+            head_dim=recipe.width // recipe.heads,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            eos_token_id=tokenizer.token_to_id(BLOCK_END),
+        )
+    )
+    settings = TrainConfig(learning_rate=recipe.learning_rate, weight_decay=0.01)
+    trainer = Trainer(model, settings, FeedbackConfig(teacher="live"))
+    steps = len(samples) // recipe.episodes_a_step
+    for step in range(steps):
+        batch = samples[step * recipe.episodes_a_step : (step + 1) * recipe.episodes_a_step]
+        warmup = min(1.0, (step + 1) / 20)
+        trainer.step(batch, lr_scale=warmup * 0.5 * (1 + math.cos(math.pi * step / steps)))
+        progress((step + 1) / steps)
+    return model

@@ -1,0 +1,5 @@
+"""What a rollout earned."""
+
+from offbook.rewards.outcome import Grader
+
+__all__ = ["Grader"]

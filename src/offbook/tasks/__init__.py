@@ -1,0 +1,1 @@
+"""Tasks: features deleted from repositories, verified by running the tests, kept as Harbor task folders."""

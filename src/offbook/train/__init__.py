@@ -1,0 +1,1 @@
+"""Samples in, weights out. Knows no algorithm, no task, no tool."""

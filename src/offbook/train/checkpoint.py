@@ -1,0 +1,66 @@
+"""Checkpoints: a folder that `AutoModelForCausalLM.from_pretrained` loads, the optimizer beside the weights.
+
+DONE is written last; a folder without it is an unfinished write and counts for nothing. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from offbook.train.trainer import Trainer
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+def checkpoint_path(root: Path, step: int) -> Path:
+    return root / f"step_{step:05d}"
+
+
+def finished_steps(root: Path) -> list[int]:
+    return sorted(int(done.parent.name.removeprefix("step_")) for done in root.glob("step_*/DONE"))
+
+
+def save_checkpoint(trainer: Trainer, root: Path, step: int, tokenizer_from: Path, keep: int) -> Path:
+    path = checkpoint_path(root, step)
+    shutil.rmtree(path, ignore_errors=True)
+    trainer.model.save_pretrained(path)
+    for name in TOKENIZER_FILES:
+        if (tokenizer_from / name).exists():
+            shutil.copyfile(tokenizer_from / name, path / name)
+    save_file(_optimizer_tensors(trainer), path / "optimizer.safetensors")
+    if trainer.feedback.teacher == "ema":
+        save_file(dict(trainer.teacher.named_parameters()), path / "teacher.safetensors")
+    (path / "state.json").write_text(json.dumps({"step": step}) + "\n")
+    (path / "DONE").touch()
+    for old in finished_steps(root)[:-keep]:
+        (checkpoint_path(root, old) / "DONE").unlink()  # first, so that a half-removed folder is not taken for whole
+        shutil.rmtree(checkpoint_path(root, old))
+    return path
+
+
+def load_training_state(trainer: Trainer, path: Path) -> None:
+    """Optimizer and teacher; the weights came with the model, and a frozen teacher is the run's starting model."""
+    tensors = load_file(path / "optimizer.safetensors")
+    for name, parameter in trainer.model.named_parameters():
+        if f"{name}/step" in tensors:
+            keys = ("step", "exp_avg", "exp_avg_sq")
+            trainer.optimizer.state[parameter] = {key: tensors[f"{name}/{key}"].to(parameter.device) for key in keys}
+    if trainer.feedback.teacher == "ema":
+        slow = load_file(path / "teacher.safetensors")
+        with torch.no_grad():
+            for name, parameter in trainer.teacher.named_parameters():
+                parameter.copy_(slow[name])
+
+
+def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:
+    tensors = {}
+    for name, parameter in trainer.model.named_parameters():
+        for key, value in trainer.optimizer.state.get(parameter, {}).items():
+            tensors[f"{name}/{key}"] = value.contiguous()
+    return tensors

@@ -1,0 +1,1 @@
+"""Views of a run folder for people: the static report."""
