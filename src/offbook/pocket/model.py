@@ -38,7 +38,7 @@ class Recipe:
     layers: int = 3
     width: int = 128
     heads: int = 4
-    vocabulary: int = 768
+    vocabulary: int = 1280
     episodes: int = 6000
     episodes_a_step: int = 16
     learning_rate: float = 3e-3
@@ -80,12 +80,14 @@ def _corpus(recipe: Recipe, seed: int) -> Iterator[str]:
         script = Script(draft, rng, recipe.habits)
         yield from (script.next_message() for _ in range(4))
         yield from (write_hint(rule, draft.tools).text for rule in RULES)
+        yield from ("system", "user", "assistant", "tool", "edited", "done", "error: there is no tool")
 
 
 def _train_tokenizer(recipe: Recipe, seed: int) -> Tokenizer:
-    """Byte-level, so it can spell anything; identifiers stay whole and digits stay apart."""
+    """Byte-level, so it can spell anything. Words never swallow the space before them: a name is the same token
+    wherever it stands, and copying it is all that a small model has to learn about it."""
     tokenizer = Tokenizer(models.BPE())
-    words = Regex(r" ?[A-Za-z_]+|[0-9]| ?[^\sA-Za-z_0-9]+|\s+")
+    words = Regex(r"[A-Za-z_]+|[0-9]|[^\sA-Za-z_0-9]+(?: [^\sA-Za-z_0-9]+)*|\n *|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )

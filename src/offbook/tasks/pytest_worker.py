@@ -20,12 +20,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-UNNEEDED_PLUGINS = ("cacheprovider", "debugging", "doctest", "junitxml", "pastebin", "setuponly", "setupplan", "stepwise")
+UNNEEDED_PLUGINS = (
+    *("cacheprovider", "debugging", "doctest", "junitxml"),
+    *("pastebin", "setuponly", "setupplan", "stepwise"),
+)
 
 
 class Recorder:
     def __init__(self, report_file: str):
-        self._file = open(report_file, "w", buffering=1)  # a line at a time
+        self._report = os.open(report_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -35,7 +38,7 @@ class Recorder:
         self._record(report.nodeid, report.when, report.outcome)
 
     def _record(self, node: str, phase: str, outcome: str) -> None:
-        self._file.write(json.dumps([node, phase, outcome]) + "\n")
+        os.write(self._report, json.dumps([node, phase, outcome]).encode() + b"\n")
 
 
 def main(report_file: str, test_files: list[str]) -> int:

@@ -11,10 +11,10 @@ from typing import Literal
 
 from offbook.view.load import Run, is_number, series
 from offbook.view.markup import MINUS, Html, join, number, tag
-from offbook.view.scales import Points, nice_ticks, smooth, spread, step_ticks, thin
+from offbook.view.scales import Points, max_points, nice_ticks, smooth, spread, step_ticks, thin
 
 WIDTH, HEIGHT = 360, 208
-LEFT, RIGHT, TOP, BOTTOM = 38, 66, 10, 30
+LEFT, RIGHT, TOP, BOTTOM = 38, 70, 10, 30
 NUM_COLOURS = 6  # as many as style.css has; more runs start over with another dash
 
 
@@ -98,7 +98,7 @@ def legend(runs: list[Run]) -> Html:
 
 def line_panel(panel: Panel, runs: list[Run]) -> Html | None:
     """The panel, or None where no run has this metric."""
-    raw = {index: thin(series(run, panel.key)) for index, run in enumerate(runs)}
+    raw = {index: thin(series(run, panel.key), max_points(len(runs))) for index, run in enumerate(runs)}
     raw = {index: points for index, points in raw.items() if points}
     if not raw:
         return None
@@ -132,14 +132,15 @@ def line_panel(panel: Panel, runs: list[Run]) -> Html | None:
 
 
 def _span(panel: Panel, low: float, high: float) -> tuple[float, float]:
-    if panel.from_zero:
-        low = min(0.0, low)
-        high = high if high > low else low + 1.0
-    return low, min(high, 1.0) if panel.percent and high <= 1.0 else high
+    if not panel.from_zero:
+        return low, high
+    low = min(0.0, low)
+    return low, high if high > low else low + 1.0
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 10 else name[:9] + "…"
+    """Room for about ten characters; the end of a name tells runs apart more often than its middle."""
+    return name if len(name) <= 10 else f"{name[:3]}…{name[-6:]}"
 
 
 def _figure(
@@ -177,19 +178,16 @@ def _figure(
 
 
 def rule_totals(run: Run) -> dict[str, float]:
-    """Targets by rule over the whole run, most first."""
-    rules = {key for row in run.rows for key in row if key.startswith(RULE_PREFIX) and is_number(row[key])}
-    totals = {key.removeprefix(RULE_PREFIX): sum(value for _, value in series(run, key)) for key in rules}
-    return dict(sorted(totals.items(), key=lambda pair: (-pair[1], pair[0])))
+    """Targets by rule over the whole run."""
+    rules = {key for row in run.rows for key in row if key.startswith(RULE_PREFIX)}
+    return {key.removeprefix(RULE_PREFIX): sum(value for _, value in series(run, key)) for key in rules}
 
 
-def rule_panel(run: Run, rules: list[str]) -> Html | None:
+def rule_panel(run: Run, rules: list[str]) -> Html:
     """Stacked bars: how many messages broke each rule and got a hint, step by step."""
     steps = sorted({row["step"] for row in run.rows})
     counts = {rule: dict(series(run, RULE_PREFIX + rule)) for rule in rules}
     stacks = {rule: thin([(step, counts[rule].get(step, 0.0)) for step in steps], 120) for rule in rules}
-    if not any(counts.values()):
-        return None
     columns = [step for step, _ in stacks[rules[0]]]
     highest = max(sum(stacks[rule][column][1] for rule in rules) for column in range(len(columns)))
     pitch = (columns[-1] - columns[0]) / (len(columns) - 1) if len(columns) > 1 else 1.0
@@ -205,7 +203,7 @@ def rule_panel(run: Run, rules: list[str]) -> Html | None:
                 left, top = frame.x(step) - width / 2, frame.y(tops[column] + value)
                 boxes += f"M{left:.1f},{frame.y(tops[column])}V{top}h{width:.1f}V{frame.y(tops[column])}z"
                 tops[column] += value
-        bars.append(tag("path", d=boxes, class_=f"bar rule-{index % NUM_COLOURS}"))
+        bars.append(tag("path", d=boxes, class_=f"bar rule-{index % NUM_COLOURS}" + (" parted" if width > 6 else "")))
     return _figure(
         "Hints by rule",
         run.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from offbook.view.charts import NUM_COLOURS, PANELS, legend, line_panel, rule_pa
 from offbook.view.load import Pick, Run, is_number, load_run, pick_rollouts
 from offbook.view.markup import MINUS, Html, duration, number, plural, tag
 from offbook.view.rollouts import rollout_section
+from offbook.view.scales import max_points
 from offbook.view.signature import is_scored, key
 
 TOKEN_BUDGET = 1600  # target tokens drawn in one report; a token is about 300 bytes of markup
@@ -74,29 +76,30 @@ def _header(title: str, runs: list[Run], seconds: float | None) -> Html:
 
 
 def _sentence(runs: list[Run]) -> str:
-    """What was done, as far as the configuration says."""
-    config = runs[0].config if runs else {}
-    train, tasks = _table(config, "train"), _table(config, "tasks")
-    wanted, done = train.get("steps"), max((len({row["step"] for row in run.rows}) for run in runs), default=0)
+    """What was done, as far as the configurations say it and agree."""
+    config = _agreed([_flatten(run.config) for run in runs])
+    wanted, done = config.get("train.steps"), max((len({row["step"] for row in run.rows}) for run in runs), default=0)
     steps = plural(done, "step")
     if is_number(wanted):
         steps = plural(int(wanted), "step") if done >= wanted else f"{done} of {plural(int(wanted), 'step')}"
     text = f"The model {config['model']}" if "model" in config else "A model"
     text += f" was trained for {steps}"
-    if is_number(train.get("groups")) and is_number(train.get("group_size")):
-        text += f" of {train['groups'] * train['group_size']} rollouts"
-    if is_number(tasks.get("num_train")):
-        text += f" on {plural(tasks['num_train'], 'task')}"
-    if is_number(tasks.get("num_heldout")):
-        text += f", and measured on {tasks['num_heldout']} others"
+    groups, group_size = config.get("train.groups"), config.get("train.group_size")
+    if is_number(groups) and is_number(group_size):
+        text += f" of {groups * group_size} rollouts"
+    if is_number(config.get("tasks.num_train")):
+        text += f" on {plural(config['tasks.num_train'], 'task')}"
+    if is_number(config.get("tasks.num_heldout")):
+        text += f", and measured on {config['tasks.num_heldout']} others"
     if is_number(config.get("seed")):
         text += f" (seed {config['seed']})"
     return text + "."
 
 
-def _table(config: dict[str, Any], name: str) -> dict[str, Any]:
-    value = config.get(name)
-    return value if isinstance(value, dict) else {}
+def _agreed(configs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The settings that all runs share."""
+    first = configs[0] if configs else {}
+    return {name: value for name, value in first.items() if all(one.get(name) == value for one in configs)}
 
 
 def _differences(runs: list[Run]) -> Html:
@@ -131,33 +134,28 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _result(runs: list[Run], before: dict[str, Any] | None) -> Html:
-    heads = [tag("th", "", scope="col"), *(tag("th", heading, scope="col") for _, heading, _, _ in COLUMNS)]
-    measured = [before, *(run.final for run in runs)]
-    most = {name: max((e[name] for e in measured if e and is_number(e.get(name))), default=0) for name, *_ in COLUMNS}
-    rows = []
-    if before is not None:
-        rows.append(_row(tag("span", class_="swatch before"), "before", before, None, most, "before"))
-    for index, run in enumerate(runs):
-        swatch = tag("span", class_=f"swatch {run_class(index)}")
-        rows.append(_row(swatch, run.name, run.final, before, most, f"run-{index % NUM_COLOURS}"))
+    measured = [evaluation for evaluation in (before, *(run.final for run in runs)) if evaluation]
+    if not measured:
+        return tag("section", tag("h2", "Result"), tag("p", "Not measured yet.", class_="aside"), id="result")
+    most = {key_: max((one[key_] for one in measured if is_number(one.get(key_))), default=0) for key_, *_ in COLUMNS}
+    if len(measured) == 1:
+        most["invalid_per_100"] = 0  # a bar needs another to be compared with
+    rows = [] if before is None else [_row("before", before, None, most, "before")]
+    rows += [_row(run.name, run.final, before, most, run_class(index)) for index, run in enumerate(runs)]
+    heads = [tag("td"), *(tag("th", heading, scope="col") for _, heading, _, _ in COLUMNS)]
     table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="result")
-    counts = {evaluation["rollouts"] for evaluation in measured if evaluation and is_number(evaluation.get("rollouts"))}
-    over = f" over {' / '.join(f'{count:,}' for count in sorted(counts))} rollouts each" if counts else ""
+    counts = sorted({one["rollouts"] for one in measured if is_number(one.get("rollouts"))})
+    over = f" over {' or '.join(f'{count:,}' for count in counts)} rollouts" if counts else ""
     note = tag("p", f"Held-out tasks; means{over}.", class_="aside")
     return tag("section", tag("h2", "Result"), tag("div", table, class_="scroll"), note, id="result")
 
 
 def _row(
-    swatch: Html,
-    name: str,
-    evaluation: dict[str, Any] | None,
-    before: dict[str, Any] | None,
-    most: dict[str, float],
-    colour: str,
+    name: str, evaluation: dict[str, Any] | None, before: dict[str, Any] | None, most: dict[str, float], colour: str
 ) -> Html:
+    head = tag("th", tag("span", class_=f"swatch {colour}"), name, scope="row")
     if evaluation is None:
-        missing = tag("td", "not measured yet", colspan=len(COLUMNS), class_="missing")
-        return tag("tr", tag("th", swatch, name, scope="row"), missing)
+        return tag("tr", head, tag("td", "not measured yet", colspan=len(COLUMNS), class_="missing"))
     cells = []
     for key_, _, unit, better in COLUMNS:
         value = evaluation.get(key_)
@@ -173,11 +171,10 @@ def _row(
             beside.append(_change(key_, value - before[key_], unit, better))
         parts = [tag("span", _figure(key_, value), class_="figure"), tag("span", *beside, class_="beside")]
         full = 1.0 if key_ == "solved" else most[key_]
-        share = value / full if full else 0.0
-        if better:
-            parts.append(tag("span", class_=f"meter {colour}", style=f"--share:{share:.3f}"))
+        if better and full:
+            parts.append(tag("span", class_=f"meter {colour}", style=f"--share:{value / full:.3f}"))
         cells.append(tag("td", *parts))
-    return tag("tr", tag("th", swatch, name, scope="row"), *cells)
+    return tag("tr", head, *cells)
 
 
 def _figure(key_: str, value: float) -> str:
@@ -196,11 +193,16 @@ def _change(key_: str, change: float, unit: str, better: int) -> Html:
 
 def _curves(runs: list[Run]) -> Html:
     panels = [drawn for drawn in (line_panel(panel, runs) for panel in PANELS) if drawn]
-    rules = [drawn for drawn in (_rules(run) for run in runs) if drawn]
+    totals = {run.name: rule_totals(run) for run in runs}
+    overall = sum((Counter(one) for one in totals.values()), Counter[str]())
+    order = sorted(overall, key=lambda rule: (-overall[rule], rule))
+    rules = [_rules(run, order, totals[run.name]) for run in runs if any(totals[run.name].values())]
     if not panels and not rules:
         empty = tag("p", "No step is recorded yet.", class_="aside")
         return tag("section", tag("h2", "Curves"), empty, id="curves")
-    note = tag("p", "Faint: every step. Bold: a moving average. Rollouts on training tasks.", class_="aside")
+    thinned = any(len(run.rows) > max_points(len(runs)) for run in runs)
+    faint = "means of neighbouring steps" if thinned else "every step"
+    note = tag("p", f"Faint: {faint}. Bold: a moving average. Rollouts on training tasks.", class_="aside")
     return tag(
         "section",
         tag("h2", "Curves"),
@@ -211,22 +213,18 @@ def _curves(runs: list[Run]) -> Html:
     )
 
 
-def _rules(run: Run) -> Html | None:
-    totals = rule_totals(run)
-    panel = rule_panel(run, list(totals)) if totals else None
-    if panel is None:
-        return None
-    rows = [
-        tag(
-            "tr",
-            tag("th", tag("span", class_=f"swatch rule-{index % NUM_COLOURS}"), rule.replace("_", " "), scope="row"),
-            tag("td", number(total)),
-        )
-        for index, (rule, total) in enumerate(totals.items())
-    ]
+def _rules(run: Run, order: list[str], totals: dict[str, float]) -> Html:
+    """Which rules were hinted; a rule has the same colour in every run."""
+    rows = []
+    for index, rule in enumerate(order):
+        if not totals.get(rule):
+            continue
+        swatch = tag("span", class_=f"swatch rule-{index % NUM_COLOURS}")
+        name = tag("th", swatch, rule.replace("_", " "), scope="row")
+        rows.append(tag("tr", name, tag("td", number(totals[rule]))))
     head = tag("tr", tag("th", "rule", scope="col"), tag("th", "messages hinted", scope="col"))
     table = tag("table", tag("thead", head), tag("tbody", *rows), class_="rule-table")
-    return tag("div", panel, table, class_="rule-row")
+    return tag("div", rule_panel(run, order), table, class_="rule-row")
 
 
 def _rollouts(picks: list[Pick]) -> Html:
@@ -262,5 +260,5 @@ def _unreadable(runs: list[Run]) -> Html:
     found = [f"{plural(count, what)} of {run.name}" for run in runs for what, count in run.unreadable.items() if count]
     if not found:
         return Html("")
-    why = " could not be read and are left out here. A crash in the middle of a write leaves such lines."
-    return tag("p", tag("strong", ", ".join(found)), why, class_="unreadable", role="note")
+    why = ". A crash in the middle of a write leaves such lines."
+    return tag("p", "Left out, because unreadable: ", tag("strong", ", ".join(found)), why, class_="unreadable")

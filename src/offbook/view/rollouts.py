@@ -54,7 +54,7 @@ def _summary(pick: Pick) -> list[Html]:
     solved = pick.rollout.solved
     return [
         tag("span", f"step {pick.step}", class_="when"),
-        tag("h3", ", ".join(rule.replace("_", " ") for rule in rules) or "no target", class_="rules"),
+        tag("h3", ", ".join(rule.replace("_", " ") for rule in rules) or pick.rollout.task),
         *shift,
         tag("span", "✓ solved" if solved else "○ not solved", class_="result solved" if solved else "result"),
     ]

@@ -6,13 +6,17 @@ import math
 
 Points = list[tuple[float, float]]
 
-MAX_POINTS = 240
+
+def max_points(num_runs: int) -> int:
+    """How many points a line gets: fewer when many lines share the page."""
+    return max(60, 480 // max(2, num_runs))
 
 
 def nice_ticks(low: float, high: float, count: int = 4, whole: bool = False) -> list[float]:
     """Round numbers that span [low, high]: the first is not above `low`, the last not below `high`."""
-    if high <= low:
-        low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
+    if high - low <= max(1e-12, 1e-9 * abs(low)):  # a flat line: room above and below
+        room = 0.5 * abs(low) if abs(low) > 1e-9 else 0.5
+        low, high = low - room, high + room
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * min(factor for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= rough * 0.999)
@@ -27,7 +31,7 @@ def step_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [tick for tick in nice_ticks(low, high, count, whole=True) if low <= tick <= high] or [low]
 
 
-def thin(points: Points, limit: int = MAX_POINTS) -> Points:
+def thin(points: Points, limit: int) -> Points:
     """A long series as means of neighbours."""
     if len(points) <= limit:
         return points

@@ -1,0 +1,207 @@
+"""The functions of the pocket repositories: what each does, says of itself and is tested with.
+
+A function is one step ("Return value plus 3.") or two ("Return value plus 3, then that times 2."); a step is an op with
+a constant. The docstring determines the body, and the tests catch every mistake in `_mistakes` that can be seen at all.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Literal
+
+Kind = Literal["number", "items", "truth"]
+Example = tuple[Any, Any]  # what the function is given and what it returns
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A template of one step. In both texts {a} is the argument and {k} the constant."""
+
+    phrase: str
+    expression: str
+    takes: Kind
+    gives: Kind
+    constants: range = range(2, 10)
+
+
+SLICES = range(2, 6)  # shorter than the lists that tests use
+OPS = (
+    Op("{a} plus {k}", "{a} + {k}", "number", "number"),
+    Op("{a} minus {k}", "{a} - {k}", "number", "number"),
+    Op("{a} times {k}", "{a} * {k}", "number", "number"),
+    Op("{a} floor divided by {k}", "{a} // {k}", "number", "number"),
+    Op("the remainder of {a} divided by {k}", "{a} % {k}", "number", "number"),
+    Op("the larger of {a} and {k}", "max({a}, {k})", "number", "number"),
+    Op("the smaller of {a} and {k}", "min({a}, {k})", "number", "number"),
+    Op("the distance from {a} to {k}", "abs({a} - {k})", "number", "number"),
+    Op("True if {a} is greater than {k}", "{a} > {k}", "number", "truth"),
+    Op("True if {a} is less than {k}", "{a} < {k}", "number", "truth"),
+    Op("True if {a} is divisible by {k}", "{a} % {k} == 0", "number", "truth"),
+    Op("the first {k} items of {a}", "{a}[:{k}]", "items", "items", SLICES),
+    Op("the last {k} items of {a}", "{a}[-{k}:]", "items", "items", SLICES),
+    Op("{a} without the first {k} items", "{a}[{k}:]", "items", "items", SLICES),
+    Op("{a} without the last {k} items", "{a}[:-{k}]", "items", "items", SLICES),
+    Op("{a} in steps of {k}", "{a}[::{k}]", "items", "items", SLICES),
+    Op("the items of {a} greater than {k}", "[item for item in {a} if item > {k}]", "items", "items"),
+    Op("the items of {a} less than {k}", "[item for item in {a} if item < {k}]", "items", "items"),
+    Op("each item of {a} times {k}", "[item * {k} for item in {a}]", "items", "items"),
+    Op("each item of {a} plus {k}", "[item + {k} for item in {a}]", "items", "items"),
+    Op("the sum of {a} plus {k}", "sum({a}) + {k}", "items", "number"),
+    Op("the length of {a} times {k}", "len({a}) * {k}", "items", "number"),
+)
+
+# What tests may call a function with. Few and small, so that the tests are short lines of frequent tokens.
+INPUTS: dict[Kind, tuple[Any, ...]] = {
+    "number": tuple(number * 7 % 25 for number in range(25)),  # 0 to 24, small and large by turns
+    "items": (
+        [4, 9, 2, 7, 5, 8],
+        [9, 5],
+        [6, 1, 9, 4, 8, 2, 5],
+        [10, 3, 8, 6, 1],
+        [1, 2, 3, 4, 5, 6],
+        [7, 7, 2, 5, 3, 10],
+        [3, 8, 5, 10, 2, 7, 4],
+        [2, 6, 4],
+    ),
+}
+MIN_INPUTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    op: Op
+    constant: int
+
+    def phrase(self, argument: str) -> str:
+        return self.op.phrase.format(a=argument, k=self.constant)
+
+    def expression(self, argument: str) -> str:
+        return self.op.expression.format(a=argument, k=self.constant)
+
+
+Steps = tuple[Step, ...]
+ALL_STEPS = tuple(Step(op, constant) for op in OPS for constant in op.constants)
+
+
+@dataclass(frozen=True)
+class Function:
+    name: str
+    argument: str
+    steps: Steps
+
+    @property
+    def difficulty(self) -> str:
+        return "normal" if len(self.steps) == 1 else "hard"
+
+    @property
+    def doc(self) -> str:
+        first, *rest = self.steps
+        return f"Return {', then '.join([first.phrase(self.argument), *(step.phrase('that') for step in rest)])}."
+
+    @property
+    def body(self) -> str:
+        """As it stands in the file in place of the stub: the first line bare, the second indented."""
+        return _body(self.steps, self.argument)
+
+    @property
+    def stub(self) -> str:
+        return f'raise NotImplementedError("{self.name}")'
+
+    def source(self, body: str) -> str:
+        return f'def {self.name}({self.argument}):\n    """{self.doc}"""\n    {body}\n'
+
+    @cached_property
+    def examples(self) -> tuple[Example, ...]:
+        """What the tests assert."""
+        return tuple((given, evaluate(self.steps, given)) for given in _telling_inputs(self.steps))
+
+    def wrong_body(self, rng: random.Random) -> str:
+        """A plausible mistake that the tests catch: another constant, another op, or a step forgotten."""
+        caught = [
+            steps
+            for steps in _mistakes(self.steps)
+            if any(not _same(evaluate(steps, given), expected) for given, expected in self.examples)
+        ]
+        ops, constants = [step.op for step in self.steps], [step.constant for step in self.steps]
+        kinds = (
+            [steps for steps in caught if [step.op for step in steps] == ops],
+            [steps for steps in caught if [step.constant for step in steps] == constants],
+            [steps for steps in caught if len(steps) < len(self.steps)],
+        )
+        return _body(rng.choice(rng.choice([kind for kind in kinds if kind])), self.argument)
+
+
+def evaluate(steps: Steps, given: Any) -> Any:
+    for step in steps:
+        given = _compiled(step)(given)
+    return given
+
+
+def is_constant(steps: Steps) -> bool:
+    """Whether tests could tell the function from one that returns the same whatever it is given."""
+    results = [evaluate(steps, given) for given in INPUTS[steps[0].op.takes]]
+    return all(result == results[0] for result in results)
+
+
+def _body(steps: Steps, argument: str) -> str:
+    if len(steps) == 1:
+        return f"return {steps[0].expression(argument)}"
+    first, second = steps
+    return f"result = {first.expression(argument)}\n    return {second.expression('result')}"
+
+
+@cache
+def _compiled(step: Step) -> Callable[[Any], Any]:
+    """The step's own text, so that what the file says and what the tests assert cannot disagree."""
+    function: Callable[[Any], Any] = eval(f"lambda x: {step.expression('x')}")
+    return function
+
+
+def _same(left: Any, right: Any) -> bool:
+    """As the tests compare: True is not 1."""
+    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
+
+
+def _mistakes(steps: Steps) -> Iterator[Steps]:
+    """Every way to get one step wrong; of two steps also to forget one or to swap them."""
+    for position, step in enumerate(steps):
+        is_last = position == len(steps) - 1
+        for other in ALL_STEPS:
+            fits = other.op.takes == step.op.takes and (is_last or other.op.gives == step.op.gives)
+            if fits and other != step:
+                yield (*steps[:position], other, *steps[position + 1 :])
+    if len(steps) == 2:
+        first, second = steps
+        yield (first,)
+        if second.op.takes == first.op.takes:
+            yield (second,)
+        if second.op.gives == first.op.takes:
+            yield (second, first)
+
+
+@cache
+def _telling_inputs(steps: Steps) -> tuple[Any, ...]:
+    """A few inputs on which every mistake that any input shows gives itself away.
+
+    The first input catches most mistakes; a greedy set cover takes care of the others, and among inputs that catch
+    equally many prefers one with a new result, so that no constant passes.
+    """
+    candidates = INPUTS[steps[0].op.takes]
+    expected = [evaluate(steps, given) for given in candidates]
+    survivors = [mistake for mistake in _mistakes(steps) if _same(evaluate(mistake, candidates[0]), expected[0])]
+    caught_by = [
+        {number for number, mistake in enumerate(survivors) if not _same(evaluate(mistake, given), right)}
+        for given, right in zip(candidates, expected, strict=True)
+    ]
+    chosen = [0]
+    uncaught = set().union(*caught_by)
+    while uncaught or len(chosen) < MIN_INPUTS:
+        seen = [expected[index] for index in chosen]
+        unused = [index for index in range(len(candidates)) if index not in chosen]
+        best = max(unused, key=lambda index: (len(caught_by[index] & uncaught), expected[index] not in seen))
+        chosen.append(best)
+        uncaught -= caught_by[best]
+    return tuple(candidates[index] for index in chosen)

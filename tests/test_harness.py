@@ -1,0 +1,158 @@
+"""The agent loop with real boxes: calls run, mistakes are answered and counted, limits end it, crashes stay inside."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from offbook.feedback import read_rollout, write_hint
+from offbook.harness import TOOLS, run_agent
+from offbook.sandbox import ProcessBox
+from offbook.tokens import ChatFormat, render_call
+from offbook.types import Completion, Limits, Rollout, Task
+
+ALL_TOOLS = tuple(TOOLS)
+LIMITS = Limits(turns=8, tokens=20_000, message_tokens=4_000, command_s=2)
+
+
+class Says:
+    """A policy that says given lines, then finishes."""
+
+    def __init__(self, chat: ChatFormat, *lines: str):
+        self.chat = chat
+        self.lines = [*lines, render_call("finish", {})]
+
+    async def complete(self, prompt_ids: list[int], max_tokens: int) -> Completion:
+        ids = [*self.chat.encode(self.lines.pop(0)), self.chat.end_id][:max_tokens]
+        return Completion(ids, [-0.1] * len(ids), [0] * len(ids))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "pkg" / "calc.py").write_text("def one():\n    return 0\n")
+    (tmp_path / "tests" / "test_calc.py").write_text("def test_one():\n    assert True\n")
+    return tmp_path
+
+
+def rollout_of(tree: Path, policy: object, chat: ChatFormat, tools=ALL_TOOLS, limits: Limits = LIMITS) -> Rollout:
+    task = Task("t", tree, "Make one return 1.", tree, tree, (), (), (), tools, "test")
+    with ProcessBox(tree) as box:
+        return asyncio.run(run_agent(task, box, policy, chat, limits, "r", "g"))
+
+
+def answers(rollout: Rollout) -> list[tuple[str | None, str]]:
+    return [(m.status, m.text) for m in rollout.segments[0].messages if m.role == "tool"]
+
+
+def edit(path: str, old: str, new: str) -> str:
+    return render_call("edit_file", {"path": path, "old": old, "new": new})
+
+
+def test_a_working_session(tree: Path, chat: ChatFormat) -> None:
+    policy = Says(
+        chat,
+        render_call("list_dir", {"path": "."}),
+        render_call("search", {"pattern": r"return \d"}),
+        render_call("read_file", {"path": "pkg/calc.py"}),
+        edit("pkg/calc.py", "return 0", "return 1"),
+        render_call("run_command", {"command": "python -c 'from pkg.calc import one; print(one())'"}),
+    )
+    rollout = rollout_of(tree, policy, chat)
+    assert answers(rollout) == [
+        ("ok", "pkg/\ntests/"),
+        ("ok", "pkg/calc.py:2:     return 0"),
+        ("ok", "def one():\n    return 0\n"),
+        ("ok", "edited pkg/calc.py"),
+        ("ok", "1\n"),
+        ("ok", "done"),
+    ]
+    assert rollout.stop == "finish"
+    assert rollout.changed == {"pkg/calc.py": "def one():\n    return 1\n"}
+    assert "-    return 0\n+    return 1\n" in rollout.diff
+    assert (rollout.usage.turns, rollout.usage.calls, rollout.usage.invalid_calls) == (6, 6, 0)
+    assert (tree / "pkg" / "calc.py").read_text() == "def one():\n    return 0\n", "the task itself is untouched"
+
+
+def test_mistakes_are_answered_counted_and_the_rollout_goes_on(tree: Path, chat: ChatFormat) -> None:
+    policy = Says(
+        chat,
+        render_call("open_file", {"path": "pkg/calc.py"}),
+        render_call("search", {"pattern": "one"}),  # a real tool that this task does not have
+        render_call("read_file", {"file": "pkg/calc.py"}),
+        render_call("read_file", {"path": 3}),
+        "<tool_call>{broken</tool_call>",
+        edit("pkg/calc.py", "absent", "x"),
+        render_call("read_file", {"path": "../../etc/passwd"}),
+    )
+    rollout = rollout_of(tree, policy, chat, tools=("read_file", "edit_file", "finish"))
+    statuses = [status for status, _ in answers(rollout)]
+    assert statuses == ["unknown_tool", "unknown_tool", "malformed", "malformed", "malformed", "failed", "failed", "ok"]
+    assert rollout.usage.invalid_calls == 5
+    assert rollout.stop == "finish"
+
+
+@pytest.mark.parametrize(
+    ("limits", "stop"),
+    [
+        (Limits(turns=2, tokens=20_000, message_tokens=4_000), "turns"),
+        (Limits(turns=9, tokens=900, message_tokens=4_000), "tokens"),
+    ],
+)
+def test_limits_end_the_rollout_with_their_name(tree: Path, chat: ChatFormat, limits: Limits, stop: str) -> None:
+    policy = Says(chat, *[render_call("read_file", {"path": "pkg/calc.py"})] * 8)
+    assert rollout_of(tree, policy, chat, limits=limits).stop == stop
+
+
+def test_wall_time_ends_a_rollout(tree: Path, chat: ChatFormat) -> None:
+    policy = Says(chat, *[render_call("run_command", {"command": "sleep 5"})] * 3)
+    limits = Limits(turns=9, tokens=20_000, message_tokens=4_000, command_s=4, wall_s=0.3)
+    assert rollout_of(tree, policy, chat, limits=limits).stop == "wall"
+
+
+def test_a_slow_command_is_stopped_and_said_so(tree: Path, chat: ChatFormat) -> None:
+    limits = Limits(turns=3, tokens=20_000, message_tokens=4_000, command_s=0.2)
+    rollout = rollout_of(tree, Says(chat, render_call("run_command", {"command": "sleep 9"})), chat, limits=limits)
+    assert answers(rollout)[0][0] == "failed"
+    assert "stopped after 0.2 s" in answers(rollout)[0][1]
+
+
+def test_text_without_a_call_is_the_answer(tree: Path, chat: ChatFormat) -> None:
+    assert rollout_of(tree, Says(chat, "I would rather not."), chat).stop == "answer"
+
+
+def test_a_crash_of_the_policy_is_on_the_rollout(tree: Path, chat: ChatFormat) -> None:
+    class Broken:
+        async def complete(self, prompt_ids: list[int], max_tokens: int) -> Completion:
+            raise ConnectionError("engine gone")
+
+    rollout = rollout_of(tree, Broken(), chat)
+    assert rollout.stop == "crash"
+    assert "engine gone" in rollout.events[0].detail
+
+
+def test_readers_find_each_mistake_and_nothing_else(tree: Path, chat: ChatFormat) -> None:
+    read = render_call("read_file", {"path": "pkg/calc.py"})
+    policy = Says(
+        chat,
+        render_call("open_file", {"path": "pkg/calc.py"}),
+        read,
+        render_call("read_file", {}),
+        read,  # repeated
+        edit("tests/test_calc.py", "assert True", "pass"),
+        edit("pkg/calc.py", "return 0", "return 1"),
+        read,  # not repeated: the file is another now
+    )
+    rollout = rollout_of(tree, policy, chat, tools=("read_file", "edit_file", "finish"))
+    found = [(target.message, target.rule) for target in read_rollout(rollout, max_targets=9)]
+    assert found == [(2, "unknown_tool"), (6, "malformed_arguments"), (8, "repeated_call"), (10, "edited_tests")]
+    assert all(rollout.segments[0].messages[index].role == "assistant" for index, _ in found)
+    assert len(read_rollout(rollout, max_targets=2)) == 2
+
+
+def test_hints_state_the_rule_and_not_the_answer() -> None:
+    hint = write_hint("unknown_tool", ("read_file", "finish"))
+    assert hint.text == "Reminder: available tools are read_file, finish."
