@@ -200,11 +200,10 @@ def _limits(timeout_s: float) -> str:
 
     The limit on processor time is for a process that left the group: nothing else would ever end it.
     """
-    memory_kib, file_blocks, open_files = 4 * 1024 * 1024, 128 * 1024, 256
-    processor_s = math.ceil(timeout_s) + 1
-    return (
-        f"ulimit -c 0; ulimit -v {memory_kib}; ulimit -t {processor_s}; ulimit -f {file_blocks}; ulimit -n {open_files}"
-    )
+    memory_kib = 4 * 1024 * 1024
+    file_blocks = 128 * 1024  # of 512 bytes
+    processor_s = math.ceil(timeout_s) * (os.cpu_count() or 1) + 1
+    return f"ulimit -c 0; ulimit -v {memory_kib}; ulimit -t {processor_s}; ulimit -f {file_blocks}; ulimit -n 256"
 
 
 def _kill_group(group: int) -> None:

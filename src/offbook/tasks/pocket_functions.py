@@ -123,7 +123,7 @@ class Function:
         caught = [
             steps
             for steps in _mistakes(self.steps)
-            if any(not _same(evaluate(steps, given), expected) for given, expected in self.examples)
+            if not all(_passes(expected, evaluate(steps, given)) for given, expected in self.examples)
         ]
         ops, constants = [step.op for step in self.steps], [step.constant for step in self.steps]
         kinds = (
@@ -160,9 +160,9 @@ def _compiled(step: Step) -> Callable[[Any], Any]:
     return function
 
 
-def _same(left: Any, right: Any) -> bool:
-    """As the tests compare: True is not 1."""
-    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
+def _passes(expected: Any, result: Any) -> bool:
+    """Whether the tests take the result. Where they expect True they do not take 1, but where 1, also True."""
+    return result is expected if isinstance(expected, bool) else bool(result == expected)
 
 
 def _mistakes(steps: Steps) -> Iterator[Steps]:
@@ -184,24 +184,25 @@ def _mistakes(steps: Steps) -> Iterator[Steps]:
 
 @cache
 def _telling_inputs(steps: Steps) -> tuple[Any, ...]:
-    """A few inputs on which every mistake that any input shows gives itself away.
+    """A few inputs on which every mistake that any input shows gives itself away, and so does returning a constant.
 
-    The first input catches most mistakes; a greedy set cover takes care of the others, and among inputs that catch
-    equally many prefers one with a new result, so that no constant passes.
+    The first input catches most mistakes; a greedy set cover finds inputs for the others.
     """
     candidates = INPUTS[steps[0].op.takes]
     expected = [evaluate(steps, given) for given in candidates]
-    survivors = [mistake for mistake in _mistakes(steps) if _same(evaluate(mistake, candidates[0]), expected[0])]
+    survivors = [mistake for mistake in _mistakes(steps) if _passes(expected[0], evaluate(mistake, candidates[0]))]
     caught_by = [
-        {number for number, mistake in enumerate(survivors) if not _same(evaluate(mistake, given), right)}
+        {number for number, mistake in enumerate(survivors) if not _passes(right, evaluate(mistake, given))}
         for given, right in zip(candidates, expected, strict=True)
     ]
+    for caught, right in zip(caught_by, expected, strict=True):
+        if right != expected[0]:
+            caught.add(len(survivors))  # the mistake of always returning the first result
     chosen = [0]
     uncaught = set().union(*caught_by)
     while uncaught or len(chosen) < MIN_INPUTS:
-        seen = [expected[index] for index in chosen]
         unused = [index for index in range(len(candidates)) if index not in chosen]
-        best = max(unused, key=lambda index: (len(caught_by[index] & uncaught), expected[index] not in seen))
+        best = max(unused, key=lambda index: len(caught_by[index] & uncaught))
         chosen.append(best)
         uncaught -= caught_by[best]
     return tuple(candidates[index] for index in chosen)

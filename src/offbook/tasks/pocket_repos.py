@@ -11,7 +11,7 @@ functions; a held-out repository holds no other.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -20,21 +20,22 @@ from offbook.tasks.pocket_functions import OPS, Example, Function, Kind, Op, Ste
 
 Split = Literal["train", "heldout"]
 
+# fmt: off
 PACKAGES = (
-    *("badger", "beaver", "falcon", "ferret", "heron", "lynx"),
-    *("marten", "otter", "puffin", "raven", "stoat", "walrus"),
+    "badger", "beaver", "falcon", "ferret", "heron", "lynx", "marten", "otter", "puffin", "raven", "stoat", "walrus",
 )
 MODULES = (
-    *("attic", "barn", "cabin", "cellar", "dock", "field", "garden", "hall"),
-    *("kitchen", "lobby", "meadow", "office", "pantry", "porch", "studio", "tower"),
+    "attic", "barn", "cabin", "cellar", "dock", "field", "garden", "hall",
+    "kitchen", "lobby", "meadow", "office", "pantry", "porch", "studio", "tower",
 )
 NAMES = (
-    *("agate", "amber", "apple", "ash", "basil", "beech", "birch", "cedar", "cherry", "clay", "clover", "cobalt"),
-    *("copper", "coral", "cotton", "daisy", "ebony", "elm", "ember", "fern", "fig", "flint", "ginger", "granite"),
-    *("hazel", "heath", "holly", "indigo", "iris", "ivory", "ivy", "jade", "jasmine", "juniper", "laurel", "lemon"),
-    *("lilac", "lime", "linen", "lotus", "maple", "marble", "mint", "moss", "nettle", "oak", "olive", "onyx"),
-    *("opal", "orchid", "peach", "pearl", "pine", "plum", "poppy", "quartz", "rowan", "ruby", "sage", "tulip"),
+    "agate", "amber", "apple", "ash", "basil", "beech", "birch", "cedar", "cherry", "clay", "clover", "cobalt",
+    "copper", "coral", "cotton", "daisy", "ebony", "elm", "ember", "fern", "fig", "flint", "ginger", "granite",
+    "hazel", "heath", "holly", "indigo", "iris", "ivory", "ivy", "jade", "jasmine", "juniper", "laurel", "lemon",
+    "lilac", "lime", "linen", "lotus", "maple", "marble", "mint", "moss", "nettle", "oak", "olive", "onyx",
+    "opal", "orchid", "peach", "pearl", "pine", "plum", "poppy", "quartz", "rowan", "ruby", "sage", "tulip",
 )
+# fmt: on
 ARGUMENTS: dict[Kind, tuple[str, ...]] = {"number": ("value", "number", "amount"), "items": ("entries", "cells")}
 
 
@@ -65,20 +66,6 @@ class Module:
     name: str
     functions: tuple[Function, ...]
 
-    @property
-    def test_file(self) -> str:
-        return f"tests/test_{self.name}.py"
-
-
-@dataclass(frozen=True)
-class CallerModule:
-    name: str
-    callers: tuple[Caller, ...]
-
-    @property
-    def test_file(self) -> str:
-        return f"tests/test_{self.name}.py"
-
 
 @dataclass(frozen=True)
 class Repository:
@@ -87,82 +74,92 @@ class Repository:
     name: str
     package: str
     modules: tuple[Module, ...]
-    callers: CallerModule
+    callers_module: str
+    callers: tuple[Caller, ...]
 
     @cached_property
     def files(self) -> dict[str, str]:
         files = {
             "README.md": self._readme(),
             f"{self.package}/__init__.py": f'"""The {self.package} package."""\n',
-            self.path(self.callers): self._callers_source(),
-            self.callers.test_file: self._test_source(self.callers.name, self.callers.callers, self.callers.callers),
+            self.path(self.callers_module): self._callers_source(),
+            path_of_tests(self.callers_module): self._tests_source(self.callers_module, self.callers, self.callers),
         }
         for module in self.modules:
-            files[self.path(module)] = self._module_source(module)
-            files[module.test_file] = self._test_source(module.name, module.functions, module.functions)
+            files[self.path(module.name)] = self._module_source(module)
+            files[path_of_tests(module.name)] = self._tests_source(module.name, module.functions, module.functions)
         return files
 
     @property
-    def all_modules(self) -> tuple[Module | CallerModule, ...]:
-        return (*self.modules, self.callers)
+    def module_names(self) -> tuple[str, ...]:
+        return (*(module.name for module in self.modules), self.callers_module)
 
     @property
     def test_files(self) -> tuple[str, ...]:
-        return tuple(sorted(module.test_file for module in self.all_modules))
+        return tuple(sorted(path_of_tests(name) for name in self.module_names))
 
-    def path(self, module: Module | CallerModule) -> str:
-        return f"{self.package}/{module.name}.py"
+    def path(self, module_name: str) -> str:
+        return f"{self.package}/{module_name}.py"
 
     def tests_of(self, module: Module, function: Function) -> tuple[str, ...]:
         """The node ids of the tests that need the function, directly or through a caller."""
-        calling = [caller.name for caller in self.callers.callers if caller.needs(function)]
-        users = [(module.test_file, function.name), *((self.callers.test_file, name) for name in calling)]
-        return tuple(f"{path}::{test}" for path, name in users for test in (f"test_{name}", f"test_{name}_more"))
+        tested = [(module.name, function.name)]
+        tested += [(self.callers_module, caller.name) for caller in self.callers if caller.needs(function)]
+        return tuple(
+            f"{path_of_tests(module_name)}::test_{name}{suffix}"
+            for module_name, name in tested
+            for suffix in ("", "_more")
+        )
 
     def without(self, module: Module, function: Function) -> dict[str, str]:
         """The same files that `delete_feature` makes, rendered instead of parsed: demonstrations need thousands."""
         tree = dict(self.files)
-        tree[self.path(module)] = self._module_source(module, stubbed=function)
+        tree[self.path(module.name)] = self._module_source(module, stubbed=function)
         others = [other for other in module.functions if other != function]
-        tree[module.test_file] = self._test_source(module.name, module.functions, others)
-        callers = [caller for caller in self.callers.callers if not caller.needs(function)]
-        tree[self.callers.test_file] = self._test_source(self.callers.name, self.callers.callers, callers)
-        if not callers:
-            del tree[self.callers.test_file]
+        tree[path_of_tests(module.name)] = self._tests_source(module.name, module.functions, others)
+        callers = [caller for caller in self.callers if not caller.needs(function)]
+        if callers:
+            tree[path_of_tests(self.callers_module)] = self._tests_source(self.callers_module, self.callers, callers)
+        else:
+            del tree[path_of_tests(self.callers_module)]
         return tree
 
     def _readme(self) -> str:
-        modules = "".join(f"- {module.name}\n" for module in self.all_modules)
+        modules = "".join(f"- {name}\n" for name in self.module_names)
         return f"# {self.package}\n\nModules:\n\n{modules}\nRun the tests with python -m pytest.\n"
 
     def _module_source(self, module: Module, stubbed: Function | None = None) -> str:
         functions = (
             function.source(function.stub if function == stubbed else function.body) for function in module.functions
         )
-        return self._header(module) + "".join(f"\n\n{source}" for source in functions)
+        return self._header(module.name) + "".join(f"\n\n{source}" for source in functions)
 
     def _callers_source(self) -> str:
         imports = "".join(
             f"from {self.package}.{module.name} import {function.name}\n"
             for module in self.modules
             for function in module.functions
-            if any(caller.needs(function) for caller in self.callers.callers)
+            if any(caller.needs(function) for caller in self.callers)
         )
-        callers = "".join(f"\n\n{caller.source()}" for caller in self.callers.callers)
-        return f"{self._header(self.callers)}\n{imports}{callers}"
+        callers = "".join(f"\n\n{caller.source()}" for caller in self.callers)
+        return f"{self._header(self.callers_module)}\n{imports}{callers}"
 
-    def _header(self, module: Module | CallerModule) -> str:
-        return f'"""The {module.name} module of {self.package}."""\n'
+    def _header(self, module_name: str) -> str:
+        return f'"""The {module_name} module of {self.package}."""\n'
 
-    def _test_source(
-        self, module: str, imported: Sequence[Function | Caller], tested: Iterable[Function | Caller]
+    def _tests_source(
+        self, module_name: str, imported: Sequence[Function | Caller], tested: Sequence[Function | Caller]
     ) -> str:
         names = ", ".join(sorted(function.name for function in imported))
-        header = f'"""Tests of {module}."""\n\nfrom {self.package}.{module} import {names}\n'
-        return header + "".join(_tests(function.name, function.examples) for function in tested)
+        header = f'"""Tests of {module_name}."""\n\nfrom {self.package}.{module_name} import {names}\n'
+        return header + "".join(render_tests(function.name, function.examples) for function in tested)
 
 
-def _tests(name: str, examples: Sequence[Example]) -> str:
+def path_of_tests(module_name: str) -> str:
+    return f"tests/test_{module_name}.py"
+
+
+def render_tests(name: str, examples: Sequence[Example]) -> str:
     asserts = [
         f"    assert {name}({given!r}) {'is' if isinstance(expected, bool) else '=='} {expected!r}\n"
         for given, expected in examples
@@ -174,7 +171,7 @@ def _tests(name: str, examples: Sequence[Example]) -> str:
 def make_repository(rng: random.Random, split: Split, number: int) -> Repository:
     """Three or four modules of two or three functions, and a module of callers."""
     package = rng.choice(PACKAGES)
-    *names, callers_name = rng.sample(MODULES, rng.choice((4, 5)))
+    *names, callers_module = rng.sample(MODULES, rng.choice((4, 5)))
     taken: set[str] = set()
     modules = []
     for name in names:
@@ -187,7 +184,7 @@ def make_repository(rng: random.Random, split: Split, number: int) -> Repository
     callers = _draw_callers(rng, modules, taken)
     if not callers:  # no function takes what another gives
         return make_repository(rng, split, number)
-    return Repository(f"{package}-{split}-{number}", package, tuple(modules), CallerModule(callers_name, callers))
+    return Repository(f"{package}-{split}-{number}", package, tuple(modules), callers_module, callers)
 
 
 def _draw_function(rng: random.Random, split: Split, module: str, taken: Collection[str]) -> Function:

@@ -6,13 +6,13 @@ The toolset differs from task to task, so that calling a tool which another task
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, count, islice
 from pathlib import Path
 
 from offbook.tasks.deletion import delete_feature
@@ -42,7 +42,7 @@ FINDING_TOOLS = ((), ("search",), ("list_dir",), ("search", "list_dir"))
 class Draft:
     """A task that nobody has verified and that is on no disk."""
 
-    repository: Repository
+    gold: Repository  # before the deletion
     module: Module
     function: Function
     instruction: str
@@ -50,34 +50,48 @@ class Draft:
 
     @property
     def id(self) -> str:
-        return f"{self.repository.name}-{self.function.name}"
+        return f"{self.gold.name}-{self.function.name}"
+
+    @property
+    def repository(self) -> str:
+        return self.gold.name
 
     @property
     def path(self) -> str:
-        return self.repository.path(self.module)
+        return self.gold.path(self.module.name)
 
     @property
     def fail_to_pass(self) -> tuple[str, ...]:
-        return self.repository.tests_of(self.module, self.function)
+        return self.gold.tests_of(self.module, self.function)
 
     @cached_property
-    def tree(self) -> dict[str, str]:
+    def files(self) -> dict[str, str]:
         """What the agent sees."""
-        return self.repository.without(self.module, self.function)
+        return self.gold.without(self.module, self.function)
 
     @property
-    def gold_edit(self) -> tuple[str, str]:
-        """The text to replace in `path`, and what to put there."""
-        return self.function.stub, self.function.body
+    def old(self) -> str:
+        """What an edit of `path` has to replace ..."""
+        return self.function.stub
+
+    @property
+    def new(self) -> str:
+        """... what it should put there ..."""
+        return self.function.body
+
+    def wrong_edit(self, rng: random.Random) -> str:
+        """... and what it might put there by mistake."""
+        return self.function.wrong_body(rng)
 
 
-def draft_tasks(seed: int, num_drafts: int, split: Split) -> Iterator[Draft]:
-    return islice(chain.from_iterable(_drafts_by_repository(seed, split)), num_drafts)
+def draft_tasks(seed: int, count: int, split: Split) -> Iterator[Draft]:
+    """Other drafts than those that `make_pocket_tasks` verifies, whatever the seeds."""
+    rng = random.Random(f"draft {split} {seed}")
+    return itertools.islice(itertools.chain.from_iterable(_drafts_by_repository(rng, split)), count)
 
 
-def _drafts_by_repository(seed: int, split: Split) -> Iterator[list[Draft]]:
-    rng = random.Random(f"{split} {seed}")
-    return (_draft_from(rng, make_repository(rng, split, number)) for number in count())
+def _drafts_by_repository(rng: random.Random, split: Split) -> Iterator[list[Draft]]:
+    return (_draft_from(rng, make_repository(rng, split, number)) for number in itertools.count())
 
 
 def _draft_from(rng: random.Random, repository: Repository) -> list[Draft]:
@@ -87,7 +101,7 @@ def _draft_from(rng: random.Random, repository: Repository) -> list[Draft]:
             repository,
             module,
             function,
-            rng.choice(INSTRUCTIONS).format(name=function.name, path=repository.path(module)),
+            rng.choice(INSTRUCTIONS).format(name=function.name, path=repository.path(module.name)),
             (*rng.choice(READING_TOOLS), "edit_file", *rng.choice(FINDING_TOOLS), "finish"),
         )
         for module, function in rng.sample(functions, TASKS_PER_REPOSITORY)
@@ -102,9 +116,12 @@ class PocketSummary:
 
 
 async def make_pocket_tasks(
-    root: Path, seed: int, num_train: int, num_heldout: int, on_progress: Callable[[int, int], None]
+    root: Path, seed: int, num_train: int, num_heldout: int, on_progress: Callable[[float], None]
 ) -> PocketSummary:
-    """Verified tasks in root/train and root/heldout. `root` appears when all are there, so it is never half made."""
+    """Verified tasks in root/train and root/heldout. `root` appears when all are there, so it is never half made.
+
+    `on_progress` is told the share that is done.
+    """
     if root.exists():
         raise OffbookError(f"{root} exists already; remove it to make its tasks again")
     unfinished = root.with_name(root.name + ".part")
@@ -115,7 +132,7 @@ async def make_pocket_tasks(
     def made_one() -> None:
         nonlocal num_made
         num_made += 1
-        on_progress(num_made, num_train + num_heldout)
+        on_progress(num_made / (num_train + num_heldout))
 
     discarded = await _make_split(unfinished / "train", seed, "train", num_train, made_one)
     discarded += await _make_split(unfinished / "heldout", seed, "heldout", num_heldout, made_one)
@@ -125,52 +142,64 @@ async def make_pocket_tasks(
 
 async def _make_split(folder: Path, seed: int, split: Split, num_tasks: int, made_one: Callable[[], None]) -> list[str]:
     folder.mkdir(parents=True)
-    repositories = _drafts_by_repository(seed, split)
+    repositories = _drafts_by_repository(random.Random(f"task {split} {seed}"), split)
     num_made, discarded = 0, list[str]()
     while num_made < num_tasks:
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(_verify(drafts)) for drafts in islice(repositories, REPOSITORIES_AT_ONCE)]
+            running = [
+                group.create_task(_verify(drafts)) for drafts in itertools.islice(repositories, REPOSITORIES_AT_ONCE)
+            ]
         for verified, refused in (task.result() for task in running):
             discarded += refused
             for task in verified[: num_tasks - num_made]:
                 write_task(folder / task.id, task)
                 num_made += 1
                 made_one()
-        if len(discarded) > num_tasks:  # something is wrong with this machine and not with the drafts
-            raise OffbookError(f"the pocket tasks cannot be verified here; the last one: {discarded[-1]}")
+        if len(discarded) > num_tasks:  # then it is not the drafts
+            raise OffbookError(f"the pocket tasks cannot be verified on this machine: {discarded[-1]}")
     return discarded
 
 
 async def _verify(drafts: Sequence[Draft]) -> tuple[list[NewTask], list[str]]:
     """The drafts of one repository that behave as drafted, and why the others do not."""
-    repository = drafts[0].repository
+    repository = drafts[0].gold
     gold = await _run(repository.files, repository.test_files)
     if gold.failed or not gold.passed:
-        return [], [f"{draft.id}: its tests do not pass before the deletion: {gold.output}" for draft in drafts]
+        return [], [f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"] * len(
+            drafts
+        )
     verified, refused = list[NewTask](), list[str]()
+    hidden_tests = {path: repository.files[path] for path in repository.test_files}
     for draft in drafts:
         tree = delete_feature(repository.files, draft.path, draft.function.name, draft.fail_to_pass)
-        hidden_tests = {path: repository.files[path] for path in repository.test_files}
         run = await _run({**tree, **hidden_tests}, repository.test_files)
         fail_to_pass = frozenset(draft.fail_to_pass)
-        if run.failed != fail_to_pass or run.passed != gold.passed - fail_to_pass:
-            refused.append(f"{draft.id}: not exactly its tests fail after the deletion: {run.output}")
-            continue
-        verified.append(
-            NewTask(
-                instruction=draft.instruction,
-                tree=tree,
-                gold={draft.path: repository.files[draft.path]},
-                hidden_tests=hidden_tests,
-                id=draft.id,
-                origin=repository.name,
-                difficulty=draft.function.difficulty,
-                tools=draft.tools,
-                fail_to_pass=tuple(sorted(run.failed)),
-                pass_to_pass=tuple(sorted(run.passed)),
-            )
-        )
+        if run.failed == fail_to_pass and run.passed == gold.passed - fail_to_pass:
+            verified.append(_new_task(draft, tree, hidden_tests, run))
+        else:
+            refused.append(f"{draft.id} breaks other tests than it should: {_last_words(run)}")
     return verified, refused
+
+
+def _new_task(draft: Draft, tree: Mapping[str, str], hidden_tests: Mapping[str, str], run: TestRun) -> NewTask:
+    return NewTask(
+        instruction=draft.instruction,
+        tree=tree,
+        gold={draft.path: draft.gold.files[draft.path]},
+        hidden_tests=hidden_tests,
+        id=draft.id,
+        origin=draft.gold.name,
+        difficulty=draft.function.difficulty,
+        tools=draft.tools,
+        fail_to_pass=tuple(sorted(run.failed)),
+        pass_to_pass=tuple(sorted(run.passed)),
+    )
+
+
+def _last_words(run: TestRun) -> str:
+    if run.timed_out:
+        return f"stopped after {TIMEOUT_S:g} s"
+    return (run.output.strip().splitlines() or ["no output"])[-1]
 
 
 async def _run(files: Mapping[str, str], test_files: Sequence[str]) -> TestRun:

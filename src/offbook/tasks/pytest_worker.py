@@ -20,10 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-UNNEEDED_PLUGINS = (
-    *("cacheprovider", "debugging", "doctest", "junitxml"),
-    *("pastebin", "setuponly", "setupplan", "stepwise"),
-)
+UNNEEDED_PLUGINS = ("cacheprovider", "pastebin", "setuponly", "setupplan", "stepwise")
 
 
 class Recorder:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from offbook.sandbox import Box, ProcessBox
-from offbook.tasks import pytest_worker
 
+WORKER = Path(__file__).with_name("pytest_worker.py")
 OUTPUT_TAIL = 4000  # characters
 
 
@@ -46,7 +46,7 @@ async def run_tests_in(box: Box, test_files: Sequence[str], timeout_s: float) ->
     """
     with tempfile.TemporaryDirectory(prefix="offbook-tests-") as private:
         report_file = Path(private) / "report.jsonl"
-        worker = [sys.executable, "-I", "-B", str(pytest_worker.__file__), str(report_file)]
+        worker = [sys.executable, "-I", "-B", str(WORKER), str(report_file)]
         result = await box.exec(shlex.join([*worker, *test_files]), timeout_s)
         lines = report_file.read_text().splitlines() if report_file.exists() else []
     passed, failed = _outcomes(lines)

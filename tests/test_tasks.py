@@ -1,0 +1,495 @@
+"""Tasks: deletion touches nothing else, test runs name every test, pocket tasks can be solved and only rightly."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import keyword
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbook.tasks import Draft, draft_tasks, load_task, load_tasks, make_pocket_tasks, testrun
+from offbook.tasks.deletion import delete_feature, remove_functions, stub_function
+from offbook.tasks.folder import NewTask, write_files, write_task
+from offbook.tasks.pocket_functions import ALL_STEPS, Function, Step
+from offbook.tasks.pocket_repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, render_tests
+from offbook.tasks.testrun import run_tests
+from offbook.types import OffbookError, Task
+
+# --- deletion: {name} stands for the function; the stubbed form of each is given beside it
+
+FUNCTIONS = [
+    ("def {name}(x):\n    return x\n", 'def {name}(x):\n    raise NotImplementedError("{name}")\n'),
+    ("def {name}(x): return x  # gives it away\n", 'def {name}(x): raise NotImplementedError("{name}")\n'),
+    ('def {name}(): "Doc."; return 1\n', 'def {name}(): "Doc."; raise NotImplementedError("{name}")\n'),
+    (
+        "@decorate(1)\ndef {name}(x,  y = 2) -> int:  # note\n"
+        '    """Doc.\n\n    More.\n    """\n    z = x\n    return z\n',
+        "@decorate(1)\ndef {name}(x,  y = 2) -> int:  # note\n"
+        '    """Doc.\n\n    More.\n    """\n    raise NotImplementedError("{name}")\n',
+    ),
+    (
+        "async def {name}():\n\tasync with a:\n\t\tyield 1\n\n\t# the end\n",
+        'async def {name}():\n\traise NotImplementedError("{name}")\n',
+    ),
+    (
+        'def {name}():\n  "Doc."; x = 1\n  def inner(): return 2\n  return inner\n',
+        'def {name}():\n  "Doc."\n  raise NotImplementedError("{name}")\n',
+    ),
+]
+BETWEEN = [
+    "",
+    "\n\n",
+    "# a comment\n",
+    "VALUE = {  'odd' :1 }\n",
+    "class Thing:\n    def method(self): return 1\n",
+    "if True:\n    import os;  import sys\n",
+    "text = '''\ndef a():\n    return 1\n'''\n",
+    "lambda: (yield)\n",
+]
+
+modules = st.lists(st.tuples(st.sampled_from(BETWEEN), st.sampled_from(FUNCTIONS)), min_size=1, max_size=6)
+
+
+def module_source(parts: list[tuple[str, tuple[str, str]]], stubbed: int | None = None) -> str:
+    return "".join(
+        between + function[index == stubbed].replace("{name}", f"f{index}")
+        for index, (between, function) in enumerate(parts)
+    )
+
+
+@given(parts=modules, data=st.data())
+def test_stubbing_changes_one_body_and_not_a_byte_besides(
+    parts: list[tuple[str, tuple[str, str]]], data: st.DataObject
+) -> None:
+    index = data.draw(st.integers(0, len(parts) - 1))
+    assert stub_function(module_source(parts), f"f{index}") == module_source(parts, stubbed=index)
+
+
+@given(parts=modules, data=st.data())
+def test_removing_functions_leaves_the_others_as_they_are(
+    parts: list[tuple[str, tuple[str, str]]], data: st.DataObject
+) -> None:
+    gone = data.draw(st.sets(st.integers(0, len(parts) - 1), min_size=1))
+    shorter = remove_functions("".join(["import os\n", module_source(parts)]), {f"f{index}" for index in gone})
+    for index, (_, (function, _)) in enumerate(parts):
+        assert (function.replace("{name}", f"f{index}") in shorter) == (index not in gone)
+
+
+def test_methods_are_named_with_their_class() -> None:
+    source = (
+        "def m(): return 0\n\n\nclass A:\n    x = 1\n\n    def m(self):\n        return 1\n\n"
+        "    class B:\n        def m(self): return 2\n"
+    )
+    assert stub_function(source, "A.m") == source.replace("return 1", 'raise NotImplementedError("A.m")')
+    assert stub_function(source, "A.B.m") == source.replace("return 2", 'raise NotImplementedError("A.B.m")')
+    assert stub_function(source, "m") == source.replace("return 0", 'raise NotImplementedError("m")')
+    assert "class B" not in remove_functions(source, ["A.B.m"])  # nothing was left in it
+
+
+def test_line_endings_and_a_missing_last_one_are_kept() -> None:
+    assert stub_function("def f():\r\n  return 1\r\nx = 1", "f") == (
+        'def f():\r\n  raise NotImplementedError("f")\r\nx = 1'
+    )
+    assert stub_function("def f():\n  return 1", "f") == 'def f():\n  raise NotImplementedError("f")'
+
+
+def test_a_name_that_is_not_there_is_an_error() -> None:
+    source = "def f():\n    def inner(): pass\n\n\nclass A: pass\n"
+    for name in ("g", "inner", "f.inner", "A", "A.f"):
+        with pytest.raises(ValueError, match=re.escape(name)):
+            stub_function(source, name)
+        with pytest.raises(ValueError, match=re.escape(name)):
+            remove_functions(source, ["f", name])
+
+
+def test_deleting_a_feature_takes_its_tests_along() -> None:
+    files = {
+        "pkg.py": "def f(x):\n    return x\n",
+        "tests/test_f.py": "from pkg import f\n\n\n@mark\ndef test_f(x):\n    assert f(x)\n",
+        "tests/test_more.py": (
+            "class TestF:\n    def test_a(self): ...\n\n    def test_b(self): ...\n\n\ndef test_c(): ...\n"
+        ),
+    }
+    failing = ["tests/test_f.py::test_f[a::b]", "tests/test_f.py::test_f[2]", "tests/test_more.py::TestF::test_a"]
+    assert delete_feature(files, "pkg.py", "f", failing) == {
+        "pkg.py": 'def f(x):\n    raise NotImplementedError("f")\n',
+        "tests/test_more.py": "class TestF:\n\n    def test_b(self): ...\n\n\ndef test_c(): ...\n",
+    }
+
+
+# --- test runs
+
+TREE = {
+    "pkg/__init__.py": "",
+    "pkg/core.py": "def double(x):\n    return 2 * x\n",
+    "json.py": "raise RuntimeError('pytest must not import this')\n",
+    "conftest.py": "raise RuntimeError('conftest files are not for us')\n",
+    "pytest.ini": "[pytest]\naddopts = --no-such-option\npython_functions = nothing\n",
+    "tests/test_kinds.py": """\
+import unittest
+
+import pytest
+
+from pkg.core import double
+
+
+class TestDouble:
+    def test_method(self):
+        assert double(2) == 4
+
+    class TestInner:
+        def test_deep(self):
+            assert double(1) == 3
+
+
+class OldStyle(unittest.TestCase):
+    def test_unit(self):
+        self.assertEqual(double(2), 4)
+
+
+@pytest.mark.parametrize("given", ["a/b::c", "1 [x]", "ü"])
+def test_text(given, tmp_path, tmpdir, capsys, monkeypatch, caplog, recwarn, record_property):
+    assert double(given) == given + given
+
+
+@pytest.fixture
+def breaks_after():
+    yield
+    raise RuntimeError
+
+
+def test_teardown(breaks_after):
+    pass
+
+
+@pytest.mark.skip
+def test_skipped():
+    pass
+
+
+@pytest.mark.xfail
+def test_expected_to_fail():
+    assert False
+""",
+    "tests/test_broken.py": "import nothing_of_this_name\n\n\ndef test_never(): pass\n",
+    "tests/test_crash.py": (
+        "import os\n\n\ndef test_before(): pass\n\n\ndef test_exit(): os._exit(0)\n\n\ndef test_after(): pass\n"
+    ),
+    "tests/test_hang.py": "import time\n\n\ndef test_before(): pass\n\n\ndef test_hang(): time.sleep(60)\n",
+}
+
+
+def run_files(
+    place: Path, files: Mapping[str, str], test_files: Iterable[str], timeout_s: float = 60.0
+) -> testrun.TestRun:
+    shutil.rmtree(place, ignore_errors=True)
+    write_files(place, files)
+    return asyncio.run(run_tests(place, list(test_files), timeout_s))
+
+
+def test_every_test_is_named_as_pytest_names_it(tmp_path: Path) -> None:
+    run = run_files(tmp_path / "tree", TREE, ["tests/test_broken.py", "tests/test_kinds.py"])
+    file = "tests/test_kinds.py"
+    assert run.passed == {
+        f"{file}::TestDouble::test_method",
+        f"{file}::OldStyle::test_unit",
+        f"{file}::test_text[a/b::c]",
+        f"{file}::test_text[1 [x]]",
+        f"{file}::test_text[\\xfc]",
+    }
+    assert run.failed == {f"{file}::TestDouble::TestInner::test_deep", f"{file}::test_teardown", "tests/test_broken.py"}
+    assert "nothing_of_this_name" in run.output
+    assert sorted(path.name for path in (tmp_path / "tree").rglob("*.py*")) == sorted(
+        Path(name).name for name in TREE if ".py" in name
+    )
+
+
+def test_a_test_that_ends_the_process_has_not_passed(tmp_path: Path) -> None:
+    run = run_files(tmp_path / "tree", TREE, ["tests/test_crash.py"])
+    assert (run.passed, run.failed) == ({"tests/test_crash.py::test_before"}, frozenset())
+
+
+def test_the_deadline_ends_a_test_run(tmp_path: Path) -> None:
+    run = run_files(tmp_path / "tree", TREE, ["tests/test_hang.py"], timeout_s=2.0)
+    assert run.timed_out
+    assert run.passed <= {"tests/test_hang.py::test_before"}
+
+
+# --- pocket functions and repositories
+
+one_step = st.sampled_from(ALL_STEPS).map(lambda step: (step,))
+two_steps = st.tuples(st.sampled_from(ALL_STEPS), st.sampled_from(ALL_STEPS)).filter(
+    lambda steps: steps[0].op.gives == steps[1].op.takes
+)
+
+
+def passes_its_tests(function: Function, body: str) -> bool:
+    namespace: dict[str, Any] = {}
+    exec(function.source(body) + render_tests(function.name, function.examples), namespace)
+    try:
+        namespace["test_amber"]()
+        namespace["test_amber_more"]()
+    except AssertionError:
+        return False
+    return True
+
+
+@given(steps=one_step | two_steps, seed=st.integers(0, 99))
+def test_the_right_body_passes_and_a_wrong_one_does_not(steps: tuple[Step, ...], seed: int) -> None:
+    function = Function("amber", ARGUMENTS[steps[0].op.takes][0], steps)
+    assert passes_its_tests(function, function.body)
+    assert not passes_its_tests(function, function.wrong_body(random.Random(seed)))
+
+
+@given(step=st.sampled_from(ALL_STEPS))
+def test_no_other_step_and_no_constant_passes(step: Step) -> None:
+    function = Function("amber", ARGUMENTS[step.op.takes][0], (step,))
+    for other in ALL_STEPS:
+        if other.op.takes == step.op.takes and other != step:
+            assert not passes_its_tests(function, Function("amber", function.argument, (other,)).body)
+    for _, expected in function.examples:
+        assert not passes_its_tests(function, f"return {expected!r}")
+
+
+def test_words_stand_for_one_thing_only() -> None:
+    words = [*PACKAGES, *MODULES, *NAMES, *ARGUMENTS["number"], *ARGUMENTS["items"], "item", "result"]
+    assert len(words) == len(set(words))
+    assert not set(words) & {*keyword.kwlist, *dir(builtins), *sys.stdlib_module_names}
+
+
+def drafts(split: Split, count: int, seed: int = 1) -> list[Draft]:
+    return list(draft_tasks(seed=seed, count=count, split=split))
+
+
+def test_drafts_are_what_real_deletion_makes() -> None:
+    for draft in [*drafts("train", 20), *drafts("heldout", 20)]:
+        assert draft.files == delete_feature(draft.gold.files, draft.path, draft.function.name, draft.fail_to_pass)
+        assert draft.files[draft.path].count(draft.old) == 1
+        assert draft.files[draft.path].replace(draft.old, draft.new) == draft.gold.files[draft.path]
+        assert (
+            draft.files[draft.path].replace(draft.old, draft.wrong_edit(random.Random(0)))
+            != draft.gold.files[draft.path]
+        )
+
+
+def test_test_files_begin_with_a_line_that_can_be_guessed() -> None:
+    for draft in drafts("train", 20):
+        for path in draft.gold.test_files:
+            module = path.removeprefix("tests/test_").removesuffix(".py")
+            assert draft.gold.files[path].startswith(f'"""Tests of {module}."""\n')
+
+
+def test_drafts_are_repeatable_and_differ_by_seed() -> None:
+    def texts(seed: int) -> list[tuple[str, str, dict[str, str]]]:
+        return [(draft.id, draft.instruction, draft.files) for draft in drafts("train", 12, seed)]
+
+    assert texts(1) == texts(1)
+    assert texts(1) != texts(2)
+
+
+def test_toolsets_differ_and_always_suffice() -> None:
+    toolsets = {draft.tools for draft in drafts("train", 300)}
+    for tools in toolsets:
+        assert {"edit_file", "finish"} <= set(tools)
+        assert {"read_file", "run_command"} & set(tools)
+        assert set(tools) <= {"read_file", "run_command", "edit_file", "search", "list_dir", "finish"}
+        assert len(set(tools)) == len(tools)
+    assert len(toolsets) == 12
+
+
+def pairs(module: str, function: Function) -> set[tuple[str, str, str | int]]:
+    return {
+        pair
+        for step in function.steps
+        for pair in (
+            ("name", step.op.phrase, function.name),
+            ("module", step.op.phrase, module),
+            ("constant", step.op.phrase, step.constant),
+        )
+    }
+
+
+def test_held_out_pairs_are_nowhere_in_train_repositories() -> None:
+    train = {
+        pair
+        for draft in drafts("train", 3000)
+        for module in draft.gold.modules
+        for function in module.functions
+        for pair in pairs(module.name, function)
+    }
+    heldout = {pair for draft in drafts("heldout", 1000) for pair in pairs(draft.module.name, draft.function)}
+    assert not train & heldout
+    assert {phrase for _, phrase, _ in heldout} == {phrase for _, phrase, _ in train}  # every op is on both sides
+
+
+def test_both_difficulties_occur_on_both_sides() -> None:
+    for split in ("train", "heldout"):
+        hard = [draft.function.difficulty for draft in drafts(split, 300)].count("hard")
+        assert 50 < hard < 150
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_a_gold_body_passes_and_a_wrong_one_fails(tmp_path: Path, split: Split) -> None:
+    for draft in drafts(split, 2, seed=5):
+        tests = {path: draft.gold.files[path] for path in draft.gold.test_files}
+
+        def run_with(body: str, draft: Draft = draft, tests: dict[str, str] = tests) -> testrun.TestRun:
+            solved = draft.files[draft.path].replace(draft.old, body)
+            return run_files(tmp_path / "tree", {**draft.files, draft.path: solved, **tests}, tests)
+
+        gold, wrong = run_with(draft.new), run_with(draft.wrong_edit(random.Random(0)))
+        assert gold.passed >= set(draft.fail_to_pass)
+        assert not gold.failed
+        assert wrong.failed & set(draft.fail_to_pass)
+        assert wrong.failed <= set(draft.fail_to_pass)
+
+
+# --- task folders
+
+
+@pytest.fixture(scope="module")
+def pocket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("pocket") / "tasks"
+    shares: list[float] = []
+    summary = asyncio.run(make_pocket_tasks(root, 0, 5, 2, shares.append))
+    assert (summary.num_train, summary.num_heldout, summary.discarded) == (5, 2, ())
+    assert shares == [number / 7 for number in range(1, 8)]
+    return root
+
+
+def test_pocket_tasks_are_written_and_load(pocket: Path) -> None:
+    train, heldout = load_tasks(pocket / "train"), load_tasks(pocket / "heldout")
+    assert (len(train), len(heldout)) == (5, 2)
+    assert [task.id for task in train] == sorted(task.id for task in train)
+    for task in [*train, *heldout]:
+        assert task.fail_to_pass
+        assert task.pass_to_pass
+        assert not set(task.fail_to_pass) & set(task.pass_to_pass)
+        visible = "".join(path.read_text() for path in (task.tree / "tests").iterdir())
+        assert not any(f"def {node.rpartition('::')[2]}()" in visible for node in task.fail_to_pass)
+        assert sorted(str(path.relative_to(task.hidden_tests)) for path in task.hidden_tests.rglob("*.py")) == list(
+            task.test_files
+        )
+    assert {path.name for path in pocket.parent.iterdir()} == {"tasks"}
+
+
+def run_script(script: Path, app: Path, logs: Path) -> None:
+    """A script of a task folder as a container would run it, which has its own /app and /logs."""
+    text = script.read_text().replace("/app", str(app)).replace("/logs", str(logs))
+    moved = script.with_name(script.name + ".moved")
+    moved.write_text(text)
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    subprocess.run(
+        ["sh", str(moved)], check=True, capture_output=True, env={"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    )
+    moved.unlink()
+
+
+def test_the_folders_scripts_solve_and_score(pocket: Path, tmp_path: Path) -> None:
+    task = load_tasks(pocket / "heldout")[0]
+    app, logs = tmp_path / "app", tmp_path / "logs"
+    shutil.copytree(task.tree, app)
+    run_script(task.folder / "tests/test.sh", app, logs)
+    assert (logs / "verifier/reward.txt").read_text() == "0\n"
+    run_script(task.folder / "solution/solve.sh", app, logs)
+    run_script(task.folder / "tests/test.sh", app, logs)
+    assert (logs / "verifier/reward.txt").read_text() == "1\n"
+
+
+def test_tasks_are_not_made_over_others(pocket: Path) -> None:
+    with pytest.raises(OffbookError, match="exists already"):
+        asyncio.run(make_pocket_tasks(pocket, 0, 1, 0, lambda share: None))
+
+
+def test_an_interrupted_build_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
+    def interrupt(share: float) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        asyncio.run(make_pocket_tasks(tmp_path / "tasks", 0, 1, 0, interrupt))
+    assert not (tmp_path / "tasks").exists()
+    asyncio.run(make_pocket_tasks(tmp_path / "tasks", 0, 1, 0, lambda share: None))
+    assert len(load_tasks(tmp_path / "tasks/train")) == 1
+
+
+def test_tasks_that_cannot_be_verified_are_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testrun, "WORKER", tmp_path / "missing.py")
+    with pytest.raises(OffbookError, match=r"cannot be verified on this machine.*missing\.py"):
+        asyncio.run(make_pocket_tasks(tmp_path / "tasks", 0, 1, 0, lambda share: None))
+
+
+EXAMPLE = NewTask(
+    instruction='Bring back f in "pkg.py".',
+    tree={"pkg.py": 'def f():\n    raise NotImplementedError("f")', "docs/ü.md": "größer\r\n"},
+    gold={"pkg.py": "def f():\n    return 1"},
+    hidden_tests={"tests/test_f.py": "from pkg import f\n\n\ndef test_f(): assert f() == 1\n"},
+    id="pkg-f",
+    origin="pkg",
+    difficulty="hard",
+    tools=("read_file", "edit_file"),
+    fail_to_pass=("tests/test_f.py::test_f[it's $HOME]",),
+    pass_to_pass=("tests/test_g.py::test_g",),
+)
+
+
+def test_a_task_folder_round_trips(tmp_path: Path) -> None:
+    folder = tmp_path / "pkg-f"
+    write_task(folder, EXAMPLE)
+    assert load_task(folder) == Task(
+        id="pkg-f",
+        folder=folder,
+        instruction=EXAMPLE.instruction,
+        tree=folder / "environment/repo",
+        hidden_tests=folder / "tests/hidden",
+        test_files=("tests/test_f.py",),
+        fail_to_pass=EXAMPLE.fail_to_pass,
+        pass_to_pass=EXAMPLE.pass_to_pass,
+        tools=EXAMPLE.tools,
+        origin="pkg",
+        difficulty="hard",
+    )
+    assert (folder / "environment/repo/docs/ü.md").read_bytes() == "größer\r\n".encode()
+    subprocess.run(["sh", "-n", folder / "tests/test.sh"], check=True)
+    subprocess.run(["patch", "-p1", "-i", folder / "solution/gold.patch"], cwd=folder / "environment/repo", check=True)
+    assert (folder / "environment/repo/pkg.py").read_text() == EXAMPLE.gold["pkg.py"]
+
+
+@pytest.mark.parametrize("missing", ["task.toml", "instruction.md", "environment/repo", "tests/hidden"])
+def test_a_folder_that_is_no_task_says_what_is_missing(tmp_path: Path, missing: str) -> None:
+    write_task(tmp_path / "task", EXAMPLE)
+    path = tmp_path / "task" / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(OffbookError, match=f"is not a task folder: it has no {missing}"):
+        load_tasks(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("no toml", "is not TOML"),
+        ('schema_version = "1.4"', r"has no \[offbook\] table"),
+        ('[offbook]\nid = "a"', "origin: Field required"),
+    ],
+)
+def test_an_unreadable_table_is_said_in_a_sentence(tmp_path: Path, text: str, complaint: str) -> None:
+    write_task(tmp_path / "task", EXAMPLE)
+    (tmp_path / "task/task.toml").write_text(text)
+    with pytest.raises(OffbookError, match=complaint):
+        load_task(tmp_path / "task")
+
+
+def test_a_place_without_tasks_is_an_error(tmp_path: Path) -> None:
+    for root in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(OffbookError, match="holds no task folders"):
+            load_tasks(root)
