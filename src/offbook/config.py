@@ -55,6 +55,7 @@ class TrainConfig(Section):
     steps: int = Field(24, ge=1)
     groups: int = Field(4, ge=1, description="tasks a step")
     group_size: int = Field(8, ge=2, description="rollouts a task")
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = Field(3e-4, gt=0)
     warmup_steps: int = Field(3, ge=0)
     weight_decay: float = Field(0.0, ge=0)

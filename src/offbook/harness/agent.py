@@ -15,7 +15,7 @@ from offbook.sandbox import Box, PathRefused
 from offbook.tokens import ChatFormat, Transcript
 from offbook.types import INVALID, CallStatus, Event, Limits, Policy, Rollout, StopReason, Task, ToolCall
 
-SYSTEM = "You are a coding agent. Answer with one tool call.\nTools: {tools}"
+SYSTEM = "You are a coding agent. Call one tool at a time: {tools}"
 
 
 def system_prompt(tools: tuple[str, ...]) -> str:

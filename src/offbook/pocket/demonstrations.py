@@ -28,6 +28,7 @@ from offbook.types import Completion, Limits, Rollout, Sample, Task
 LIMITS = Limits(turns=12, tokens=1024, message_tokens=256)
 HINTED_EPISODES = 0.5
 HINTED_MESSAGES = 0.4
+CONTEXT_WEIGHT = 0.3
 CHUNK = 250
 
 
@@ -76,7 +77,7 @@ async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random
             with ProcessBox(tree) as box:
                 rollout = await run_agent(task, box, policy, chat, LIMITS, str(number), "demonstration")
             assert rollout.stop != "crash", rollout.events
-            samples.append(sft_sample(rollout.segments[0], _hints(rollout, chat, rng)))
+            samples.append(sft_sample(rollout.segments[0], _hints(rollout, chat, rng), CONTEXT_WEIGHT))
     return samples
 
 

@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from offbook.config import FeedbackConfig, TrainConfig
 from offbook.feedback import RULES, write_hint
-from offbook.harness.agent import system_prompt
+from offbook.feedback.hints import TEXTS
+from offbook.harness.agent import SYSTEM, system_prompt
 from offbook.pocket.demonstrations import make_demonstrations
 from offbook.pocket.script import Habits, Script
 from offbook.runfolder import write_atomic
@@ -35,13 +36,13 @@ CHAT_TEMPLATE = (
 class Recipe:
     """Everything the pocket model is made of; another recipe is another model in the cache."""
 
-    layers: int = 3
+    layers: int = 2
     width: int = 128
-    heads: int = 4
+    heads: int = 8
     vocabulary: int = 1280
-    episodes: int = 6000
-    episodes_a_step: int = 16
-    learning_rate: float = 3e-3
+    episodes: int = 5000
+    episodes_a_step: int = 4
+    learning_rate: float = 2.5e-3
     habits: Habits = field(default_factory=Habits)
 
 
@@ -87,7 +88,7 @@ def _train_tokenizer(recipe: Recipe, seed: int) -> Tokenizer:
     """Byte-level, so it can spell anything. Words never swallow the space before them: a name is the same token
     wherever it stands, and copying it is all that a small model has to learn about it."""
     tokenizer = Tokenizer(models.BPE())
-    words = Regex(r"[A-Za-z_]+|[0-9]|[^\sA-Za-z_0-9]+(?: [^\sA-Za-z_0-9]+)*|\n *|\s+")
+    words = Regex(r"[A-Za-z_]+|[0-9]|[^\sA-Za-z_0-9]+(?: [^\sA-Za-z_0-9]+)* ?|\n *|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -99,8 +100,16 @@ def _train_tokenizer(recipe: Recipe, seed: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_corpus(recipe, seed), trainer)
-    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in (CALL_START, CALL_END)])
+    marks = (CALL_START, CALL_END, *_phrases())
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
     return tokenizer
+
+
+def _phrases() -> Iterator[str]:
+    """What is said in the same words every time is one token: shorter episodes, and nothing to learn about them."""
+    yield SYSTEM.partition("{tools}")[0]
+    yield from ('{"name": "', '", "arguments": {')
+    yield from (text.partition("{tools}")[0] for text in TEXTS.values())
 
 
 def _clone(
@@ -120,19 +129,29 @@ def _clone(
             intermediate_size=3 * recipe.width,
             num_hidden_layers=recipe.layers,
             num_attention_heads=recipe.heads,
-            num_key_value_heads=recipe.heads // 2,
+            num_key_value_heads=recipe.heads,
             head_dim=recipe.width // recipe.heads,
             max_position_embeddings=2048,
             tie_word_embeddings=True,
             eos_token_id=tokenizer.token_to_id(BLOCK_END),
+            initializer_range=0.05,
         )
     )
-    settings = TrainConfig(learning_rate=recipe.learning_rate, weight_decay=0.01)
+    settings = TrainConfig(optimizer="muon", learning_rate=recipe.learning_rate, weight_decay=0.01)
     trainer = Trainer(model, settings, FeedbackConfig(teacher="live"))
-    steps = len(samples) // recipe.episodes_a_step
-    for step in range(steps):
-        batch = samples[step * recipe.episodes_a_step : (step + 1) * recipe.episodes_a_step]
+    batches = _batches(samples, recipe.episodes_a_step, random.Random(seed))
+    for step, batch in enumerate(batches):
         warmup = min(1.0, (step + 1) / 20)
-        trainer.step(batch, lr_scale=warmup * 0.5 * (1 + math.cos(math.pi * step / steps)))
-        progress((step + 1) / steps)
+        trainer.step(batch, lr_scale=warmup * 0.5 * (1 + math.cos(math.pi * step / len(batches))))
+        progress((step + 1) / len(batches))
     return model
+
+
+def _batches(samples: list[Sample], size: int, rng: random.Random, window: int = 256) -> list[list[Sample]]:
+    """Episodes of like length together, because padding is wasted work; batches in random order within a window."""
+    batches = []
+    for start in range(0, len(samples), window):
+        part = sorted(samples[start : start + window], key=lambda sample: len(sample.ids))
+        inside = [part[place : place + size] for place in range(0, len(part), size)]
+        batches += rng.sample(inside, len(inside))
+    return batches

@@ -24,8 +24,8 @@ class Habits:
     unknown_tool: float = 0.22
     malformed: float = 0.10
     reread: float = 0.15
-    edit_tests: float = 0.15
-    wrong_body: float = 0.25
+    edit_tests: float = 0.12
+    wrong_body: float = 0.0
     explore: float = 0.2
 
 

@@ -3,9 +3,9 @@
 The model has about a thousand tokens to its vocabulary, so words come from small pools and texts are regular. A
 function's name says nothing about what it does; its docstring says all of it.
 
-The split rule. Ops, names, modules and constants are numbered. A pair (name, op), (module, op) or (op, constant) is
-held out if its two numbers add up to a multiple of four. A train repository holds no held-out pair in any of its
-functions; a held-out repository holds no other.
+The split rule. Ops, names and modules are numbered. A pair (name, op) or (module, op) is held out if its two numbers
+add up to a multiple of four. A train repository holds no held-out pair in any of its functions; a held-out repository
+holds no other.
 """
 
 from __future__ import annotations
@@ -20,20 +20,13 @@ from offbook.tasks.pocket_functions import OPS, Example, Function, Kind, Op, Ste
 
 Split = Literal["train", "heldout"]
 
+PACKAGES = ("badger", "falcon", "heron", "marten", "otter", "raven")
+MODULES = ("attic", "barn", "cabin", "dock", "field", "garden", "hall", "porch")
 # fmt: off
-PACKAGES = (
-    "badger", "beaver", "falcon", "ferret", "heron", "lynx", "marten", "otter", "puffin", "raven", "stoat", "walrus",
-)
-MODULES = (
-    "attic", "barn", "cabin", "cellar", "dock", "field", "garden", "hall",
-    "kitchen", "lobby", "meadow", "office", "pantry", "porch", "studio", "tower",
-)
 NAMES = (
-    "agate", "amber", "apple", "ash", "basil", "beech", "birch", "cedar", "cherry", "clay", "clover", "cobalt",
-    "copper", "coral", "cotton", "daisy", "ebony", "elm", "ember", "fern", "fig", "flint", "ginger", "granite",
-    "hazel", "heath", "holly", "indigo", "iris", "ivory", "ivy", "jade", "jasmine", "juniper", "laurel", "lemon",
-    "lilac", "lime", "linen", "lotus", "maple", "marble", "mint", "moss", "nettle", "oak", "olive", "onyx",
-    "opal", "orchid", "peach", "pearl", "pine", "plum", "poppy", "quartz", "rowan", "ruby", "sage", "tulip",
+    "agate", "amber", "apple", "basil", "birch", "cedar", "cherry", "clay", "cobalt", "copper", "coral", "daisy",
+    "ebony", "ember", "fern", "flint", "ginger", "hazel", "holly", "indigo", "iris", "ivory", "jade", "lemon",
+    "lilac", "maple", "mint", "moss", "olive", "opal", "pearl", "tulip",
 )
 # fmt: on
 ARGUMENTS: dict[Kind, tuple[str, ...]] = {"number": ("value", "number", "amount"), "items": ("entries", "cells")}
@@ -132,7 +125,7 @@ class Repository:
         functions = (
             function.source(function.stub if function == stubbed else function.body) for function in module.functions
         )
-        return self._header(module.name) + "".join(f"\n\n{source}" for source in functions)
+        return "\n\n".join(functions)
 
     def _callers_source(self) -> str:
         imports = "".join(
@@ -141,11 +134,7 @@ class Repository:
             for function in module.functions
             if any(caller.needs(function) for caller in self.callers)
         )
-        callers = "".join(f"\n\n{caller.source()}" for caller in self.callers)
-        return f"{self._header(self.callers_module)}\n{imports}{callers}"
-
-    def _header(self, module_name: str) -> str:
-        return f'"""The {module_name} module of {self.package}."""\n'
+        return imports + "".join(f"\n\n{caller.source()}" for caller in self.callers)
 
     def _tests_source(
         self, module_name: str, imported: Sequence[Function | Caller], tested: Sequence[Function | Caller]
@@ -169,14 +158,14 @@ def render_tests(name: str, examples: Sequence[Example]) -> str:
 
 
 def make_repository(rng: random.Random, split: Split, number: int) -> Repository:
-    """Three or four modules of two or three functions, and a module of callers."""
+    """Three or four modules of one or two functions, and a module of callers."""
     package = rng.choice(PACKAGES)
     *names, callers_module = rng.sample(MODULES, rng.choice((4, 5)))
     taken: set[str] = set()
     modules = []
     for name in names:
         functions = []
-        for _ in range(rng.choice((2, 3))):
+        for _ in range(rng.choice((1, 2))):
             function = _draw_function(rng, split, name, taken)
             taken.add(function.name)
             functions.append(function)
@@ -199,19 +188,18 @@ def _draw_function(rng: random.Random, split: Split, module: str, taken: Collect
 
 
 def _draw_steps(rng: random.Random, split: Split, module: str) -> tuple[Step, ...]:
-    """Two steps in a third of the draws, where an op that fits is on the same side."""
+    """Two steps in a fifth of the draws, where an op that fits is on the same side."""
     ops = [op for number, op in enumerate(OPS) if on_side(split, MODULES.index(module), number)]
     first = rng.choice(ops)
     seconds = [op for op in ops if op.takes == first.gives and op != first]
-    if not seconds or rng.random() > 1 / 3:
-        return (_draw_step(rng, split, first),)
-    steps = (_draw_step(rng, split, first), _draw_step(rng, split, rng.choice(seconds)))
+    if not seconds or rng.random() > 1 / 5:
+        return (_draw_step(rng, first),)
+    steps = (_draw_step(rng, first), _draw_step(rng, rng.choice(seconds)))
     return _draw_steps(rng, split, module) if is_constant(steps) else steps
 
 
-def _draw_step(rng: random.Random, split: Split, op: Op) -> Step:
-    constants = [constant for constant in op.constants if on_side(split, OPS.index(op), constant)]
-    return Step(op, rng.choice(constants))
+def _draw_step(rng: random.Random, op: Op) -> Step:
+    return Step(op, rng.choice(op.constants))
 
 
 def _draw_callers(rng: random.Random, modules: Sequence[Module], taken: Collection[str]) -> tuple[Caller, ...]:

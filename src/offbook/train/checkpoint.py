@@ -47,10 +47,10 @@ def save_checkpoint(trainer: Trainer, root: Path, step: int, tokenizer_from: Pat
 def load_training_state(trainer: Trainer, path: Path) -> None:
     """Optimizer and teacher; the weights came with the model, and a frozen teacher is the run's starting model."""
     tensors = load_file(path / "optimizer.safetensors")
-    for name, parameter in trainer.model.named_parameters():
-        if f"{name}/step" in tensors:
-            keys = ("step", "exp_avg", "exp_avg_sq")
-            trainer.optimizer.state[parameter] = {key: tensors[f"{name}/{key}"].to(parameter.device) for key in keys}
+    parameters = dict(trainer.model.named_parameters())
+    for key, tensor in tensors.items():
+        name, state = key.rsplit("/", 1)
+        trainer.optimizer.state[parameters[name]][state] = tensor.to(parameters[name].device)
     if trainer.feedback.teacher == "ema":
         slow = load_file(path / "teacher.safetensors")
         with torch.no_grad():

@@ -16,6 +16,7 @@ from offbook.config import FeedbackConfig, TrainConfig
 from offbook.train import attention, losses
 from offbook.train.attention import Trunk
 from offbook.train.batches import Batch, BranchBatch, micro_batches
+from offbook.train.muon import Muon
 from offbook.types import Branch, Sample
 
 
@@ -51,9 +52,7 @@ class Trainer:
         self.settings = train
         self.feedback = feedback
         self.temperature = temperature
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=train.learning_rate, betas=(0.9, 0.95), weight_decay=train.weight_decay, fused=True
-        )
+        self.optimizer = _optimizer(model, train)
         self.teacher = model if feedback.teacher == "live" else copy.deepcopy(model).requires_grad_(False)
 
     def step(self, samples: list[Sample], lr_scale: float = 1.0) -> StepResult:
@@ -157,6 +156,13 @@ class Trainer:
         if self.feedback.teacher == "ema":
             for slow, fast in zip(self.teacher.parameters(), self.model.parameters(), strict=True):
                 slow.lerp_(fast, 1 - self.feedback.ema_decay)
+
+
+def _optimizer(model: PreTrainedModel, settings: TrainConfig) -> torch.optim.Optimizer:
+    shared = {"lr": settings.learning_rate, "betas": (0.9, 0.95), "weight_decay": settings.weight_decay}
+    if settings.optimizer == "muon":
+        return Muon(model.named_parameters(), **shared)
+    return torch.optim.AdamW(model.parameters(), **shared, fused=True)
 
 
 def _num_targets(branch: Branch) -> int:

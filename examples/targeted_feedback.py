@@ -1,0 +1,122 @@
+"""Targeted RL with textual feedback, the whole method in one file. CPU, a few minutes: python examples/targeted_feedback.py
+
+A small agent works on coding tasks with tools. It often calls tools that do not exist. Plain RL sees one number for a whole
+rollout; it cannot say *which* message was wrong. Targeted feedback can:
+
+  1. roll out:   the agent works; its hidden tests give each rollout a reward of 0 or 1
+  2. find:       a reader finds the message that went wrong ("called open_file, which is not there")
+  3. hint:       a general rule is put right before that message ("Reminder: available tools are ...")
+  4. teach:      the *same* tokens are scored again with the hint in context; that hinted distribution is the teacher
+  5. step:       loss = RL over the whole rollout + lambda * KL(teacher || student) on the tokens of that one message
+
+Nothing is sampled again in 4, and the student never sees the hint. These are the functions a cluster run calls too; left
+out here: the run folder, checkpoints, evaluation (see offbook.loop.circle for those).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+
+import torch
+
+from offbook.algo import add_branch, group_advantage, target_key
+from offbook.config import Config, FeedbackConfig, TrainConfig
+from offbook.engine import LocalEngine
+from offbook.feedback import read_rollout, write_hint
+from offbook.harness import run_agent
+from offbook.loop.measure import summarize
+from offbook.loop.setup import load_model, model_folder, task_sets
+from offbook.rewards import Grader
+from offbook.sandbox import ProcessBox
+from offbook.tokens import ChatFormat
+from offbook.train.trainer import Measured, Trainer
+from offbook.types import Rollout, Sample, Task
+
+STEPS, TASKS_A_STEP, GROUP = 12, 4, 8
+CONFIG = Config(train=TrainConfig(steps=STEPS), feedback=FeedbackConfig(teacher="frozen", weight=1.0))
+
+
+async def roll_out(
+    task: Task, number: int, step: int, engine: LocalEngine, chat: ChatFormat, grader: Grader
+) -> Rollout:
+    """One attempt: a private copy of the repository, the agent's conversation, the verdict of the hidden tests."""
+    session = engine.open(f"step{step}/{task.id}/{number}")
+    await asyncio.sleep(0)  # let every rollout of the batch open its session first: they are decoded together
+    with ProcessBox(task.tree) as box:
+        rollout = await run_agent(task, box, session, chat, CONFIG.harness.limits(), session.key, task.id)
+    session.close()
+    rollout.reward.parts["outcome"] = await grader.outcome(task, rollout)
+    return rollout
+
+
+def to_samples(group: list[Rollout], chat: ChatFormat) -> list[Sample]:
+    """Reward to advantage to tokens; then a hinted branch on each faulty message."""
+    samples = []
+    advantages = group_advantage([rollout.reward.total for rollout in group])  # A = R - mean(R), no std, no length
+    for rollout, advantage in zip(group, advantages, strict=True):
+        (segment,) = rollout.segments
+        sampled = [float(flag) for flag in segment.sampled]
+        sample = Sample(
+            ids=segment.ids,
+            logprobs=segment.logprobs,
+            advantage=[advantage * flag for flag in sampled],
+            rl_weight=sampled,
+            ce_weight=[0.0] * len(sampled),
+        )
+        for target in read_rollout(rollout, max_targets=2):
+            hint = write_hint(target.rule, rollout.tools)
+            add_branch(sample, segment, target, hint, chat, weight=CONFIG.feedback.weight)
+        samples.append(sample)
+    return samples
+
+
+def show_a_target(groups: list[list[Rollout]], chat: ChatFormat, measured: dict[str, Measured]) -> None:
+    """What one hint did: the probability of each token of the faulty message, without and with the hint."""
+    for rollout in (rollout for group in groups for rollout in group):
+        for target in read_rollout(rollout, max_targets=2):
+            if target_key(target) not in measured:
+                continue
+            message = rollout.segments[target.segment].messages[target.message]
+            result = measured[target_key(target)]
+            print(f"\n{target.rule}: {message.text}\nhint: {write_hint(target.rule, rollout.tools).text}\n")
+            print(f"{'token':>24}  student  teacher  divergence")
+            ids = rollout.segments[target.segment].ids[message.body : message.body + len(result.student)]
+            for piece, student, teacher, nats in zip(
+                chat.pieces(ids), result.student, result.teacher, result.divergence, strict=True
+            ):
+                print(f"{piece!r:>24}  {math.exp(student):7.1%}  {math.exp(teacher):7.1%}  {nats:8.3f}")
+            return
+
+
+async def main() -> None:
+    torch.set_num_threads(1)  # the other cores run the sandboxes
+    print("making or loading the pocket model and its tasks; the first time takes about two minutes", file=sys.stderr)
+    folder = model_folder("pocket", CONFIG.seed)
+    tasks = task_sets(CONFIG).train
+    chat = ChatFormat.from_folder(folder)
+    trainer = Trainer(load_model(folder), CONFIG.train, CONFIG.feedback)
+    engine = LocalEngine(load_model(folder), chat.end_id)
+    grader = Grader()
+    for step in range(1, STEPS + 1):
+        engine.load_weights(trainer.model.state_dict(), version=step - 1)
+        batch = tasks[(step - 1) * TASKS_A_STEP : step * TASKS_A_STEP]
+        rollouts = await asyncio.gather(
+            *(roll_out(task, number, step, engine, chat, grader) for task in batch for number in range(GROUP))
+        )
+        groups = [list(rollouts[start : start + GROUP]) for start in range(0, len(rollouts), GROUP)]
+        samples = [sample for group in groups for sample in to_samples(group, chat)]
+        result = trainer.step(samples)  # rl + hint: one differentiated forward, one no-grad pass over the branches
+        numbers = summarize(groups)
+        print(
+            f"step {step:2}  solved {numbers['solved']:4.0%}  invalid calls per 100 {numbers['invalid_per_100']:4.1f}  "
+            f"targets {len(result.measured):2}  KL(teacher || student) {result.metrics.get('hint/kl', 0.0):.3f}"
+        )
+        if step == 1:
+            show_a_target(groups, chat, result.measured)
+            print()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
