@@ -1,7 +1,7 @@
-"""Targeted RL with textual feedback, the whole method in one file. CPU, a few minutes: python examples/targeted_feedback.py
+"""Targeted RL with textual feedback, the whole method in one file, on a CPU in a few minutes.
 
-A small agent works on coding tasks with tools. It often calls tools that do not exist. Plain RL sees one number for a whole
-rollout; it cannot say *which* message was wrong. Targeted feedback can:
+A small agent works on coding tasks with tools. It often calls tools that do not exist. Plain RL sees one number for a
+whole rollout; it cannot say *which* message was wrong. Targeted feedback can:
 
   1. roll out:   the agent works; its hidden tests give each rollout a reward of 0 or 1
   2. find:       a reader finds the message that went wrong ("called open_file, which is not there")
@@ -9,8 +9,8 @@ rollout; it cannot say *which* message was wrong. Targeted feedback can:
   4. teach:      the *same* tokens are scored again with the hint in context; that hinted distribution is the teacher
   5. step:       loss = RL over the whole rollout + lambda * KL(teacher || student) on the tokens of that one message
 
-Nothing is sampled again in 4, and the student never sees the hint. These are the functions a cluster run calls too; left
-out here: the run folder, checkpoints, evaluation (see offbook.loop.circle for those).
+Nothing is sampled again in 4, and the student never sees the hint. `offbook train` calls these same functions; left out
+here are the run folder, checkpoints and evaluation (see offbook.loop.circle).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from offbook.train.trainer import Measured, Trainer
 from offbook.types import Rollout, Sample, Task
 
 STEPS, TASKS_A_STEP, GROUP = 12, 4, 8
-CONFIG = Config(train=TrainConfig(steps=STEPS), feedback=FeedbackConfig(teacher="frozen", weight=1.0))
+CONFIG = Config(train=TrainConfig(steps=STEPS), feedback=FeedbackConfig(teacher="frozen", weight=5.0))
 
 
 async def roll_out(
@@ -65,7 +65,7 @@ def to_samples(group: list[Rollout], chat: ChatFormat) -> list[Sample]:
             rl_weight=sampled,
             ce_weight=[0.0] * len(sampled),
         )
-        for target in read_rollout(rollout, max_targets=2):
+        for target in read_rollout(rollout, max_targets=CONFIG.feedback.max_targets):
             hint = write_hint(target.rule, rollout.tools)
             add_branch(sample, segment, target, hint, chat, weight=CONFIG.feedback.weight)
         samples.append(sample)
@@ -75,7 +75,7 @@ def to_samples(group: list[Rollout], chat: ChatFormat) -> list[Sample]:
 def show_a_target(groups: list[list[Rollout]], chat: ChatFormat, measured: dict[str, Measured]) -> None:
     """What one hint did: the probability of each token of the faulty message, without and with the hint."""
     for rollout in (rollout for group in groups for rollout in group):
-        for target in read_rollout(rollout, max_targets=2):
+        for target in read_rollout(rollout, max_targets=CONFIG.feedback.max_targets):
             if target_key(target) not in measured:
                 continue
             message = rollout.segments[target.segment].messages[target.message]

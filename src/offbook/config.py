@@ -52,11 +52,11 @@ class EngineConfig(Section):
 
 
 class TrainConfig(Section):
-    steps: int = Field(24, ge=1)
+    steps: int = Field(30, ge=1)
     groups: int = Field(4, ge=1, description="tasks a step")
     group_size: int = Field(8, ge=2, description="rollouts a task")
     optimizer: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = Field(3e-4, gt=0)
+    learning_rate: float = Field(5e-4, gt=0)
     warmup_steps: int = Field(3, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     gradient_clip: float = Field(1.0, gt=0)
@@ -67,8 +67,8 @@ class TrainConfig(Section):
 class FeedbackConfig(Section):
     """Targeted hints. `weight` 0 turns them off: RL alone."""
 
-    weight: float = Field(1.0, ge=0, description="lambda, beside an RL loss of weight 1")
-    max_targets: int = Field(2, ge=1, description="faulty messages of a rollout that get a hint")
+    weight: float = Field(5.0, ge=0, description="lambda, beside an RL loss of weight 1")
+    max_targets: int = Field(3, ge=1, description="faulty messages of a rollout that get a hint")
     teacher: Literal["live", "ema", "frozen"] = "frozen"
     ema_decay: float = Field(0.99, gt=0, lt=1, description="teacher `ema` only")
     direction: Literal["forward", "reverse", "jsd"] = "forward"

@@ -26,8 +26,8 @@ from offbook.tokens import ChatFormat
 from offbook.types import Completion, Limits, Rollout, Sample, Task
 
 LIMITS = Limits(turns=12, tokens=1024, message_tokens=256)
-HINTED_EPISODES = 0.5
-HINTED_MESSAGES = 0.4
+HINTED_EPISODES = 0.6
+HINTED_MESSAGES = 0.5
 CONTEXT_WEIGHT = 0.3
 CHUNK = 250
 

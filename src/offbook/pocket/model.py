@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from offbook.config import FeedbackConfig, TrainConfig
 from offbook.feedback import RULES, write_hint
@@ -40,7 +41,7 @@ class Recipe:
     width: int = 128
     heads: int = 8
     vocabulary: int = 1280
-    episodes: int = 5000
+    episodes: int = 6000
     episodes_a_step: int = 4
     learning_rate: float = 2.5e-3
     habits: Habits = field(default_factory=Habits)
@@ -63,6 +64,7 @@ def make_pocket(
         tokenizer, seed, recipe.episodes, recipe.habits, lambda share: progress("pocket: demonstrations", share)
     )
     model = _clone(samples, recipe, tokenizer, seed, threads, lambda share: progress("pocket: imitation", share))
+    transformers_logging.disable_progress_bar()
     model.save_pretrained(folder)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=BLOCK_END, pad_token=BLOCK_END, chat_template=CHAT_TEMPLATE

@@ -21,12 +21,11 @@ INVENTED = {
 class Habits:
     """How often each mistake is made where it can be made."""
 
-    unknown_tool: float = 0.22
-    malformed: float = 0.10
+    unknown_tool: float = 0.25
+    malformed: float = 0.07
     reread: float = 0.15
-    edit_tests: float = 0.12
-    wrong_body: float = 0.0
-    explore: float = 0.2
+    edit_tests: float = 0.3
+    explore: float = 0.15
 
 
 class Script:
@@ -62,10 +61,8 @@ class Script:
         if self.rng.random() < self.habits.reread:
             return *self._view(), "edit"
         if self.rng.random() < self.habits.edit_tests:
-            return "edit_file", self._test_edit(), self.rng.choice(["edit", "finish"])
-        wrong = self.rng.random() < self.habits.wrong_body
-        new = self.draft.wrong_edit(self.rng) if wrong else self.draft.new
-        return "edit_file", {"path": self.draft.path, "old": self.draft.old, "new": new}, "finish"
+            return "edit_file", self._test_edit(), self.rng.choice(["edit", "finish", "finish"])
+        return "edit_file", {"path": self.draft.path, "old": self.draft.old, "new": self.draft.new}, "finish"
 
     def _explorers(self) -> list[str]:
         return [name for name in ("search", "list_dir") if name in self.draft.tools]

@@ -10,10 +10,12 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from offbook.train.trainer import Trainer
+from offbook.types import OffbookError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
@@ -29,6 +31,17 @@ def finished_steps(root: Path) -> list[int]:
 def save_checkpoint(trainer: Trainer, root: Path, step: int, tokenizer_from: Path, keep: int) -> Path:
     path = checkpoint_path(root, step)
     shutil.rmtree(path, ignore_errors=True)
+    try:
+        _write(trainer, path, step, tokenizer_from)
+    except SafetensorError as error:  # how that library says that the disk is full
+        raise OffbookError(f"cannot write the checkpoint {path}: {error}; the last finished one is kept") from None
+    for old in finished_steps(root)[:-keep]:
+        (checkpoint_path(root, old) / "DONE").unlink()  # first, so that a half-removed folder is not taken for whole
+        shutil.rmtree(checkpoint_path(root, old))
+    return path
+
+
+def _write(trainer: Trainer, path: Path, step: int, tokenizer_from: Path) -> None:
     trainer.model.save_pretrained(path)
     for name in TOKENIZER_FILES:
         if (tokenizer_from / name).exists():
@@ -38,10 +51,6 @@ def save_checkpoint(trainer: Trainer, root: Path, step: int, tokenizer_from: Pat
         save_file(dict(trainer.teacher.named_parameters()), path / "teacher.safetensors")
     (path / "state.json").write_text(json.dumps({"step": step}) + "\n")
     (path / "DONE").touch()
-    for old in finished_steps(root)[:-keep]:
-        (checkpoint_path(root, old) / "DONE").unlink()  # first, so that a half-removed folder is not taken for whole
-        shutil.rmtree(checkpoint_path(root, old))
-    return path
 
 
 def load_training_state(trainer: Trainer, path: Path) -> None:

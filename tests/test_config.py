@@ -1,0 +1,73 @@
+"""Configuration: composed left to right, refused with the nearest key, one sentence for whatever is wrong."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from offbook.config import Config, ConfigError, load_config
+
+RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
+
+
+def test_later_files_win_and_overrides_win_over_files(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("seed = 1\n[train]\nsteps = 5\ngroups = 2\n")
+    (tmp_path / "b.toml").write_text("[train]\nsteps = 6\n")
+    config = load_config([tmp_path / "a.toml", tmp_path / "b.toml"], {"train.group_size": "3", "model": "some/model"})
+    assert (config.seed, config.train.steps, config.train.groups, config.train.group_size) == (1, 6, 2, 3)
+    assert config.model == "some/model"
+
+
+def test_the_resolved_tree_reads_back_as_itself() -> None:
+    config = load_config([], {"feedback.weight": "0.25", "out": "runs/a b"})
+    assert Config.model_validate(tomllib.loads(config.to_toml())) == config
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [
+        ("feedback.wieght", "feedback.weight"),
+        ("weight", "feedback.weight"),
+        ("sed", "seed"),
+        ("train.learning_rat", "train.learning_rate"),
+        ("optim.learning_rate", "train.learning_rate"),
+    ],
+)
+def test_an_unknown_key_is_named_and_the_nearest_suggested(key: str, suggestion: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown configuration key {key}; did you mean {suggestion}"):
+        load_config([], {key: "1"})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"feedback.weight": "x"}, "feedback.weight = 'x'"),
+        ({"train.steps": "0"}, "train.steps = 0"),
+        ({"feedback.teacher": "wise"}, "feedback.teacher = 'wise'"),
+        ({"train": "3"}, "train = 3"),
+    ],
+)
+def test_a_bad_value_is_one_sentence(overrides: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([], overrides)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.toml").write_text("steps = = 3")
+    with pytest.raises(ConfigError, match=r"broken\.toml is not valid TOML"):
+        load_config([tmp_path / "broken.toml"], {})
+    with pytest.raises(ConfigError, match=r"cannot read .*absent\.toml"):
+        load_config([tmp_path / "absent.toml"], {})
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_resolves(recipe: Path) -> None:
+    load_config([recipe], {})
+
+
+def test_there_are_recipes() -> None:
+    assert RECIPES

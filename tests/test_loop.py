@@ -1,0 +1,244 @@
+"""The circle with the real pocket model, scaled down: it trains, it survives kill -9, it says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from offbook.config import load_config
+from offbook.loop.circle import tasks_of_step
+from offbook.loop.setup import task_sets
+from offbook.pocket.model import Recipe, make_pocket
+from offbook.runfolder import RunFolder
+from offbook.types import Task
+
+SMALL = ["--tasks.num_train", "4", "--tasks.num_heldout", "2", "--train.groups", "2", "--train.group_size", "3"]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def model(cache: Path) -> Path:
+    """A pocket model that has seen 300 episodes: it writes calls, most of them wrong."""
+    return make_pocket(cache / "half-made", 0, lambda what, share: None, Recipe(episodes=300))
+
+
+def offbook(cache: Path, *arguments: str, cwd: Path, wait: bool = True) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "offbook", *arguments],
+        env={**os.environ, "OFFBOOK_CACHE": str(cache)},
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if wait:
+        process.stdout_text, process.stderr_text = process.communicate(timeout=240)  # type: ignore[attr-defined]
+    return process
+
+
+def train(cache: Path, model: Path, out: Path, *more: str, wait: bool = True) -> subprocess.Popen[str]:
+    arguments = ["train", "--model", str(model), "--out", str(out), *SMALL, *more, "--plain"]
+    return offbook(cache, *arguments, cwd=out.parent, wait=wait)
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(cache: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "straight"
+    process = train(cache, model, out, "--train.steps", "4", "--checkpoint.keep", "9")
+    assert process.returncode == 0, process.stderr_text
+    return out
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / "ckpt" / f"step_{step:05d}" / "model.safetensors")
+
+
+def test_a_run_leaves_what_the_contract_says(uninterrupted: Path) -> None:
+    folder = RunFolder.open(uninterrupted)
+    rows, unreadable = folder.metrics()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert unreadable == 0
+    for row in rows:
+        rollouts, _ = folder.rollouts(row["step"])
+        assert len(rollouts) == 6
+        assert all(set(r.segments[0].versions) <= {-1, row["step"] - 1} for r in rollouts)
+        assert row["rl/mismatch"] < 1e-4
+    feedback = [item for step in folder.steps() for item in folder.feedback(step)[0]]
+    assert feedback, "a half-made model makes mistakes"
+    for item in feedback:
+        assert len(item.pieces) == len(item.student) == len(item.teacher) == len(item.divergence) > 0
+        assert item.hint.text.startswith("Reminder")
+    first, last = (weights(uninterrupted, step) for step in (1, 4))
+    assert any(not torch.equal(first[name], last[name]) for name in first)
+
+
+def test_a_checkpoint_loads_with_from_pretrained(uninterrupted: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = uninterrupted / "ckpt" / "step_00004"
+    network = AutoModelForCausalLM.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "Hello."}], tokenize=False)
+    assert prompt == "<|im_start|>user\nHello.<|im_end|>\n"
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    assert network(ids).logits.shape[-1] == network.config.vocab_size
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.9, 1.7])
+def test_a_killed_run_ends_at_the_same_weights(
+    cache: Path, model: Path, uninterrupted: Path, tmp_path: Path, delay_s: float
+) -> None:
+    """kill -9 some time after the first step, wherever that is; the same command goes on."""
+    out = tmp_path / "killed"
+    process = train(cache, model, out, "--train.steps", "4", "--checkpoint.keep", "9", wait=False)
+    deadline = time.monotonic() + 120
+    while not (out / "ckpt" / "step_00001" / "DONE").exists() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(delay_s)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    again = train(cache, model, out, "--train.steps", "4", "--checkpoint.keep", "9")
+    assert again.returncode == 0, again.stderr_text
+    for step in (2, 4):
+        ours, theirs = weights(out, step), weights(uninterrupted, step)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    strip = ("rollout_s", "train_s", "grades")
+    rows, expected = (
+        [{key: value for key, value in row.items() if key not in strip} for row in RunFolder(run).metrics()[0]]
+        for run in (out, uninterrupted)
+    )
+    assert rows == expected
+
+
+def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(cache: Path, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "stopped"
+    process = train(cache, model, out, "--train.steps", "50", wait=False)
+    deadline = time.monotonic() + 120
+    while not (out / "ckpt" / "step_00001" / "DONE").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on" in stderr
+    assert "Traceback" not in stderr
+    assert RunFolder.open(out).metrics()[0]
+
+
+def test_another_configuration_does_not_overwrite_a_run(cache: Path, model: Path, uninterrupted: Path) -> None:
+    process = train(cache, model, uninterrupted, "--seed", "5")
+    assert process.returncode == 1
+    assert "another configuration" in process.stderr_text
+
+
+def test_eval_of_a_run_is_kept_with_it(cache: Path, uninterrupted: Path) -> None:
+    first, second = (
+        offbook(cache, "eval", str(uninterrupted), "--json", "--plain", cwd=uninterrupted.parent) for _ in range(2)
+    )
+    assert first.returncode == 0, first.stderr_text
+    result = json.loads(first.stdout_text)
+    assert result["rollouts"] == 4
+    stored = RunFolder(uninterrupted).read_eval("final")
+    same = ("solved", "invalid_per_100", "turns", "tokens")
+    again = json.loads(second.stdout_text)
+    assert {key: result[key] for key in same} == {key: again[key] for key in same} == {key: stored[key] for key in same}
+
+
+def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    process = offbook(cache, "view", str(uninterrupted), "--static", str(tmp_path / "page.html"), cwd=tmp_path)
+    assert process.returncode == 0, process.stderr_text
+    assert "Reminder" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["train", "--feedback.wieght", "1"], 2, "did you mean feedback.weight"),
+        (["train", "@", "absent.toml"], 2, "cannot read absent.toml"),
+        (["train", "--model", "./absent"], 1, "there is no model folder ./absent"),
+        (["train", "--tasks.source", "absent"], 1, "there is no task folder absent"),
+        (["eval", "./absent"], 1, "there is no model folder ./absent"),
+        (["view", "absent"], 1, "absent is not a folder"),
+        (["view", "."], 1, "has no config.toml"),
+        (["train", "--seed"], 2, "--seed needs a value"),
+    ],
+)
+def test_bad_input_gets_one_sentence(
+    cache: Path, tmp_path: Path, arguments: list[str], code: int, sentence: str
+) -> None:
+    process = offbook(cache, *arguments, cwd=tmp_path)
+    assert process.returncode == code
+    assert sentence in process.stderr_text
+    assert "Traceback" not in process.stderr_text
+    assert process.stderr_text.strip().count("\n") == 0
+
+
+def test_debug_shows_the_traceback(cache: Path, tmp_path: Path) -> None:
+    assert "Traceback" in offbook(cache, "view", "absent", "--debug", cwd=tmp_path).stderr_text
+
+
+def test_a_full_disk_is_one_sentence(cache: Path, tmp_path: Path) -> None:
+    process = subprocess.run(
+        ["sh", "-c", f"ulimit -f 0; exec {sys.executable} -m offbook train --out run --plain"],  # no file may grow
+        env={**os.environ, "OFFBOOK_CACHE": str(cache)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 1
+    assert "free some space or choose another folder" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_help_needs_no_torch(tmp_path: Path) -> None:
+    code = "import sys, offbook.cli; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_doctor_reports_and_fails_without_a_cache(cache: Path, tmp_path: Path) -> None:
+    good = offbook(cache, "doctor", "--json", cwd=tmp_path)
+    assert good.returncode == 0
+    assert {finding["name"] for finding in json.loads(good.stdout_text)} >= {"python", "torch", "cache", "sandbox"}
+    (tmp_path / "file").touch()
+    bad = offbook(tmp_path / "file" / "cache", "doctor", "--json", cwd=tmp_path)
+    assert bad.returncode == 1
+    assert "set OFFBOOK_CACHE" in bad.stdout_text
+
+
+def test_no_task_comes_twice_before_all_have_come(tmp_path: Path) -> None:
+    tasks = [Task(str(n), tmp_path, "", tmp_path, tmp_path, (), (), (), (), "") for n in range(10)]
+    walk = [task.id for step in range(1, 6) for task in tasks_of_step(tasks, step, groups=4, seed=3)]
+    assert sorted(walk[:10]) == sorted(walk[10:]) == sorted(str(n) for n in range(10))
+    assert walk[:10] != walk[10:]
+
+
+def test_the_pocket_model_is_the_same_for_the_same_seed(model: Path, tmp_path: Path) -> None:
+    again = make_pocket(tmp_path, 0, lambda what, share: None, Recipe(episodes=300))
+    ours, theirs = load_file(model / "model.safetensors"), load_file(again / "model.safetensors")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert (model / "tokenizer.json").read_text() == (again / "tokenizer.json").read_text()
+    parameters = sum(tensor.numel() for tensor in ours.values())
+    assert 500_000 <= parameters <= 3_000_000
+
+
+def test_task_sets_are_made_once(cache: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
+    config = load_config([uninterrupted / "config.toml"], {})
+    seen: list[str] = []
+    sets = task_sets(config, lambda what, share: seen.append(what))
+    assert (len(sets.train), len(sets.heldout), seen) == (4, 2, [])

@@ -1,0 +1,95 @@
+"""Optimizers and checkpoints."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_model
+from test_branches import sample_with_branches
+from transformers import AutoModelForCausalLM
+
+from offbook.config import FeedbackConfig, TrainConfig
+from offbook.train.checkpoint import checkpoint_path, finished_steps, load_training_state, save_checkpoint
+from offbook.train.muon import Muon, orthogonalize
+from offbook.train.trainer import Trainer
+
+
+def test_orthogonalize_keeps_singular_vectors_and_evens_their_values() -> None:
+    torch.manual_seed(0)
+    for shape in ((3, 16, 40), (2, 40, 16)):
+        matrices = torch.randn(*shape)
+        out = orthogonalize(matrices)
+        assert ((torch.linalg.svdvals(out) > 0.6) & (torch.linalg.svdvals(out) < 1.3)).all()
+        u, _, vh = torch.linalg.svd(matrices, full_matrices=False)
+        inside = u.mT @ out @ vh.mT
+        assert (inside - torch.diag_embed(inside.diagonal(dim1=-2, dim2=-1))).abs().max() < 1e-4
+
+
+def test_muon_agrees_with_torch_on_matrices() -> None:
+    """torch.optim.Muon orthogonalises in bfloat16, so agreement is to its rounding."""
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(24, 24)) for _ in range(2))
+    optimizer = Muon([("w", ours)], lr=0.01, matrix_lr_scale=1.0)
+    reference = torch.optim.Muon([theirs], lr=0.01, weight_decay=0.0, adjust_lr_fn="original")
+    for _ in range(3):
+        ours.grad = torch.randn(24, 24)
+        theirs.grad = ours.grad.clone()
+        optimizer.step()
+        reference.step()
+    assert (ours - theirs).abs().max() < 2e-3
+    assert (ours - 1).abs().max() > 1e-3
+
+
+def test_muon_agrees_with_adamw_on_the_rest() -> None:
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(7)) for _ in range(2))
+    optimizer = Muon([("norm", ours)], lr=0.01, weight_decay=0.1)
+    reference = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
+    for _ in range(5):
+        ours.grad = torch.randn(7)
+        theirs.grad = ours.grad.clone()
+        optimizer.step()
+        reference.step()
+    assert (ours - theirs).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("teacher", ["live", "ema", "frozen"])
+def test_a_restored_trainer_goes_on_bit_for_bit(tmp_path: Path, optimizer: str, teacher: str) -> None:
+    settings = TrainConfig(optimizer=optimizer)
+    feedback = FeedbackConfig(teacher=teacher)
+    samples = [[sample_with_branches(random.Random(number))] for number in range(4)]
+    straight = Trainer(tiny_model(), settings, feedback)
+    for batch in samples[:2]:
+        straight.step(batch)
+    save_checkpoint(straight, tmp_path, 2, tmp_path, keep=1)
+    for batch in samples[2:]:
+        straight.step(batch)
+
+    resumed = Trainer(tiny_model(), settings, feedback)
+    path = checkpoint_path(tmp_path, 2)
+    resumed.model.load_state_dict(AutoModelForCausalLM.from_pretrained(path).state_dict())
+    load_training_state(resumed, path)
+    for batch in samples[2:]:
+        resumed.step(batch)
+    for (name, ours), theirs in zip(straight.model.named_parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_only_finished_checkpoints_count_and_old_ones_go(tmp_path: Path) -> None:
+    trainer = Trainer(tiny_model(), TrainConfig(), FeedbackConfig(teacher="live"))
+    for step in (1, 2, 3):
+        save_checkpoint(trainer, tmp_path, step, tmp_path, keep=2)
+    assert finished_steps(tmp_path) == [2, 3]
+    (checkpoint_path(tmp_path, 3) / "DONE").unlink()
+    assert finished_steps(tmp_path) == [2]
+
+
+def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
+    trainer = Trainer(tiny_model(), TrainConfig(), FeedbackConfig(teacher="ema"))
+    trainer.step([sample_with_branches(random.Random(0))])
+    path = save_checkpoint(trainer, tmp_path, 1, tmp_path, keep=1)
+    assert {file.suffix for file in path.iterdir()} <= {".json", ".safetensors", ""}
