@@ -36,7 +36,7 @@ class TasksConfig(Section):
 class HarnessConfig(Section):
     """The limits of one rollout."""
 
-    turns: int = Field(6, ge=1)
+    turns: int = Field(5, ge=1)
     tokens: int = Field(1024, ge=1)
     message_tokens: int = Field(96, ge=1)
     command_s: float = Field(10.0, gt=0)

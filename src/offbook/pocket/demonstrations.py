@@ -28,7 +28,7 @@ from offbook.types import Completion, Limits, Rollout, Sample, Task
 LIMITS = Limits(turns=12, tokens=1024, message_tokens=256)
 HINTED_EPISODES = 0.6
 HINTED_MESSAGES = 0.5
-CONTEXT_WEIGHT = 0.3
+CONTEXT_WEIGHT = 0.1
 CHUNK = 250
 
 
