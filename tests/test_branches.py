@@ -14,10 +14,11 @@ from offbook.config import FeedbackConfig, TrainConfig
 from offbook.train.attention import Trunk
 from offbook.train.batches import Batch
 from offbook.train.losses import divergence
-from offbook.train.trainer import Trainer, _global_counts, _Sums
+from offbook.train.trainer import Trainer, _Ledger
 from offbook.types import Branch, OffbookError, Sample
 
 UNCAPPED = 1e9
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def sample_with_branches(rng: random.Random, length: int = 60) -> Sample:
@@ -41,7 +42,8 @@ def reencoded(model: PreTrainedModel, sample: Sample, branch: Branch) -> Tensor:
     """The reference: log-probabilities over the vocabulary at each target token, hint in place, from scratch."""
     ids = [*sample.ids[: branch.insert], *branch.hint_ids, *sample.ids[branch.insert : branch.target_end]]
     count = branch.target_end - branch.target_start
-    return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -count - 1 : -1].log_softmax(-1)
+    inputs = torch.tensor([ids], device=model.device)
+    return model(input_ids=inputs, use_cache=False).logits[0, -count - 1 : -1].log_softmax(-1)
 
 
 def trainer_for(model: PreTrainedModel, **feedback: object) -> Trainer:
@@ -50,42 +52,47 @@ def trainer_for(model: PreTrainedModel, **feedback: object) -> Trainer:
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 @pytest.mark.parametrize("teacher", ["live", "frozen"])
-def test_hinted_logits_equal_reencoding(kind: str, teacher: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_hinted_logits_equal_reencoding(kind: str, teacher: str, device: str) -> None:
     rng = random.Random(1)
     samples = [sample_with_branches(rng, 60), sample_with_branches(rng, 52)]
-    trainer = trainer_for(tiny_model(kind), teacher=teacher)
-    batch = Batch.collate(samples, torch.device("cpu"))
+    trainer = trainer_for(tiny_model(kind).to(device), teacher=teacher)
+    batch = Batch.collate(samples, torch.device(device))
     trunk = Trunk()
     if teacher == "live":
         trainer.model.base_model(input_ids=batch.ids_BT, use_cache=False, trunk=trunk)
     hinted = trainer._teacher_logp(batch, trunk)
-    reference = torch.cat([reencoded(tiny_model(kind), s, b) for s in samples for b in s.branches])
+    model = tiny_model(kind).to(device)
+    reference = torch.cat([reencoded(model, s, b) for s in samples for b in s.branches])
     assert hinted.shape == reference.shape
     assert (hinted - reference).abs().max() < 1e-4
-    student = tiny_model(kind)(input_ids=batch.ids_BT[:1], use_cache=False).logits[0, 25:32].log_softmax(-1)
+    student = model(input_ids=batch.ids_BT[:1], use_cache=False).logits[0, 25:32].log_softmax(-1)
     assert (hinted[7:14] - student).abs().max() > 0.1, "the hint must matter, or the test shows nothing"
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "jsd"])
-def test_gradients_equal_reencoding(direction: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_equal_reencoding(direction: str, device: str) -> None:
     rng = random.Random(2)
     samples = [sample_with_branches(rng, 60), sample_with_branches(rng, 52), sample_with_branches(rng, 57)]
-    counts = _global_counts(samples)
-    trainer = trainer_for(tiny_model(), teacher="live", direction=direction)
+    ledger = _Ledger.open(samples)
+    trainer = trainer_for(tiny_model().to(device), teacher="live", direction=direction)
     for micro in (samples[:2], samples[2:]):
-        trainer._loss(Batch.collate(micro, torch.device("cpu")), counts, _Sums(), {}).backward()
+        trainer._loss(Batch.collate(micro, torch.device(device)), ledger).backward()
 
-    model = tiny_model()
+    model = tiny_model().to(device)
     for sample in samples:
-        logp = model(input_ids=torch.tensor([sample.ids]), use_cache=False).logits[0].log_softmax(-1)
-        own = logp[:-1].gather(1, torch.tensor(sample.ids[1:])[:, None])[:, 0]
-        ratio = (own.detach() - torch.tensor(sample.logprobs[1:])).exp().clamp(max=2.0)
-        loss = -(torch.tensor(sample.rl_weight[1:]) * ratio * 0.7 * own).sum() / counts["rl"]
+        ids = torch.tensor(sample.ids, device=device)
+        behaviour, weight = (torch.tensor(s[1:], device=device) for s in (sample.logprobs, sample.rl_weight))
+        logp = model(input_ids=ids[None], use_cache=False).logits[0].log_softmax(-1)
+        own = logp[:-1].gather(1, ids[1:, None])[:, 0]
+        ratio = (own.detach() - behaviour).exp().clamp(max=2.0)
+        loss = -(weight * ratio * 0.7 * own).sum() / ledger.counts["rl"]
         for branch in sample.branches:
             student = logp[branch.target_start - 1 : branch.target_end - 1]
             with torch.no_grad():
                 teacher = reencoded(model, sample, branch)
-            loss = loss + branch.weight * divergence(student, teacher, direction).sum() / counts["hint"]
+            loss = loss + branch.weight * divergence(student, teacher, direction).sum() / ledger.counts["hint"]
         loss.backward()
 
     for (name, ours), reference in zip(trainer.model.named_parameters(), model.parameters(), strict=True):

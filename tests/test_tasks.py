@@ -278,7 +278,7 @@ def test_drafts_are_what_real_deletion_makes() -> None:
         assert draft.files[draft.path].count(draft.old) == 1
         assert draft.files[draft.path].replace(draft.old, draft.new) == draft.gold.files[draft.path]
         assert (
-            draft.files[draft.path].replace(draft.old, draft.wrong_edit(random.Random(0)))
+            draft.files[draft.path].replace(draft.old, draft.function.wrong_body(random.Random(0)))
             != draft.gold.files[draft.path]
         )
 
@@ -315,7 +315,6 @@ def pairs(module: str, function: Function) -> set[tuple[str, str, str | int]]:
         for pair in (
             ("name", step.op.phrase, function.name),
             ("module", step.op.phrase, module),
-            ("constant", step.op.phrase, step.constant),
         )
     }
 
@@ -348,7 +347,7 @@ def test_a_gold_body_passes_and_a_wrong_one_fails(tmp_path: Path, split: Split) 
             solved = draft.files[draft.path].replace(draft.old, body)
             return run_files(tmp_path / "tree", {**draft.files, draft.path: solved, **tests}, tests)
 
-        gold, wrong = run_with(draft.new), run_with(draft.wrong_edit(random.Random(0)))
+        gold, wrong = run_with(draft.new), run_with(draft.function.wrong_body(random.Random(0)))
         assert gold.passed >= set(draft.fail_to_pass)
         assert not gold.failed
         assert wrong.failed & set(draft.fail_to_pass)

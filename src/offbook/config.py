@@ -29,66 +29,66 @@ class TasksConfig(Section):
     """Where tasks come from: `pocket` (made on the spot) or a folder with `train/` and `heldout/` task folders."""
 
     source: str = "pocket"
-    num_train: int = Field(120, ge=1, description="pocket only: how many to make")
-    num_heldout: int = Field(48, ge=1, description="pocket only: how many to make")
+    num_train: int = Field(default=120, ge=1, description="pocket only: how many to make")
+    num_heldout: int = Field(default=48, ge=1, description="pocket only: how many to make")
 
 
 class HarnessConfig(Section):
     """The limits of one rollout."""
 
-    turns: int = Field(5, ge=1)
-    tokens: int = Field(1024, ge=1)
-    message_tokens: int = Field(96, ge=1)
-    command_s: float = Field(10.0, gt=0)
-    wall_s: float = Field(120.0, gt=0)
+    turns: int = Field(default=5, ge=1)
+    tokens: int = Field(default=1024, ge=1)
+    message_tokens: int = Field(default=96, ge=1)
+    command_s: float = Field(default=10.0, gt=0)
+    wall_s: float = Field(default=120.0, gt=0)
 
     def limits(self) -> Limits:
         return Limits(**self.model_dump())
 
 
 class EngineConfig(Section):
-    temperature: float = Field(1.0, gt=0)
-    max_rows: int = Field(64, ge=1, description="rollouts decoded side by side")
+    temperature: float = Field(default=1.0, gt=0)
+    max_rows: int = Field(default=64, ge=1, description="rollouts decoded side by side")
 
 
 class TrainConfig(Section):
-    steps: int = Field(30, ge=1)
-    groups: int = Field(4, ge=1, description="tasks a step")
-    group_size: int = Field(8, ge=2, description="rollouts a task")
+    steps: int = Field(default=30, ge=1)
+    groups: int = Field(default=4, ge=1, description="tasks a step")
+    group_size: int = Field(default=8, ge=2, description="rollouts a task")
     optimizer: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = Field(5e-4, gt=0)
-    warmup_steps: int = Field(3, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
-    gradient_clip: float = Field(1.0, gt=0)
-    ratio_cap: float = Field(2.0, ge=1, description="cap of the importance weight")
-    micro_tokens: int = Field(8192, ge=1, description="tokens in one forward")
+    learning_rate: float = Field(default=5e-4, gt=0)
+    warmup_steps: int = Field(default=3, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    gradient_clip: float = Field(default=1.0, gt=0)
+    ratio_cap: float = Field(default=2.0, ge=1, description="cap of the importance weight")
+    micro_tokens: int = Field(default=8192, ge=1, description="tokens in one forward")
 
 
 class FeedbackConfig(Section):
     """Targeted hints. `weight` 0 turns them off: RL alone."""
 
-    weight: float = Field(5.0, ge=0, description="lambda, beside an RL loss of weight 1")
-    max_targets: int = Field(3, ge=1, description="faulty messages of a rollout that get a hint")
+    weight: float = Field(default=5.0, ge=0, description="lambda, beside an RL loss of weight 1")
+    max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout that get a hint")
     teacher: Literal["live", "ema", "frozen"] = "frozen"
-    ema_decay: float = Field(0.99, gt=0, lt=1, description="teacher `ema` only")
+    ema_decay: float = Field(default=0.99, gt=0, lt=1, description="teacher `ema` only")
     direction: Literal["forward", "reverse", "jsd"] = "forward"
-    token_cap: float = Field(2.0, gt=0, description="nats a token may count for")
+    token_cap: float = Field(default=2.0, gt=0, description="nats a token may count for")
 
 
 class CheckpointConfig(Section):
-    every: int = Field(1, ge=1, description="steps between checkpoints")
-    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+    every: int = Field(default=1, ge=1, description="steps between checkpoints")
+    keep: int = Field(default=2, ge=1, description="newest checkpoints kept")
 
 
 class EvalConfig(Section):
-    samples: int = Field(2, ge=1, description="rollouts a held-out task")
+    samples: int = Field(default=2, ge=1, description="rollouts a held-out task")
 
 
 class Config(Section):
     out: str = "runs/train"
-    model: str = Field("pocket", description="`pocket`, a local folder, or a hub id")
+    model: str = Field(default="pocket", description="`pocket`, a local folder, or a hub id")
     seed: int = 0
-    threads: int = Field(1, ge=1, description="torch threads; sandboxes use the other cores")
+    threads: int = Field(default=1, ge=1, description="torch threads; sandboxes use the other cores")
     tasks: TasksConfig = TasksConfig()
     harness: HarnessConfig = HarnessConfig()
     engine: EngineConfig = EngineConfig()
@@ -167,6 +167,9 @@ def _refuse_unknown(tree: dict[str, Any], section: type[BaseModel], prefix: str)
     for key, value in tree.items():
         field = section.model_fields.get(key)
         if field is None:
+            while isinstance(value, dict) and value:  # an unknown section: name the first value given in it
+                name, value = next(iter(value.items()))
+                key = f"{key}.{name}"
             raise ConfigError(_unknown_key(prefix + key))
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, dict):
@@ -177,5 +180,5 @@ def _unknown_key(key: str) -> str:
     known = _paths(Config)
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     same_leaf = [path for path in known if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-    suggestion = (same_leaf or near or [None])[0]
-    return f"unknown configuration key {key}" + (f"; did you mean {suggestion}?" if suggestion else "")
+    suggestion = "".join(f"; did you mean {path}?" for path in (same_leaf or near)[:1])
+    return f"unknown configuration key {key}{suggestion}"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,13 +35,11 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     os.replace(temporary, path)
 
 
-@cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Rollout, Feedback)}
 
 
 def dump_lines(records: Iterable[Any]) -> bytes:
-    return b"".join(_adapter(type(record)).dump_json(record) + b"\n" for record in records)
+    return b"".join(_ADAPTERS[type(record)].dump_json(record) + b"\n" for record in records)
 
 
 def load_lines(path: Path, kind: type[T]) -> tuple[list[T], int]:
@@ -50,7 +47,7 @@ def load_lines(path: Path, kind: type[T]) -> tuple[list[T], int]:
     records, unreadable = [], 0
     for line in path.read_bytes().splitlines():
         try:
-            records.append(_adapter(kind).validate_json(line))
+            records.append(_ADAPTERS[kind].validate_json(line))
         except ValidationError:
             unreadable += 1
     return records, unreadable

@@ -12,13 +12,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from offbook.cli.evaluate import COLUMNS, result_table
-from offbook.cli.options import Json, Plain, console, progress_display
+from offbook.cli.options import Json, Plain, config_from, console, progress_display
+from offbook.config import Config
+from offbook.runfolder import RunFolder
 from offbook.types import OffbookError
+
+if TYPE_CHECKING:
+    from offbook.loop.setup import Progress
 
 ARMS = {"rl": ["--feedback.weight", "0"], "rl_hints": []}
 
@@ -37,10 +42,11 @@ def quickstart(
     if fresh:
         shutil.rmtree(out, ignore_errors=True)
     arguments = ["--seed", str(seed), *(["--train.steps", str(steps)] if steps else [])]
+    config = config_from(arguments)
     with progress_display(plain) as progress:
-        before = _before(out, arguments, progress)
-        _run_arms(out, arguments, progress)
-    results = {"before": before, **{arm: _read_json(out / arm / "eval" / "final.json") for arm in ARMS}}
+        before = _before(out, config, progress)
+        _run_arms(out, arguments, config.train.steps, progress)
+    results = {"before": before, **{arm: _read_eval(RunFolder(out / arm), "final") for arm in ARMS}}
     summary = {name: {key: result[key] for key in COLUMNS} for name, result in results.items()}
     seconds = time.monotonic() - started
     (out / "summary.json").write_text(json.dumps({**summary, "seconds": seconds}, indent=2) + "\n")
@@ -56,29 +62,23 @@ def quickstart(
         print(f"{seconds:.0f} s. Look at {report}; the numbers are in {out / 'summary.json'}")
 
 
-def _before(out: Path, arguments: list[str], progress: Any) -> dict[str, Any]:
+def _before(out: Path, config: Config, progress: Progress) -> dict[str, Any]:
     """Make the model and the tasks, and measure the start."""
-    from offbook.cli.options import config_from
     from offbook.loop.evaluate import evaluate
     from offbook.loop.setup import model_folder, task_sets
-    from offbook.runfolder import RunFolder
 
-    config = config_from(arguments)
     model = model_folder(config.model, config.seed, progress)
     tasks = task_sets(config, progress)
-    known = RunFolder(out).read_eval("before")
-    if known is None:
+    folder = RunFolder(out)
+    if folder.read_eval("before") is None:
         progress("measuring before", 0.0)
-        RunFolder(out).write_eval("before", *evaluate(model, tasks.heldout, config))
+        folder.write_eval("before", *evaluate(model, tasks.heldout, config))
         progress("measuring before", 1.0)
-    return known or _read_json(out / "eval" / "before.json")
+    return _read_eval(folder, "before")
 
 
-def _run_arms(out: Path, arguments: list[str], progress: Any) -> None:
+def _run_arms(out: Path, arguments: list[str], steps: int, progress: Progress) -> None:
     """Both runs at once, each a process of its own with one thread: two cores are used without sharing a model."""
-    from offbook.config import load_config
-
-    steps = load_config([], {"train.steps": arguments[-1]} if "--train.steps" in arguments else {}).train.steps
     running: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
     try:
         for arm, extra in ARMS.items():
@@ -120,6 +120,7 @@ def _steps_done(run: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text())
-    return value
+def _read_eval(folder: RunFolder, name: str) -> dict[str, Any]:
+    result = folder.read_eval(name)
+    assert result is not None
+    return result

@@ -76,12 +76,8 @@ class Draft:
 
     @property
     def new(self) -> str:
-        """... what it should put there ..."""
+        """... and what it should put there."""
         return self.function.body
-
-    def wrong_edit(self, rng: random.Random) -> str:
-        """... and what it might put there by mistake."""
-        return self.function.wrong_body(rng)
 
 
 def draft_tasks(seed: int, count: int, split: Split) -> Iterator[Draft]:

@@ -70,7 +70,7 @@ def _attention(
     branches: list[BranchRow] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    layer: int = module.layer_idx  # type: ignore[assignment]
+    layer: int = module.layer_idx
     if branches is not None:
         assert trunk is not None
         out = _branch_attention(query, key, value, scaling, trunk.keys[layer], trunk.values[layer], branches)

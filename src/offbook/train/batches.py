@@ -72,7 +72,8 @@ class BranchBatch:
     def collate(cls, batch: Batch) -> BranchBatch:
         ids: list[int] = []
         positions: list[int] = []
-        rows, predictors = [], []
+        predictors: list[int] = []
+        rows = []
         for trunk_row, branch in batch.branches:
             message = batch.ids_BT[trunk_row, branch.insert : branch.target_end].tolist()
             start = len(ids)

@@ -27,7 +27,8 @@ class Muon(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
     ):
-        matrices, others = [], []
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, parameter in named_parameters:
             is_table = "embed" in name or "lm_head" in name
             (matrices if parameter.ndim == 2 and not is_table else others).append(parameter)
@@ -41,7 +42,7 @@ class Muon(torch.optim.Optimizer):
         )
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
+    def step(self) -> None:
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if group["matrices"]:
@@ -56,7 +57,7 @@ class Muon(torch.optim.Optimizer):
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
-            nesterov = parameter.grad.lerp(state["momentum"], momentum)  # type: ignore[union-attr]
+            nesterov = parameter.grad.lerp(state["momentum"], momentum)
             by_shape[parameter.shape].append((parameter, nesterov))
         for shape, pairs in by_shape.items():
             directions = orthogonalize(torch.stack([direction for _, direction in pairs]))

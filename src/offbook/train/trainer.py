@@ -36,13 +36,29 @@ class StepResult:
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Running sums over the micro-batches of one step."""
+class _Ledger:
+    """What one step adds up over its micro-batches. `counts` are the tokens each component is a mean over, in all."""
 
-    values: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int]
+    sums: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, Measured] = field(default_factory=dict)
 
-    def add(self, name: str, value: Tensor | float) -> None:
-        self.values[name] = self.values.get(name, 0.0) + float(value)
+    @classmethod
+    def open(cls, samples: list[Sample]) -> _Ledger:
+        return cls(
+            {
+                "rl": sum(weight != 0 for sample in samples for weight in sample.rl_weight),
+                "ce": sum(weight != 0 for sample in samples for weight in sample.ce_weight),
+                "hint": sum(_num_targets(branch) for sample in samples for branch in sample.branches),
+            }
+        )
+
+    def add(self, name: str, values: Tensor) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + float(values.detach().sum())
+
+    def means(self) -> dict[str, float]:
+        """`rl/loss` is a mean over the tokens that rl counts, `hint/kl` over those that hint counts, and so on."""
+        return {name: total / self.counts[name.split("/")[0]] for name, total in self.sums.items()}
 
 
 class Trainer:
@@ -56,12 +72,10 @@ class Trainer:
         self.teacher = model if feedback.teacher == "live" else copy.deepcopy(model).requires_grad_(False)
 
     def step(self, samples: list[Sample], lr_scale: float = 1.0) -> StepResult:
-        counts = _global_counts(samples)
-        sums = _Sums()
-        result = StepResult(metrics={})
+        ledger = _Ledger.open(samples)
         batches = micro_batches(samples, self.settings.micro_tokens)
         for micro in batches:
-            self._loss(Batch.collate(micro, self.model.device), counts, sums, result.measured).backward()
+            self._loss(Batch.collate(micro, self.model.device), ledger).backward()
         gradient_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * lr_scale
@@ -70,15 +84,10 @@ class Trainer:
         self._update_teacher()
         padded = sum(len(micro) * len(micro[0].ids) for micro in batches)
         used = sum(len(sample.ids) for sample in samples)
-        result.metrics = {
-            **_means(sums.values, counts),
-            "gradient_norm": float(gradient_norm),
-            "train_tokens": used,
-            "padding_share": 1 - used / padded,
-        }
-        return result
+        metrics = {"gradient_norm": float(gradient_norm), "train_tokens": used, "padding_share": 1 - used / padded}
+        return StepResult({**ledger.means(), **metrics}, ledger.measured)
 
-    def _loss(self, batch: Batch, counts: dict[str, int], sums: _Sums, measured: dict[str, Measured]) -> Tensor:
+    def _loss(self, batch: Batch, ledger: _Ledger) -> Tensor:
         trunk = Trunk() if batch.branches else None
         keeps = trunk if self.teacher is self.model else None
         hidden_BTD = self.model.base_model(input_ids=batch.ids_BT, use_cache=False, trunk=keeps).last_hidden_state
@@ -88,26 +97,27 @@ class Trainer:
         logp_N = logp_NV.gather(1, batch.ids_BT[mask_BT][:, None])[:, 0]
 
         loss = torch.zeros((), device=logp_N.device)
-        if counts["rl"]:
+        if ledger.counts["rl"]:
             behaviour_N, weight_N = batch.logprobs_BT[mask_BT], batch.rl_weight_BT[mask_BT]
-            rl_N = losses.policy_gradient(logp_N, behaviour_N, batch.advantage_BT[mask_BT], self.settings.ratio_cap)
-            loss = loss + (weight_N * rl_N).sum() / counts["rl"]
+            rl_N = weight_N * losses.policy_gradient(
+                logp_N, behaviour_N, batch.advantage_BT[mask_BT], self.settings.ratio_cap
+            )
+            loss = loss + rl_N.sum() / ledger.counts["rl"]
             sampled_N = weight_N != 0
-            sums.add("rl/loss", (weight_N * rl_N).detach().sum())
-            sums.add("rl/mismatch", (logp_N.detach() - behaviour_N)[sampled_N].abs().sum())
-            sums.add("rl/entropy", -(logp_NV.exp() * logp_NV).detach().sum(-1)[sampled_N].sum())
-        if counts["ce"]:
+            ledger.add("rl/loss", rl_N)
+            ledger.add("rl/mismatch", (logp_N - behaviour_N)[sampled_N].abs())
+            ledger.add("rl/entropy", -(logp_NV.exp() * logp_NV).sum(-1)[sampled_N])
+        if ledger.counts["ce"]:
             ce_N = -batch.ce_weight_BT[mask_BT] * logp_N
-            loss = loss + ce_N.sum() / counts["ce"]
-            sums.add("ce/loss", ce_N.detach().sum())
+            loss = loss + ce_N.sum() / ledger.counts["ce"]
+            ledger.add("ce/loss", ce_N)
         if trunk is not None:
             index_BT = torch.full_like(batch.ids_BT, -1)
             index_BT[mask_BT] = torch.arange(len(row_N), device=index_BT.device)
             target_M = torch.cat([index_BT[row, b.target_start : b.target_end] for row, b in batch.branches])
-            teacher_MV = self._teacher_logp(batch, trunk)
-            loss = loss + self._hint_loss(
-                logp_NV[target_M], teacher_MV, logp_N[target_M], batch, counts, sums, measured
-            )
+            ids_M = batch.ids_BT[mask_BT][target_M]
+            hint_M = self._hint_loss(batch.branches, ids_M, logp_NV[target_M], self._teacher_logp(batch, trunk), ledger)
+            loss = loss + hint_M.sum() / ledger.counts["hint"]
         return loss
 
     def _log_softmax(self, model: PreTrainedModel, hidden_ND: Tensor) -> Tensor:
@@ -127,29 +137,25 @@ class Trainer:
 
     def _hint_loss(
         self,
-        student_MV: Tensor,
-        teacher_MV: Tensor,
-        student_logp_M: Tensor,
-        batch: Batch,
-        counts: dict[str, int],
-        sums: _Sums,
-        measured: dict[str, Measured],
+        branches: list[tuple[int, Branch]],
+        ids_M: Tensor,
+        student_logp_MV: Tensor,
+        teacher_logp_MV: Tensor,
+        ledger: _Ledger,
     ) -> Tensor:
-        divergence_M = losses.divergence(student_MV, teacher_MV, self.feedback.direction)
-        weight_M = torch.cat([torch.full((_num_targets(b),), b.weight) for _, b in batch.branches]).to(divergence_M)
-        ids_M = torch.cat([batch.ids_BT[row, b.target_start : b.target_end] for row, b in batch.branches])
-        teacher_logp_M = teacher_MV.gather(1, ids_M[:, None])[:, 0]
-        sums.add("hint/kl", divergence_M.detach().sum())
-        sums.add("hint/capped", (divergence_M > self.feedback.token_cap).sum())
-        start = 0
-        for _, branch in batch.branches:
-            span = slice(start, start + _num_targets(branch))
-            measured[branch.key] = Measured(
-                student_logp_M[span].tolist(), teacher_logp_M[span].tolist(), divergence_M[span].tolist()
-            )
-            start = span.stop
-        capped_M = losses.cap_tokens(divergence_M, self.feedback.token_cap)
-        return (weight_M * capped_M).sum() / counts["hint"]
+        """The weighted, capped divergence at each target token, branch after branch."""
+        divergence_M = losses.divergence(student_logp_MV, teacher_logp_MV, self.feedback.direction)
+        ledger.add("hint/kl", divergence_M)
+        ledger.add("hint/capped", divergence_M > self.feedback.token_cap)
+        sizes = [_num_targets(branch) for _, branch in branches]
+        rows = (student_logp_MV, teacher_logp_MV)
+        student_M, teacher_M = (logp_MV.detach().gather(1, ids_M[:, None])[:, 0] for logp_MV in rows)
+        parts = zip(student_M.split(sizes), teacher_M.split(sizes), divergence_M.detach().split(sizes), strict=True)
+        for (_, branch), (student, teacher, divergence) in zip(branches, parts, strict=True):
+            ledger.measured[branch.key] = Measured(student.tolist(), teacher.tolist(), divergence.tolist())
+        weight_M = torch.tensor([branch.weight for _, branch in branches], device=ids_M.device)
+        weight_M = weight_M.repeat_interleave(torch.tensor(sizes, device=ids_M.device))
+        return weight_M * losses.cap_tokens(divergence_M, self.feedback.token_cap)
 
     @torch.no_grad()
     def _update_teacher(self) -> None:
@@ -159,25 +165,11 @@ class Trainer:
 
 
 def _optimizer(model: PreTrainedModel, settings: TrainConfig) -> torch.optim.Optimizer:
-    shared = {"lr": settings.learning_rate, "betas": (0.9, 0.95), "weight_decay": settings.weight_decay}
+    lr, decay, betas = settings.learning_rate, settings.weight_decay, (0.9, 0.95)
     if settings.optimizer == "muon":
-        return Muon(model.named_parameters(), **shared)
-    return torch.optim.AdamW(model.parameters(), **shared, fused=True)
+        return Muon(model.named_parameters(), lr=lr, betas=betas, weight_decay=decay)
+    return torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, weight_decay=decay, fused=True)
 
 
 def _num_targets(branch: Branch) -> int:
     return branch.target_end - branch.target_start
-
-
-def _global_counts(samples: list[Sample]) -> dict[str, int]:
-    """How many tokens each component is a mean over, in the whole step and not in one micro-batch."""
-    return {
-        "rl": sum(weight != 0 for sample in samples for weight in sample.rl_weight),
-        "ce": sum(weight != 0 for sample in samples for weight in sample.ce_weight),
-        "hint": sum(_num_targets(branch) for sample in samples for branch in sample.branches),
-    }
-
-
-def _means(sums: dict[str, float], counts: dict[str, int]) -> dict[str, float]:
-    """`rl/loss` is a mean over the tokens that rl counts, `hint/kl` over those that hint counts, and so on."""
-    return {name: total / counts[name.split("/")[0]] for name, total in sums.items()}
