@@ -1,5 +1,7 @@
 """Targeted RL with textual feedback, the whole method in one file, on a CPU in a few minutes.
 
+    python examples/targeted_feedback.py [MODEL [STEPS]]
+
 A small agent works on coding tasks with tools. It often calls tools that do not exist. Plain RL sees one number for a
 whole rollout; it cannot say *which* message was wrong. Targeted feedback can:
 
@@ -22,7 +24,7 @@ import sys
 import torch
 
 from offbook.algo import add_branch, group_advantage, target_key
-from offbook.config import Config, FeedbackConfig, TrainConfig
+from offbook.config import Config, FeedbackConfig, TasksConfig
 from offbook.engine import LocalEngine
 from offbook.feedback import read_rollout, write_hint
 from offbook.harness import run_agent
@@ -34,8 +36,13 @@ from offbook.tokens import ChatFormat
 from offbook.train.trainer import Measured, Trainer
 from offbook.types import Rollout, Sample, Task
 
-STEPS, TASKS_A_STEP, GROUP = 12, 4, 8
-CONFIG = Config(train=TrainConfig(steps=STEPS), feedback=FeedbackConfig(teacher="frozen", weight=5.0))
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "pocket"
+STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 12
+TASKS_A_STEP, GROUP = 4, 8
+CONFIG = Config(
+    tasks=TasksConfig(num_train=STEPS * TASKS_A_STEP, num_heldout=1),
+    feedback=FeedbackConfig(teacher="frozen", weight=5.0),
+)
 
 
 async def roll_out(
@@ -93,7 +100,7 @@ def show_a_target(groups: list[list[Rollout]], chat: ChatFormat, measured: dict[
 async def main() -> None:
     torch.set_num_threads(1)  # the other cores run the sandboxes
     print("making or loading the pocket model and its tasks; the first time takes about two minutes", file=sys.stderr)
-    folder = model_folder("pocket", CONFIG.seed)
+    folder = model_folder(MODEL, CONFIG.seed)
     tasks = task_sets(CONFIG).train
     chat = ChatFormat.from_folder(folder)
     trainer = Trainer(load_model(folder), CONFIG.train, CONFIG.feedback)

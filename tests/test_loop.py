@@ -236,6 +236,36 @@ def test_the_pocket_model_is_the_same_for_the_same_seed(model: Path, tmp_path: P
     assert 500_000 <= parameters <= 3_000_000
 
 
+def test_quickstart_scaled_down(cache: Path, model: Path, tmp_path: Path) -> None:
+    """The whole of it with a half-made model: two arms, two measurements, table, summary and report."""
+    arguments = ["--model", str(model), "--train.steps", "2", *SMALL]
+    process = offbook(cache, "quickstart", "--out", "q", "--json", "--plain", *arguments, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr_text
+    summary = json.loads((tmp_path / "q" / "summary.json").read_text())
+    assert set(summary) == {"before", "rl", "rl_hints", "seconds"}
+    assert set(summary["rl"]) == {"solved", "invalid_per_100", "turns", "tokens"}
+    assert json.loads(process.stdout_text)["rl_hints"] == summary["rl_hints"]
+    assert "<html" in (tmp_path / "q" / "report.html").read_text()
+    hinted, plain = (RunFolder(tmp_path / "q" / arm).metrics()[0] for arm in ("rl_hints", "rl"))
+    assert sum(row["hinted_targets"] for row in hinted) > 0 == sum(row["hinted_targets"] for row in plain)
+    assert hinted[0]["solved"] == plain[0]["solved"], "both arms start from the same weights and the same dice"
+
+
+def test_the_example_runs_and_stays_short(cache: Path, model: Path, tmp_path: Path) -> None:
+    example = Path(__file__).parent.parent / "examples" / "targeted_feedback.py"
+    assert len(example.read_text().splitlines()) < 200
+    process = subprocess.run(
+        [sys.executable, str(example), str(model), "1"],
+        env={**os.environ, "OFFBOOK_CACHE": str(cache)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "step  1" in process.stdout
+    assert "student  teacher  divergence" in process.stdout
+
+
 def test_task_sets_are_made_once(cache: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
     config = load_config([uninterrupted / "config.toml"], {})

@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}
-app.command("quickstart")(quickstart.quickstart)
+app.command("quickstart", context_settings=CONFIGURED)(quickstart.quickstart)
 app.command("train", context_settings=CONFIGURED)(train.train)
 app.command("eval", context_settings=CONFIGURED)(evaluate.evaluate)
 app.command("view")(view.view)

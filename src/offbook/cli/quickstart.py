@@ -29,19 +29,22 @@ ARMS = {"rl": ["--feedback.weight", "0"], "rl_hints": []}
 
 
 def quickstart(
+    ctx: typer.Context,
     seed: Annotated[int, typer.Option(help="Another seed: another pocket model, other tasks, other rollouts.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Where all of it goes; runs/quickstart-SEED if not given.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps of each run, if not the recipe's.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start again over an earlier quickstart's folder.")] = False,
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
-    """Train a small coding agent end to end: RL alone, and RL with targeted hints, from the same start."""
+    """Train a small coding agent end to end: RL alone, and RL with targeted hints, from the same start.
+
+    Takes configuration like `train` does, for both runs: --train.steps 10, @ FILE.toml.
+    """
     started = time.monotonic()
     out = out or Path(f"runs/quickstart-{seed}")
     if fresh:
         shutil.rmtree(out, ignore_errors=True)
-    arguments = ["--seed", str(seed), *(["--train.steps", str(steps)] if steps else [])]
+    arguments = ["--seed", str(seed), *ctx.args]
     config = config_from(arguments)
     with progress_display(plain) as progress:
         before = _before(out, config, progress)
