@@ -143,7 +143,7 @@ def make_run(root: Path, name: str, hinted: bool = True, extra: str = "") -> Pat
     for step in (1, 2):
         row: dict[str, Any] = {"step": step, "solved": 0.25 * step, "invalid_per_100": 30.0 / step, "turns": 5.0}
         if hinted:
-            row |= {"hint_kl": 0.4 / step, "targets/unknown_tool": 4, "targets/edited_tests": 3 - step}
+            row |= {"hint/kl": 0.4 / step, "targets/unknown_tool": 4, "targets/edited_tests": 3 - step}
         folder.append_metrics(row)
         folder.write_rollouts(step, [make_rollout(f"{name}-{step}", extra)])
         if hinted:

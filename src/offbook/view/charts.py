@@ -32,7 +32,7 @@ PANELS = (
     Panel("invalid_per_100", "Invalid calls per 100", "lower", from_zero=True),
     Panel("reward", "Reward", "higher"),
     Panel("turns", "Turns per rollout"),
-    Panel("hint_kl", "Divergence from teacher", "lower", from_zero=True),
+    Panel("hint/kl", "Divergence from teacher", "lower", from_zero=True),
     Panel("hinted_targets", "Messages hinted", from_zero=True),
 )
 RULE_PREFIX = "targets/"
