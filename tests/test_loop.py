@@ -38,7 +38,7 @@ def model(cache: Path) -> Path:
 def offbook(cache: Path, *arguments: str, cwd: Path, wait: bool = True) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "offbook", *arguments],
-        env={**os.environ, "OFFBOOK_CACHE": str(cache)},
+        env={**os.environ, "OFFBOOK_CACHE": str(cache), "HF_HUB_OFFLINE": "1"},
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -171,6 +171,7 @@ def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) ->
         (["train", "--feedback.wieght", "1"], 2, "did you mean feedback.weight"),
         (["train", "@", "absent.toml"], 2, "cannot read absent.toml"),
         (["train", "--model", "./absent"], 1, "there is no model folder ./absent"),
+        (["train", "--model", "nobody/nothing", *SMALL], 1, "cannot get the model nobody/nothing from the hub"),
         (["train", "--tasks.source", "absent"], 1, "there is no task folder absent"),
         (["eval", "./absent"], 1, "there is no model folder ./absent"),
         (["view", "absent"], 1, "absent is not a folder"),

@@ -40,10 +40,11 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     """Run, or go on with, the training that `config` describes. Returns when its last step is in a checkpoint."""
     torch.set_num_threads(config.threads)
     folder = RunFolder(config.out)
-    done = _claim(folder, config)
+    _refuse_another_run(folder, config)
     tasks = task_sets(config, progress).train
     start = model_folder(config.model, config.seed, progress)
     chat = ChatFormat.from_folder(start)
+    done = _claim(folder, config)
     trainer = Trainer(load_model(start), config.train, config.feedback, config.engine.temperature)
     if done:
         path = checkpoint_path(folder.path / "ckpt", done)
@@ -81,17 +82,19 @@ def latest_checkpoint(folder: RunFolder) -> Path:
     return checkpoint_path(folder.path / "ckpt", steps[-1])
 
 
+def _refuse_another_run(folder: RunFolder, config: Config) -> None:
+    if not finished_steps(folder.path / "ckpt"):
+        return  # nothing to lose
+    old, new = tomllib.loads(folder.config_file.read_text()), config.model_dump()
+    for tree in (old, new):
+        tree["train"].pop("steps")  # a finished run may be trained further
+    if old != new:
+        raise OffbookError(f"{folder.path} holds a run with another configuration; give another --out")
+
+
 def _claim(folder: RunFolder, config: Config) -> int:
-    """The last finished step of this run. A folder that holds another run is left as it is."""
-    text = config.to_toml()
-    if folder.config_file.exists():
-        old = tomllib.loads(folder.config_file.read_text())
-        new = tomllib.loads(text)
-        for tree in (old, new):
-            tree["train"].pop("steps")  # a finished run may be trained further
-        if old != new:
-            raise OffbookError(f"{folder.path} holds a run with another configuration; give another --out")
-    write_atomic(folder.config_file, text)
+    """Write the configuration, clear what an unfinished step left, and say which step was the last finished one."""
+    write_atomic(folder.config_file, config.to_toml())
     done = max(finished_steps(folder.path / "ckpt"), default=0)
     folder.truncate_metrics(done)
     for path in (folder.path / "ckpt").glob("step_*"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+import offbook
 from offbook.config import Config, cache_folder
 from offbook.pocket.model import make_pocket
 from offbook.tasks import load_tasks, make_pocket_tasks
@@ -23,10 +25,20 @@ def quiet(what: str, share: float) -> None:
     """Progress for nobody."""
 
 
+def _pocket_cache() -> Path:
+    """What is made on the spot depends on the code that makes it: changed code makes it anew."""
+    package = Path(offbook.__file__).parent
+    digest = hashlib.sha256((package / "tokens.py").read_bytes())
+    for room in ("algo", "feedback", "harness", "pocket", "sandbox", "tasks", "train"):
+        for path in sorted((package / room).glob("*.py")):
+            digest.update(path.read_bytes())
+    return cache_folder() / digest.hexdigest()[:12]
+
+
 def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
     """A local folder with the named model; `pocket` is made if it is not there yet."""
     if name == "pocket":
-        return make_pocket(cache_folder(), seed, progress)
+        return make_pocket(_pocket_cache(), seed, progress)
     if Path(name).is_dir():
         return Path(name)
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
@@ -66,7 +78,7 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
     root = Path(config.tasks.source)
     if config.tasks.source == "pocket":
         wanted = config.tasks.num_train, config.tasks.num_heldout
-        root = cache_folder() / f"pocket-tasks-{config.seed}-{wanted[0]}-{wanted[1]}"
+        root = _pocket_cache() / f"tasks-{config.seed}-{wanted[0]}-{wanted[1]}"
         if not root.is_dir():
             asyncio.run(make_pocket_tasks(root, config.seed, *wanted, lambda share: progress("making tasks", share)))
     if not root.is_dir():

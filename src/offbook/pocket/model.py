@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from offbook.feedback.hints import TEXTS
 from offbook.harness.agent import SYSTEM, system_prompt
 from offbook.pocket.demonstrations import make_demonstrations
 from offbook.pocket.script import Habits, Script
-from offbook.runfolder import write_atomic
+from offbook.runfolder import whole_folder
 from offbook.tasks import draft_tasks
 from offbook.tokens import BLOCK_END, BLOCK_START, CALL_END, CALL_START
 from offbook.train.trainer import Trainer
@@ -54,23 +54,23 @@ def make_pocket(
     cache: Path, seed: int, progress: Callable[[str, float], None], recipe: Recipe = POCKET, threads: int = 2
 ) -> Path:
     """The folder of the pocket model of this seed, made if it is not there. The same seed gives the same weights."""
-    folder = cache / f"pocket-{seed}"
-    text = json.dumps(asdict(recipe), indent=2, sort_keys=True) + "\n"
-    if (folder / "recipe.json").exists() and (folder / "recipe.json").read_text() == text:
+    written = json.dumps(asdict(recipe), indent=2, sort_keys=True)
+    folder = cache / f"pocket-{seed}-{hashlib.sha256(written.encode()).hexdigest()[:8]}"
+    if folder.is_dir():
         return folder
-    shutil.rmtree(folder, ignore_errors=True)
     tokenizer = _train_tokenizer(recipe, seed)
     samples = make_demonstrations(
         tokenizer, seed, recipe.episodes, recipe.habits, lambda share: progress("pocket: demonstrations", share)
     )
     model = _clone(samples, recipe, tokenizer, seed, threads, lambda share: progress("pocket: imitation", share))
     transformers_logging.disable_progress_bar()
-    model.save_pretrained(folder)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=BLOCK_END, pad_token=BLOCK_END, chat_template=CHAT_TEMPLATE
     )
-    wrapped.save_pretrained(folder)
-    write_atomic(folder / "recipe.json", text)  # last: it marks the folder as whole
+    with whole_folder(folder) as part:
+        model.save_pretrained(part)
+        wrapped.save_pretrained(part)
+        (part / "recipe.json").write_text(written + "\n")
     return folder
 
 

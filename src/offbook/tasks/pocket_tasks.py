@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from offbook.runfolder import whole_folder
 from offbook.tasks.deletion import delete_feature
 from offbook.tasks.folder import NewTask, write_files, write_task
 from offbook.tasks.pocket_functions import Function
@@ -120,9 +120,6 @@ async def make_pocket_tasks(
     """
     if root.exists():
         raise OffbookError(f"{root} exists already; remove it to make its tasks again")
-    unfinished = root.with_name(root.name + ".part")
-    if unfinished.exists():
-        shutil.rmtree(unfinished)
     num_made = 0
 
     def made_one() -> None:
@@ -130,9 +127,9 @@ async def make_pocket_tasks(
         num_made += 1
         on_progress(num_made / (num_train + num_heldout))
 
-    discarded = await _make_split(unfinished / "train", seed, "train", num_train, made_one)
-    discarded += await _make_split(unfinished / "heldout", seed, "heldout", num_heldout, made_one)
-    unfinished.rename(root)
+    with whole_folder(root) as part:
+        discarded = await _make_split(part / "train", seed, "train", num_train, made_one)
+        discarded += await _make_split(part / "heldout", seed, "heldout", num_heldout, made_one)
     return PocketSummary(num_train, num_heldout, tuple(discarded))
 
 
