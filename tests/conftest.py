@@ -6,12 +6,15 @@ import random
 
 import pytest
 import torch
+from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from offbook.tokens import BLOCK_END, BLOCK_START, CALL_END, CALL_START, ChatFormat
 
 torch.set_num_threads(1)
+settings.register_profile("offbook", deadline=None)  # no test is timed
+settings.load_profile("offbook")
 
 
 @pytest.fixture(scope="session")

@@ -335,7 +335,7 @@ def test_held_out_pairs_are_nowhere_in_train_repositories() -> None:
 def test_both_difficulties_occur_on_both_sides() -> None:
     for split in ("train", "heldout"):
         hard = [draft.function.difficulty for draft in drafts(split, 300)].count("hard")
-        assert 50 < hard < 150
+        assert 20 < hard < 120
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])

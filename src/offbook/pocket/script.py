@@ -83,11 +83,8 @@ class Script:
         return [*INVENTED[self.stage], *(removed if self.stage == "view" else [])]
 
     def _malformed(self, name: str, arguments: dict[str, Any]) -> str:
+        """Mostly a parameter's name that the tool does not have, sometimes a brace too few."""
+        if self.rng.random() < 0.2:
+            return render_call(name, arguments).replace("}}</tool_call>", "}</tool_call>")
         first, *rest = arguments
-        kind = self.rng.choice(["renamed", "missing", "unclosed"])
-        if kind == "renamed":
-            renamed = {"file": arguments[first], **{key: arguments[key] for key in rest}}
-            return render_call(name, renamed)
-        if kind == "missing":
-            return render_call(name, {key: arguments[key] for key in rest})
-        return render_call(name, arguments).replace("}}</tool_call>", "}</tool_call>")
+        return render_call(name, {"file": arguments[first], **{key: arguments[key] for key in rest}})

@@ -109,12 +109,15 @@ class Repository:
         tree = dict(self.files)
         tree[self.path(module.name)] = self._module_source(module, stubbed=function)
         others = [other for other in module.functions if other != function]
-        tree[path_of_tests(module.name)] = self._tests_source(module.name, module.functions, others)
         callers = [caller for caller in self.callers if not caller.needs(function)]
-        if callers:
-            tree[path_of_tests(self.callers_module)] = self._tests_source(self.callers_module, self.callers, callers)
-        else:
-            del tree[path_of_tests(self.callers_module)]
+        for name, imported, tested in (
+            (module.name, module.functions, others),
+            (self.callers_module, self.callers, callers),
+        ):
+            if tested:
+                tree[path_of_tests(name)] = self._tests_source(name, imported, tested)
+            else:
+                del tree[path_of_tests(name)]
         return tree
 
     def _readme(self) -> str:
