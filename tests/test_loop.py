@@ -38,7 +38,7 @@ def model(cache: Path) -> Path:
 def offbook(cache: Path, *arguments: str, cwd: Path, wait: bool = True) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "offbook", *arguments],
-        env={**os.environ, "OFFBOOK_CACHE": str(cache), "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "OFFBOOK_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
