@@ -29,9 +29,10 @@ def evaluate(
 
     from offbook.loop.circle import latest_checkpoint
     from offbook.loop.evaluate import evaluate as measure
-    from offbook.loop.setup import model_folder, task_sets
+    from offbook.loop.setup import model_folder, refuse_missing_tasks, task_sets
     from offbook.runfolder import RunFolder
 
+    refuse_missing_tasks(config)
     with progress_display(plain) as progress:
         folder = latest_checkpoint(RunFolder.open(run)) if run else model_folder(model, config.seed, progress)
         tasks = task_sets(config, progress).heldout

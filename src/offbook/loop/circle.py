@@ -25,7 +25,7 @@ from offbook.engine import LocalEngine
 from offbook.feedback import read_rollout, write_hint
 from offbook.loop.collect import collect
 from offbook.loop.measure import summarize
-from offbook.loop.setup import Progress, load_model, model_folder, quiet, task_sets
+from offbook.loop.setup import Progress, load_model, model_folder, quiet, refuse_missing_tasks, task_sets
 from offbook.rewards import Grader
 from offbook.runfolder import RunFolder, write_atomic
 from offbook.tokens import ChatFormat
@@ -41,8 +41,9 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     torch.set_num_threads(config.threads)
     folder = RunFolder(config.out)
     _refuse_another_run(folder, config)
-    tasks = task_sets(config, progress).train
+    refuse_missing_tasks(config)
     start = model_folder(config.model, config.seed, progress)
+    tasks = task_sets(config, progress).train
     chat = ChatFormat.from_folder(start)
     done = _claim(folder, config)
     trainer = Trainer(load_model(start), config.train, config.feedback, config.engine.temperature)

@@ -73,6 +73,12 @@ class TaskSets:
     heldout: list[Task]
 
 
+def refuse_missing_tasks(config: Config) -> None:
+    """Before minutes go into a model: is the task folder there?"""
+    if config.tasks.source != "pocket" and not Path(config.tasks.source).is_dir():
+        raise OffbookError(f"there is no task folder {config.tasks.source}")
+
+
 def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
     """The train and held-out tasks of a configuration; pocket tasks are made and verified if they are not there yet."""
     root = Path(config.tasks.source)
@@ -81,6 +87,4 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
         root = _pocket_cache() / f"tasks-{config.seed}-{wanted[0]}-{wanted[1]}"
         if not root.is_dir():
             asyncio.run(make_pocket_tasks(root, config.seed, *wanted, lambda share: progress("making tasks", share)))
-    if not root.is_dir():
-        raise OffbookError(f"there is no task folder {root}")
     return TaskSets(load_tasks(root / "train"), load_tasks(root / "heldout"))
