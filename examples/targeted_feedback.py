@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+from pathlib import Path
 
 import torch
 
@@ -97,11 +98,7 @@ def show_a_target(groups: list[list[Rollout]], chat: ChatFormat, measured: dict[
             return
 
 
-async def main() -> None:
-    torch.set_num_threads(1)  # the other cores run the sandboxes
-    print("making or loading the pocket model and its tasks; the first time takes about two minutes", file=sys.stderr)
-    folder = model_folder(MODEL, CONFIG.seed)
-    tasks = task_sets(CONFIG).train
+async def train(folder: Path, tasks: list[Task]) -> None:
     chat = ChatFormat.from_folder(folder)
     trainer = Trainer(load_model(folder), CONFIG.train, CONFIG.feedback)
     engine = LocalEngine(load_model(folder), chat.end_id)
@@ -126,4 +123,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    torch.set_num_threads(1)  # the other cores run the sandboxes
+    print("making or loading the model and its tasks; pocket takes about two minutes the first time", file=sys.stderr)
+    asyncio.run(train(model_folder(MODEL, CONFIG.seed), task_sets(CONFIG).train))

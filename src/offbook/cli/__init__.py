@@ -21,6 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Every verb takes --debug: a traceback instead of one sentence when something goes wrong.",
 )
+INTERRUPTED = 130
+STOPPED = "stopped; everything so far is kept, and the same command goes on from there"
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command("quickstart", context_settings=CONFIGURED)(quickstart.quickstart)
@@ -38,6 +40,8 @@ def main() -> NoReturn:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
         code = app(arguments, standalone_mode=False)
+        if code == INTERRUPTED:  # how typer passes Ctrl-C on
+            _say(STOPPED)
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Exit as exit_:
         sys.exit(exit_.exit_code)
@@ -45,8 +49,8 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        _say("stopped; everything so far is kept, and the same command goes on from there")
-        sys.exit(130)
+        _say(STOPPED)
+        sys.exit(INTERRUPTED)
     except OffbookError as error:
         if debug:
             raise
