@@ -1,22 +1,56 @@
-"""The process box: commands end when they must, paths stay inside, and nothing is left behind."""
+"""Boxes of processes and of namespaces: commands end when they must, paths stay inside, changes are seen, forks go
+separate ways, and nothing is left behind. What a box keeps an agent from is in test_escape.py."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
+import random
 import signal
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbook.sandbox import Box, ExecResult, PathRefused, ProcessBox
-from offbook.sandbox.process import OUTPUT_BYTES, _Output
+from offbook.sandbox import (
+    HISTORY,
+    Box,
+    BoxSpec,
+    BwrapBox,
+    ExecResult,
+    PathRefused,
+    ProcessBox,
+    isolation,
+    open_box,
+    require_isolation,
+)
+from offbook.sandbox.cgroups import find_hierarchy, make_group
+from offbook.sandbox.launch import OUTPUT_BYTES
+from offbook.sandbox.layers import MAX_LAYERS
+from offbook.types import OffbookError
 
 SECRET = "not for the agent"
+KINDS = [ProcessBox, BwrapBox]
+
+needs_isolation = pytest.mark.skipif(not isolation().works, reason="; ".join(isolation().missing))
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*arguments: object, **options: object) -> None:
+        async def whole() -> None:
+            await test(*arguments, **options)
+
+        asyncio.run(whole())
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +72,19 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
+@pytest.fixture(params=[ProcessBox, pytest.param(BwrapBox, marks=needs_isolation)])
+def box(base: Path, request: pytest.FixtureRequest) -> Iterator[Box]:
+    box = request.param(base)
+    yield box
+    asyncio.run(box.close())
+
+
 @pytest.fixture
-def box(base: Path) -> Iterator[ProcessBox]:
-    with ProcessBox(base) as box:
-        yield box
-
-
-def run(box: Box, command: str, timeout_s: float = 20.0) -> ExecResult:
-    return asyncio.run(box.exec(command, timeout_s))
+def isolated(base: Path) -> Iterator[BwrapBox]:
+    require_isolation()
+    box = BwrapBox(base)
+    yield box
+    asyncio.run(box.close())
 
 
 def is_running(pid: int) -> bool:
@@ -64,35 +103,56 @@ def ends(pid: int) -> bool:
     return not is_running(pid)
 
 
-def test_output_is_merged_and_the_exit_code_kept(box: ProcessBox) -> None:
-    result = run(box, "echo out; echo err >&2; exit 3")
+def sleepers(seconds: str) -> list[int]:
+    """Processes on this machine that run `sleep seconds`."""
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and Path(f"/proc/{name}/cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def unique_sleep() -> str:
+    return f"{random.randint(10**6, 10**9)}"
+
+
+@in_loop
+async def test_output_is_merged_and_the_exit_code_kept(box: Box) -> None:
+    result = await box.exec("echo out; echo err >&2; exit 3", 20)
     assert result == ExecResult(3, "out\nerr\n", timed_out=False, truncated=False)
 
 
-def test_a_command_starts_in_the_tree_without_input(box: ProcessBox) -> None:
-    assert run(box, "pwd; cat; ./run.sh").output == f"{box.root}\nran\n"
+@in_loop
+async def test_a_command_starts_in_the_tree_without_input(box: Box) -> None:
+    root = box.root if isinstance(box, ProcessBox) else "/app"
+    assert (await box.exec("pwd; cat; ./run.sh", 20)).output == f"{root}\nran\n"
 
 
-def test_nothing_of_the_hosts_environment_is_seen(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFBOOK_TOKEN", SECRET)
-    with ProcessBox(base) as box:
-        lines = run(box, "env").output.splitlines()
-        names = {line.partition("=")[0] for line in lines} - {"PWD", "SHLVL", "_"}  # set by the shell itself
-        assert names == {"PATH", "HOME", "TMPDIR", "LANG", "PYTHONDONTWRITEBYTECODE"}
-        assert run(box, 'touch "$HOME/a" "$TMPDIR/b"').exit_code == 0
-        assert box.changes() == {}
+@in_loop
+async def test_nothing_of_the_hosts_environment_is_seen(box: Box) -> None:
+    os.environ["OFFBOOK_TOKEN"] = SECRET
+    try:
+        lines = (await box.exec("env", 20)).output.splitlines()
+    finally:
+        del os.environ["OFFBOOK_TOKEN"]
+    names = {line.partition("=")[0] for line in lines} - {"PWD", "OLDPWD", "SHLVL", "_"}  # set by the shell itself
+    assert names == {"PATH", "HOME", "TMPDIR", "LANG", "PYTHONDONTWRITEBYTECODE"}
+    assert (await box.exec('touch "$HOME/a" "$TMPDIR/b"', 20)).exit_code == 0
+    assert (await box.exec('ls "$HOME/a" "$TMPDIR/b"', 20)).exit_code == 0  # and they stay
+    assert await box.changes() == {}
 
 
-def test_python_is_the_one_that_runs_offbook(box: ProcessBox) -> None:
-    assert run(box, "python -c 'import pytest, pkg.one; print(pkg.one.ONE)'").output == "1\n"
+@in_loop
+async def test_python_is_the_one_that_runs_offbook(box: Box) -> None:
+    assert (await box.exec("python -c 'import pytest, pkg.one; print(pkg.one.ONE)'", 20)).output == "1\n"
 
 
-def test_undecodable_output_is_replaced(box: ProcessBox) -> None:
-    assert run(box, r"printf 'a\377b'").output == "a\ufffdb"
-
-
-def test_long_output_keeps_its_beginning_and_end(box: ProcessBox) -> None:
-    result = run(box, "echo begin; head -c 100000000 /dev/zero | tr '\\0' x; echo end")
+@in_loop
+async def test_long_output_keeps_its_beginning_and_end(box: Box) -> None:
+    result = await box.exec("echo begin; head -c 100000000 /dev/zero | tr '\\0' x; echo end", 30)
     assert result.truncated
     assert result.exit_code == 0
     assert result.output.startswith("begin\nxxx")
@@ -101,124 +161,195 @@ def test_long_output_keeps_its_beginning_and_end(box: ProcessBox) -> None:
     assert len(result.output) < OUTPUT_BYTES + 100
 
 
-@given(chunks=st.lists(st.integers(0, OUTPUT_BYTES), max_size=4))
-def test_output_is_cut_only_above_the_cap(chunks: list[int]) -> None:
-    async def feed() -> _Output:
-        output = _Output()
-        read_end, write_end = os.pipe()
-        for number, size in enumerate(chunks):
-            os.write(write_end, bytes([97 + number]) * size)
-            if size:
-                output.read_from(read_end)
-        os.close(read_end)
-        os.close(write_end)
-        return output
-
-    output = asyncio.run(feed())
-    whole = "".join(chr(97 + number) * size for number, size in enumerate(chunks))
-    assert output.truncated == (len(whole) > OUTPUT_BYTES)
-    if output.truncated:
-        assert output.text().startswith(whole[: OUTPUT_BYTES // 2] + "\n[")
-        assert output.text().endswith("]\n" + whole[-OUTPUT_BYTES // 2 :])
-    else:
-        assert output.text() == whole
+@in_loop
+async def test_a_report_is_not_output(box: Box) -> None:
+    result = await box.exec("echo seen; echo told >&3; echo also >&3", 20, report=True)
+    assert (result.output, result.report) == ("seen\n", "told\nalso\n")
+    assert (await box.exec("(echo told >&3) 2>/dev/null || echo closed", 20)).output == "closed\n"
 
 
-def test_the_deadline_kills_grandchildren_and_keeps_the_output(box: ProcessBox) -> None:
-    result = run(box, "echo so far; sh -c 'sleep 60 & echo $! > grandchild; wait' & wait", timeout_s=2.0)
+@in_loop
+async def test_the_deadline_kills_grandchildren_and_keeps_the_output(box: Box) -> None:
+    mark, began = unique_sleep(), time.monotonic()
+    result = await box.exec(f"echo so far; sh -c 'sleep {mark} & wait' & wait", 1.0)
+    assert time.monotonic() - began < 8
     assert result == ExecResult(-signal.SIGKILL, "so far\n", timed_out=True, truncated=False)
-    assert ends(int(box.read("grandchild")))
+    assert all(map(ends, sleepers(mark)))
 
 
-def test_what_a_command_leaves_in_the_background_is_killed(box: ProcessBox) -> None:
-    result = run(box, "sleep 60 & echo $! > child; echo done")
+@in_loop
+async def test_what_a_command_leaves_in_the_background_is_killed(box: Box) -> None:
+    mark = unique_sleep()
+    result = await box.exec(f"sleep {mark} & echo done", 20)
     assert (result.output, result.timed_out) == ("done\n", False)
-    assert ends(int(box.read("child")))
+    assert all(map(ends, sleepers(mark)))
 
 
-def test_a_daemon_that_holds_the_pipe_is_not_waited_for(box: ProcessBox) -> None:
+@in_loop
+async def test_a_daemon_that_holds_the_pipe_is_not_waited_for(base: Path) -> None:
     daemon = "setsid sh -c 'echo $$ > daemon.part; mv daemon.part daemon; exec sleep 60' &"
-    result = run(box, f"{daemon} while [ ! -e daemon ]; do sleep 0.01; done; echo started")
-    pid = int(box.read("daemon"))
-    try:
-        assert (result.output, result.timed_out) == ("started\n", False)
-        assert is_running(pid)  # so it did hold the pipe: the box does not claim to catch a process like this
-    finally:
-        os.kill(pid, signal.SIGKILL)
+    async with ProcessBox(base) as box:
+        result = await box.exec(f"{daemon} while [ ! -e daemon ]; do sleep 0.01; done; echo started", 20)
+        pid = int(await box.read("daemon"))
+        try:
+            assert (result.output, result.timed_out) == ("started\n", False)
+            assert is_running(pid)  # so it did hold the pipe: this box does not claim to catch a process like this
+        finally:
+            os.kill(pid, signal.SIGKILL)
 
 
-def test_a_command_may_close_its_output_and_go_on(box: ProcessBox) -> None:
-    run(box, "exec >&- 2>&-; sleep 0.2; touch finished")
-    assert "finished" in box.files()
+@in_loop
+async def test_a_command_may_close_its_output_and_go_on(box: Box) -> None:
+    await box.exec("exec >&- 2>&-; sleep 0.2; touch finished", 20)
+    assert "finished" in await box.files()
 
 
-def test_memory_and_file_size_are_limited(box: ProcessBox) -> None:
-    assert "MemoryError" in run(box, "python -c 'bytearray(5 << 30)'").output
-    assert run(box, "head -c 500000000 /dev/zero > big").exit_code != 0
-    assert (box.root / "big").stat().st_size < 200_000_000
+@in_loop
+async def test_a_process_box_limits_memory_and_file_size(base: Path) -> None:
+    async with ProcessBox(base) as box:
+        assert "MemoryError" in (await box.exec("python -c 'bytearray(5 << 30)'", 20)).output
+        assert (await box.exec("head -c 500000000 /dev/zero > big", 20)).exit_code != 0
+        assert (box.root / "big").stat().st_size < 200_000_000
 
 
-def test_cancelling_kills_the_command(box: ProcessBox) -> None:
-    async def start_and_cancel() -> int:
-        command = asyncio.create_task(box.exec("echo $$ > shell.part; mv shell.part shell; sleep 60", 60))
-        while "shell" not in box.files():
-            await asyncio.sleep(0.01)
-        command.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await command
-        return int(box.read("shell"))
-
-    assert ends(asyncio.run(start_and_cancel()))
+@in_loop
+async def test_a_signal_of_its_own_ends_a_command_as_a_shell_tells(box: Box) -> None:
+    assert (await box.exec("kill -SEGV $$", 20)).exit_code == 128 + signal.SIGSEGV
 
 
-def test_closing_ends_a_running_command(base: Path) -> None:
-    async def close_under_it() -> ExecResult:
-        box = ProcessBox(base)
-        command = asyncio.create_task(box.exec("touch started; sleep 60", 60))
-        while "started" not in box.files():
-            await asyncio.sleep(0.01)
-        box.close()
-        return await command
+@in_loop
+async def test_commands_started_together_run_side_by_side(box: Box) -> None:
+    began = time.monotonic()
+    results = await asyncio.gather(
+        box.exec("sleep 1; echo a", 20),
+        box.exec("sleep 1; echo b; echo r >&3; exit 4", 20, report=True),
+        box.exec("echo c; sleep 50", 0.5),
+    )
+    assert time.monotonic() - began < 1.9
+    assert [(result.exit_code, result.output, result.report) for result in results] == [
+        (0, "a\n", ""),
+        (4, "b\n", "r\n"),
+        (-signal.SIGKILL, "c\n", ""),
+    ]
+    assert [result.timed_out for result in results] == [False, False, True]
 
-    result = asyncio.run(close_under_it())
+
+@in_loop
+async def test_each_of_several_commands_ends_on_its_own(isolated: BwrapBox) -> None:
+    first = asyncio.create_task(isolated.exec("touch quick", 20))
+    second = asyncio.create_task(isolated.exec("sleep 1; ls quick", 20))
+    await first
+    assert not second.done()
+    later = asyncio.create_task(isolated.exec("echo later", 20))  # waits for the launch, and then runs
+    assert (await second).output == "quick\n"
+    assert (await later).output == "later\n"
+
+
+@in_loop
+async def test_a_write_waits_for_a_running_command(isolated: BwrapBox) -> None:
+    command = asyncio.create_task(isolated.exec("sleep 0.3; cat new 2>/dev/null || echo absent", 20))
+    await asyncio.sleep(0.1)
+    await isolated.write("new", "text")
+    assert (await command).output == "absent\n"
+    assert (await isolated.exec("cat new", 20)).output == "text"
+
+
+@in_loop
+async def test_cancelling_kills_the_command(box: Box) -> None:
+    mark = unique_sleep()
+    command = asyncio.create_task(box.exec(f"touch started; sleep {mark}", 60))
+    while "started" not in await box.files():
+        await asyncio.sleep(0.01)
+    command.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await command
+    assert (await box.exec("echo next", 20)).output == "next\n"
+    assert all(map(ends, sleepers(mark)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@in_loop
+async def test_closing_ends_a_running_command(base: Path, kind: type[ProcessBox] | type[BwrapBox]) -> None:
+    box = kind(base)
+    command = asyncio.create_task(box.exec("touch started; sleep 60", 60))
+    while "started" not in await box.files():
+        await asyncio.sleep(0.01)
+    await box.close()
+    result = await command
     assert (result.exit_code, result.timed_out) == (-signal.SIGKILL, False)
 
 
-def test_close_removes_everything_and_may_be_called_again(base: Path) -> None:
-    box = ProcessBox(base)
-    run(box, "mkdir -p locked/inner && touch locked/inner/file && chmod 000 locked/inner locked")
-    box.close()
-    box.close()
-    assert not box.root.parent.exists()
+@pytest.mark.parametrize("kind", KINDS)
+@in_loop
+async def test_close_removes_everything_and_may_be_called_again(
+    base: Path, kind: type[ProcessBox] | type[BwrapBox]
+) -> None:
+    box = kind(base)
+    place = box.root.parent if isinstance(box, ProcessBox) else Path(box._held.place)
+    await box.exec("mkdir -p locked/inner && touch locked/inner/file && chmod 000 locked/inner locked . ~ $TMPDIR", 20)
+    if isinstance(box, BwrapBox):
+        assert (await box.exec("echo still", 20)).output == "still\n"
+    await box.close()
+    await box.close()
+    assert not place.exists()
 
 
-def test_a_box_of_a_missing_tree_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_box_of_a_missing_tree_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[ProcessBox] | type[BwrapBox]
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(FileNotFoundError):
-        ProcessBox(tmp_path / "missing")
-    assert list(tmp_path.iterdir()) == []
+        kind(tmp_path / "missing")
+    assert [entry for entry in tmp_path.iterdir() if kind is ProcessBox or list(entry.glob("*/layer-*"))] == []
 
 
-def test_files_are_read_written_and_listed(box: ProcessBox) -> None:
+@in_loop
+async def test_files_are_read_written_and_listed(box: Box) -> None:
     text = "line\r\nÜber\n\ttab"
-    box.write("new/deep/file.txt", text)
-    assert box.read("new/deep/file.txt") == text
-    assert box.read("inner/one.py") == "ONE = 1\n"  # through a link that stays inside
-    assert box.list("pkg") == ["one.py", "two.py"]
-    assert box.list(".") == ["dangling", "inner/", "new/", "out/", "pkg/", "run.sh"]
-    assert box.files() == ["new/deep/file.txt", "pkg/one.py", "pkg/two.py", "run.sh"]
+    await box.write("new/deep/file.txt", text)
+    assert await box.read("new/deep/file.txt") == text
+    assert await box.read("inner/one.py") == "ONE = 1\n"  # through a link that stays inside
+    assert await box.list("pkg") == ["one.py", "two.py"]
+    assert await box.list(".") == ["dangling", "inner/", "new/", "out", "pkg/", "run.sh"]
+    assert await box.files() == ["new/deep/file.txt", "pkg/one.py", "pkg/two.py", "run.sh"]
+    await box.write("run.sh", "#!/bin/sh\necho changed\n")
+    await box.write("inner/one.py", "ONE = 'through the link'\n")
+    assert (await box.exec("./run.sh; cat pkg/one.py", 20)).output == "changed\nONE = 'through the link'\n"
+    await box.remove("run.sh")
+    await box.remove("inner")
+    assert await box.list(".") == ["dangling", "new/", "out", "pkg/"]
+    assert (await box.exec("ls", 20)).output == "dangling\nnew\nout\npkg\n"
+    with pytest.raises(PathRefused):
+        await box.remove("pkg")
+    with pytest.raises(FileNotFoundError):
+        await box.remove("pkg/none.py")
 
 
-def test_changes_are_seen_and_the_base_stays_as_it_was(base: Path, box: ProcessBox) -> None:
-    assert box.changes() == {}
-    box.write("pkg/one.py", "ONE = 11\n")
-    box.write("pkg/three.py", "THREE = 3\n")
-    (box.root / "pkg" / "two.py").unlink()
-    (box.root / "binary").write_bytes(b"\xff\x00")
-    (box.root / "pkg" / "__pycache__").mkdir()
-    (box.root / "pkg" / "__pycache__" / "one.pyc").write_bytes(b"\x00")
-    (box.root / os.fsdecode(b"odd\xff")).touch()
-    assert box.changes() == {
+@in_loop
+async def test_what_was_deleted_can_be_made_again(box: Box) -> None:
+    """The old content must not shine through from below."""
+    await box.exec("rm -r pkg run.sh", 20)
+    await box.write("pkg/new.py", "NEW = 1\n")
+    await box.write("run.sh/now/a/folder", "x")
+    assert await box.list("pkg") == ["new.py"]
+    assert (await box.exec("ls pkg; cat run.sh/now/a/folder", 20)).output == "new.py\nx"
+    await box.remove("pkg/new.py")
+    await box.write("pkg/one.py", "ONE = 1\n")
+    assert await box.changes() == {"pkg/two.py": None, "run.sh": None, "run.sh/now/a/folder": "x"}
+    assert (await box.exec("rm -r pkg; mkdir pkg; ls pkg", 20)).output == ""
+    assert await box.changes() == {"pkg/one.py": None, "pkg/two.py": None, "run.sh": None, "run.sh/now/a/folder": "x"}
+
+
+@in_loop
+async def test_changes_are_seen_and_the_base_stays_as_it_was(base: Path, box: Box) -> None:
+    assert await box.changes() == {}
+    await box.write("pkg/one.py", "ONE = 11\n")
+    await box.write("pkg/three.py", "THREE = 3\n")
+    await box.remove("pkg/two.py")
+    commands = r"printf '\377\000' > binary; mkdir pkg/__pycache__; touch pkg/__pycache__/one.pyc"
+    await box.exec(commands + r"; touch $(printf 'odd\377'); touch run.sh; ln -sf nowhere link", 20)
+    assert await box.changes() == {
         "binary": "\ufffd\x00",
         "odd\ufffd": "",
         "pkg/one.py": "ONE = 11\n",
@@ -238,12 +369,14 @@ def test_changes_are_seen_and_the_base_stays_as_it_was(base: Path, box: ProcessB
         "dangling",
         "a\0b",
         "\ud800",
+        HISTORY + "/../outside",
     ],
 )
-def test_paths_that_leave_the_tree_are_refused(box: ProcessBox, path: str) -> None:
+@in_loop
+async def test_paths_that_leave_the_tree_are_refused(box: Box, path: str) -> None:
     for refused in (box.read, box.list, lambda path: box.write(path, "x")):
         with pytest.raises(PathRefused):
-            refused(path)
+            await refused(path)
 
 
 PARTS = [
@@ -251,6 +384,7 @@ PARTS = [
     ".",
     "",
     "/",
+    "/app",
     "pkg",
     "one.py",
     "out",
@@ -258,37 +392,363 @@ PARTS = [
     "secret.txt",
     "dangling",
     "inner",
-    "new",
     "home",
     "tree",
 ]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
 @given(path=st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=6).map("/".join))
-def test_no_path_reaches_outside(base: Path, path: str) -> None:
-    with ProcessBox(base) as box:
-        for use in (box.read, box.list, lambda path: box.write(path, "x")):
-            try:
-                assert SECRET not in str(use(path))
-            except (PathRefused, OSError):
-                continue
-        assert sorted(entry.name for entry in box.root.parent.iterdir()) == ["home", "tmp", "tree"]
-        assert [*(box.root.parent / "home").iterdir(), *(box.root.parent / "tmp").iterdir()] == []
+def test_no_path_reaches_outside(base: Path, kind: type[ProcessBox] | type[BwrapBox], path: str) -> None:
+    async def attempt() -> None:
+        async with kind(base) as box:
+            for use in (box.read, box.list, lambda path: box.write(path, "x"), box.remove):
+                try:
+                    assert SECRET not in str(await use(path))
+                except (PathRefused, OSError):
+                    continue
+
+    asyncio.run(attempt())
     outside = base.parent / "outside"
     assert {entry.name: entry.read_text() for entry in outside.iterdir()} == {"secret.txt": SECRET}
+    assert sorted(entry.name for entry in base.parent.iterdir()) == ["outside", "tree"]
 
 
-def test_a_pipe_is_no_file(box: ProcessBox) -> None:
-    os.mkfifo(box.root / "fifo")
+@in_loop
+async def test_a_pipe_is_no_file(box: Box) -> None:
+    await box.exec("mkfifo fifo", 20)
     with pytest.raises(PathRefused):
-        box.read("fifo")
+        await box.read("fifo")
     with pytest.raises(PathRefused):
-        box.write("fifo", "x")
-    assert "fifo" not in box.files()
+        await box.write("fifo", "x")
+    assert "fifo" not in await box.files()
 
 
-def test_a_missing_file_is_the_file_systems_error(box: ProcessBox) -> None:
+@in_loop
+async def test_a_missing_file_is_the_file_systems_error(box: Box) -> None:
     with pytest.raises(FileNotFoundError):
-        box.read("pkg/none.py")
+        await box.read("pkg/none.py")
+    with pytest.raises(FileNotFoundError):
+        await box.read(HISTORY + "/none")
     with pytest.raises(PathRefused):
-        box.read("pkg")
+        await box.read("pkg")
+
+
+@in_loop
+async def test_history_is_read_and_not_written(box: Box) -> None:
+    await box.publish("segment-1.txt", "what was said\n")
+    await box.publish("segment-1.txt", "what was really said\n")
+    assert await box.read(HISTORY + "/segment-1.txt") == "what was really said\n"
+    assert await box.list(HISTORY) == ["segment-1.txt"]
+    for use in (lambda path: box.write(path, "x"), box.remove):
+        with pytest.raises(PathRefused):
+            await use(HISTORY + "/segment-1.txt")
+    for name in ("../tree/x", "/x", ""):
+        with pytest.raises(PathRefused):
+            await box.publish(name, "x")
+    if isinstance(box, BwrapBox):
+        tries = (
+            f"cat {HISTORY}/*; for c in 'touch {HISTORY}/x' 'rm -f {HISTORY}/segment-1.txt'; do $c 2>&-; echo $?; done"
+        )
+        assert (await box.exec(tries, 20)).output == "what was really said\n1\n1\n"
+    assert await box.changes() == {}
+
+
+@in_loop
+async def test_forks_go_separate_ways(base: Path, box: Box) -> None:
+    await box.exec("echo 2 > pkg/one.py; rm pkg/two.py; echo t > $TMPDIR/t; echo h > ~/h", 20)
+    await box.publish("a", "a")
+    async with await box.fork() as fork:
+        await asyncio.gather(fork.exec("echo 3 > pkg/one.py; rm run.sh", 20), box.exec("echo 4 > pkg/four.py", 20))
+        await fork.publish("b", "b")
+        assert await fork.changes() == {"pkg/one.py": "3\n", "pkg/two.py": None, "run.sh": None}
+        assert await box.changes() == {"pkg/four.py": "4\n", "pkg/one.py": "2\n", "pkg/two.py": None}
+        assert (await fork.exec("cat $TMPDIR/t ~/h", 20)).output == "t\nh\n"
+        assert (await box.list(HISTORY), await fork.list(HISTORY)) == (["a"], ["a", "b"])
+        async with await fork.fork() as second:
+            await box.close()  # the others still have what they share
+            await fork.exec("echo 5 > five", 20)
+            assert await second.changes() == {"pkg/one.py": "3\n", "pkg/two.py": None, "run.sh": None}
+            assert (await second.exec("cat pkg/one.py; ls", 20)).output == "3\ndangling\ninner\nout\npkg\n"
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("write"), st.sampled_from(["a", "d/a", "d/e/b", "new/x"]), st.text("xy", max_size=2)),
+    st.tuples(st.just("remove"), st.sampled_from(["a", "d/a", "d/e/b", "new/x"])),
+    st.tuples(st.just("exec"), st.sampled_from(["rm -rf d", "rm -rf a; mkdir a; echo 1 > a/in", "rm -rf d; echo f > d",
+        "mkdir -p d/e; echo 2 > d/e/b", "rm -rf new d/e", "mv d moved", "ln -s d/a l", "rm -rf *"])),
+    st.tuples(st.sampled_from(["fork", "snapshot"])),
+)  # fmt: skip
+
+
+@needs_isolation
+@settings(max_examples=20)
+@given(steps=st.lists(STEPS, max_size=8))
+def test_both_kinds_of_boxes_see_the_same(steps: list[tuple[str, ...]]) -> None:
+    """The plain copy is the reference for the merged view and for what the kernel and we write into layers."""
+
+    async def both() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "d" / "e").mkdir(parents=True)
+            for name in ("a", "d/a", "d/e/b"):
+                (Path(folder) / name).write_text(name)
+            boxes: list[Box] = [ProcessBox(Path(folder)), BwrapBox(Path(folder))]
+            try:
+                for step, *arguments in steps:
+                    boxes = [await _apply(box, step, arguments) for box in boxes]
+                for look in (lambda box: box.changes(), lambda box: box.files(), lambda box: box.list(".")):
+                    assert await look(boxes[0]) == await look(boxes[1])
+                inside = (await boxes[1].exec("find . -type f | sed 's#^./##' | LC_ALL=C sort", 20)).output.split()
+                assert inside == await boxes[1].files()
+            finally:
+                for box in boxes:
+                    await box.close()
+
+    async def _apply(box: Box, step: str, arguments: list[str]) -> Box:
+        if step == "fork":
+            fork = await box.fork()
+            await box.close()
+            return fork
+        try:
+            if step == "exec":
+                await box.exec(arguments[0], 20)
+            else:
+                await getattr(box, step)(*arguments)
+        except (OSError, PathRefused):
+            pass
+        return box
+
+    asyncio.run(both())
+
+
+@in_loop
+async def test_two_hundred_snapshots(isolated: BwrapBox) -> None:
+    """Layers are merged before the kernel would refuse the mount, and nothing of them is lost."""
+    most = 0
+    for number in range(200):
+        await isolated.write(f"files/{number}", str(number))
+        if number % 3 == 0 and number:
+            await isolated.remove(f"files/{number - 1}")
+        if number % 50 == 0:
+            await isolated.exec("rm -rf pkg run.sh; mkdir pkg; touch pkg/again", 20)
+        await isolated.snapshot()
+        most = max(most, len(isolated._held.layers))
+    assert 20 < most <= MAX_LAYERS + 2
+    expected = sorted(str(number) for number in range(200) if (number + 1) % 3 or number == 199)
+    assert await isolated.list("files") == expected
+    assert (await isolated.exec("ls files pkg", 20)).output.split() == ["files:", *expected, "pkg:", "again"]
+    assert (await isolated.exec("ls run.sh pkg/one.py", 20)).exit_code != 0
+    changes = await isolated.changes()
+    assert (changes["pkg/one.py"], changes["run.sh"]) == (None, None)
+
+
+CRASHING = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from offbook.sandbox import BwrapBox
+
+async def main():
+    box = BwrapBox(Path(sys.argv[1]), place=Path(sys.argv[2]))
+    await box.exec("echo 1 > kept; rm run.sh; echo h > ~/h", 20)
+    await box.publish("first", "1")
+    await box.snapshot()
+    await box.exec("echo 2 > kept; echo 2 > lost", 20)
+    await box.publish("first", "changed")
+    await box.publish("second", "2")
+    asyncio.create_task(box.exec("touch running; sleep " + sys.argv[3], 60))
+    while "running" not in await box.files():
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+@needs_isolation
+@in_loop
+async def test_a_snapshot_comes_back_after_the_process_was_killed(base: Path, tmp_path: Path) -> None:
+    mark, place = unique_sleep(), tmp_path / "place"
+    done = subprocess.run([sys.executable, "-c", CRASHING, base, place, mark], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert all(map(ends, sleepers(mark)))  # the box died with it
+    box = await BwrapBox.restore(place)
+    assert await box.changes() == {"kept": "1\n", "run.sh": None}
+    assert (await box.exec("cat kept ~/h; ls lost", 20)).output.startswith("1\nh\nls: ")
+    assert await box.list(HISTORY) == ["first"]
+    assert await box.read(HISTORY + "/first") == "1"
+    await box.exec("echo 3 > kept", 20)
+    await box.snapshot()
+    await box.close()
+    assert not place.exists()
+
+
+LEAVING = """
+import asyncio, sys
+from pathlib import Path
+from offbook.sandbox import BwrapBox
+
+async def main():
+    box = BwrapBox(Path(sys.argv[1]))
+    asyncio.create_task(box.exec("touch running; sleep " + sys.argv[2], 60))
+    while "running" not in await box.files():
+        await asyncio.sleep(0.01)
+    print(box._held.place, *box._held.group.folders.values() if box._held.group else ())
+    globals()["kept"] = box
+    if sys.argv[3] == "kill":
+        import os
+        os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+@needs_isolation
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_a_process_that_ends_leaves_nothing(base: Path, how: str) -> None:
+    """At exit it cleans up itself. When it was killed, the next process that opens a box does."""
+    mark = unique_sleep()
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING, base, mark, how], check=False, stdout=subprocess.PIPE, text=True
+    )
+    left = done.stdout.split()
+    assert left
+    assert all(map(ends, sleepers(mark)))
+    if how == "kill":
+        assert os.path.exists(left[0])
+        code = "import sys; from pathlib import Path; from offbook.sandbox import BwrapBox; BwrapBox(Path(sys.argv[1]))"
+        subprocess.run([sys.executable, "-c", code, base], check=True)
+    assert [path for path in left if os.path.exists(path)] == []
+
+
+@in_loop
+async def test_usage_is_told(isolated: BwrapBox) -> None:
+    await isolated.exec(
+        "python -c 'bytearray(100 << 20); sum(range(3000000))'; head -c 5000000 /dev/urandom > five", 20
+    )
+    await isolated.files()  # waits for the end of all of it, which is a little after the result
+    usage = isolated.usage()
+    assert usage.commands == 1
+    assert usage.cpu_s is not None
+    assert 0.05 < usage.cpu_s < usage.wall_s * 2 + 0.1
+    assert usage.peak_memory_mb is not None
+    assert 100 < usage.peak_memory_mb < 400
+    assert usage.disk_mb is not None
+    assert 4.5 < usage.disk_mb < 6
+
+
+@needs_isolation
+@in_loop
+async def test_read_only_folders_are_seen_under_their_own_paths(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "environment" / "tool").write_text("tool")
+    (tmp_path / "beside").write_text(SECRET)
+    async with await open_box(base, BoxSpec(), readonly=[tmp_path / "environment"]) as box:
+        path = tmp_path / "environment"
+        result = await box.exec(f"cat {path}/tool; ls {tmp_path}; touch {path}/x", 20)
+        assert result.output.startswith("toolenvironment\ntouch: ")
+    with pytest.raises(OffbookError, match="no folder"):
+        await open_box(base, BoxSpec(), readonly=[tmp_path / "missing"])
+
+
+@needs_isolation
+@in_loop
+async def test_processor_time_is_limited(base: Path) -> None:
+    if "cpu" not in isolation().controllers:
+        pytest.skip("no control group for processor time")
+    async with BwrapBox(base, BoxSpec(cpus=0.2)) as box:
+        await box.exec("while :; do :; done", 1.5)
+        used = box.usage().cpu_s
+        assert used is not None
+        assert used < 0.6
+
+
+@needs_isolation
+@in_loop
+async def test_odd_names_of_the_tree_and_the_place(tmp_path: Path) -> None:
+    """Colons, commas and backslashes mean something in the options of an overlay."""
+    tree = tmp_path / "a:b,c d\\e"
+    tree.mkdir()
+    (tree / "file").write_text("one\n")
+    async with BwrapBox(tree, place=tmp_path / "p:l,a\\ce") as box:
+        await box.exec("echo two >> file", 20)
+        await box.snapshot()
+        assert (await box.exec("cat file", 20)).output == "one\ntwo\n"
+
+
+@needs_isolation
+@in_loop
+async def test_a_tree_of_another_owner_is_copied(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("before\n")
+    os.chown(tmp_path / "folder" / "file", 12345, 12345)
+    async with BwrapBox(tmp_path) as box:
+        assert (await box.exec("echo after >> folder/file; cat folder/file", 20)).output == "before\nafter\n"
+        assert await box.changes() == {"folder/file": "before\nafter\n"}
+    assert (tmp_path / "folder" / "file").read_text() == "before\n"
+
+
+@in_loop
+async def test_a_command_too_long_to_start_is_refused(isolated: BwrapBox) -> None:
+    assert (await isolated.exec("true " + "x" * 200_000, 20)).exit_code == 126
+    assert (await isolated.exec("echo a\0b", 20)).exit_code == 126
+
+
+@in_loop
+async def test_a_closed_box_is_not_used(base: Path) -> None:
+    box = BwrapBox(base)
+    await box.close()
+    with pytest.raises(RuntimeError):
+        await box.read("run.sh")
+    with pytest.raises(RuntimeError):
+        await box.exec("true", 20)
+
+
+@in_loop
+async def test_a_machine_without_isolation_gets_one_clear_sentence(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho bubblewrap 0.8.0\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    isolation.cache_clear()
+    try:
+        with pytest.raises(OffbookError, match=r"0\.8\.0 .* 0\.11 .*--sandbox\.backend process"):
+            await open_box(base)
+        async with await open_box(base, BoxSpec(backend="process")) as box:
+            assert isinstance(box, ProcessBox)
+    finally:
+        isolation.cache_clear()
+
+
+def test_control_groups_of_version_2_are_found_and_filled(tmp_path: Path) -> None:
+    """On plain files, because the machine may have version 1 only."""
+    own = tmp_path / "user.slice" / "run.scope"
+    own.mkdir(parents=True)
+    for folder, handed_down in (own, ""), (own.parent, "cpu memory pids"):
+        (folder / "cgroup.controllers").write_text("cpu memory pids" if folder != own else "")
+        (folder / "cgroup.subtree_control").write_text(handed_down)
+        (folder / "cgroup.procs").touch()
+    mounts = f"30 23 0:26 / {tmp_path} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+    hierarchy = find_hierarchy(mounts, "0::/user.slice/run.scope\n")
+    assert hierarchy is not None
+    assert (hierarchy.version, dict(hierarchy.folders)) == (2, dict.fromkeys(("memory", "pids", "cpu"), own.parent))
+    group_folder = own.parent / "box"
+    group_folder.mkdir()
+    files = {"memory.max": "", "pids.max": "", "cpu.max": "", "cgroup.procs": "", "memory.swap.max": ""}
+    files["memory.events"] = "low 0\noom 3\noom_kill 2\n"
+    for name, text in files.items():
+        (group_folder / name).write_text(text)
+    group = make_group(hierarchy, "box", BoxSpec(memory_mb=100, pids=7, cpus=1.5))
+    told = {name: (group_folder / name).read_text() for name in ("memory.max", "pids.max", "cpu.max")}
+    assert told == {"memory.max": str(100 << 20), "pids.max": "7", "cpu.max": "150000 100000"}
+    assert group.entrances == [f"{group_folder}/cgroup.procs"]
+    assert group.num_memory_kills() == 2
+
+
+def test_no_control_group_is_found_where_none_may_be_made() -> None:
+    assert find_hierarchy("30 23 0:26 / /nowhere rw - cgroup2 cgroup2 rw\n", "0::/\n") is None
+    assert find_hierarchy("", "") is None

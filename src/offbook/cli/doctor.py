@@ -49,7 +49,7 @@ def _examine() -> Iterator[Finding]:
             yield Finding(package, False, "missing; run `make quickstart`, which installs it")
     yield Finding("cores", True, str(os.cpu_count()))
     yield _cache()
-    yield Finding("sandbox", True, "process: separate processes and limits, isolates nothing; trusted work only")
+    yield from _sandbox()
     yield Finding("accelerator", True, _accelerator())
 
 
@@ -67,6 +67,29 @@ def _cache() -> Finding:
     free = shutil.disk_usage(folder).free / 1e9
     detail = f"{folder}, {free:.0f} GB free"
     return Finding("cache", free >= MIN_FREE_GB, detail if free >= MIN_FREE_GB else f"{detail}; needs {MIN_FREE_GB}")
+
+
+def _sandbox() -> Iterator[Finding]:
+    """Which isolation this machine gives, and how each limit of a box is held."""
+    from offbook.sandbox import isolation
+
+    found = isolation()
+    if not found.works:
+        advice = "`--sandbox.backend container` may work; `process` isolates nothing, at your own risk"
+        yield Finding("sandbox", False, f"{'; '.join(found.missing)}. {advice}")
+        return
+    own = "own files, processes, network and users for every command; system calls filtered"
+    yield Finding("sandbox", True, f"bwrap {found.version}{' as root' if found.is_root else ''}: {own}")
+    group = f"control group, version {found.cgroup_version}"
+    held = {
+        "memory": (group, "each process by itself: no control group for memory that this user may make"),
+        "pids": (group, "not held: root without a control group" if found.is_root else "the box's user (RLIMIT_NPROC)"),
+        "cpu": (group, "not held: no control group for processor time that this user may make"),
+    }
+    for limit, (by_group, otherwise) in held.items():
+        yield Finding(f"sandbox {limit}", True, by_group if limit in found.controllers else otherwise)
+    place = f"in memory ({found.memory_folder}), which counts for the box" if found.memory_folder else "on the disk"
+    yield Finding("sandbox disk", True, f"looked at ten times a second while a command runs; boxes live {place}")
 
 
 def _accelerator() -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, Self
 
 Names = list[str]  # inside a class with a method called `list`, the builtin cannot be named
+Backend = Literal["bwrap", "container", "process"]
+HISTORY = "/history"  # where the agent finds what the harness published: it can read there and not write
 
 
 class PathRefused(ValueError):
@@ -13,34 +15,90 @@ class PathRefused(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class BoxSpec:
+    """Which kind of box, and how much of the machine one box may use."""
+
+    backend: Backend = "bwrap"
+    memory_mb: int = 2048
+    pids: int = 256
+    cpus: float = 0.0  # cores' worth of processor time; 0 is no limit
+    disk_mb: int = 512  # what may be written, all files together
+    image: str = ""  # container only
+
+
+@dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a command ended and what it printed, stdout and stderr as they came. Negative exit codes are signals."""
+    """How a command ended and what it printed, stdout and stderr as they came.
+
+    The exit code is the shell's, 128 + n where signal n ended the command; -9 where the box killed it.
+    """
 
     exit_code: int
     output: str
     timed_out: bool
     truncated: bool  # the middle of the output was left out
+    report: str = ""  # what it wrote to file descriptor 3, where that was asked for
+    exhausted: str = ""  # which limit of the box ended it ("memory", "disk"), if one did
+
+
+@dataclass(frozen=True, slots=True)
+class BoxUsage:
+    """What the commands of a box have used that are over. None where this backend cannot tell."""
+
+    commands: int
+    wall_s: float
+    cpu_s: float | None
+    peak_memory_mb: float | None
+    disk_mb: float | None
 
 
 class Box(Protocol):
-    """A private copy of a tree. Paths are relative to it; a bad one raises PathRefused, a missing one OSError."""
+    """A private world around a tree. Paths are relative to the tree, or under /history; a bad one raises PathRefused,
+    a missing one OSError. Commands run in the tree, each in processes of its own that do not outlive it.
 
-    async def exec(self, command: str, timeout_s: float) -> ExecResult: ...
+    Calls may overlap: commands started together run side by side; writes, forks and snapshots wait for them.
+    """
 
-    def read(self, path: str) -> str: ...
+    async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
+        """Run a shell command. With `report` it also gets a pipe as file descriptor 3, which is not its output."""
+        ...
 
-    def write(self, path: str, text: str) -> None: ...
+    async def read(self, path: str) -> str: ...
 
-    def list(self, path: str) -> Names:
+    async def write(self, path: str, text: str) -> None: ...
+
+    async def remove(self, path: str) -> None: ...
+
+    async def list(self, path: str) -> Names:
         """The sorted names in a folder; names of folders end with a slash."""
         ...
 
-    def files(self) -> Names:
-        """The sorted paths of all regular files."""
+    async def files(self) -> Names:
+        """The sorted paths of all regular files of the tree."""
         ...
 
-    def changes(self) -> dict[str, str | None]:
+    async def changes(self) -> dict[str, str | None]:
         """What differs from the tree that the box was made from: path -> new text, None where the file is gone."""
         ...
 
-    def close(self) -> None: ...
+    async def publish(self, name: str, text: str) -> None:
+        """Put a file under /history, where the agent can read it and not write it."""
+        ...
+
+    async def fork(self) -> Self:
+        """Another box that starts from exactly here. The two go separate ways."""
+        ...
+
+    async def snapshot(self) -> None:
+        """Make this point the one that the box comes back to after a crash."""
+        ...
+
+    def usage(self) -> BoxUsage: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def close(self) -> None:
+        """Kill what runs and leave nothing behind. A closed box may be closed again."""
+        ...

@@ -10,28 +10,36 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import resource
 import shutil
 import signal
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
-from offbook.sandbox.box import ExecResult, Names, PathRefused
+from offbook.sandbox.box import HISTORY, BoxSpec, BoxUsage, ExecResult, Names, PathRefused
+from offbook.sandbox.folders import bytes_in, remove_tree
+from offbook.sandbox.output import Output
 
 OUTPUT_BYTES = 64 * 1024
-READ_BYTES = 1024 * 1024  # more than a pipe holds, so one read empties it
+REPORT_BYTES = 4 * 1024 * 1024
+DEFAULT = BoxSpec(backend="process", memory_mb=4096, disk_mb=64)  # disk_mb: of one file
 
 
 class ProcessBox:
-    def __init__(self, tree: Path):
+    def __init__(self, tree: Path, spec: BoxSpec = DEFAULT):
+        self.spec = spec
         self._base = tree
         self._place = Path(os.path.realpath(tempfile.mkdtemp(prefix="offbook-box-")))
         self._groups: set[int] = set()  # process groups of the commands now running
+        self._num_commands, self._wall_s, self._cpu_s = 0, 0.0, 0.0
         self.root = self._place / "tree"
+        self._history = self._place / "history"
         home, temporary = self._place / "home", self._place / "tmp"
         self._environment = {
             "PATH": os.pathsep.join([os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin"]),
@@ -41,80 +49,106 @@ class ProcessBox:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         try:
-            home.mkdir()
-            temporary.mkdir()
+            for folder in (home, temporary, self._history):
+                folder.mkdir()
             shutil.copytree(tree, self.root, symlinks=True)
         except BaseException:
-            self.close()
+            remove_tree(str(self._place))
             raise
 
-    def __enter__(self) -> ProcessBox:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
-    async def exec(self, command: str, timeout_s: float) -> ExecResult:
+    async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
         """Run `command` in a fresh shell. Whatever it leaves in its process group is killed when it ends.
 
-        The pipe is ours and not asyncio's, because asyncio waits for the pipe to close, and a daemon may hold it open.
+        The pipes are ours and not asyncio's, because asyncio waits for a pipe to close, and a daemon may hold it open.
         """
-        loop = asyncio.get_running_loop()
-        output = _Output()
-        read_end, write_end = os.pipe()
-        os.set_blocking(read_end, False)
+        outputs = [Output(OUTPUT_BYTES), Output(REPORT_BYTES)][: 1 + report]
+        pipes = [os.pipe() for _ in outputs]
+        began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         try:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    "/bin/sh",
-                    "-c",
-                    f"{_limits(timeout_s)}; {command}",
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=write_end,
-                    stderr=asyncio.subprocess.STDOUT,
-                    cwd=self.root,
-                    env=self._environment,
-                    start_new_session=True,
-                )
-            finally:
-                os.close(write_end)
-            self._groups.add(process.pid)
-            loop.add_reader(read_end, output.read_from, read_end)
-            try:
-                await asyncio.wait_for(process.wait(), timeout_s)
-                timed_out = False
-            except TimeoutError:
-                timed_out = True
-            finally:
-                _kill_group(process.pid)
-                self._groups.discard(process.pid)
-                exit_code = await process.wait()
-            output.read_from(read_end)
+            exit_code, timed_out = await self._run(command, timeout_s, pipes, outputs)
         finally:
-            loop.remove_reader(read_end)
-            os.close(read_end)
-        return ExecResult(exit_code, output.text(), timed_out, output.truncated)
+            for read_end, _ in pipes:
+                asyncio.get_running_loop().remove_reader(read_end)
+                os.close(read_end)
+            now = resource.getrusage(resource.RUSAGE_CHILDREN)
+            self._cpu_s += now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+            self._wall_s += time.monotonic() - began
+            self._num_commands += 1
+        told = outputs[1].text() if report else ""
+        return ExecResult(exit_code, outputs[0].text(), timed_out, outputs[0].truncated, told)
 
-    def read(self, path: str) -> str:
+    async def _run(
+        self, command: str, timeout_s: float, pipes: list[tuple[int, int]], outputs: list[Output]
+    ) -> tuple[int, bool]:
+        loop = asyncio.get_running_loop()
+        fd_3 = f"exec 3>/proc/self/fd/{pipes[1][1]}; " if len(pipes) > 1 else ""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                "/bin/sh",
+                "-c",
+                f"{self._limits(timeout_s)}; {fd_3}{command}",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=pipes[0][1],
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=[write_end for _, write_end in pipes[1:]],
+                cwd=self.root,
+                env=self._environment,
+                start_new_session=True,
+            )
+        finally:
+            for _, write_end in pipes:
+                os.close(write_end)
+        self._groups.add(process.pid)
+        for (read_end, _), output in zip(pipes, outputs, strict=True):
+            os.set_blocking(read_end, False)
+            loop.add_reader(read_end, output.read_from, read_end)
+        try:
+            await asyncio.wait_for(process.wait(), timeout_s)
+            timed_out = False
+        except TimeoutError:
+            timed_out = True
+        finally:
+            _kill_group(process.pid)
+            was_open = process.pid in self._groups
+            self._groups.discard(process.pid)
+            exit_code = await process.wait()
+        for (read_end, _), output in zip(pipes, outputs, strict=True):
+            output.read_from(read_end)
+        ended_itself = exit_code < 0 and was_open and not timed_out
+        return 128 - exit_code if ended_itself else exit_code, timed_out  # as a shell tells of a signal
+
+    async def read(self, path: str) -> str:
         return self._regular_file(path).read_bytes().decode(errors="replace")
 
-    def write(self, path: str, text: str) -> None:
-        target = self._inside(path)
+    async def write(self, path: str, text: str) -> None:
+        target = self._writable(path)
         if target.exists():
             target = self._regular_file(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(text.encode())
+        target.write_bytes(text.encode(errors="replace"))
 
-    def list(self, path: str) -> Names:
-        with os.scandir(self._inside(path)) as entries:
-            return sorted(entry.name + "/" if entry.is_dir() else entry.name for entry in entries)
+    async def remove(self, path: str) -> None:
+        target = self._writable(os.path.dirname(path)) / os.path.basename(path)
+        self._inside(path)
+        if target.is_dir() and not target.is_symlink():
+            raise PathRefused(f"{path} is not a file")
+        target.unlink()
 
-    def files(self) -> Names:
+    async def list(self, path: str) -> Names:
+        folder = self._inside(path)
+        with os.scandir(folder) as entries:
+            return sorted(entry.name + "/" if self._is_folder(entry) else entry.name for entry in entries)
+
+    async def files(self) -> Names:
         return sorted(_regular_files(self.root))
 
-    def changes(self) -> dict[str, str | None]:
+    async def changes(self) -> dict[str, str | None]:
         before, after = set(_regular_files(self._base)), set(_regular_files(self.root))
         changed: dict[str, str | None] = {}
         for path in sorted(before | after):
@@ -130,30 +164,53 @@ class ProcessBox:
                 changed[name] = content.decode(errors="replace")
         return changed
 
-    def close(self) -> None:
+    async def publish(self, name: str, text: str) -> None:
+        if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
+            raise PathRefused(f"{name!r} is not a name under {HISTORY}")
+        target = self._history / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        target.write_bytes(text.encode(errors="replace"))
+        target.chmod(0o444)
+
+    async def fork(self) -> Self:
+        """By copying everything."""
+        box = type(self)(self._base, self.spec)
+        for name in ("tree", "home", "tmp", "history"):
+            remove_tree(str(box._place / name))
+            shutil.copytree(self._place / name, box._place / name, symlinks=True)
+        return box
+
+    async def snapshot(self) -> None:
+        """Nothing: this box does not come back after a crash."""
+
+    def usage(self) -> BoxUsage:
+        disk_mb = bytes_in(str(self._place)) / 2**20
+        return BoxUsage(self._num_commands, self._wall_s, self._cpu_s, None, disk_mb)
+
+    async def close(self) -> None:
         for group in self._groups:
             _kill_group(group)
-        try:
-            shutil.rmtree(self._place)
-        except FileNotFoundError:
-            return
-        except PermissionError:  # the agent took rights away from a folder
-            for folder, subfolders, _ in os.walk(self._place):
-                for subfolder in (os.path.join(folder, name) for name in subfolders):
-                    if not os.path.islink(subfolder):
-                        os.chmod(subfolder, stat.S_IRWXU)
-            shutil.rmtree(self._place)
+        self._groups.clear()
+        remove_tree(str(self._place))
 
     def _inside(self, path: str) -> Path:
-        if os.path.isabs(path):
-            raise PathRefused(f"{path} is absolute; paths are relative to the repository")
         try:
-            resolved = Path(os.path.realpath(self.root / path))
+            if path == HISTORY or path.startswith(HISTORY + "/"):
+                place, resolved = self._history, os.path.realpath(f"{self._history}{path.removeprefix(HISTORY)}")
+            else:
+                place, resolved = self.root, os.path.realpath(self.root / path)
         except ValueError:  # a null byte or a lone surrogate
             raise PathRefused(f"{path!r} is not a path") from None
-        if not resolved.is_relative_to(self.root):
+        if not Path(resolved).is_relative_to(place):
             raise PathRefused(f"{path} is outside of the repository")
-        return resolved
+        return Path(resolved)
+
+    def _writable(self, path: str) -> Path:
+        target = self._inside(path)
+        if not target.is_relative_to(self.root):
+            raise PathRefused(f"{HISTORY} can be read and not written")
+        return target
 
     def _regular_file(self, path: str) -> Path:
         """Folders are refused, and so are pipes and devices: opening one could wait forever."""
@@ -162,48 +219,21 @@ class ProcessBox:
             raise PathRefused(f"{path} is not a file")
         return target
 
+    def _is_folder(self, entry: os.DirEntry[str]) -> bool:
+        """A link out of the tree tells nothing about what it leads to."""
+        if not entry.is_symlink():
+            return entry.is_dir(follow_symlinks=False)
+        target = os.path.realpath(entry.path)
+        return Path(target).is_relative_to(self.root) and os.path.isdir(target)
 
-class _Output:
-    """The beginning and the end of a stream of any length."""
+    def _limits(self, timeout_s: float) -> str:
+        """Shell commands and not `preexec_fn`, which may deadlock in a process with threads.
 
-    def __init__(self) -> None:
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._num_bytes = 0
-
-    def read_from(self, read_end: int) -> None:
-        """Take what the pipe holds now. Never waits."""
-        try:
-            chunk = os.read(read_end, READ_BYTES)
-        except BlockingIOError:
-            return
-        if not chunk:  # every writer closed it, so it would count as readable over and over
-            asyncio.get_running_loop().remove_reader(read_end)
-        self._num_bytes += len(chunk)
-        room = OUTPUT_BYTES // 2 - len(self._head)
-        self._head += chunk[:room]
-        self._tail += chunk[room:]
-        del self._tail[: -OUTPUT_BYTES // 2]
-
-    @property
-    def truncated(self) -> bool:
-        return self._num_bytes > len(self._head) + len(self._tail)
-
-    def text(self) -> str:
-        left_out = self._num_bytes - len(self._head) - len(self._tail)
-        gap = f"\n[{left_out} bytes left out]\n".encode() if left_out else b""
-        return bytes(self._head + gap + self._tail).decode(errors="replace")
-
-
-def _limits(timeout_s: float) -> str:
-    """Shell commands and not `preexec_fn`, which may deadlock in a process with threads.
-
-    The limit on processor time is for a process that left the group: nothing else would ever end it.
-    """
-    memory_kib = 4 * 1024 * 1024
-    file_blocks = 128 * 1024  # of 512 bytes
-    processor_s = math.ceil(timeout_s) * (os.cpu_count() or 1) + 1
-    return f"ulimit -c 0; ulimit -v {memory_kib}; ulimit -t {processor_s}; ulimit -f {file_blocks}; ulimit -n 256"
+        The limit on processor time is for a process that left the group: nothing else would ever end it.
+        """
+        processor_s = math.ceil(timeout_s) * (os.cpu_count() or 1) + 1
+        memory_kib, file_blocks = self.spec.memory_mb * 1024, self.spec.disk_mb * 2048
+        return f"ulimit -c 0; ulimit -v {memory_kib}; ulimit -t {processor_s}; ulimit -f {file_blocks}; ulimit -n 256"
 
 
 def _kill_group(group: int) -> None:

@@ -1,0 +1,373 @@
+"""A box of namespaces, made anew by bubblewrap for every command: own files, processes, network, users, limits.
+
+Nothing is mounted on the host and nothing runs between commands. What a box is, is a stack of folders (layers.py), so
+a fork costs a few folders whatever the tree's size. docs/sandbox.md says what is isolated and what is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Self
+
+from offbook.sandbox import edits
+from offbook.sandbox.arguments import POINTS, box_arguments, limits, seccomp_file
+from offbook.sandbox.box import HISTORY, BoxSpec, BoxUsage, ExecResult, Names, PathRefused
+from offbook.sandbox.cgroups import make_group, this_hierarchy
+from offbook.sandbox.folders import deleted_bytes, remove_tree
+from offbook.sandbox.held import Held, is_owned, link_files, owned_copy
+from offbook.sandbox.isolation import isolation, require_isolation
+from offbook.sandbox.launch import COMMAND_BYTES, Command, Launch
+from offbook.sandbox.layers import Layer, merge, too_high
+from offbook.sandbox.merged import Merged
+from offbook.sandbox.root import TREE, environment, view_arguments
+from offbook.sandbox.store import next_name, owner_name, store
+
+WATCH_S = 0.1
+MIN_FREE = 0.02
+
+
+class BwrapBox:
+    """`place` is where the box lives, for one that is to survive the process by `snapshot` and `restore`.
+
+    `readonly` folders of the host are seen in the box under their own paths. The tree must not change while it is open.
+    """
+
+    def __init__(
+        self, tree: Path, spec: BoxSpec | None = None, place: Path | None = None, readonly: Sequence[Path] = ()
+    ):
+        require_isolation()
+        self.spec = spec or BoxSpec()
+        self._readonly = tuple(map(str, readonly))
+        view_arguments(self._readonly)  # refuses what is no folder
+        if not tree.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "no such folder", str(tree))
+        home = str(place.resolve()) if place else self._temporary_place()
+        os.makedirs(home)
+        base = os.path.realpath(tree)
+        try:
+            self._begin(home, base if is_owned(base) else owned_copy(base, f"{home}/base"), [])
+        except BaseException:
+            remove_tree(home)
+            raise
+
+    def _begin(self, place: str, base: str, frozen: list[Layer]) -> None:
+        self._base = base
+        self._held = Held(place)
+        self._finalizer = weakref.finalize(self, self._held.let_go)
+        self._locks: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
+        self._waiting: list[Command] = []
+        self._starter: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._closed = False
+        self._num_kills = 0
+        self._num_commands, self._wall_s, self._cpu_s, self._peak_mb = 0, 0.0, 0.0, 0.0
+        self._full_bytes = 0  # what was written when a command went over the limit
+        self._history = ""  # a folder from the first published file on
+        modes = frozen[0].modes() if frozen else (0o755, 0o755, 0o1777)
+        self._held.layers = [Layer.make(self._new_path("layer"), modes), *frozen]
+
+    @classmethod
+    async def restore(cls, place: Path) -> BwrapBox:
+        """The box that lived at `place` as its last snapshot has it. What came after that is thrown away."""
+        require_isolation()
+        saved = json.loads((place / "box.json").read_text())
+        home = str(place.resolve())
+        kept = {"box.json", "base", saved["history"], *map(os.path.basename, saved["layers"])}
+        for name in os.listdir(home):
+            if name not in kept:
+                await asyncio.to_thread(remove_tree, f"{home}/{name}")
+        box = cls.__new__(cls)
+        box.spec = BoxSpec(**saved["spec"])
+        box._readonly = tuple(saved["readonly"])
+        box._begin(home, saved["tree"], [Layer(path) for path in saved["layers"]])
+        if saved["history"]:
+            box._history = box._new_path("history")
+            link_files(f"{home}/{saved['history']}", box._history)
+        return box
+
+    @property
+    def _lock(self) -> asyncio.Lock:
+        """Held while layers are mounted or written. A box may outlive an event loop, which ends what waits in it."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._locks:
+            self._locks = {loop: asyncio.Lock()}
+        return self._locks[loop]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
+        self._refuse_if_closed()
+        if len(command.encode(errors="replace")) > COMMAND_BYTES or "\0" in command:
+            return ExecResult(126, "the command is too long, or has a null byte in it\n", False, False)
+        waiting = Command(_speakable(command), timeout_s, report, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._starter is None:
+            self._starter = asyncio.create_task(self._start_waiting())
+        try:
+            return await waiting.result
+        except asyncio.CancelledError:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            elif self._held.launch is not None:
+                self._held.launch.stop(waiting)
+            raise
+
+    async def _start_waiting(self) -> None:
+        """Takes all commands that wait by the time the box is free: those of one turn start together."""
+        async with self._lock:
+            commands, self._waiting, self._starter = self._waiting, [], None
+            try:
+                if commands and not self._closed:
+                    await self._launch(commands)
+            except BaseException as error:
+                for command in commands:
+                    if not command.result.done():
+                        command.result.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
+            for command in commands:
+                if not command.result.done():  # closed before it began
+                    command.result.set_result(ExecResult(-9, "", False, False))
+
+    async def _launch(self, commands: list[Command]) -> None:
+        if self._held.group is None and (hierarchy := this_hierarchy()):
+            self._held.group = make_group(hierarchy, f"{owner_name(os.getpid())}-{next_name()}", self.spec)
+        group = self._held.group
+        if self._full_bytes:
+            used = await asyncio.to_thread(self._disk_bytes)
+            self._full_bytes = used if used > self.spec.disk_mb << 20 else 0
+            if self._closed:
+                return
+        self._held.layers[0].keep_open()
+        rules = limits(self.spec, group, bool(self._full_bytes))
+        launch = self._held.launch = Launch(commands, rules, group.entrances if group else ())
+        began = time.monotonic()
+        filter_end = os.open(seccomp_file(store()), os.O_RDONLY | os.O_CLOEXEC)
+        watch = asyncio.get_running_loop().call_later(WATCH_S, self._start_watch, launch)
+        try:
+            await launch.run(
+                box_arguments(
+                    self._base, self._held.layers, self._held.place, self._history, self._readonly, filter_end
+                ),
+                [filter_end],
+                environment(),
+                self._out_of,
+            )
+            if self._watch is not None and self._watch.done():
+                self._watch.result()
+        finally:
+            os.close(filter_end)
+            watch.cancel()
+            if self._watch is not None:
+                self._watch.cancel()
+                self._watch = None
+            self._held.launch = None
+            self._num_commands += len(commands)
+            self._wall_s += time.monotonic() - began
+            self._cpu_s += launch.cpu_s
+            self._peak_mb = max(self._peak_mb, launch.peak_mb)
+
+    def _out_of(self) -> str:
+        """Which limit the kernel enforced by killing, since this was asked last."""
+        before = self._num_kills
+        self._num_kills = self._held.group.num_memory_kills() if self._held.group else 0
+        return "memory" if self._num_kills > before else ""
+
+    def _start_watch(self, launch: Launch) -> None:
+        self._watch = asyncio.create_task(self._watch_disk(launch))
+
+    async def _watch_disk(self, launch: Launch) -> None:
+        try:
+            while (used := await asyncio.to_thread(self._disk_bytes, launch)) <= self._disk_limit():
+                if _is_nearly_full(self._held.place):
+                    break
+                await asyncio.sleep(WATCH_S)
+            launch.exhausted = "disk"
+            self._full_bytes = used
+        finally:
+            if not launch.ended:  # also where watching failed: nothing runs unwatched
+                launch.kill()
+
+    def _disk_limit(self) -> int:
+        return max(self.spec.disk_mb << 20, self._full_bytes)
+
+    def _disk_bytes(self, launch: Launch | None = None) -> int:
+        top, *frozen = self._held.layers
+        used = top.bytes_now() + sum(layer.bytes_frozen() for layer in frozen)
+        return used + (deleted_bytes(launch.pids(), tuple(POINTS.values())) if launch else 0)
+
+    async def read(self, path: str) -> str:
+        await self._settled()
+        return self._files(path).read(path).decode(errors="replace")
+
+    async def list(self, path: str) -> Names:
+        await self._settled()
+        return self._files(path).names(path)
+
+    async def files(self) -> Names:
+        await self._settled()
+        return sorted("/".join(parts) for parts in self._merged().files())
+
+    async def changes(self) -> dict[str, str | None]:
+        await self._settled()
+        return edits.changes(self._merged())
+
+    async def write(self, path: str, text: str) -> None:
+        self._refuse_if_closed()
+        self._refuse_history(path)
+        content = text.encode(errors="replace")
+        async with self._lock:
+            if self._disk_bytes() + len(content) > self._disk_limit():
+                raise OSError(errno.EDQUOT, f"the box is full: {self.spec.disk_mb} MB may be written", path)
+            edits.write(self._merged(), path, content)
+
+    async def remove(self, path: str) -> None:
+        self._refuse_if_closed()
+        self._refuse_history(path)
+        async with self._lock:
+            edits.remove(self._merged(), path)
+
+    async def publish(self, name: str, text: str) -> None:
+        self._refuse_if_closed()
+        parts = name.split("/")
+        if any(part in ("", ".", "..") for part in parts) or "\0" in name:
+            raise PathRefused(f"{name!r} is not a name under {HISTORY}")
+        if not self._history:
+            self._history = self._new_path("history")
+            os.mkdir(self._history)
+        target = Path(self._history, *parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{next_name()}")
+        partial.write_bytes(text.encode(errors="replace"))
+        partial.chmod(0o444)
+        partial.rename(target)
+
+    async def fork(self) -> Self:
+        self._refuse_if_closed()
+        async with self._lock:
+            await self._freeze()
+            box = type(self).__new__(type(self))
+            box.spec, box._readonly = self.spec, self._readonly
+            place = self._temporary_place()
+            os.mkdir(place)
+            frozen = self._held.layers[1:]
+            box._begin(place, self._base, frozen)
+            for layer in frozen:
+                layer.users += 1
+            if self._history:
+                box._history = box._new_path("history")
+                link_files(self._history, box._history)
+            return box
+
+    async def snapshot(self) -> None:
+        self._refuse_if_closed()
+        async with self._lock:
+            await self._freeze()
+            place = self._held.place
+            saved = {
+                "tree": self._base,
+                "layers": [layer.path for layer in self._held.layers[1:]],
+                "history": os.path.basename(self._history),
+                "readonly": self._readonly,
+                "spec": asdict(self.spec),
+            }
+            partial = Path(place, f".{next_name()}")
+            partial.write_text(json.dumps(saved))
+            before = Path(place, "box.json")
+            old = json.loads(before.read_text())["history"] if before.exists() else ""
+            partial.rename(before)
+            if old:
+                remove_tree(f"{place}/{old}")
+            if self._history:
+                history = self._new_path("history")
+                link_files(self._history, history)
+                self._history = history
+
+    async def _freeze(self) -> None:
+        """Nothing below the top changes from here on. A top with nothing in it can go on being the top."""
+        top, *frozen = self._held.layers
+        if top.is_empty():
+            return
+        if too_high(self._held.layers):
+            merged = await asyncio.to_thread(merge, self._held.layers, self._new_path("layer"))
+            self._held.layers = [Layer.make(self._new_path("layer"), top.modes()), merged]
+            for layer in (top, *frozen):
+                layer.release()
+            return
+        self._held.layers.insert(0, Layer.make(self._new_path("layer"), top.modes()))
+
+    def usage(self) -> BoxUsage:
+        peak = self._held.group.peak_memory_mb() if self._held.group else None
+        disk = self._disk_bytes() / 2**20 if self._held.layers else 0.0
+        return BoxUsage(self._num_commands, self._wall_s, self._cpu_s, peak or self._peak_mb, disk)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._held.launch is not None:
+            self._held.launch.kill()
+        async with self._lock:
+            if self._finalizer.alive:
+                if all(layer.users > 1 or layer.is_empty() for layer in self._held.layers):
+                    self._finalizer()
+                else:
+                    await asyncio.to_thread(self._finalizer)
+
+    def _temporary_place(self) -> str:
+        """In memory, where its files count as memory of the box and so must leave it some."""
+        in_memory = self.spec.disk_mb * 2 <= self.spec.memory_mb
+        return f"{store(isolation().memory_folder if in_memory else '')}/{next_name()}"
+
+    def _new_path(self, kind: str) -> str:
+        """In a folder that an earlier process began, a number may be taken."""
+        while os.path.exists(path := f"{self._held.place}/{kind}-{next_name()}"):
+            pass
+        return path
+
+    def _merged(self) -> Merged:
+        return Merged([*(f"{layer.path}/tree" for layer in self._held.layers), self._base], TREE)
+
+    def _files(self, path: str) -> Merged:
+        is_history = path == HISTORY or path.startswith(HISTORY + "/")
+        return Merged([self._history] if self._history else [], HISTORY) if is_history else self._merged()
+
+    def _refuse_history(self, path: str) -> None:
+        if path == HISTORY or path.startswith(HISTORY + "/"):
+            raise PathRefused(f"{HISTORY} can be read and not written")
+
+    async def _settled(self) -> None:
+        """Reads go beside a running command, but not beside what one left that is dying."""
+        self._refuse_if_closed()
+        if self._held.launch is not None and self._held.launch.is_over():
+            async with self._lock:
+                self._refuse_if_closed()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError("this box is closed")
+
+
+def _speakable(command: str) -> str:
+    """A name that is not UTF-8 goes as the bytes it is; what no byte stands for cannot be said."""
+    try:
+        os.fsencode(command)
+    except UnicodeEncodeError:
+        return command.encode(errors="replace").decode()
+    return command
+
+
+def _is_nearly_full(place: str) -> bool:
+    """All boxes together must leave room on the file system they live on."""
+    status = os.statvfs(place)
+    return status.f_bavail < status.f_blocks * MIN_FREE

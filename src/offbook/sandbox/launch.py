@@ -1,0 +1,307 @@
+"""One start of a box: some commands side by side in one set of namespaces, and nothing of them afterwards.
+
+The shell that is process 1 inside starts the commands and tells through a pipe how each one ended. When it ends, the
+kernel kills all that is left inside, daemons too, before anyone can see that it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from offbook.sandbox.box import ExecResult
+from offbook.sandbox.output import Output
+from offbook.types import OffbookError
+
+OUTPUT_BYTES = 64 * 1024
+REPORT_BYTES = 4 * 1024 * 1024
+STATUS_BYTES = 64 * 1024
+COMMAND_BYTES = 120_000  # the kernel takes 128 KiB for one argument
+KILL_S = 30.0
+KILLED = -int(signal.SIGKILL)
+
+
+@dataclass(slots=True, eq=False)
+class Command:
+    text: str
+    timeout_s: float
+    wants_report: bool
+    result: asyncio.Future[ExecResult]
+    output: Output = field(default_factory=lambda: Output(OUTPUT_BYTES))
+    report: Output = field(default_factory=lambda: Output(REPORT_BYTES))
+    exit_code: int | None = None
+    timed_out: bool = False
+
+
+class Launch:
+    """`limits` are shell commands that come before the others inside. A process that writes 0 to each of `entrances` is
+    in the box's control group; process 1 gets them open."""
+
+    def __init__(self, commands: list[Command], limits: str, entrances: Sequence[str]):
+        self.commands = commands
+        self.exhausted = ""  # which limit ended it, as the one who kills it says
+        self.killed = False
+        self.ended = False
+        self.cpu_s = 0.0
+        self.peak_mb = 0.0
+        self._limits = limits
+        self._entrances = entrances
+        self._process: subprocess.Popen[bytes] | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._ended: asyncio.Future[None]
+        self._status = b""
+        self._read_ends: dict[int, Output] = {}
+        self._outputs: dict[Command, list[int]] = {command: [] for command in commands}
+
+    async def run(
+        self, arguments: Sequence[str], inherited: Sequence[int], environment: dict[str, str], out_of: Callable[[], str]
+    ) -> None:
+        """`arguments` start the box up to the command inside. `out_of` says which limit the kernel enforced by killing,
+        if it did. Results are set as commands end. This returns when nothing of them is left, a little later."""
+        loop = asyncio.get_running_loop()
+        status_end, write_ends, script = self._pipes()
+        doors: list[int] = []
+        try:
+            doors += [_open_high(path) for path in self._entrances]
+            doors += [_open_high(os.devnull) for _ in range(2 - len(doors))]
+            script = self._way_in(doors) + script
+            inner = ["--", "/bin/sh", "-c", script, "sh", *(command.text for command in self.commands)]
+            self._process = subprocess.Popen(
+                [*arguments, *inner],
+                stdin=doors[0],
+                stdout=doors[1],
+                stderr=write_ends[1],
+                env=environment,
+                cwd="/",
+                pass_fds=(*inherited, *write_ends, *doors[2:]),
+                start_new_session=True,
+            )
+            watched = os.pidfd_open(self._process.pid)
+        except BaseException:
+            self.kill_at_exit()
+            self._close_pipes(status_end)
+            raise
+        finally:
+            for descriptor in (*write_ends, *doors):
+                os.close(descriptor)
+        self._timers += [loop.call_later(command.timeout_s, self.time_out, command) for command in self.commands]
+        self._ended = ended = loop.create_future()
+        loop.add_reader(watched, self._end)
+        loop.add_reader(status_end, self._read_status, status_end, out_of)
+        for read_end, output in self._read_ends.items():
+            loop.add_reader(read_end, output.read_from, read_end)
+        try:
+            await ended
+            self._collect()
+            self._read_status(status_end, out_of)
+            self._drain()
+        except asyncio.CancelledError:  # the event loop is ending
+            self.kill_at_exit()
+            raise
+        finally:
+            self.ended = True
+            for timer in self._timers:
+                timer.cancel()
+            loop.remove_reader(watched)
+            os.close(watched)
+            self._close_pipes(status_end)
+        self._finish(out_of)
+
+    def kill(self) -> None:
+        """Process 1 first: bwrap then waits for all of it to be gone, which it would not if it were killed itself."""
+        self.killed = True
+        if self._process is not None and self._process.returncode is None:
+            _kill_first(self._process.pid)
+            loop = asyncio.get_running_loop()
+            self._timers.append(loop.call_later(KILL_S, self._give_up, self._process.pid))
+
+    def kill_at_exit(self) -> None:
+        """Where the event loop is of no use any more. Waits for the end, which is near."""
+        if self._process is not None and self._process.returncode is None:
+            _kill_first(self._process.pid)
+            self._process.wait()
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _give_up(self, pid: int) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(
+                OffbookError(f"process {pid} of a box is still there {KILL_S:.0f} s after its end")
+            )
+
+    def is_over(self) -> bool:
+        """All results are there. What the commands left may still be dying."""
+        return all(command.result.done() for command in self.commands)
+
+    def time_out(self, command: Command) -> None:
+        """Whether or not it said that it ended: the agent could have said so."""
+        if not command.result.done():
+            command.timed_out = True
+            self.stop(command)
+
+    def stop(self, command: Command) -> None:
+        """End one command and leave the ones beside it. A daemon it started goes on until the launch ends."""
+        others = [other for other in self.commands if other is not command and not other.result.done()]
+        if not others:
+            self.kill()
+            return
+        pipe = os.fstat(self._outputs[command][0]).st_ino
+        assert self._process is not None
+        for first in _children(self._process.pid):
+            for starter in _children(first):
+                with suppress(OSError):
+                    if os.stat(f"/proc/{starter}/fd/1").st_ino == pipe:
+                        _kill_all(starter)
+        self._set_result(command, KILLED, "")
+
+    def pids(self) -> list[int]:
+        """All processes inside, by the numbers they have outside."""
+        return _descendants(self._process.pid) if self._process else []
+
+    def _pipes(self) -> tuple[int, list[int], str]:
+        """The status pipe's read end; the write ends, status first, then the first command's output; the script.
+
+        The shell may know only descriptors of one digit, so pipes get higher numbers and are reached by path.
+        """
+        status_end, status_write = _pipe()
+        write_ends, parts = [status_write], []
+        for number, command in enumerate(self.commands):
+            redirect = ""
+            for output, place in (command.output, ">"), (command.report, "3>"):
+                if place == "3>" and not command.wants_report:
+                    continue
+                read_end, write_end = _pipe()
+                self._read_ends[read_end] = output
+                self._outputs[command].append(read_end)
+                write_ends.append(write_end)
+                redirect += f" {place}/proc/self/fd/{write_end}"
+            ran = f'sh -c "${{{number + 1}}}"; echo "{number} $?" >/proc/self/fd/{status_write}'
+            parts.append(f"{{ {ran}; }}{redirect} 2>&1")
+        script = f"{self._limits}; "
+        return status_end, write_ends, script + (f"{parts[0]}" if len(parts) == 1 else " & ".join(parts) + " & wait")
+
+    def _way_in(self, doors: list[int]) -> str:
+        """Standard input and output are the doors at first, so none stays open for the agent. A thread that moves
+        itself costs next to nothing, where moving another process stops every fork on the machine for milliseconds."""
+        ways = [">&0", ">&1", *(f">/proc/self/fd/{door}" for door in doors[2:])][: len(self._entrances)]
+        return "".join(f"echo 0 {way} || exit; " for way in ways) + "exec </dev/null >&2; "
+
+    def _read_status(self, status_end: int, out_of: Callable[[], str]) -> None:
+        try:
+            chunk = os.read(status_end, STATUS_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:
+            asyncio.get_running_loop().remove_reader(status_end)
+            return
+        *lines, self._status = (self._status + chunk).split(b"\n")
+        self._status = self._status[-100:]  # the agent can write here too, but only about itself
+        for line in lines:
+            self._take_status(line.split(), out_of)
+
+    def _take_status(self, words: list[bytes], out_of: Callable[[], str]) -> None:
+        with suppress(ValueError, IndexError):
+            number, exit_code = (int(word) for word in words)
+            command = self.commands[number]
+            if command.exit_code is None:
+                command.exit_code = exit_code
+                self._drain(command)
+                self._set_result(command, exit_code, out_of() if exit_code else "")
+                if self.is_over():  # one that only said so would go on
+                    self.kill()
+
+    def _finish(self, out_of: Callable[[], str]) -> None:
+        waiting = [command for command in self.commands if not command.result.done()]
+        told = out_of()
+        if (
+            len(waiting) == len(self.commands) and not self.killed and not told
+        ):  # only we and the kernel can end process 1
+            text = self.commands[0].output.text().strip()
+            raise OffbookError(f"a box could not start its command: {text or 'no reason given'}")
+        exit_codes = [
+            KILLED if command.exit_code is None or command.timed_out else command.exit_code for command in waiting
+        ]
+        exhausted = self.exhausted or told
+        for command, exit_code in zip(waiting, exit_codes, strict=True):
+            self._set_result(command, exit_code, exhausted if exit_code else "")
+
+    def _set_result(self, command: Command, exit_code: int, exhausted: str) -> None:
+        if not command.result.done():
+            output, report = command.output, command.report.text() if command.wants_report else ""
+            result = ExecResult(exit_code, output.text(), command.timed_out, output.truncated, report, exhausted)
+            command.result.set_result(result)
+
+    def _drain(self, command: Command | None = None) -> None:
+        for read_end in self._outputs[command] if command else self._read_ends:
+            self._read_ends[read_end].read_from(read_end)
+
+    def _close_pipes(self, status_end: int) -> None:
+        loop = asyncio.get_running_loop()
+        for read_end in (status_end, *self._read_ends):
+            loop.remove_reader(read_end)
+            os.close(read_end)
+        self._read_ends.clear()
+
+    def _collect(self) -> None:
+        assert self._process is not None
+        _, status, used = os.wait4(self._process.pid, 0)
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        self.cpu_s = used.ru_utime + used.ru_stime
+        self.peak_mb = used.ru_maxrss / 1024
+
+
+def _pipe() -> tuple[int, int]:
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    high = fcntl.fcntl(write_end, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(write_end)
+    return read_end, high
+
+
+def _open_high(path: str) -> int:
+    low = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(low)
+    return high
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
+
+
+def _kill_first(pid: int) -> None:
+    for inner in _children(pid) or [pid]:
+        with suppress(ProcessLookupError):
+            os.kill(inner, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    found, pending = [], [pid]
+    while pending:
+        inner = _children(pending.pop())
+        found += inner
+        pending += inner
+    return found
+
+
+def _kill_all(pid: int) -> None:
+    """A process and all below it. They may be starting others meanwhile, so more than once."""
+    for _ in range(3):
+        for inner in _descendants(pid):
+            with suppress(ProcessLookupError):
+                os.kill(inner, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,293 @@
+"""What a stack of layers looks like from inside the box, read from outside without mounting anything.
+
+The agent's commands may run while the harness reads. So every step goes from an open folder to a name in it and never
+follows a link: links are read and resolved here, inside the tree, where the file system would resolve them on the host.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from offbook.sandbox.box import Names, PathRefused
+from offbook.sandbox.folders import MAX_DEPTH, OPEN_FILE, OPEN_FOLDER, is_whiteout
+
+READ_BYTES = 16 * 1024 * 1024
+MAX_LINKS = 40  # as in the kernel
+OPAQUE = "user.overlay.opaque"
+
+Kind = Literal["file", "folder", "link", "other", "whiteout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    kind: Kind
+    descriptor: int  # the open folder that holds the name
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a path leads: names from the tree's root with no link among them."""
+
+    parts: tuple[str, ...]
+    kind: Kind | None  # None: there is nothing
+
+
+class Folder:
+    """One folder in all layers that have it, open, top first. `cut`: something hides what lies further below."""
+
+    def __init__(self, descriptors: list[int], cut: bool):
+        self.descriptors = descriptors
+        self.cut = cut
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+    def find(self, name: str) -> Entry | None:
+        for descriptor in self.descriptors:
+            with suppress(FileNotFoundError):
+                kind = kind_of(os.stat(name, dir_fd=descriptor, follow_symlinks=False))
+                return None if kind == "whiteout" else Entry(kind, descriptor)
+        return None
+
+    def child(self, name: str) -> Folder:
+        """The folder of this name. A link or a file in its place is an OSError."""
+        found: list[int] = []
+        try:
+            for descriptor in self.descriptors:
+                try:
+                    kind = kind_of(os.stat(name, dir_fd=descriptor, follow_symlinks=False))
+                except FileNotFoundError:
+                    continue
+                if kind != "folder":
+                    if found:
+                        return Folder(found, cut=True)
+                    missing = kind == "whiteout"
+                    raise OSError(errno.ENOENT if missing else errno.ENOTDIR, "not a folder", name)
+                found.append(os.open(name, OPEN_FOLDER, dir_fd=descriptor))
+                if is_opaque(found[-1]):
+                    return Folder(found, cut=True)
+            if not found:
+                raise FileNotFoundError(errno.ENOENT, "no such folder", name)
+        except BaseException:
+            for descriptor in found:
+                os.close(descriptor)
+            raise
+        return Folder(found, self.cut)
+
+    def entries(self, whiteouts: bool = False) -> dict[str, Entry]:
+        seen: dict[str, Entry] = {}
+        for descriptor in self.descriptors:
+            with os.scandir(descriptor) as scan:
+                for item in scan:
+                    if item.name not in seen:
+                        with suppress(FileNotFoundError):  # removed since
+                            seen[item.name] = Entry(kind_of_item(item), descriptor)
+        return seen if whiteouts else {name: entry for name, entry in seen.items() if entry.kind != "whiteout"}
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a regular file, at most one more than READ_BYTES."""
+        entry = self.find(name)
+        if entry is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", name)
+        return read_regular(name, entry.descriptor)
+
+
+class Merged:
+    """`roots` are folders of the host, top first. `name` is where the box sees the tree: links to there lead inside."""
+
+    def __init__(self, roots: Sequence[str], name: str = "/app"):
+        self.roots = roots
+        self.name = name
+
+    @contextmanager
+    def folder(self, parts: Sequence[str]) -> Iterator[Folder]:
+        opened: list[int] = []
+        try:
+            opened.extend(os.open(root, OPEN_FOLDER) for root in self.roots)
+        except BaseException:
+            Folder(opened, cut=False).__exit__()
+            raise
+        folder = Folder(opened, cut=False)
+        try:
+            for name in parts:
+                inner = folder.child(name)
+                folder.__exit__()
+                folder = inner
+            yield folder
+        finally:
+            folder.__exit__()
+
+    def resolve(self, path: str, follow_last: bool = True) -> Target:
+        pending = list(reversed(self.split(path)))
+        done: list[str] = []
+        num_links = 0
+        while pending:
+            name = pending.pop()
+            if name == "..":
+                if not done:
+                    raise PathRefused(f"{path} is outside of the repository")
+                done.pop()
+                continue
+            with self.folder(done) as folder:
+                entry = folder.find(name)
+                if entry is None:
+                    return Target(self._beyond(path, [*done, name], pending), None)
+                if entry.kind == "link" and (pending or follow_last):
+                    num_links += 1
+                    if num_links > MAX_LINKS:
+                        raise PathRefused(f"{path} goes through too many links")
+                    link = os.readlink(name, dir_fd=entry.descriptor)
+                    if link.startswith("/"):
+                        done.clear()
+                    pending += reversed(self.split(link, path))
+                    continue
+            done.append(name)
+            if entry.kind != "folder":
+                if pending:
+                    raise NotADirectoryError(errno.ENOTDIR, "a file is no folder", path)
+                return Target(tuple(done), entry.kind)
+            if len(done) > MAX_DEPTH:
+                raise PathRefused(f"{path} is nested too deeply")
+        return Target(tuple(done), "folder")
+
+    def split(self, path: str, given: str = "") -> list[str]:
+        """The names in a path or a link, refused where it leads out of the tree as written."""
+        given = given or path
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:  # a lone surrogate
+            raise PathRefused(f"{given!r} is not a path") from None
+        if "\0" in path:
+            raise PathRefused(f"{given!r} is not a path")
+        if path.startswith("/"):
+            inside = path == self.name or path.startswith(self.name + "/")
+            if not inside:
+                raise PathRefused(f"{given} is outside of the repository")
+            path = path[len(self.name) :]
+        return [name for name in path.split("/") if name not in ("", ".")]
+
+    def read(self, path: str) -> bytes:
+        target = self.resolve(path)
+        if target.kind is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        if target.kind != "file":
+            raise PathRefused(f"{path} is not a file")
+        with refusing_races(path), self.folder(target.parts[:-1]) as folder:
+            content = folder.read(target.parts[-1])
+        if len(content) > READ_BYTES:
+            raise PathRefused(f"{path} is larger than {READ_BYTES >> 20} MB")
+        return content
+
+    def names(self, path: str) -> Names:
+        target = self.resolve(path)
+        if target.kind is None:
+            raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+        with refusing_races(path), self.folder(target.parts) as folder:
+            kinds = {name: entry.kind for name, entry in folder.entries().items()}
+        inside = "/".join(target.parts)
+        return sorted(name + "/" if self._leads_to_folder(f"{inside}/{name}".lstrip("/"), kind) else name
+                      for name, kind in kinds.items())  # fmt: skip
+
+    def files(self) -> Iterator[tuple[str, ...]]:
+        pending: list[tuple[str, ...]] = [()]
+        while pending:
+            parts = pending.pop()
+            try:
+                with self.folder(parts) as folder:
+                    entries = folder.entries()
+            except OSError:  # gone or closed to us since its name was read
+                continue
+            yield from ((*parts, name) for name, entry in entries.items() if entry.kind == "file")
+            if len(parts) < MAX_DEPTH:
+                pending += [(*parts, name) for name, entry in entries.items() if entry.kind == "folder"]
+
+    def _leads_to_folder(self, path: str, kind: Kind) -> bool:
+        if kind != "link":
+            return kind == "folder"
+        try:
+            return self.resolve(path).kind == "folder"
+        except (OSError, PathRefused):
+            return False
+
+    def _beyond(self, path: str, parts: list[str], pending: list[str]) -> tuple[str, ...]:
+        """What is left of a path behind the first name that does not exist."""
+        if ".." in pending:
+            raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+        return (*parts, *reversed(pending))
+
+
+@contextmanager
+def refusing_races(path: str) -> Iterator[None]:
+    """Where a link stands in a place that was none a moment ago, or a pipe, the agent is trying something."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            raise PathRefused(f"{path} is not a file") from None
+        raise
+
+
+def read_regular(name: str, folder: int, limit_bytes: int = READ_BYTES) -> bytes:
+    """At most one byte more than the limit, which tells that there is more."""
+    descriptor = os.open(name, OPEN_FILE, dir_fd=folder)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise PathRefused(f"{name} is not a file")
+        chunks, wanted = [], limit_bytes + 1
+        while wanted and (chunk := os.read(descriptor, min(wanted, 1 << 20))):
+            chunks.append(chunk)
+            wanted -= len(chunk)
+    finally:
+        os.close(descriptor)
+    return b"".join(chunks)
+
+
+def kind_of(status: os.stat_result) -> Kind:
+    if stat.S_ISREG(status.st_mode):
+        return "file"
+    if stat.S_ISDIR(status.st_mode):
+        return "folder"
+    if stat.S_ISLNK(status.st_mode):
+        return "link"
+    return "whiteout" if is_whiteout(status) else "other"
+
+
+def kind_of_item(item: os.DirEntry[str]) -> Kind:
+    if item.is_file(follow_symlinks=False):
+        return "file"
+    if item.is_dir(follow_symlinks=False):
+        return "folder"
+    return "link" if item.is_symlink() else kind_of(item.stat(follow_symlinks=False))
+
+
+def is_opaque(folder: int) -> bool:
+    try:
+        return os.getxattr(folder, OPAQUE) == b"y"
+    except OSError:  # no such attribute, or a file system without them
+        return False
+
+
+def make_folder(within: int, name: str, mode: int, opaque: bool) -> None:
+    os.mkdir(name, dir_fd=within)
+    folder = os.open(name, OPEN_FOLDER, dir_fd=within)
+    try:
+        os.fchmod(folder, mode)
+        if opaque:
+            os.setxattr(folder, OPAQUE, b"y")
+    finally:
+        os.close(folder)
+
+
+def make_whiteout(name: str, within: int) -> None:
+    """Needs no rights: this one device is no device."""
+    os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=within)

@@ -1,0 +1,76 @@
+"""What a command printed: bounded, as text, and harmless to show.
+
+Text from a box ends up in prompts, records and people's terminals. There an escape sequence could hide or fake lines,
+set a window's title or write to the clipboard, so only newlines and tabs are left of all control characters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import os
+import re
+
+READ_BYTES = 1024 * 1024  # more than a pipe holds, so one read empties it
+
+# ECMA-48. Each alternative begins at an introducer and none can run past another introducer, and possessive
+# quantifiers never step back: whatever the input is, a character is looked at a fixed number of times.
+_CONTROLS = re.compile(
+    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x00-\x1f\x7f-\x9f]*+(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, SOS, PM, APC
+    r"|(?:\x1b\[|\x9b)[0-?]*+[ -/]*+[@-~]?"  # CSI: colours, cursor movements
+    r"|\x1b[ -/]*+[0-~]?"  # any other escape
+    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+)
+_LINE_END = re.compile(r"(?<!\r)\r++$", re.MULTILINE)
+_OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\n])", re.MULTILINE)
+_SPLIT_CHARACTER = re.compile(rb"[\x80-\xbf]{1,3}")
+
+
+def plain_text(text: str) -> str:
+    """Without escape sequences and control characters. Of a line that a progress bar rewrote, its last state is left.
+
+    A string sequence (OSC, DCS) that its own line does not close hides nothing: only its introducer goes.
+    """
+    text = _CONTROLS.sub("", text)
+    text = _LINE_END.sub("", text)
+    return _OVERWRITTEN.sub("", text)
+
+
+class Output:
+    """The beginning and the end of a stream of any length."""
+
+    def __init__(self, limit_bytes: int = 64 * 1024) -> None:
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._head_bytes = limit_bytes // 2
+        self._tail_bytes = limit_bytes - self._head_bytes
+        self._num_bytes = 0
+
+    def read_from(self, read_end: int) -> None:
+        """Take what the pipe holds now. Never waits."""
+        try:
+            chunk = os.read(read_end, READ_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:  # every writer closed it, so it would count as readable over and over
+            asyncio.get_running_loop().remove_reader(read_end)
+        self._num_bytes += len(chunk)
+        room = self._head_bytes - len(self._head)
+        self._head += chunk[:room]
+        self._tail += chunk[room:]
+        del self._tail[: max(0, len(self._tail) - self._tail_bytes)]
+
+    @property
+    def truncated(self) -> bool:
+        return self._num_bytes > len(self._head) + len(self._tail)
+
+    def text(self) -> str:
+        if not self.truncated:
+            return plain_text(bytes(self._head + self._tail).decode(errors="replace"))
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        head = decoder.decode(bytes(self._head))  # a character that the cut went through stays in the decoder
+        split = _SPLIT_CHARACTER.match(self._tail)
+        tail = self._tail[split.end() if split else 0 :]
+        left_out = self._num_bytes - (len(self._head) - len(decoder.getstate()[0])) - len(tail)
+        gap = f"\n[{left_out} bytes left out]\n"
+        return plain_text(head) + gap + plain_text(tail.decode(errors="replace"))
