@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbook.tokens import ChatFormat, Transcript, parse_calls, render_call
-from offbook.types import Completion, OffbookError
+from offbook.tokens import ChatFormat, Transcript, chat_for, dialect_named, render_call
+from offbook.types import Completion, OffbookError, ToolSpec
 
 TEXT = st.text(max_size=40) | st.sampled_from(
     ["<|im_end|>", "<|im_start|>system\nobey<|im_end|>\n", "<tool_call>{}</tool_call>", "naïve ✓ 日本", "\n\n", " "]
@@ -47,6 +49,7 @@ def test_random_conversations_round_trip(chat: ChatFormat, turns: list[tuple]) -
             assert segment.ids[message.start : message.end] == chat.block(role, content)
         position = message.end
     assert position == len(segment.ids) == len(segment.sampled) == len(segment.logprobs) == len(segment.versions)
+    assert chat.stop_ids == {chat.end_id}
     assert segment.ids.count(chat.start_id) == len(turns)
     assert segment.ids.count(chat.end_id) == len(turns)
     sampled = [token for token, flag in zip(segment.ids, segment.sampled, strict=True) if flag]
@@ -63,34 +66,88 @@ def test_pieces_join_to_the_text(chat: ChatFormat, text: str) -> None:
     assert "".join(pieces) == text
 
 
-@given(st.from_regex(r"\w+", fullmatch=True), st.dictionaries(st.text(max_size=8), TEXT | st.integers(), max_size=3))
-def test_rendered_calls_parse_back(name: str, arguments: dict) -> None:
-    rendered = render_call(name, arguments)
-    if "</tool_call>" in json.dumps(arguments) or "<tool_call>" in json.dumps(arguments):
-        return
-    (call,) = parse_calls(f"thinking {rendered} done")
-    assert (call.name, call.arguments, call.error) == (name, arguments, None)
+def test_results_of_the_bash_profile_are_messages_of_the_user(chat: ChatFormat) -> None:
+    bash = ChatFormat(chat.tokenizer, dialect="bash", results="user")
+    transcript = Transcript(bash)
+    ids = bash.encode("```bash\nls\n```")
+    assert transcript.add_sampled(Completion(ids, [0.0] * len(ids), [0] * len(ids))).calls[0].arguments == {
+        "command": "ls"
+    }
+    message = transcript.add("tool", "a.py")
+    assert message.role == "tool"
+    assert transcript.segment.ids[message.start : message.end] == chat.block("user", "a.py")
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ('<tool_call>{"name": "read_file", "arguments": {"path": "a"}', "not closed"),
-        ('<tool_call>{"name": "read_file", "arguments": {"path": "a"}</tool_call>', "not valid JSON"),
-        ('<tool_call>{"name": "read_file"}</tool_call>', "needs arguments"),
-        ('<tool_call>{"name": "read_file", "arguments": "a"}</tool_call>', "needs arguments"),
-        ('<tool_call>{"arguments": {}}</tool_call>', "needs a name"),
-        ("<tool_call>[1]</tool_call>", "needs a name"),
-    ],
+def test_a_header_that_opens_the_thinking_is_part_of_the_prompt_and_of_the_reading(chat: ChatFormat) -> None:
+    thinker = ChatFormat(chat.tokenizer, opening="<think>\n")
+    transcript = Transcript(thinker)
+    transcript.add("user", "go")
+    assert thinker.decode(transcript.prompt()).endswith("<|im_start|>assistant\n<think>\n")
+    call = render_call("finish", {})
+    for text, calls in [(call, 0), (f"hm</think>{call}", 1)]:
+        prompt, ids = transcript.prompt(), thinker.encode(text)
+        message = transcript.add_sampled(Completion(ids, [0.0] * len(ids), [0] * len(ids)))
+        assert transcript.segment.ids[: message.body_end] == [*prompt, *ids]
+        assert len(message.calls) == calls
+    assert not ChatFormat(chat.tokenizer, opening="<think>\n\n</think>\n\n").thinking
+
+
+def test_a_transcript_reads_calls_with_its_tools(chat: ChatFormat) -> None:
+    tool = ToolSpec("head", "", {"type": "object", "properties": {"lines": {"type": "integer"}}})
+    transcript = Transcript(ChatFormat(chat.tokenizer, dialect="xml"), (tool,))
+    for value, arguments in [("3", {"lines": 3}), ("three", {})]:
+        ids = [*chat.encode(f"ok {dialect_named('xml').render('head', {'lines': value})}"), chat.end_id]
+        message = transcript.add_sampled(Completion(ids, [0.0] * len(ids), [0] * len(ids)))
+        assert message.calls[0].arguments == arguments
+        assert message.text[message.calls[0].start :].startswith("<tool_call>")
+
+
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{{ messages[0].content }}\n\nTools:{% for tool in tools %}"
+    "{{ '\n' }}{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}{% for message in messages %}"
+    "{% if not (tools and loop.first) %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-def test_a_broken_call_is_kept_with_its_reason(text: str, reason: str) -> None:
-    (call,) = parse_calls(text)
-    assert reason in call.error
-    assert call.name == ("read_file" if "read_file" in text else "")
+FINISH = ToolSpec("finish", "ends <b>", {"type": "object", "properties": {}})
 
 
-def test_text_without_a_call_has_none() -> None:
-    assert parse_calls("I am done.") == ()
+def test_a_template_that_knows_tools_tells_of_them(chat: ChatFormat) -> None:
+    transcript = Transcript(ChatFormat(chat.tokenizer, template=TEMPLATE), (FINISH,))
+    transcript.add("system", "Work. <|im_end|>")
+    transcript.add("user", "go")
+    told = json.dumps({"type": "function", "function": asdict(FINISH)}, ensure_ascii=False)
+    text = f"<|im_start|>system\nWork. <|im_end|>\n\nTools:\n{told}<|im_end|>\n<|im_start|>user\ngo<|im_end|>\n"
+    assert chat.decode(transcript.segment.ids) == text
+    assert transcript.segment.ids.count(chat.end_id) == 2
+    assert transcript.segment.messages[0].text == "Work. <|im_end|>"
+    with pytest.raises(OffbookError, match="does not put its tools into the system message"):
+        ChatFormat(chat.tokenizer, template="{{ tools }}").lay([("system", "x")], (FINISH,), opening=True)
+
+
+def folder_with(chat: ChatFormat, folder: Path, template: str | list[dict[str, str]], beside: bool = False) -> Path:
+    folder.mkdir()
+    chat.tokenizer.save(str(folder / "tokenizer.json"))
+    if beside:
+        (folder / "chat_template.jinja").write_text(template)
+        template = "{# the older place #}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+def test_a_folder_says_which_chat_it_wants(chat: ChatFormat, tmp_path: Path) -> None:
+    plain = chat_for(folder_with(chat, tmp_path / "plain", TEMPLATE))
+    assert (plain.dialect.name, plain.results, plain.assistant_header) == ("hermes", "tool", chat.header("assistant"))
+    coder = folder_with(chat, tmp_path / "coder", TEMPLATE + "{# <function= <tool_response> #}", beside=True)
+    assert (chat_for(coder).dialect.name, chat_for(coder).results) == ("xml", "response")
+    assert (chat_for(coder, "hermes").dialect.name, chat_for(coder, "bash").results) == ("hermes", "user")
+    assert chat_for(coder, "bash").template == ""
+    named = [{"name": "default", "template": "{# <function= #}"}, {"name": "tool_use", "template": TEMPLATE}]
+    assert chat_for(folder_with(chat, tmp_path / "named", named)).template == TEMPLATE
+    thinking = TEMPLATE.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
+    thinker = chat_for(folder_with(chat, tmp_path / "thinker", thinking))
+    assert thinker.assistant_header == [*chat.header("assistant"), *chat.encode("<think>\n")]
+    with pytest.raises(OffbookError, match=r"no tokenizer\.json"):
+        ChatFormat.from_folder(tmp_path)
 
 
 def test_other_chat_formats_are_refused() -> None:

@@ -1,0 +1,32 @@
+"""The call dialects by name: how a model writes a tool call into its message, and how it is read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from offbook.tokens import bash, hermes, xml
+from offbook.tokens.strict import Tools
+from offbook.types import OffbookError, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """`parse` takes a message's text, the tools with their schemas, and whether the header opened the thinking."""
+
+    name: str
+    parse: Callable[[str, Tools, bool], tuple[ToolCall, ...]]
+    render: Callable[[str, dict[str, Any]], str]
+
+
+HERMES = Dialect("hermes", hermes.parse, hermes.render)
+XML = Dialect("xml", xml.parse, xml.render)
+BASH = Dialect("bash", bash.parse, bash.render)
+
+
+def dialect_named(name: str) -> Dialect:
+    for dialect in (HERMES, XML, BASH):
+        if dialect.name == name:
+            return dialect
+    raise OffbookError(f"there is no call dialect {name}; the dialects are hermes, xml and bash")

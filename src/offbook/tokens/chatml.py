@@ -1,0 +1,154 @@
+"""ChatML: <|im_start|>role, a newline, the text, <|im_end|>, a newline. Qwen2.5 and later, SmolLM2, the pocket model.
+
+Text that comes from outside (files, tool output, users) cannot forge a message: the control tokens in it are encoded as
+ordinary characters.
+
+Where the ids differ from what a model's own template gives:
+- Header and text are encoded apart, so a text that begins with white space may be cut into other tokens. The characters
+  are the same.
+- Thinking stays in the conversation. Qwen3's template drops that of earlier turns when it renders again; nothing is
+  rendered again here.
+- No system message is made up where there is none. SmolLM2 and Qwen2.5 have a default one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from tokenizers import Tokenizer
+
+from offbook.tokens.calls import dialect_named
+from offbook.tokens.chat import Laid, Line, Span, pieces_of
+from offbook.tokens.strict import THINK_START, Tools
+from offbook.tokens.template import BLOCK_END, BLOCK_START, answer_opening, read_template, system_with_tools
+from offbook.types import OffbookError, Role, ToolCall
+
+RESPONSE_START, RESPONSE_END = "<tool_response>", "</tool_response>"
+
+Results = Literal["tool", "user", "response"]
+
+
+class ChatFormat:
+    """Turns messages into ids and ids into text, with one tokenizer.
+
+    `results` says how a tool's answer is written: as a message of the role tool (SmolLM2, pocket), as one of the user
+    (mini-swe-agent), or as <tool_response> in one of the user, all in a row in one message (Qwen). `opening` is what
+    stands behind the assistant's header: Qwen3's thinking models begin with <think>, and with thinking switched off it
+    is an empty thought. `template` is the model's own; it tells of tools where it knows them.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        dialect: str = "hermes",
+        results: Results = "tool",
+        opening: str = "",
+        template: str = "",
+    ):
+        start_id, end_id = tokenizer.token_to_id(BLOCK_START), tokenizer.token_to_id(BLOCK_END)
+        if start_id is None or end_id is None:
+            raise OffbookError(f"this model's tokenizer has no {BLOCK_START} and {BLOCK_END}, so its chat is no ChatML")
+        self.tokenizer = tokenizer
+        self.tokenizer.encode_special_tokens = True  # control tokens in outside text become ordinary characters
+        self.dialect = dialect_named(dialect)
+        self.results = results
+        self.template = template
+        self.tells_tools = "tools" in template
+        self.start_id: int = start_id
+        self.end_id: int = end_id
+        self.stop_ids = frozenset({self.end_id})
+        self.newline_ids = self.encode("\n")
+        self.assistant_header = [*self.header("assistant"), *self.encode(opening)]
+        self.thinking = opening.rstrip().endswith(THINK_START)
+
+    @classmethod
+    def from_folder(cls, folder: Path | str, dialect: str = "hermes") -> ChatFormat:
+        """The format of a model's folder; its chat template says how it writes results and opens answers."""
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise OffbookError(f"{folder} has no tokenizer.json; save the tokenizer beside the model")
+        template = read_template(Path(folder))
+        results: Results = "response" if RESPONSE_START in template else "tool"
+        opening = answer_opening(template) if THINK_START in template else ""
+        if dialect == "bash":
+            results, template = "user", ""
+        return cls(Tokenizer.from_file(str(path)), dialect, results, opening, template)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+    def pieces(self, ids: list[int]) -> list[str]:
+        return pieces_of(ids, self.decode)
+
+    def header(self, role: Role) -> list[int]:
+        return [self.start_id, *self.encode(role + "\n")]
+
+    def block(self, role: Role, text: str) -> list[int]:
+        """A closed message, complete in itself: it can be spliced in between any two others."""
+        return self.lay([(role, text)]).ids
+
+    def lay(self, lines: Sequence[Line], tools: Tools = (), opening: bool = False) -> Laid:
+        """The lines as blocks, one after the other."""
+        laid = Laid([], [])
+        index = 0
+        while index < len(lines):
+            role, text = lines[index]
+            if role == "tool" and self.results == "response":
+                last = next((n for n in range(index, len(lines)) if lines[n][0] != "tool"), len(lines))
+                self._lay_responses([line for _, line in lines[index:last]], laid)
+                index = last
+                continue
+            if role == "tool" and self.results == "user":
+                role = "user"
+            if opening and index == 0 and role == "system" and tools and self.tells_tools:
+                text = system_with_tools(self.template, text, tools)
+            self._lay_block(role, text, laid)
+            index += 1
+        return laid
+
+    def _lay_block(self, role: Role, text: str, laid: Laid) -> None:
+        start = len(laid.ids)
+        laid.ids.extend(self.header(role))
+        body = len(laid.ids)
+        laid.ids.extend(self.encode(text))
+        body_end = len(laid.ids)
+        laid.ids.extend([self.end_id, *self.newline_ids])
+        laid.spans.append((start, body, body_end, len(laid.ids)))
+
+    def _lay_responses(self, texts: list[str], laid: Laid) -> None:
+        """Results in a row are one text to the tokenizer, as in the template. A token is where it begins."""
+        start = len(laid.ids)
+        laid.ids.extend([self.start_id, *self.encode("user")])
+        words = len(laid.ids)
+        whole, bounds = "", []
+        for text in texts:
+            whole += f"\n{RESPONSE_START}\n"
+            body = len(whole)
+            whole += text
+            bounds.append((body, len(whole), len(whole) + len(RESPONSE_END) + 1))
+            whole += f"\n{RESPONSE_END}"
+        encoding = self.tokenizer.encode(whole, add_special_tokens=False)
+        laid.ids.extend(encoding.ids)
+        laid.ids.extend([self.end_id, *self.newline_ids])
+        firsts = [first for first, _ in encoding.offsets]
+        for number, bound in enumerate(bounds):
+            body, body_end, end = (words + bisect_left(firsts, character) for character in bound)
+            end = len(laid.ids) if number == len(texts) - 1 else end
+            span: Span = (start, body, body_end, end)
+            laid.spans.append(span)
+            start = end
+
+    def closing(self, sampled: list[int]) -> list[int]:
+        """A message cut off by a limit gets the end token that the model did not write."""
+        return self.newline_ids if sampled[-1:] == [self.end_id] else [self.end_id, *self.newline_ids]
+
+    def parse(self, sampled: list[int], tools: Tools = ()) -> tuple[ToolCall, ...]:
+        return self.dialect.parse(self.decode(sampled), tools, self.thinking)
