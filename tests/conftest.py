@@ -7,10 +7,9 @@ import random
 import pytest
 import torch
 from hypothesis import settings
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from offbook.tokens import BLOCK_END, BLOCK_START, CALL_END, CALL_START, ChatFormat
+from offbook.tokens import ChatFormat, byte_chat
 
 torch.set_num_threads(1)
 settings.register_profile("offbook", deadline=None)  # no test is timed
@@ -20,13 +19,7 @@ settings.load_profile("offbook")
 @pytest.fixture(scope="session")
 def chat() -> ChatFormat:
     """Bytes and the four marks: it spells anything."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([BLOCK_START, BLOCK_END])
-    tokenizer.add_tokens([CALL_START, CALL_END])
-    return ChatFormat(tokenizer)
+    return byte_chat()
 
 
 def tiny_model(kind: str = "qwen3", vocabulary: int = 300, seed: int = 0) -> PreTrainedModel:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from offbook.feedback import read_rollout, write_hint
-from offbook.harness import TOOLS, run_agent
-from offbook.sandbox import ProcessBox
+from offbook.harness import Harness, run_agent
+from offbook.sandbox import Box, open_box
 from offbook.tokens import ChatFormat, render_call
-from offbook.types import Completion, Limits, Rollout, Task
+from offbook.types import Completion, Limits, Prices, Prompt, Rollout, Task
 
-ALL_TOOLS = tuple(TOOLS)
-LIMITS = Limits(turns=8, tokens=20_000, message_tokens=4_000, command_s=2)
+ALL_TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir", "todo", "finish")
+LIMITS = Limits(turns=8, tokens=40_000, context=40_000, message_tokens=4_000, command_s=4)
 
 
 class Says:
@@ -24,7 +26,7 @@ class Says:
         self.chat = chat
         self.lines = [*lines, render_call("finish", {})]
 
-    async def complete(self, prompt_ids: list[int], max_tokens: int) -> Completion:
+    async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
         ids = [*self.chat.encode(self.lines.pop(0)), self.chat.end_id][:max_tokens]
         return Completion(ids, [-0.1] * len(ids), [0] * len(ids))
 
@@ -38,10 +40,22 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rollout_of(tree: Path, policy: object, chat: ChatFormat, tools=ALL_TOOLS, limits: Limits = LIMITS) -> Rollout:
+def rollout_of(
+    tree: Path,
+    policy: object,
+    chat: ChatFormat,
+    tools=ALL_TOOLS,
+    limits: Limits = LIMITS,
+    wrap=lambda box: box,
+    **world,
+) -> Rollout:
     task = Task("t", tree, "Make one return 1.", tree, tree, (), (), (), tools, "test")
-    with ProcessBox(tree) as box:
-        return asyncio.run(run_agent(task, box, policy, chat, limits, "r", "g"))
+
+    async def run() -> Rollout:
+        async with await open_box(tree) as box:
+            return await run_agent(task, wrap(box), policy, chat, Harness(limits, **world), "r", "g")
+
+    return asyncio.run(run())
 
 
 def answers(rollout: Rollout) -> list[tuple[str | None, str]]:
@@ -56,7 +70,7 @@ def test_a_working_session(tree: Path, chat: ChatFormat) -> None:
     policy = Says(
         chat,
         render_call("list_dir", {"path": "."}),
-        render_call("search", {"pattern": r"return \d"}),
+        render_call("search_codebase", {"pattern": r"return \d"}),
         render_call("read_file", {"path": "pkg/calc.py"}),
         edit("pkg/calc.py", "return 0", "return 1"),
         render_call("run_command", {"command": "python -c 'from pkg.calc import one; print(one())'"}),
@@ -81,7 +95,7 @@ def test_mistakes_are_answered_counted_and_the_rollout_goes_on(tree: Path, chat:
     policy = Says(
         chat,
         render_call("open_file", {"path": "pkg/calc.py"}),
-        render_call("search", {"pattern": "one"}),  # a real tool that this task does not have
+        render_call("search_codebase", {"pattern": "one"}),  # a real tool that this task does not have
         render_call("read_file", {"file": "pkg/calc.py"}),
         render_call("read_file", {"path": 3}),
         "<tool_call>{broken</tool_call>",
@@ -98,23 +112,28 @@ def test_mistakes_are_answered_counted_and_the_rollout_goes_on(tree: Path, chat:
 @pytest.mark.parametrize(
     ("limits", "stop"),
     [
-        (Limits(turns=2, tokens=20_000, message_tokens=4_000), "turns"),
-        (Limits(turns=9, tokens=900, message_tokens=4_000), "tokens"),
+        (replace(LIMITS, turns=2), "turns"),
+        (replace(LIMITS, tokens=600), "tokens"),
+        (replace(LIMITS, context=600), "context"),
+        (replace(LIMITS, cost=5e-4), "cost"),
     ],
 )
 def test_limits_end_the_rollout_with_their_name(tree: Path, chat: ChatFormat, limits: Limits, stop: str) -> None:
-    policy = Says(chat, *[render_call("read_file", {"path": "pkg/calc.py"})] * 8)
-    assert rollout_of(tree, policy, chat, limits=limits).stop == stop
+    policy = Says(chat, *[render_call("read_file", {"path": "pkg/calc.py"})] * 12)
+    world = {"profile": "pocket", "prices": Prices(input=1.0, output=2.0)}
+    rollout = rollout_of(tree, policy, chat, tools=("read_file", "edit_file", "finish"), limits=limits, **world)
+    assert rollout.stop == stop
+    assert sum(len(segment.ids) for segment in rollout.segments) <= min(limits.tokens, limits.context) + 100
 
 
 def test_wall_time_ends_a_rollout(tree: Path, chat: ChatFormat) -> None:
     policy = Says(chat, *[render_call("run_command", {"command": "sleep 5"})] * 3)
-    limits = Limits(turns=9, tokens=20_000, message_tokens=4_000, command_s=4, wall_s=0.3)
+    limits = replace(LIMITS, wall_s=0.4)
     assert rollout_of(tree, policy, chat, limits=limits).stop == "wall"
 
 
 def test_a_slow_command_is_stopped_and_said_so(tree: Path, chat: ChatFormat) -> None:
-    limits = Limits(turns=3, tokens=20_000, message_tokens=4_000, command_s=0.2)
+    limits = replace(LIMITS, command_s=0.2)
     rollout = rollout_of(tree, Says(chat, render_call("run_command", {"command": "sleep 9"})), chat, limits=limits)
     assert answers(rollout)[0][0] == "failed"
     assert "stopped after 0.2 s" in answers(rollout)[0][1]
@@ -126,12 +145,76 @@ def test_text_without_a_call_is_the_answer(tree: Path, chat: ChatFormat) -> None
 
 def test_a_crash_of_the_policy_is_on_the_rollout(tree: Path, chat: ChatFormat) -> None:
     class Broken:
-        async def complete(self, prompt_ids: list[int], max_tokens: int) -> Completion:
+        async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
             raise ConnectionError("engine gone")
 
     rollout = rollout_of(tree, Broken(), chat)
     assert rollout.stop == "crash"
     assert "engine gone" in rollout.events[0].detail
+
+
+def test_calls_of_one_message_run_side_by_side_and_are_answered_in_order(tree: Path, chat: ChatFormat) -> None:
+    calls = [render_call("run_command", {"command": f"sleep 1; echo {number}"}) for number in range(3)]
+    started = time.monotonic()
+    rollout = rollout_of(tree, Says(chat, "".join(calls)), chat)
+    assert time.monotonic() - started < 2.5, "three seconds one after the other"
+    assert answers(rollout)[:3] == [("ok", "0\n"), ("ok", "1\n"), ("ok", "2\n")]
+    assert rollout.usage.calls == 4
+
+
+def test_an_edit_is_there_for_the_command_after_it_in_the_same_message(tree: Path, chat: ChatFormat) -> None:
+    both = edit("pkg/calc.py", "return 0", "return 7") + render_call("run_command", {"command": "tail -1 pkg/calc.py"})
+    assert answers(rollout_of(tree, Says(chat, both), chat))[1] == ("ok", "    return 7\n")
+
+
+def test_a_tool_that_breaks_is_an_answer_and_an_event(tree: Path, chat: ChatFormat) -> None:
+    class Unreadable:
+        def __init__(self, box: Box):
+            self._box = box
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._box, name)
+
+        async def read(self, path: str) -> str:
+            raise RuntimeError("a bug in the box")
+
+    policy = Says(chat, render_call("read_file", {"path": "pkg/calc.py"}), render_call("list_dir", {"path": "pkg"}))
+    rollout = rollout_of(tree, policy, chat, wrap=Unreadable)
+    assert [status for status, _ in answers(rollout)] == ["failed", "ok", "ok"]
+    assert rollout.stop == "finish"
+    assert [(event.kind, "a bug in the box" in event.detail) for event in rollout.events] == [("tool_crash", True)]
+
+
+def test_invalid_calls_are_events_with_their_place(tree: Path, chat: ChatFormat) -> None:
+    rollout = rollout_of(tree, Says(chat, render_call("open_file", {}), "<tool_call>{</tool_call>"), chat)
+    assert [(event.kind, event.segment, event.message) for event in rollout.events] == [
+        ("unknown_tool", 0, 3),
+        ("malformed", 0, 5),
+    ]
+
+
+def test_output_that_would_outgrow_the_window_is_cut_and_recorded(tree: Path, chat: ChatFormat) -> None:
+    (tree / "long.txt").write_text("word " * 2000)
+    limits = replace(LIMITS, context=4_000, message_tokens=400)
+    policy = Says(chat, render_call("read_file", {"path": "long.txt"}))
+    rollout = rollout_of(
+        tree, policy, chat, tools=("read_file", "edit_file", "finish"), limits=limits, profile="pocket"
+    )
+    assert "context is nearly full" in answers(rollout)[0][1]
+    assert [event.kind for event in rollout.events] == ["output_cut"]
+    assert len(rollout.segments[0].ids) <= limits.context
+
+
+def test_usage_says_what_the_tokens_were_for(tree: Path, chat: ChatFormat) -> None:
+    call = render_call("list_dir", {"path": "."})
+    rollout = rollout_of(tree, Says(chat, "Let me look." + call, "All done."), chat)
+    usage = rollout.usage
+    assert usage.thinking_tokens == len("Let me look.")
+    assert usage.call_tokens == len(chat.encode(call)) + 1, "the end of the message counts to the call"
+    assert usage.final_tokens == len("All done.") + 1
+    assert usage.output_tokens == len("pkg/\ntests/")
+    assert usage.thinking_tokens + usage.call_tokens + usage.final_tokens == usage.sampled_tokens
+    assert usage.drift == 0
 
 
 def test_readers_find_each_mistake_and_nothing_else(tree: Path, chat: ChatFormat) -> None:

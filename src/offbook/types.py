@@ -23,10 +23,14 @@ class Limits:
     """When a rollout ends whether or not the agent is done."""
 
     turns: int = 8
-    tokens: int = 4096
+    tokens: int = 4096  # of all segments together
+    context: int = 4096  # of one segment
     message_tokens: int = 256
+    summarize_at: int = 0  # tokens of a segment after which the agent is asked for a summary; 0 is never
+    summary_tokens: int = 1024
     command_s: float = 20.0
     wall_s: float = 300.0
+    cost: float = 0.0  # in the currency of the price table; 0 is no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class Task:
     tools: tuple[str, ...]
     origin: str  # the repository this task was made from
     difficulty: str = "normal"
+    test_command: str = ""  # what the tool run_tests runs, where the task offers it
 
 
 def is_test_file(path: str) -> bool:
@@ -60,6 +65,7 @@ class ToolCall:
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+    start: int = 0  # where in the message's text the attempt begins
 
 
 CallStatus = Literal["ok", "failed", "unknown_tool", "malformed"]
@@ -85,35 +91,55 @@ class Message:
 
 @dataclass(slots=True)
 class Segment:
-    """One context window. The five lists run in parallel, one entry a token."""
+    """One context window. Its first four lists run in parallel, one entry a token."""
 
     ids: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # of the behaviour policy; 0 where not sampled
     versions: list[int] = field(default_factory=list)  # policy version that sampled the token; -1 where not sampled
     messages: list[Message] = field(default_factory=list)
+    summary: int | None = None  # the message that sums up this segment for the next one
 
 
-StopReason = Literal["finish", "answer", "turns", "tokens", "wall", "crash"]
+StopReason = Literal["finish", "answer", "turns", "tokens", "context", "wall", "cost", "crash"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a million tokens cost; every turn pays for its whole prompt."""
+
+    input: float = 0.0
+    output: float = 0.0
 
 
 @dataclass(slots=True)
 class Usage:
+    """What a rollout took. Its sampled tokens are thinking, call, final and summary tokens together."""
+
     turns: int = 0
     calls: int = 0
     invalid_calls: int = 0
+    summaries: int = 0
     prompt_tokens: int = 0
     sampled_tokens: int = 0
+    thinking_tokens: int = 0  # what a message says before its first call
+    call_tokens: int = 0
+    final_tokens: int = 0  # of messages without a call
+    summary_tokens: int = 0
+    output_tokens: int = 0  # of tool output; part of the prompt tokens
+    drift: int = 0  # turns whose prompt did not extend the turn before: must be 0
+    cost: float = 0.0
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened besides the conversation: a crash, a timeout, a refused path."""
+    """Something that happened besides the conversation: a crash, a refused path, a call that was none."""
 
     message: int
     kind: str
     detail: str
+    segment: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +149,7 @@ class Flag:
     kind: str
     message: int
     evidence: str
+    segment: int = 0
 
 
 @dataclass(slots=True)
@@ -166,10 +193,28 @@ class Completion:
     versions: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as this task's agent is told of it. `parameters` is the JSON schema of the arguments."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is to be continued: the ids are the truth, the messages and tools are the same for a model behind a URL."""
+
+    ids: list[int]
+    messages: tuple[Message, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+
+
 class Policy(Protocol):
     """Whoever writes the assistant's messages: ids in, ids out."""
 
-    async def complete(self, prompt_ids: list[int], max_tokens: int) -> Completion: ...
+    async def complete(self, prompt: Prompt, max_tokens: int) -> Completion: ...
 
 
 @dataclass(frozen=True, slots=True)

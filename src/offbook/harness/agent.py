@@ -1,6 +1,7 @@
 """The agent loop: prompt, message, tool calls, results, until it finishes or a limit ends it.
 
-Nothing is dropped. An invalid call is answered with an error and counted; a crash ends one rollout and stays on it.
+A conversation that outgrows its window goes on in a new segment that starts from the agent's own summary. Nothing is
+dropped: an invalid call is answered with an error and counted, a crash ends one rollout and stays on it.
 """
 
 from __future__ import annotations
@@ -9,80 +10,252 @@ import asyncio
 import difflib
 import time
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from offbook.harness.tools import TOOLS, ToolFailed
-from offbook.sandbox import Box, PathRefused
-from offbook.tokens import ChatFormat, Transcript
-from offbook.types import INVALID, CallStatus, Event, Limits, Policy, Rollout, StopReason, Task, ToolCall
+from offbook.harness.tools import ToolFailed, Workbench
+from offbook.harness.toolsets import Toolset, make_toolset, prompt
+from offbook.sandbox import HISTORY, Box, PathRefused
+from offbook.tokens import Chat, Transcript
+from offbook.types import (
+    INVALID,
+    CallStatus,
+    Event,
+    Limits,
+    Message,
+    Policy,
+    Prices,
+    Prompt,
+    Rollout,
+    Segment,
+    StopReason,
+    Task,
+    ToolCall,
+    Usage,
+)
 
-SYSTEM = "You are a coding agent. Call one tool at a time: {tools}"
+OUTPUT_CUT = "\n[the rest was cut: the context is nearly full]"
+OnTurn = Callable[[Rollout], None]
 
 
-def system_prompt(tools: tuple[str, ...]) -> str:
-    return SYSTEM.format(tools=", ".join(TOOLS[name].signature for name in tools))
+@dataclass(frozen=True, slots=True)
+class Harness:
+    """The world a rollout happens in, apart from its task: limits, how tools are shown, what tokens cost."""
+
+    limits: Limits
+    profile: str = "standard"
+    variation: float = 0.0
+    prices: Prices = field(default_factory=Prices)
+    told: bool = False  # the model's server tells it of its tools
 
 
 async def run_agent(
-    task: Task, box: Box, policy: Policy, chat: ChatFormat, limits: Limits, rollout_id: str, group: str
+    task: Task,
+    box: Box,
+    policy: Policy,
+    chat: Chat,
+    harness: Harness,
+    rollout_id: str,
+    group: str,
+    on_turn: OnTurn = lambda rollout: None,
 ) -> Rollout:
     """One rollout, unscored. It always returns: what goes wrong in the policy or the box is on the Rollout."""
-    rollout = Rollout(id=rollout_id, task=task.id, group=group, tools=task.tools)
-    transcript = Transcript(chat)
-    rollout.segments.append(transcript.segment)
+    toolset = make_toolset(task.tools, harness.profile, harness.variation, seed=task.id)
+    rollout = Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
+    bench = Workbench(box, harness.limits, test_command=task.test_command)
+    episode = _Episode(task, rollout, bench, toolset, chat, policy, harness, on_turn)
     started = time.monotonic()
     try:
-        async with asyncio.timeout(limits.wall_s):
-            transcript.add("system", system_prompt(task.tools))
-            transcript.add("user", task.instruction)
-            rollout.stop = await _converse(rollout, transcript, box, policy, limits)
+        async with asyncio.timeout(harness.limits.wall_s):
+            rollout.stop = await episode.run()
     except TimeoutError:
         rollout.stop = "wall"
     except Exception:  # the border of a rollout: one crash is one rollout's event, never the run's
         rollout.stop = "crash"
-        rollout.events.append(Event(len(transcript.segment.messages) - 1, "crash", traceback.format_exc(limit=-4)))
-    rollout.changed = box.changes()
+        episode.record("crash", traceback.format_exc(limit=-4))
+    try:
+        rollout.changed = await box.changes()
+    except Exception:  # the box is gone; the rollout is scored for what is left of it, which is nothing
+        episode.record("box_lost", traceback.format_exc(limit=-2))
     rollout.diff = _diff(task, rollout.changed)
     rollout.usage.seconds = time.monotonic() - started
-    rollout.usage.sampled_tokens = sum(transcript.segment.sampled)
-    rollout.usage.prompt_tokens = len(transcript.segment.ids) - rollout.usage.sampled_tokens
+    _count_tokens(rollout.segments, chat, rollout.usage)
     return rollout
 
 
-async def _converse(rollout: Rollout, transcript: Transcript, box: Box, policy: Policy, limits: Limits) -> StopReason:
-    for _ in range(limits.turns):
-        prompt = transcript.prompt()
-        room = min(limits.message_tokens, limits.tokens - len(prompt))
-        if room <= 0:
-            return "tokens"
-        message = transcript.add_sampled(await policy.complete(prompt, room))
-        rollout.usage.turns += 1
-        if not message.calls:
-            return "answer"
-        for call in message.calls:
-            status, text = await _call(call, rollout.tools, box, limits)
-            transcript.add("tool", text, status)
-            rollout.usage.calls += 1
-            rollout.usage.invalid_calls += status in INVALID
-            if status == "ok" and call.name == "finish":
+@dataclass(slots=True)
+class _Episode:
+    task: Task
+    rollout: Rollout
+    bench: Workbench
+    toolset: Toolset
+    chat: Chat
+    policy: Policy
+    harness: Harness
+    on_turn: OnTurn
+    transcript: Transcript = field(init=False)
+    fed: list[int] = field(default_factory=list)  # the ids of this segment that the policy has seen and written
+
+    def __post_init__(self) -> None:
+        self._open_segment(self.task.instruction)
+
+    def record(self, kind: str, detail: str) -> None:
+        segment = len(self.rollout.segments) - 1
+        self.rollout.events.append(Event(len(self.transcript.segment.messages) - 1, kind, detail, segment))
+
+    async def run(self) -> StopReason:
+        limits, usage = self.harness.limits, self.rollout.usage
+        while usage.turns < limits.turns:
+            if limits.cost and usage.cost >= limits.cost:
+                return "cost"
+            ids = self.transcript.prompt()
+            window = limits.context - len(ids) - self._summary_room()
+            if self._has_begun() and limits.summarize_at and (len(ids) >= limits.summarize_at or window <= 0):
+                await self._summarize()
+                continue
+            budget = limits.tokens - sum(len(segment.ids) for segment in self.rollout.segments)
+            room = min(limits.message_tokens, budget, window)
+            if room <= 0:
+                return "tokens" if budget <= 0 else "context"
+            message = await self._sample(room)
+            usage.turns += 1
+            finished = await self._answer(message)
+            self.on_turn(self.rollout)
+            if finished:
                 return "finish"
-    return "turns"
+            if not message.calls:
+                return "answer"
+        return "turns"
+
+    async def _sample(self, room: int) -> Message:
+        ids = self.transcript.prompt()
+        self.rollout.usage.drift += ids[: len(self.fed)] != self.fed
+        messages = tuple(self.transcript.segment.messages)
+        completion = await self.policy.complete(Prompt(ids, messages, self.toolset.specs()), room)
+        self.fed = [*ids, *completion.ids]
+        prices = self.harness.prices
+        self.rollout.usage.cost += (prices.input * len(ids) + prices.output * len(completion.ids)) / 1e6
+        return self.transcript.add_sampled(completion)
+
+    async def _answer(self, message: Message) -> bool:
+        """Run the message's calls side by side; their answers keep the order of the calls. True if it was the end."""
+        answers = await asyncio.gather(*(self._call(call) for call in message.calls))
+        finished = False
+        for call, (status, text) in zip(message.calls, answers, strict=True):
+            self.transcript.add("tool", self._fitting(text), status)
+            self.rollout.usage.calls += 1
+            if status in INVALID:
+                self.rollout.usage.invalid_calls += 1
+                self.record(status, text)
+            finished |= status == "ok" and self.toolset.finishes(call, text)
+        return finished
+
+    async def _call(self, call: ToolCall) -> tuple[CallStatus, str]:
+        if call.error:
+            return "malformed", f"error: {call.error}"
+        if call.name not in self.toolset.names:
+            return "unknown_tool", f"error: there is no tool {call.name}"
+        problem = self.toolset.check(call)
+        if problem:
+            return "malformed", f"error: {problem}"
+        try:
+            return "ok", await self.toolset.run(call, self.bench)
+        except PathRefused as error:
+            self.record("path_refused", str(error))
+            return "failed", f"error: {error}"
+        except ToolFailed as error:
+            return "failed", f"error: {error}"
+        except OSError as error:  # no such file, a folder, no permission, no space
+            return "failed", f"error: {error.strerror or error}"
+        except Exception:  # the border of a tool call: a tool that breaks is an answer and an event
+            self.record("tool_crash", traceback.format_exc(limit=-4))
+            return "failed", "error: the tool broke; try another way"
+
+    async def _summarize(self) -> None:
+        """Ask for a summary at the end of this segment and go on from it in a new one."""
+        usage, limits = self.rollout.usage, self.harness.limits
+        usage.summaries += 1
+        self.transcript.add("user", prompt("summarize"))
+        room = max(1, min(limits.summary_tokens, limits.context - len(self.transcript.prompt())))
+        message = await self._sample(room)
+        self.transcript.segment.summary = len(self.transcript.segment.messages) - 1
+        self.on_turn(self.rollout)
+        name = f"segment_{usage.summaries}.md"
+        await self.bench.box.publish(name, _readable(self.transcript.segment))
+        self._open_segment(
+            prompt("resume").format(
+                task=self.task.instruction,
+                summary=message.text.rpartition("</think>")[2].strip(),
+                todos=self.bench.todo_text() or "none",
+                count=usage.summaries,
+                history=f"{HISTORY}/{name}",
+            )
+        )
+
+    def _open_segment(self, first: str) -> None:
+        self.transcript = Transcript(self.chat, self.toolset.specs())
+        self.fed = []
+        self.rollout.segments.append(self.transcript.segment)
+        told = self.harness.told or self.chat.tells_tools
+        self.transcript.add("system", self.toolset.system_prompt(told))
+        for role, text in self.toolset.worked_turns():
+            self.transcript.add(role, text)
+        self.transcript.add("user", first)
+
+    def _has_begun(self) -> bool:
+        return any(self.transcript.segment.sampled)
+
+    def _summary_room(self) -> int:
+        """What must stay free at the end of a window: the query and the summary."""
+        limits = self.harness.limits
+        return limits.summary_tokens + len(self.chat.block("user", prompt("summarize"))) if limits.summarize_at else 0
+
+    def _fitting(self, text: str) -> str:
+        """Tool output cut to what the window holds, so that no segment outgrows it."""
+        taken = len(self.transcript.prompt()) + len(self.chat.block("tool", OUTPUT_CUT))
+        room = max(0, self.harness.limits.context - taken - self._summary_room())
+        if len(text.encode()) <= room:  # no token is shorter than a byte
+            return text
+        fitting = text
+        while (size := len(self.chat.encode(fitting))) > room and fitting:
+            fitting = fitting[: int(len(fitting) * room / size * 0.95)]
+        if fitting == text:
+            return text
+        self.record("output_cut", f"{len(text)} characters to {len(fitting)}")
+        return fitting + OUTPUT_CUT
 
 
-async def _call(call: ToolCall, tools: tuple[str, ...], box: Box, limits: Limits) -> tuple[CallStatus, str]:
-    if call.error:
-        return "malformed", f"error: {call.error}"
-    if call.name not in tools:
-        return "unknown_tool", f"error: there is no tool {call.name}"
-    tool = TOOLS[call.name]
-    problem = tool.check(call.arguments)
-    if problem:
-        return "malformed", f"error: {problem}"
-    try:
-        return "ok", await tool.run(box, limits, call.arguments)
-    except (ToolFailed, PathRefused) as error:
-        return "failed", f"error: {error}"
-    except OSError as error:  # the border of a tool call: no such file, a folder, no permission, no space
-        return "failed", f"error: {error.strerror or error}"
+def _count_tokens(segments: list[Segment], chat: Chat, usage: Usage) -> None:
+    usage.sampled_tokens = sum(sum(segment.sampled) for segment in segments)
+    usage.prompt_tokens = sum(len(segment.ids) for segment in segments) - usage.sampled_tokens
+    for segment in segments:
+        for index, message in enumerate(segment.messages):
+            if message.role == "tool":
+                usage.output_tokens += message.body_end - message.body
+            if message.role != "assistant":
+                continue
+            sampled = sum(segment.sampled[message.body : message.end])
+            if index == segment.summary:
+                usage.summary_tokens += sampled
+            elif message.calls:
+                thinking = _tokens_before(chat, segment.ids[message.body : message.body_end], message.calls[0].start)
+                usage.thinking_tokens += thinking
+                usage.call_tokens += sampled - thinking
+            else:
+                usage.final_tokens += sampled
+
+
+def _tokens_before(chat: Chat, ids: list[int], offset: int) -> int:
+    """How many of the tokens end at or before a place in their text."""
+    low, high = 0, len(ids)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if len(chat.decode(ids[:middle])) <= offset else (low, middle - 1)
+    return low
+
+
+def _readable(segment: Segment) -> str:
+    return "\n\n".join(f"## {message.role}\n{message.text}" for message in segment.messages)
 
 
 def _diff(task: Task, changed: dict[str, str | None]) -> str:

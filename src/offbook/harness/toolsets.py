@@ -1,0 +1,194 @@
+"""The tools as one task's agent sees them: which ones, under what names, in what words, how strictly held to.
+
+They vary from task to task, so that going by the list of tools that is given is a skill which training can see.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import random
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from offbook.harness.tools import BASH, TOOLS, Tool, ToolFailed, Workbench, submitted
+from offbook.harness.wordings import WORDINGS
+from offbook.sandbox.box import PathRefused
+from offbook.tokens import render_call
+from offbook.types import OffbookError, Role, ToolCall, ToolSpec
+
+PROMPTS = resources.files("offbook.harness") / "prompts"
+PROFILES = ("pocket", "standard", "worked", "bash")
+READING = frozenset({"read_file", "run_command"})
+EDITING = frozenset({"edit_file", "run_command"})
+FINDING = frozenset({"list_dir", "search_codebase", "run_command"})
+DROPPED = 0.5  # how many of the tools that can be missed are, at full variation
+LENIENT = 0.5  # of the toolsets, at full variation
+STRICTNESS = {
+    True: "Give exactly the parameters that a tool has, each with a value of its type: anything else is an error.",
+    False: "Give the parameters that a tool needs, each with a value of its type.",
+}
+
+
+@cache
+def prompt(name: str) -> str:
+    """A file of prompts/; what it leaves open is filled in by str.format."""
+    return (PROMPTS / f"{name}.md").read_text().removesuffix("\n")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTool:
+    """A tool in other words. `parameters` leads from the names shown to the tool's own."""
+
+    name: str
+    tool: Tool
+    parameters: dict[str, str]
+    description: str
+
+    def as_tool(self) -> Tool:
+        parameters = {shown: self.tool.parameters[own] for shown, own in self.parameters.items()}
+        return replace(self.tool, name=self.name, description=self.description, parameters=parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Toolset:
+    tools: dict[str, ShownTool]  # by the name shown, in the order shown
+    strict: bool
+    prompt: str  # the file of the system prompt
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.tools)
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """What a chat format or an API tells of the tools. The bash profile is plain text: its prompt says it all."""
+        return () if self.prompt == "bash" else tuple(shown.as_tool().spec() for shown in self.tools.values())
+
+    def check(self, call: ToolCall) -> str | None:
+        """What is wrong with a call, in the names that the agent knows, or None."""
+        if call.name not in self.tools:
+            return f"there is no tool {call.name}"
+        return self.tools[call.name].as_tool().check(call.arguments, self.strict)
+
+    async def run(self, call: ToolCall, bench: Workbench) -> str:
+        """The call has passed `check`. Arguments that a lenient check let through are ignored, and said to be."""
+        shown = self.tools[call.name]
+        own, ignored = dict[str, Any](), list[str]()
+        for name, value in call.arguments.items():
+            if name in shown.parameters:
+                own[shown.parameters[name]] = value
+            else:
+                ignored.append(name)
+        if not ignored:
+            return await shown.tool.run(bench, own)
+        note = f"\n[ignored: {call.name} takes no {', '.join(ignored)}]".encode(errors="replace").decode()
+        try:
+            return await shown.tool.run(bench, own) + note
+        except (ToolFailed, PathRefused) as error:
+            raise type(error)(f"{error}{note}") from error
+        except OSError as error:
+            raise ToolFailed(f"{error.strerror or error}{note}") from error
+
+    def finishes(self, call: ToolCall, answer: str) -> bool:
+        """Whether a call that was answered ends the task."""
+        tool = self.tools[call.name].tool
+        return tool.name == "finish" or (tool is BASH and submitted(answer))
+
+    def worked_turns(self) -> Iterator[tuple[Role, str]]:
+        """Examples to put before the task: models too small to go by a description copy what they see."""
+        if self.prompt != "worked":
+            return
+        shown = {tool.tool.name: tool for tool in self.tools.values()}
+        for turn in tomllib.loads((PROMPTS / "worked.toml").read_text())["turn"]:
+            tool = shown.get(turn["tool"])
+            if tool is not None:
+                names = {own: name for name, own in tool.parameters.items()}
+                yield "user", turn["user"]
+                arguments = {names[own]: value for own, value in turn["arguments"].items()}
+                yield "assistant", render_call(tool.name, arguments)
+                yield "tool", turn["answer"]
+
+    def system_prompt(self, told: bool = False) -> str:
+        """`told`: the chat format or the API tells of the tools in its own way, so the prompt does not."""
+        if self.prompt != "standard":
+            return prompt(self.prompt).format(
+                signatures=", ".join(shown.as_tool().signature for shown in self.tools.values())
+            )
+        words = prompt("standard").format(strictness=STRICTNESS[self.strict])
+        if told:
+            return words
+        tools = [{"type": "function", "function": asdict(spec)} for spec in self.specs()]
+        return f"{words}\n\n" + prompt("hermes").format(
+            tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        )
+
+
+def make_toolset(names: tuple[str, ...], profile: str = "standard", variation: float = 0.0, seed: str = "") -> Toolset:
+    """The tools of `names` as a task shows them; the same seed (the task's id) gives the same toolset.
+
+    Variation 0 shows all of them in the given order, canonical and strict. With 1, half of what can be missed is
+    missing, names, order and words differ, and half of the toolsets are lenient. What stays can solve what all of them
+    could. The profile `bash` is a format of its own: it has the one tool, whatever the names, and does not vary.
+    """
+    _known(profile, PROFILES, "profile")
+    for name in names:
+        _known(name, TOOLS, "tool")
+    if len(set(names)) < len(names):
+        raise OffbookError(f"a tool is named twice in {', '.join(names)}")
+    if not 0 <= variation <= 1:
+        raise OffbookError(f"variation is between 0 and 1, not {variation:g}")
+    if profile == "bash":
+        return Toolset({BASH.name: ShownTool(BASH.name, BASH, {"command": "command"}, BASH.description)}, True, "bash")
+    lacking = _lacking(names)
+    if lacking:
+        raise OffbookError(f"the tools {', '.join(names)} give no way to {lacking}; add {_remedy(lacking)}")
+    dice = random.Random(f"toolset {seed}")
+    shown = [_show(TOOLS[name], dice, variation) for name in _keep(names, dice, variation)]
+    if dice.random() < variation:
+        dice.shuffle(shown)
+    return Toolset({tool.name: tool for tool in shown}, not dice.random() < variation * LENIENT, profile)
+
+
+def _known(name: str, known: Iterable[str], kind: str) -> None:
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
+        raise OffbookError(f"there is no {kind} {name}; did you mean {nearest}?")
+
+
+def _lacking(names: Iterable[str]) -> str | None:
+    has = set(names)
+    for way, tools in (("read", READING), ("edit", EDITING), ("finish", frozenset({"finish"}))):
+        if has.isdisjoint(tools):
+            return way
+    return None
+
+
+def _remedy(way: str) -> str:
+    return {"read": "read_file", "edit": "edit_file", "finish": "finish"}[way]
+
+
+def _keep(names: tuple[str, ...], dice: random.Random, variation: float) -> list[str]:
+    """Take tools away one by one, but none that is the last to read, edit, look around or finish with."""
+    kept = list(names)
+    for name in dice.sample(names, len(names)):
+        rest = [other for other in kept if other != name]
+        lost = not FINDING.isdisjoint(kept) and FINDING.isdisjoint(rest)
+        if dice.random() < variation * DROPPED and not lost and not _lacking(rest):
+            kept = rest
+    return kept
+
+
+def _show(tool: Tool, dice: random.Random, variation: float) -> ShownTool:
+    wording = WORDINGS[tool.name]
+
+    def choose(canonical: str, others: tuple[str, ...]) -> str:
+        other = dice.choice(others)
+        return other if dice.random() < variation else canonical
+
+    name, description = choose(tool.name, wording.names), choose(tool.description, wording.descriptions)
+    parameters = {choose(own, wording.parameters[own]): own for own in tool.parameters}
+    return ShownTool(name, tool, parameters, description)

@@ -1,0 +1,199 @@
+"""Text search: what it finds, what it leaves out and says so, and that no pattern holds anybody up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from toolbench import ALL, CALC, LIMITS, answer, one, session, small_tree
+
+from offbook.harness import matching
+from offbook.harness.tools import Workbench
+from offbook.sandbox import ProcessBox
+from offbook.types import Limits, ToolCall
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return small_tree(tmp_path)
+
+
+def test_search_finds_lines(tree: Path) -> None:
+    (tree / ".git").mkdir()
+    (tree / ".git" / "config").write_text("return 0\n")
+    (tree / "pkg2").mkdir()
+    (tree / "pkg2" / "two.py").write_text("return 2\n")
+    (tree / "huge.txt").write_text("return 0\n" * 120_000)
+    (tree / "windows.txt").write_bytes(b"return 0\r\n")
+    (tree / "broken.bin").write_bytes(b"return 0\0")
+    answers, _ = session(
+        tree,
+        ("search_codebase", {"pattern": r"return \d$"}),
+        ("search_codebase", {"pattern": "(?i)COUNTS", "path": "./"}),
+        ("search_codebase", {"pattern": "return 2", "path": "pkg/"}),
+        ("search_codebase", {"pattern": "return 2", "path": "pkg/calc.py"}),
+        ("search_codebase", {"pattern": "return 2", "path": "README.md"}),
+        ("search_codebase", {"pattern": "^$", "path": "pkg"}),
+    )
+    skipped = "\n[2 files not searched: too large, binary or unreadable]"
+    assert answers == [
+        "pkg/calc.py:2:     return 0\npkg/calc.py:7:         return 0\npkg/calc.py:8:     return 2\n"
+        "pkg2/two.py:1: return 2\nwindows.txt:1: return 0" + skipped,
+        "README.md:1: Counts to two." + skipped,
+        "pkg/calc.py:8:     return 2",
+        "pkg/calc.py:8:     return 2",
+        "no match",
+        "pkg/calc.py:3: \npkg/calc.py:4: ",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"pattern": "("}, "not a regular expression: missing ), unterminated subpattern at position 0"),
+        ({"pattern": "a{99999999999}"}, "not a regular expression: the repetition number is too large"),
+        ({"pattern": "(" * 500 + ")" * 500}, "not a regular expression: it is nested too deeply"),
+        ({"pattern": "x" * 1001}, "what you look for is longer than 1000 characters"),
+        ({"pattern": "...", "ranked": True}, "a ranked search needs words to look for"),
+        ({"pattern": "a", "path": "absent"}, "No such file or directory"),
+        ({"pattern": "a", "path": "/etc"}, None),
+        ({"pattern": "a", "path": ".."}, None),
+    ],
+)
+def test_a_search_that_cannot_be_made_is_said_so(tree: Path, arguments: dict[str, Any], problem: str | None) -> None:
+    text = one(tree, "search_codebase", arguments)
+    assert text.startswith("failed: ")
+    assert problem is None or text == f"failed: {problem}"
+
+
+def test_what_a_search_leaves_out_is_counted(tree: Path) -> None:
+    (tree / "many.txt").write_text("match\n" * 80)
+    (tree / "wide.txt").write_text("x" * 5000 + "needle" + "y" * 5000 + "\n")
+    answers, _ = session(tree, ("search_codebase", {"pattern": "match"}), ("search_codebase", {"pattern": "needle"}))
+    assert answers[0].endswith("many.txt:50: match\n[30 more matches; say more closely what you look for]")
+    assert answers[1].startswith("wide.txt:1: [4880 characters] xxx")
+    assert answers[1].endswith("yyy [4886 characters]")
+    assert "needle" in answers[1]
+
+
+def test_a_pattern_that_never_ends_is_ended_and_holds_nobody_up(tree: Path) -> None:
+    (tree / "evil.txt").write_text("a" * 60 + "b\n")
+
+    async def work() -> tuple[str, float]:
+        gaps = [0.0]
+
+        async def beat() -> None:
+            while True:
+                before = time.monotonic()
+                await asyncio.sleep(0.01)
+                gaps.append(time.monotonic() - before)
+
+        async with ProcessBox(tree) as box:
+            beating = asyncio.create_task(beat())
+            bench = Workbench(box, Limits(command_s=0.7))
+            text = await answer(ALL, bench, ToolCall("search_codebase", {"pattern": "(a|a)*$"}))
+            beating.cancel()
+            return text, max(gaps)
+
+    text, longest = asyncio.run(work())
+    assert text == "failed: the search took more than 0.7 s; look for less, or in fewer files"
+    assert longest < 0.5
+
+
+def test_the_process_finds_what_is_found_in_place(tree: Path) -> None:
+    """A group that is repeated sends the search to the process."""
+    pattern = "(?:ret)urn 0"
+    assert matching.is_quick(pattern, {"a": CALC})
+    assert not matching.is_quick(f"{pattern}(?:)*", {"a": CALC})
+    answers, _ = session(tree, *(("search_codebase", {"pattern": text}) for text in (pattern, f"{pattern}(?:)*")))
+    assert answers[0] == answers[1] == "pkg/calc.py:2:     return 0\npkg/calc.py:7:         return 0"
+
+
+@settings(max_examples=300)
+@given(st.text("ab.*+?|(){}[]\\,2:x# ", max_size=14))
+@example("(a+) +b").via("found by thought")
+def test_what_counts_as_quick_is_quick(pattern: str) -> None:
+    """Against lines that make a matcher go back; a pattern that is not bounded would take years."""
+    texts = {"a": "a" * 120 + "\n" + "ab" * 40 + "\n" + "aab " * 25}
+    try:
+        matching.compile_pattern(pattern)
+    except ValueError:
+        return
+    if matching.is_quick(pattern, texts):
+        before = time.process_time()
+        matching.match_lines(pattern, texts)
+        assert time.process_time() - before < 1
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(a*)*b", "(?x)(a+) +b", "(a+)(?#c)+b", "(a|a){30}b", "a?" * 30 + "a" * 30, "(a|a)" * 30 + "b", "a*a*a*a*a*b"],
+)
+def test_what_could_take_forever_does_not_count_as_quick(pattern: str) -> None:
+    assert not matching.is_quick(pattern, {"a": "a" * 30})
+
+
+def test_ranked_search_puts_the_file_that_is_about_it_first(tree: Path) -> None:
+    (tree / "pkg" / "http.py").write_text(
+        "class HTTPRetryPolicy:\n    max_retries = 3\n\ndef sendRequest():\n    pass\n"
+    )
+    (tree / "pkg" / "noise.py").write_text("request = 1\n" * 30 + "policy = 2\n")
+    for number in range(15):
+        (tree / f"other_{number:02}.txt").write_text("a request\n")
+    answers, _ = session(
+        tree,
+        ("search_codebase", {"pattern": "retry policy of a request", "ranked": True}),
+        ("search_codebase", {"pattern": "http", "ranked": True, "path": "pkg"}),
+        ("search_codebase", {"pattern": "zebra", "ranked": True}),
+    )
+    lines = answers[0].split("\n")
+    assert lines[:3] == ["pkg/http.py", "  1: class HTTPRetryPolicy:", "  4: def sendRequest():"]
+    assert lines[-1] == "[7 more files; say more closely what you look for]"
+    assert answers[1].startswith("pkg/http.py\n  1: class HTTPRetryPolicy:")
+    assert answers[2] == "no match"
+
+
+def test_identifiers_are_split_by_case_and_underscore() -> None:
+    assert matching.words_of("HTTPServer_v2 parseURL get_äpfel MAX_SIZE") == [
+        *("http", "server", "v", "2", "parse", "url", "get", "äpfel", "max", "size")
+    ]
+
+
+def test_bm25_against_a_number_worked_by_hand() -> None:
+    """Two chunks of equal length, the word twice in one of them: ln(1 + 1.5 / 1.5) * 2 * 2.2 / (2 + 1.2) = 0.953."""
+    best, rarity = matching.score("cat", {"a": "cat cat", "b": "dog dog"})
+    assert best == {"a": (pytest.approx(0.9531, abs=1e-4), 0)}
+    assert rarity == {"cat": pytest.approx(0.6931, abs=1e-4)}
+
+
+def test_ranked_search_goes_by_the_best_part_of_a_file() -> None:
+    texts = {"long": "cat\n" + "dog\n" * 94 + "cat cat\n" + "dog\n" * 5, "short": "cat dog cow\n"}
+    assert matching.rank("the cat", texts) == ([("short", 1, "cat dog cow"), ("long", 96, "cat cat")], 0)
+    assert matching.rank("theCat", {"pkg/cat.py": "x = 1\n", "dog.py": "y = 1\n"}) == ([("pkg/cat.py", 1, "x = 1")], 0)
+
+
+def test_names_that_are_no_text_can_be_answered(tree: Path) -> None:
+    Path(bytes(tree).decode(), "b\udce9d.txt").write_text("needle\n")
+    answers, _ = session(tree, ("list_dir", {"path": "."}), ("search_codebase", {"pattern": "(needle)+"}))
+    for text in answers:
+        text.encode()
+    assert "needle" in answers[1]
+
+
+def test_the_history_can_be_read_and_searched(tree: Path) -> None:
+    async def work() -> list[str]:
+        async with ProcessBox(tree) as box:
+            await box.publish("segment_1.md", "it was a lark\n")
+            bench, search = Workbench(box, LIMITS), "search_codebase"
+            calls = [(search, {"pattern": "lark", "path": path}) for path in ("/history", "/history/segment_1.md", ".")]
+            calls.append(("read_file", {"path": "/history/segment_1.md"}))
+            calls.append((search, {"pattern": "lark", "path": "/history/absent"}))
+            return [await answer(ALL, bench, ToolCall(*call)) for call in calls]
+
+    found = "/history/segment_1.md:1: it was a lark"
+    assert asyncio.run(work()) == [found, found, "no match", "it was a lark\n", "failed: No such file or directory"]

@@ -1,0 +1,138 @@
+"""Self-summarization: one rollout over several windows, its record exact, its reward on every token it sampled."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from conftest import tiny_model
+
+from offbook.algo import rl_samples
+from offbook.config import FeedbackConfig, TrainConfig
+from offbook.feedback import read_rollout
+from offbook.harness import Harness, run_agent
+from offbook.sandbox import open_box
+from offbook.tokens import ChatFormat, render_call
+from offbook.train.trainer import Trainer
+from offbook.types import Completion, Limits, Prompt, Rollout, Task
+
+TOOLS = ("read_file", "edit_file", "run_command", "todo", "finish")
+LIMITS = Limits(
+    turns=12,
+    tokens=60_000,
+    context=6_000,
+    message_tokens=800,
+    summarize_at=3_500,
+    summary_tokens=300,
+    command_s=5,
+)
+
+
+class Forgetful:
+    """Works in small steps, sums up when it is asked to, and writes what it was shown into the summary."""
+
+    def __init__(self, chat: ChatFormat, *lines: str):
+        self.chat = chat
+        self.lines = [*lines, render_call("finish", {})]
+        self.summaries = 0
+
+    async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
+        if len(prompt.messages) > 2 and prompt.messages[-1].role == "user":  # nobody else speaks in the middle
+            self.summaries += 1
+            return self._say(f"<think>hm</think>Summary {self.summaries}: I read the long file.", max_tokens)
+        return self._say(self.lines.pop(0), max_tokens)
+
+    def _say(self, text: str, max_tokens: int) -> Completion:
+        ids = [*self.chat.encode(text), self.chat.end_id][:max_tokens]
+        return Completion(ids, [-0.5] * len(ids), [3] * len(ids))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "long.txt").write_text("many words " * 200)
+    return tmp_path
+
+
+def long_rollout(tree: Path, chat: ChatFormat, limits: Limits = LIMITS) -> Rollout:
+    read = render_call("read_file", {"path": "long.txt"})
+    todo = render_call("todo", {"items": [{"text": "write the parser", "status": "pending"}]})
+    history = render_call("run_command", {"command": "ls -l /history; echo x >> /history/segment_1.md; echo $?"})
+    policy = Forgetful(chat, todo, read, read, read, read, history, read, read)
+    task = Task("t", tree, "Read it all.", tree, tree, (), (), (), TOOLS, "test")
+
+    async def run() -> Rollout:
+        async with await open_box(tree) as box:
+            return await run_agent(task, box, policy, chat, Harness(limits, profile="pocket"), "r", "g")
+
+    return asyncio.run(run())
+
+
+def test_a_rollout_of_three_summaries_is_one_chain_of_exact_segments(tree: Path, chat: ChatFormat) -> None:
+    rollout = long_rollout(tree, chat)
+    assert rollout.stop == "finish"
+    assert (rollout.usage.summaries, len(rollout.segments)) == (3, 4)
+    assert rollout.usage.drift == 0
+    for segment in rollout.segments:
+        assert len(segment.ids) <= LIMITS.context
+        assert len(segment.ids) == len(segment.sampled) == len(segment.logprobs) == len(segment.versions)
+    assert rollout.usage.sampled_tokens == sum(sum(segment.sampled) for segment in rollout.segments)
+    for segment in rollout.segments[:-1]:
+        assert segment.summary == len(segment.messages) - 1
+        assert segment.messages[segment.summary].text.startswith("<think>hm</think>Summary")
+    assert rollout.segments[-1].summary is None
+    summary = chat.encode("<think>hm</think>Summary 1: I read the long file.")
+    assert rollout.usage.summary_tokens == 3 * (len(summary) + 1)
+
+
+def test_the_next_segment_starts_from_task_summary_todos_and_count(tree: Path, chat: ChatFormat) -> None:
+    rollout = long_rollout(tree, chat)
+    for number, segment in enumerate(rollout.segments[1:], start=1):
+        system, first = segment.messages[:2]
+        assert system.text == rollout.segments[0].messages[0].text
+        assert "Read it all." in first.text
+        assert f"Summary {number}: I read the long file." in first.text
+        assert "<think>" not in first.text
+        assert "write the parser" in first.text
+        assert f"/history/segment_{number}.md" in first.text
+        assert str(number) in first.text
+
+
+def test_the_agent_can_read_its_history_and_not_write_it(tree: Path, chat: ChatFormat) -> None:
+    rollout = long_rollout(tree, chat)
+    (answer,) = [
+        message.text
+        for segment in rollout.segments
+        for message in segment.messages
+        if message.role == "tool" and "segment_1.md" in message.text
+    ]
+    assert not answer.endswith("\n0\n"), "the write was refused"
+    assert rollout.changed == {}, "the history is not part of the work"
+
+
+def test_the_reward_reaches_every_sampled_token_and_the_chain_counts_once(tree: Path, chat: ChatFormat) -> None:
+    chain = long_rollout(tree, chat)
+    short = Rollout("s", "t", "g", TOOLS, [chain.segments[-1]], "finish")
+    chain.reward.parts["outcome"], short.reward.parts["outcome"] = 1.0, 0.0
+    of_chain, of_short = rl_samples([chain, short])
+    assert len(of_chain) == 4
+    assert {value for sample in of_chain for value in sample.advantage} == {0.0, 0.5}, "mean of two, not of five"
+    assert {value for sample in of_short for value in sample.advantage} == {0.0, -0.5}
+    for sample, segment in zip(of_chain, chain.segments, strict=True):
+        assert [value != 0 for value in sample.advantage] == segment.sampled
+    trainer = Trainer(tiny_model(vocabulary=chat.tokenizer.get_vocab_size()), TrainConfig(), FeedbackConfig())
+    result = trainer.step([*of_chain, *of_short])
+    assert result.metrics["train_tokens"] == sum(len(segment.ids) for segment in [*chain.segments, *short.segments])
+
+
+def test_readers_see_every_segment(tree: Path, chat: ChatFormat) -> None:
+    rollout = long_rollout(tree, chat)
+    targets = read_rollout(rollout, max_targets=99)
+    assert {target.segment for target in targets} > {0}
+    assert {target.rule for target in targets} == {"repeated_call"}
+
+
+def test_without_a_trigger_the_window_ends_the_rollout(tree: Path, chat: ChatFormat) -> None:
+    limits = Limits(turns=12, tokens=60_000, context=6_000, message_tokens=800, command_s=5)
+    rollout = long_rollout(tree, chat, limits)
+    assert (rollout.stop, rollout.usage.summaries) == ("context", 0)
