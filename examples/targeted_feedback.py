@@ -28,11 +28,11 @@ from offbook.algo import add_branch, group_advantage, target_key
 from offbook.config import Config, FeedbackConfig, TasksConfig
 from offbook.engine import LocalEngine
 from offbook.feedback import read_rollout, write_hint
-from offbook.harness import run_agent
+from offbook.harness import Harness, run_agent
 from offbook.loop.measure import summarize
 from offbook.loop.setup import load_model, model_folder, task_sets
 from offbook.rewards import Grader
-from offbook.sandbox import ProcessBox
+from offbook.sandbox import open_box
 from offbook.tokens import ChatFormat
 from offbook.train.trainer import Measured, Trainer
 from offbook.types import Rollout, Sample, Task
@@ -44,6 +44,7 @@ CONFIG = Config(
     tasks=TasksConfig(num_train=STEPS * TASKS_A_STEP, num_heldout=1),
     feedback=FeedbackConfig(teacher="frozen", weight=5.0),
 )
+HARNESS = Harness(CONFIG.harness.limits(), profile="pocket")
 
 
 async def roll_out(
@@ -52,8 +53,8 @@ async def roll_out(
     """One attempt: a private copy of the repository, the agent's conversation, the verdict of the hidden tests."""
     session = engine.open(f"step{step}/{task.id}/{number}")
     await asyncio.sleep(0)  # let every rollout of the batch open its session first: they are decoded together
-    with ProcessBox(task.tree) as box:
-        rollout = await run_agent(task, box, session, chat, CONFIG.harness.limits(), session.key, task.id)
+    async with await open_box(task.tree) as box:
+        rollout = await run_agent(task, box, session, chat, HARNESS, session.key, task.id)
     session.close()
     rollout.reward.parts["outcome"] = await grader.outcome(task, rollout)
     return rollout
@@ -101,7 +102,7 @@ def show_a_target(groups: list[list[Rollout]], chat: ChatFormat, measured: dict[
 async def train(folder: Path, tasks: list[Task]) -> None:
     chat = ChatFormat.from_folder(folder)
     trainer = Trainer(load_model(folder), CONFIG.train, CONFIG.feedback)
-    engine = LocalEngine(load_model(folder), chat.end_id)
+    engine = LocalEngine(load_model(folder), chat.stop_ids)
     grader = Grader()
     for step in range(1, STEPS + 1):
         engine.load_weights(trainer.model.state_dict(), version=step - 1)

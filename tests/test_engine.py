@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+import time
+from collections.abc import Callable
 
+import pytest
 import torch
 from conftest import random_ids, tiny_model
 from transformers import PreTrainedModel
 
 from offbook.config import FeedbackConfig, TrainConfig
-from offbook.engine import LocalEngine
+from offbook.engine import LocalEngine, PromptTooLong, Session
 from offbook.train.trainer import Trainer
-from offbook.types import Completion, Sample
+from offbook.types import Completion, Prompt, Sample
 
 STOP = 7
+STOPS = frozenset({STOP})
 
 
 def complete_all(
@@ -27,7 +32,7 @@ def complete_all(
         completions = []
         for _ in range(turns):
             await asyncio.sleep(random.random() * 0.01)  # tools take however long they take
-            completions.append(await session.complete(prompt, max_tokens))
+            completions.append(await session.complete(Prompt(prompt), max_tokens))
             prompt = [*prompt, *completions[-1].ids]
         session.close()
         return completions
@@ -53,7 +58,7 @@ def trainer_logprobs(model: PreTrainedModel, ids: list[int], temperature: float)
 
 def test_logprobs_equal_a_full_forward_of_the_trainer() -> None:
     for temperature in (1.0, 0.7):
-        engine = LocalEngine(tiny_model(), STOP, temperature, max_rows=4)
+        engine = LocalEngine(tiny_model(), STOPS, temperature, max_rows=4)
         prompts = prompts_of_different_lengths()
         for key, completions in complete_all(engine, prompts, turns=2).items():
             ids = [*prompts[key], *completions[0].ids, *completions[1].ids]
@@ -64,7 +69,7 @@ def test_logprobs_equal_a_full_forward_of_the_trainer() -> None:
 
 def test_the_same_seed_gives_the_same_tokens_whatever_the_timing() -> None:
     first, second, other = (
-        complete_all(LocalEngine(tiny_model(), STOP, seed=seed), prompts_of_different_lengths(), turns=3)
+        complete_all(LocalEngine(tiny_model(), STOPS, seed=seed), prompts_of_different_lengths(), turns=3)
         for seed in (0, 0, 1)
     )
     assert first == second
@@ -73,14 +78,14 @@ def test_the_same_seed_gives_the_same_tokens_whatever_the_timing() -> None:
 
 def test_a_rollout_draws_the_same_alone_and_in_company() -> None:
     prompts = prompts_of_different_lengths()
-    together = complete_all(LocalEngine(tiny_model(), STOP), prompts)
+    together = complete_all(LocalEngine(tiny_model(), STOPS), prompts)
     for key, prompt in prompts.items():
-        alone = complete_all(LocalEngine(tiny_model(), STOP), {key: prompt})[key][0]
+        alone = complete_all(LocalEngine(tiny_model(), STOPS), {key: prompt})[key][0]
         assert alone.ids == together[key][0].ids
 
 
 def test_messages_end_at_the_stop_token_or_at_the_limit() -> None:
-    completions = complete_all(LocalEngine(tiny_model(vocabulary=12), STOP), {str(n): [1, 2] for n in range(32)})
+    completions = complete_all(LocalEngine(tiny_model(vocabulary=12), STOPS), {str(n): [1, 2] for n in range(32)})
     lengths = set()
     for (completion,) in completions.values():
         assert STOP not in completion.ids[:-1]
@@ -92,7 +97,7 @@ def test_messages_end_at_the_stop_token_or_at_the_limit() -> None:
 
 def test_sampling_follows_the_model() -> None:
     """2,000 draws of one token against the model's own probabilities."""
-    engine = LocalEngine(tiny_model(vocabulary=12), STOP, max_rows=2000)
+    engine = LocalEngine(tiny_model(vocabulary=12), STOPS, max_rows=2000)
     drawn = complete_all(engine, {str(n): [1, 2, 3] for n in range(2000)}, max_tokens=1)
     counts = torch.zeros(12)
     for (completion,) in drawn.values():
@@ -102,23 +107,23 @@ def test_sampling_follows_the_model() -> None:
 
 
 def test_new_weights_take_effect_and_are_stamped() -> None:
-    engine = LocalEngine(tiny_model(seed=0), STOP)
+    engine = LocalEngine(tiny_model(seed=0), STOPS)
     prompts = {"a": [1, 2, 3, 4]}
     old = complete_all(engine, prompts)["a"][0]
     engine.load_weights(tiny_model(seed=1).state_dict(), version=5)
     new = complete_all(engine, prompts)["a"][0]
     assert set(old.versions) == {0}
     assert set(new.versions) == {5}
-    assert new == complete_all(LocalEngine(tiny_model(seed=1), STOP, version=5), prompts)["a"][0]
+    assert new == complete_all(LocalEngine(tiny_model(seed=1), STOPS, version=5), prompts)["a"][0]
     assert new.logprobs != old.logprobs
 
 
 def test_a_rollout_that_gives_up_does_not_stop_the_others() -> None:
-    engine = LocalEngine(tiny_model(), STOP)
+    engine = LocalEngine(tiny_model(), STOPS)
 
     async def impatient(session) -> str:
         try:
-            await asyncio.wait_for(session.complete([1, 2], 4), timeout=0.01)
+            await asyncio.wait_for(session.complete(Prompt([1, 2]), 4), timeout=0.01)
         except TimeoutError:
             return "gave up"
         finally:
@@ -126,7 +131,7 @@ def test_a_rollout_that_gives_up_does_not_stop_the_others() -> None:
 
     async def late(session) -> Completion:
         await asyncio.sleep(0.05)
-        completion = await session.complete([3, 4], 4)
+        completion = await session.complete(Prompt([3, 4]), 4)
         session.close()
         return completion
 
@@ -141,11 +146,215 @@ def test_a_rollout_that_gives_up_does_not_stop_the_others() -> None:
     assert engine.waiting == []
 
 
+def engine_that(before_forward: Callable[[], None], **settings: int) -> LocalEngine:
+    """A real engine that does something before each forward: sleep, as a large model would, or fail."""
+    model = tiny_model()
+    model.register_forward_pre_hook(lambda *_: before_forward())
+    return LocalEngine(model, frozenset(), **settings)
+
+
+async def one_message(session: Session, max_tokens: int = 4, prompt: tuple[int, ...] = (1, 2)) -> Completion:
+    try:
+        return await session.complete(Prompt(list(prompt)), max_tokens)
+    finally:
+        session.close()
+
+
+def test_the_event_loop_goes_on_while_the_model_writes() -> None:
+    engine = engine_that(lambda: time.sleep(0.02))
+
+    async def main() -> tuple[int, str]:
+        writing = asyncio.create_task(one_message(engine.open("a"), max_tokens=20))
+        ticks = 0
+        while not writing.done():
+            await asyncio.sleep(0.005)
+            ticks += 1
+        return ticks, type(await writing).__name__
+
+    ticks, name = asyncio.run(main())
+    assert name == "Completion"
+    assert ticks > 20  # 0.4 s of writing; a blocked loop ticks once
+
+
+def test_an_error_in_the_decoding_reaches_everyone_who_waits() -> None:
+    """Also those whose rows were to be decoded after the batch that failed; and the engine is usable again."""
+    broken = True
+
+    def fail() -> None:
+        if broken:
+            raise RuntimeError("out of memory")
+
+    engine = engine_that(fail, max_rows=2)
+
+    async def main() -> list[Completion | BaseException]:
+        sessions = [engine.open(str(number)) for number in range(5)]
+        waiting = asyncio.gather(*(one_message(session) for session in sessions), return_exceptions=True)
+        return await asyncio.wait_for(waiting, 10)
+
+    assert [repr(outcome) for outcome in asyncio.run(main())] == ["RuntimeError('out of memory')"] * 5
+    assert engine.open_sessions == 0
+    broken = False
+    assert all(isinstance(outcome, Completion) for outcome in asyncio.run(main()))
+
+
+def test_a_rollout_that_gives_up_while_it_is_decoded_leaves_the_batch() -> None:
+    engine = engine_that(lambda: time.sleep(0.01))
+
+    async def main() -> Completion:
+        impatient, patient = engine.open("impatient"), engine.open("patient")
+        quick = asyncio.wait_for(one_message(impatient, 400), timeout=0.1)
+        outcome, completion = await asyncio.gather(quick, one_message(patient, 40), return_exceptions=True)
+        assert isinstance(outcome, TimeoutError)
+        return completion
+
+    completion = asyncio.run(main())
+    alone = asyncio.run(one_message(LocalEngine(tiny_model(), frozenset()).open("patient"), 40))
+    assert completion.ids == alone.ids
+    assert 40 < engine.tokens_sampled < 400
+    assert (engine.open_sessions, engine.waiting) == (0, [])
+
+
+def test_the_decoding_stops_when_the_run_is_stopped() -> None:
+    """Ctrl-C must not wait for the end of a long message."""
+    engine = engine_that(lambda: time.sleep(0.01))
+
+    async def main() -> None:
+        async with asyncio.timeout(0.1):
+            await one_message(engine.open("a"), 30_000)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
+    started = time.monotonic()
+    engine.load_weights(tiny_model().state_dict(), version=1)  # waits for the thread
+    assert time.monotonic() - started < 30
+    assert engine.tokens_sampled < 3000
+
+
+def test_nobody_waits_for_a_decoding_that_was_taken_away() -> None:
+    engine = engine_that(lambda: time.sleep(0.01))
+
+    async def main() -> None:
+        writing = asyncio.create_task(one_message(engine.open("a"), 30_000))
+        await asyncio.sleep(0.05)
+        assert engine._decoding
+        engine._decoding.cancel()
+        done, _ = await asyncio.wait([writing], timeout=10)
+        assert done
+        assert writing.cancelled()
+
+    asyncio.run(main())
+    engine.load_weights(tiny_model().state_dict(), version=1)  # waits for the thread
+    assert engine.tokens_sampled < 3000
+
+
+def test_nothing_is_decoded_for_those_who_were_stopped_together() -> None:
+    """The one at work ends first; the other, stopped in the same moment, still stands in the queue."""
+    engine = engine_that(lambda: None)
+
+    async def at_work(session: Session) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            session.close()
+
+    async def main() -> None:
+        waits, works = engine.open("waits"), engine.open("works")
+        tasks = [asyncio.create_task(at_work(works)), asyncio.create_task(one_message(waits))]
+        await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    asyncio.run(main())
+    engine.load_weights(tiny_model().state_dict(), version=1)  # waits for the thread
+    assert engine.tokens_sampled == 0
+    assert (engine.open_sessions, engine.waiting) == (0, [])
+
+
+def test_who_asks_while_others_are_decoded_is_served_afterwards() -> None:
+    """Rows of the first part go on and ask again; then the last one in the second part gives up."""
+    engine = engine_that(lambda: time.sleep(0.01), max_rows=1)
+
+    async def twice(session: Session) -> list[Completion]:
+        completions = [await session.complete(Prompt([1]), 2) for _ in range(2)]
+        session.close()
+        return completions
+
+    async def main() -> list[Completion]:
+        first, second = engine.open("first"), engine.open("second")
+        slow = asyncio.create_task(one_message(second, 1000, (1, 2, 3)))
+        quick = asyncio.create_task(twice(first))
+        await asyncio.sleep(0.3)
+        assert not quick.done()
+        slow.cancel()
+        return await asyncio.wait_for(quick, 10)
+
+    assert len(asyncio.run(main())) == 2
+    assert engine.open_sessions == 0
+
+
+def test_new_weights_wait_for_the_batch_in_the_making() -> None:
+    started = threading.Event()
+
+    def slow() -> None:
+        started.set()
+        time.sleep(0.01)
+
+    engine = engine_that(slow)
+
+    async def main() -> Completion:
+        writing = asyncio.create_task(one_message(engine.open("a"), 20))
+        await asyncio.to_thread(started.wait)
+        engine.load_weights(tiny_model(seed=1).state_dict(), version=1)
+        assert engine.version == 1
+        return await writing
+
+    completion = asyncio.run(main())
+    assert completion == asyncio.run(one_message(LocalEngine(tiny_model(), frozenset()).open("a"), 20))
+    assert completion.versions == [0] * 20
+
+
+def test_a_prompt_that_the_model_has_no_positions_for_fails_alone() -> None:
+    model = tiny_model()
+    model.config.max_position_embeddings = 10
+    engine = LocalEngine(model, frozenset())
+
+    async def main() -> list[Completion | BaseException]:
+        lengths = {"too long": 10, "cut": 7, "short": 2}
+        jobs = [one_message(engine.open(key), 6, (1,) * length) for key, length in lengths.items()]
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    too_long, cut, short = asyncio.run(main())
+    assert isinstance(too_long, PromptTooLong)
+    assert str(too_long) == "the prompt has 10 tokens and the model has 10 positions"
+    assert (len(cut.ids), len(short.ids)) == (3, 6)
+
+
+def test_any_of_several_tokens_ends_a_message() -> None:
+    stops = frozenset({3, 7})
+    completions = complete_all(LocalEngine(tiny_model(vocabulary=12), stops), {str(n): [1, 2] for n in range(32)})
+    last = {completion.ids[-1] for (completion,) in completions.values() if len(completion.ids) < 12}
+    assert last == stops
+    assert not any(stops & set(completion.ids[:-1]) for (completion,) in completions.values())
+
+
+def test_the_decoding_takes_the_callers_number_of_threads() -> None:
+    seen: list[int] = []
+    engine = engine_that(lambda: seen.append(torch.get_num_threads()))
+    try:
+        for number in (1, 2, 1):
+            torch.set_num_threads(number)
+            asyncio.run(one_message(engine.open("a"), 1))
+    finally:
+        torch.set_num_threads(1)
+    assert seen == [1, 2, 1]
+
+
 def test_on_policy_the_trainer_agrees_with_the_engine() -> None:
     """`rl/mismatch`, the metric a run watches, is rounding error when nothing is off-policy."""
     prompts = prompts_of_different_lengths()
     samples = []
-    for key, (completion,) in complete_all(LocalEngine(tiny_model(), STOP), prompts).items():
+    for key, (completion,) in complete_all(LocalEngine(tiny_model(), STOPS), prompts).items():
         prompt, count = prompts[key], len(completion.ids)
         mask = [0.0] * len(prompt) + [1.0] * count
         logprobs = [0.0] * len(prompt) + completion.logprobs

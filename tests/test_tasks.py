@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbook.sandbox import BoxSpec
 from offbook.tasks import Draft, draft_tasks, load_task, load_tasks, make_pocket_tasks, testrun
 from offbook.tasks.deletion import delete_feature, remove_functions, stub_function
 from offbook.tasks.folder import NewTask, write_files, write_task
@@ -195,7 +196,7 @@ def run_files(
 ) -> testrun.TestRun:
     shutil.rmtree(place, ignore_errors=True)
     write_files(place, files)
-    return asyncio.run(run_tests(place, list(test_files), timeout_s))
+    return asyncio.run(run_tests(place, list(test_files), timeout_s, BoxSpec()))
 
 
 def test_every_test_is_named_as_pytest_names_it(tmp_path: Path) -> None:
@@ -303,7 +304,7 @@ def test_toolsets_differ_and_always_suffice() -> None:
     for tools in toolsets:
         assert {"edit_file", "finish"} <= set(tools)
         assert {"read_file", "run_command"} & set(tools)
-        assert set(tools) <= {"read_file", "run_command", "edit_file", "search", "list_dir", "finish"}
+        assert set(tools) <= {"read_file", "run_command", "edit_file", "search_codebase", "list_dir", "finish"}
         assert len(set(tools)) == len(tools)
     assert len(toolsets) == 12
 
@@ -423,8 +424,10 @@ def test_an_interrupted_build_leaves_nothing_that_looks_finished(tmp_path: Path)
 
 
 def test_tasks_that_cannot_be_verified_are_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(testrun, "WORKER", tmp_path / "missing.py")
-    with pytest.raises(OffbookError, match=r"cannot be verified on this machine.*missing\.py"):
+    broken = tmp_path / "worker.py"
+    broken.write_text("raise SystemExit('no pytest here')")
+    monkeypatch.setattr(testrun, "WORKER", broken)
+    with pytest.raises(OffbookError, match=r"cannot be verified on this machine.*no pytest here"):
         asyncio.run(make_pocket_tasks(tmp_path / "tasks", 0, 1, 0, lambda share: None))
 
 

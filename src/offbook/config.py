@@ -5,9 +5,11 @@ A key that does not exist is refused with the nearest one that does. A value liv
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,16 +36,35 @@ class TasksConfig(Section):
 
 
 class HarnessConfig(Section):
-    """The limits of one rollout."""
+    """The limits of one rollout, how its tools are shown, and what its tokens cost."""
 
     turns: int = Field(default=5, ge=1)
-    tokens: int = Field(default=1024, ge=1)
+    tokens: int = Field(default=1024, ge=1, description="of all segments together")
+    context: int = Field(default=1024, ge=1, description="tokens of one segment")
     message_tokens: int = Field(default=96, ge=1)
+    summarize_at: int = Field(default=0, ge=0, description="tokens of a segment before a self-summary; 0 is never")
+    summary_tokens: int = Field(default=256, ge=1)
     command_s: float = Field(default=10.0, gt=0)
     wall_s: float = Field(default=120.0, gt=0)
+    cost: float = Field(default=0.0, ge=0, description="by the prices below; 0 is no limit")
+    price_input: float = Field(default=0.0, ge=0, description="of a million prompt tokens")
+    price_output: float = Field(default=0.0, ge=0, description="of a million sampled tokens")
+    profile: Literal["pocket", "standard", "worked", "bash"] = "pocket"
+    variation: float = Field(default=0.0, ge=0, le=1, description="how much tools differ from task to task")
 
     def limits(self) -> Limits:
-        return Limits(**self.model_dump())
+        return Limits(**self.model_dump(include={field.name for field in dataclasses.fields(Limits)}))
+
+
+class SandboxConfig(Section):
+    """Which kind of box a rollout gets, and how much of the machine it may use."""
+
+    backend: Literal["bwrap", "container", "process"] = "bwrap"
+    memory_mb: int = Field(default=2048, ge=64)
+    pids: int = Field(default=256, ge=8)
+    cpus: float = Field(default=0.0, ge=0, description="cores' worth of processor time; 0 is no limit")
+    disk_mb: int = Field(default=512, ge=1)
+    image: str = Field(default="", description="container only")
 
 
 class EngineConfig(Section):
@@ -91,6 +112,7 @@ class Config(Section):
     threads: int = Field(default=1, ge=1, description="torch threads; sandboxes use the other cores")
     tasks: TasksConfig = TasksConfig()
     harness: HarnessConfig = HarnessConfig()
+    sandbox: SandboxConfig = SandboxConfig()
     engine: EngineConfig = EngineConfig()
     train: TrainConfig = TrainConfig()
     feedback: FeedbackConfig = FeedbackConfig()
@@ -107,18 +129,10 @@ def cache_folder() -> Path:
     return Path(os.environ.get("OFFBOOK_CACHE", default))
 
 
-def load_config(files: list[Path], overrides: dict[str, str]) -> Config:
-    """Later files win over earlier ones, overrides win over files."""
+def load_config(files: list[Path], overrides: dict[str, str], defaults: dict[str, str] | None = None) -> Config:
+    """Files win over a verb's defaults, later files over earlier ones, overrides over files."""
     tree: dict[str, Any] = {}
-    for path in files:
-        _merge(tree, _read_toml(path))
-    for key, text in overrides.items():
-        branch: dict[str, Any] = {}
-        leaf = branch
-        *parents, name = key.split(".")
-        for parent in parents:
-            leaf = leaf.setdefault(parent, {})
-        leaf[name] = _parse_value(text)
+    for branch in (*_branches(defaults or {}), *map(_read_toml, files), *_branches(overrides)):
         _merge(tree, branch)
     _refuse_unknown(tree, Config, "")
     try:
@@ -127,6 +141,16 @@ def load_config(files: list[Path], overrides: dict[str, str]) -> Config:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def _branches(values: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Dotted keys as trees of one leaf each."""
+    for key, text in values.items():
+        *parents, name = key.split(".")
+        branch: dict[str, Any] = {name: _parse_value(text)}
+        for parent in reversed(parents):
+            branch = {parent: branch}
+        yield branch
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -119,6 +119,12 @@ class RunFolder:
     def write_rollouts(self, step: int, rollouts: list[Rollout]) -> None:
         write_atomic(self._step_file("rollouts", step), dump_lines(rollouts))
 
+    def append_rollout(self, step: int, rollout: Rollout) -> None:
+        path = self._step_file("rollouts", step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab") as file:
+            file.write(dump_lines([rollout]))
+
     def write_feedback(self, step: int, feedback: list[Feedback]) -> None:
         write_atomic(self._step_file("feedback", step), dump_lines(feedback))
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from offbook.tokens import ChatFormat
+from offbook.tokens import Chat
 from offbook.types import Branch, Hint, Sample, Segment, Target
 
 
-def hint_block(chat: ChatFormat, hint: Hint) -> list[int]:
+def hint_block(chat: Chat, hint: Hint) -> list[int]:
     """A closed message of its own, so that the header of the target follows it exactly as it did without the hint."""
     return chat.block("user", hint.text)
 
@@ -15,7 +15,7 @@ def target_key(target: Target) -> str:
     return f"{target.rollout}/{target.segment}/{target.message}"
 
 
-def add_branch(sample: Sample, segment: Segment, target: Target, hint: Hint, chat: ChatFormat, weight: float) -> Branch:
+def add_branch(sample: Sample, segment: Segment, target: Target, hint: Hint, chat: Chat, weight: float) -> Branch:
     """Hang a hinted reading of the target on its segment's sample. Only tokens the model sampled are distilled."""
     message = segment.messages[target.message]
     target_end = message.body + sum(segment.sampled[message.body : message.end])

@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 import typer
 
-from offbook.cli import doctor, evaluate, quickstart, train, view
+from offbook.cli import doctor, evaluate, quickstart, rollout, train, view
 from offbook.types import OffbookError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ STOPPED = "stopped; everything so far is kept, and the same command goes on from
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command("quickstart", context_settings=CONFIGURED)(quickstart.quickstart)
+app.command("rollout", context_settings=CONFIGURED)(rollout.rollout)
 app.command("train", context_settings=CONFIGURED)(train.train)
 app.command("eval", context_settings=CONFIGURED)(evaluate.evaluate)
 app.command("view")(view.view)

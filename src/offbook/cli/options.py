@@ -22,8 +22,8 @@ Plain = Annotated[bool, typer.Option("--plain", help="No live display; a line no
 console = Console(stderr=True)
 
 
-def config_from(arguments: list[str], base: list[Path] | None = None) -> Config:
-    """`@ a.toml b.toml --section.key value`: files left to right, then overrides."""
+def config_from(arguments: list[str], base: list[Path] | None = None, defaults: dict[str, str] | None = None) -> Config:
+    """`@ a.toml b.toml --section.key value`: a verb's defaults, files left to right, then overrides."""
     files, overrides = list(base or []), {}
     rest = iter(arguments)
     in_files = False
@@ -41,7 +41,7 @@ def config_from(arguments: list[str], base: list[Path] | None = None) -> Config:
             files.append(Path(argument))
         else:
             raise ConfigError(f"unexpected argument {argument}; configuration files come after @")
-    return load_config(files, overrides)  # type: ignore[arg-type]
+    return load_config(files, overrides, defaults or {})  # type: ignore[arg-type]
 
 
 def is_plain(plain: bool) -> bool:

@@ -3,20 +3,32 @@
 A batch is decoded when every open session waits for one. Which rollouts share a batch then depends on nothing but the
 rollouts themselves, and each draws from random numbers of its own: the same seed gives the same tokens however
 long the sandboxes took. The price is that all wait for the slowest tool call of a turn.
+
+Whatever touches the weights runs in one thread of the engine's own, one thing after another, so the event loop goes on
+while the model writes: sandboxes are read, deadlines fire, displays move.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from offbook.types import Completion
+from offbook.types import Completion, OffbookError, Prompt
+
+T = TypeVar("T")
+
+
+class PromptTooLong(OffbookError):
+    """The conversation has outgrown the model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +38,7 @@ class _Request:
     prompt_ids: list[int]
     max_tokens: int
     done: asyncio.Future[Completion]
+    abandoned: bool = False  # nobody waits any more; read by the decoding thread, which then drops the row
 
 
 @dataclass(slots=True)
@@ -36,15 +49,22 @@ class Session:
     key: str
     turn: int = 0
 
-    async def complete(self, prompt_ids: list[int], max_tokens: int) -> Completion:
+    async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
+        """A message of at most `max_tokens`, fewer where the model's positions end before."""
+        room = self.engine.positions - len(prompt.ids)
+        if room <= 0:
+            raise PromptTooLong(
+                f"the prompt has {len(prompt.ids)} tokens and the model has {self.engine.positions} positions"
+            )
         done = asyncio.get_running_loop().create_future()
-        request = _Request(self.key, self.turn, prompt_ids, max_tokens, done)
+        request = _Request(self.key, self.turn, prompt.ids, min(max_tokens, room), done)
         self.turn += 1
         self.engine.waiting.append(request)
         self.engine.decode_if_all_wait()
         try:
             return await done
         finally:
+            request.abandoned = True
             if request in self.engine.waiting:  # the rollout ran out of time while it waited
                 self.engine.waiting.remove(request)
 
@@ -55,39 +75,78 @@ class Session:
 
 @dataclass
 class LocalEngine:
-    """`version` is the policy version of the weights now in `model`."""
+    """`version` is the policy version of the weights now in `model`. A message ends with any of `stop_ids`."""
 
     model: PreTrainedModel
-    stop_id: int
+    stop_ids: frozenset[int]
     temperature: float = 1.0
     max_rows: int = 64
     seed: int = 0
     version: int = 0
     waiting: list[_Request] = field(default_factory=list)
     open_sessions: int = 0
+    tokens_sampled: int = 0  # since the engine was made, by rows that were dropped too
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "decode"), repr=False)
+    _decoding: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def positions(self) -> int:
+        positions: int = self.model.config.get_text_config().max_position_embeddings
+        return positions
 
     def open(self, key: str) -> Session:
         """Open all sessions of a batch before the first one asks, or the first is decoded alone."""
         self.open_sessions += 1
         return Session(self, key)
 
-    @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Swap the weights in place; tokens sampled from now on carry `version`."""
+        """Swap the weights in place; tokens sampled from now on carry `version`. Waits for a batch in the making."""
+        self._submit(partial(self._swap, weights, version)).result()
+
+    @torch.no_grad()
+    def _swap(self, weights: Mapping[str, Tensor], version: int) -> None:
         for name, tensor in self.model.state_dict().items():
             tensor.copy_(weights[name])
         self.version = version
 
+    def _submit(self, job: Callable[[], T]) -> Future[T]:
+        """To the engine's thread. torch counts OpenMP threads per thread: the caller's number is taken along."""
+        num_threads = torch.get_num_threads()
+
+        def run() -> T:
+            if torch.get_num_threads() != num_threads:
+                torch.set_num_threads(num_threads)
+            return job()
+
+        return self._thread.submit(run)
+
     def decode_if_all_wait(self) -> None:
-        if not self.waiting or len(self.waiting) < self.open_sessions:
+        requests = [request for request in self.waiting if not request.done.done()]
+        if self._decoding or not requests or len(requests) < self.open_sessions:
             return
-        requests = sorted(self.waiting, key=lambda request: (len(request.prompt_ids), request.key))
         self.waiting = []
-        for start in range(0, len(requests), self.max_rows):
-            batch = requests[start : start + self.max_rows]
-            for request, completion in zip(batch, self._decode(batch), strict=True):
-                if not request.done.cancelled():
-                    request.done.set_result(completion)
+        requests.sort(key=lambda request: (len(request.prompt_ids), request.key))
+        self._decoding = asyncio.get_running_loop().create_task(self._serve(requests))
+
+    async def _serve(self, requests: list[_Request]) -> None:
+        """Every request gets its completion, the error that stopped the decoding, or a cancellation: never silence."""
+        try:
+            for start in range(0, len(requests), self.max_rows):
+                batch = requests[start : start + self.max_rows]
+                completions = await asyncio.wrap_future(self._submit(partial(self._decode, batch)))
+                for request, completion in zip(batch, completions, strict=True):
+                    if not request.done.done():
+                        request.done.set_result(completion)
+        except Exception as error:  # not handled here: every rollout that waits for the batch gets it
+            for request in requests:
+                if not request.done.done():
+                    request.done.set_exception(error)
+        finally:
+            for request in requests:
+                request.done.cancel()
+                request.abandoned = True
+            self._decoding = None
+            self.decode_if_all_wait()
 
     def _uniforms(self, request: _Request) -> Tensor:
         digest = hashlib.blake2b(f"{self.seed}/{request.key}/{request.turn}".encode(), digest_size=7).digest()
@@ -96,7 +155,7 @@ class LocalEngine:
 
     @torch.inference_mode()
     def _decode(self, requests: list[_Request]) -> list[Completion]:
-        """Left-padded prompts, one cache, one token a row and round; rows that ended leave the batch.
+        """Left-padded prompts, one cache, one token a row and round; rows that ended or were abandoned leave the batch.
 
         Axes: B rows still writing, T tokens, V vocabulary.
         """
@@ -130,10 +189,13 @@ class LocalEngine:
             for row, token, logprob in zip(rows, token_B.tolist(), logprob_B.tolist(), strict=True):
                 out[row][0].append(token)
                 out[row][1].append(logprob)
+            self.tokens_sampled += len(rows)
             going = [
                 place
                 for place, row in enumerate(rows)
-                if out[row][0][-1] != self.stop_id and len(out[row][0]) < requests[row].max_tokens
+                if out[row][0][-1] not in self.stop_ids
+                and len(out[row][0]) < requests[row].max_tokens
+                and not requests[row].abandoned
             ]
             if len(going) < len(rows):
                 rows = [rows[place] for place in going]

@@ -23,12 +23,12 @@ from offbook.algo import add_branch, rl_samples, target_key
 from offbook.config import Config
 from offbook.engine import LocalEngine
 from offbook.feedback import read_rollout, write_hint
-from offbook.loop.collect import collect
+from offbook.loop.collect import box_spec_of, collect, harness_of
 from offbook.loop.measure import summarize
 from offbook.loop.setup import Progress, load_model, model_folder, quiet, refuse_missing_tasks, task_sets
 from offbook.rewards import Grader
 from offbook.runfolder import RunFolder, write_atomic
-from offbook.tokens import ChatFormat
+from offbook.tokens import Chat, chat_for
 from offbook.train.checkpoint import checkpoint_path, finished_steps, load_training_state, save_checkpoint
 from offbook.train.trainer import Trainer
 from offbook.types import Feedback, OffbookError, Rollout, Sample, Task
@@ -44,7 +44,7 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     refuse_missing_tasks(config)
     start = model_folder(config.model, config.seed, progress)
     tasks = task_sets(config, progress).train
-    chat = ChatFormat.from_folder(start)
+    chat = chat_for(start)
     done = _claim(folder, config)
     trainer = Trainer(load_model(start), config.train, config.feedback, config.engine.temperature)
     if done:
@@ -52,14 +52,14 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
         trainer.model.load_state_dict(load_model(path).state_dict())
         load_training_state(trainer, path)
     engine = local_engine(start, chat, config)
-    grader = Grader()
+    grader = Grader(box_spec_of(config))
     with asyncio.Runner() as runner:
         for step in range(done + 1, config.train.steps + 1):
             started = time.monotonic()
             engine.load_weights(trainer.model.state_dict(), version=step - 1)
             batch = tasks_of_step(tasks, step, config.train.groups, config.seed)
-            limits = config.harness.limits()
-            rollouts = collect(batch, config.train.group_size, engine, chat, grader, limits, f"step{step}")
+            size = config.train.group_size
+            rollouts = collect(batch, size, engine, chat, grader, harness_of(config), f"step{step}")
             groups = runner.run(rollouts)
             collected = time.monotonic()
             row = {"step": step, **learn(step, groups, config, chat, trainer, folder)}
@@ -71,9 +71,9 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     return folder
 
 
-def local_engine(model: Path, chat: ChatFormat, config: Config) -> LocalEngine:
+def local_engine(model: Path, chat: Chat, config: Config) -> LocalEngine:
     settings = config.engine
-    return LocalEngine(load_model(model), chat.end_id, settings.temperature, settings.max_rows, config.seed)
+    return LocalEngine(load_model(model), chat.stop_ids, settings.temperature, settings.max_rows, config.seed)
 
 
 def latest_checkpoint(folder: RunFolder) -> Path:
@@ -105,7 +105,7 @@ def _claim(folder: RunFolder, config: Config) -> int:
 
 
 def learn(
-    step: int, groups: list[list[Rollout]], config: Config, chat: ChatFormat, trainer: Trainer, folder: RunFolder
+    step: int, groups: list[list[Rollout]], config: Config, chat: Chat, trainer: Trainer, folder: RunFolder
 ) -> dict[str, Any]:
     """One optimizer step on scored rollouts. They and what the hints did to them go to the run folder."""
     samples, feedback = annotate(groups, config, chat)
@@ -136,7 +136,7 @@ def tasks_of_step(tasks: list[Task], step: int, groups: int, seed: int) -> list[
     return chosen
 
 
-def annotate(groups: list[list[Rollout]], config: Config, chat: ChatFormat) -> tuple[list[Sample], list[Feedback]]:
+def annotate(groups: list[list[Rollout]], config: Config, chat: Chat) -> tuple[list[Sample], list[Feedback]]:
     """Rollouts to samples: the group's advantage on all sampled tokens, a hint branch on each target."""
     samples, feedback = [], []
     for group in groups:

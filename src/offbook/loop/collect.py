@@ -3,31 +3,75 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
+from collections.abc import Callable
+from typing import Protocol
 
-from offbook.engine import LocalEngine, Session
-from offbook.harness import run_agent
+from offbook.config import Config
+from offbook.harness import Harness, run_agent
 from offbook.rewards import Grader
-from offbook.sandbox import ProcessBox
-from offbook.tokens import ChatFormat
-from offbook.types import Limits, Rollout, Task
+from offbook.sandbox import BoxSpec, open_box
+from offbook.tokens import Chat
+from offbook.types import Event, Policy, Prices, Rollout, Task
+
+Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
+
+
+class Session(Policy, Protocol):
+    def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    def open(self, key: str) -> Session: ...
+
+
+def harness_of(config: Config) -> Harness:
+    settings = config.harness
+    prices = Prices(settings.price_input, settings.price_output)
+    return Harness(settings.limits(), settings.profile, settings.variation, prices)
+
+
+def box_spec_of(config: Config) -> BoxSpec:
+    return BoxSpec(**config.sandbox.model_dump())
 
 
 async def collect(
-    tasks: list[Task], samples: int, engine: LocalEngine, chat: ChatFormat, grader: Grader, limits: Limits, name: str
+    tasks: list[Task],
+    samples: int,
+    engine: Engine,
+    chat: Chat,
+    grader: Grader,
+    harness: Harness,
+    name: str,
+    watch: Watch = lambda rollout, over: None,
 ) -> list[list[Rollout]]:
-    """For each task, one group of `samples` scored rollouts. `name` makes their ids, and so their dice, unique."""
+    """For each task, one group of `samples` scored rollouts. `name` makes their ids, and so their dice, unique.
 
-    async def one(task: Task, session: Session) -> Rollout:
+    A rollout whose box could not be opened or graded is a crashed rollout with an event, and the others go on.
+    """
+
+    async def one(task: Task, session: Session, rollout_id: str) -> Rollout:
+        group = f"{name}/{task.id}"
+        rollout = Rollout(rollout_id, task.id, group, task.tools)
         try:
-            with ProcessBox(task.tree) as box:
-                rollout = await run_agent(task, box, session, chat, limits, session.key, f"{name}/{task.id}")
-        finally:
-            session.close()
-        rollout.reward.parts["outcome"] = await grader.outcome(task, rollout)
+            try:
+                async with await open_box(task.tree, grader.spec) as box:
+                    rollout = await run_agent(
+                        task, box, session, chat, harness, rollout_id, group, lambda rollout: watch(rollout, False)
+                    )
+            finally:
+                session.close()
+            rollout.reward.parts["outcome"] = await grader.outcome(task, rollout)
+        except OSError:  # the machine, not the agent: no space, no processes, a box that was killed from outside
+            rollout.stop = "crash"
+            rollout.events.append(Event(-1, "crash", traceback.format_exc(limit=-4)))
+            rollout.reward.parts["outcome"] = 0.0
+        watch(rollout, True)
         return rollout
 
-    pairs = [(task, engine.open(f"{name}/{task.id}/{number}")) for task in tasks for number in range(samples)]
+    keys = [(task, f"{name}/{task.id}/{number}") for task in tasks for number in range(samples)]
+    opened = [(task, engine.open(key), key) for task, key in keys]  # all before the first asks: they decode together
     async with asyncio.TaskGroup() as jobs:
-        running = [jobs.create_task(one(task, session)) for task, session in pairs]
+        running = [jobs.create_task(one(*each)) for each in opened]
     rollouts = [job.result() for job in running]
     return [rollouts[start : start + samples] for start in range(0, len(rollouts), samples)]

@@ -18,14 +18,14 @@ from tokenizers import Tokenizer
 
 from offbook.algo import hint_block, sft_sample
 from offbook.feedback import RULES, read_rollout, write_hint
-from offbook.harness import run_agent
+from offbook.harness import Harness, run_agent
 from offbook.pocket.script import Habits, Script
 from offbook.sandbox import ProcessBox
 from offbook.tasks import Draft, draft_tasks
 from offbook.tokens import ChatFormat
-from offbook.types import Completion, Limits, Rollout, Sample, Task
+from offbook.types import Completion, Limits, Prompt, Rollout, Sample, Task
 
-LIMITS = Limits(turns=12, tokens=1024, message_tokens=256)
+HARNESS = Harness(Limits(turns=12, tokens=1024, context=1024, message_tokens=256), profile="pocket")
 HINTED_EPISODES = 0.6
 HINTED_MESSAGES = 0.5
 CONTEXT_WEIGHT = 0.1
@@ -39,7 +39,7 @@ class Demonstrator:
         self.script = script
         self.chat = chat
 
-    async def complete(self, prompt_ids: list[int], max_tokens: int) -> Completion:
+    async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
         ids = [*self.chat.encode(self.script.next_message()), self.chat.end_id]
         return Completion(ids, [0.0] * len(ids), [-1] * len(ids))
 
@@ -74,8 +74,8 @@ async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random
                 (tree / path).write_text(text)
             task = Task(str(number), tree, draft.instruction, tree, tree, (), (), (), draft.tools, draft.repository)
             policy = Demonstrator(Script(draft, rng, habits), chat)
-            with ProcessBox(tree) as box:
-                rollout = await run_agent(task, box, policy, chat, LIMITS, str(number), "demonstration")
+            async with ProcessBox(tree) as box:  # our own script's work, so it is trusted
+                rollout = await run_agent(task, box, policy, chat, HARNESS, str(number), "demonstration")
             assert rollout.stop != "crash", rollout.events
             samples.append(sft_sample(rollout.segments[0], _hints(rollout, chat, rng), CONTEXT_WEIGHT))
     return samples
@@ -85,7 +85,7 @@ def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, 
     """Hint blocks before some messages that broke no rule: whoever reads a hint follows it."""
     if rng.random() > HINTED_EPISODES:
         return {}
-    faulty = {target.message for target in read_rollout(rollout, max_targets=LIMITS.turns)}
+    faulty = {target.message for target in read_rollout(rollout, max_targets=HARNESS.limits.turns)}
     messages = rollout.segments[0].messages
     good = [index for index, message in enumerate(messages) if message.calls and index not in faulty]
     rules = sorted(RULES)

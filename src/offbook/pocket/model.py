@@ -18,7 +18,8 @@ from transformers.utils import logging as transformers_logging
 from offbook.config import FeedbackConfig, TrainConfig
 from offbook.feedback import RULES, write_hint
 from offbook.feedback.hints import TEXTS
-from offbook.harness.agent import SYSTEM, system_prompt
+from offbook.harness import make_toolset
+from offbook.harness.toolsets import prompt
 from offbook.pocket.demonstrations import make_demonstrations
 from offbook.pocket.script import Habits, Script
 from offbook.runfolder import whole_folder
@@ -77,7 +78,7 @@ def make_pocket(
 def _corpus(recipe: Recipe, seed: int) -> Iterator[str]:
     rng = random.Random(seed)
     for draft in draft_tasks(seed=seed, count=400, split="train"):
-        yield system_prompt(draft.tools)
+        yield make_toolset(draft.tools, "pocket").system_prompt()
         yield draft.instruction
         yield from draft.files.values()
         script = Script(draft, rng, recipe.habits)
@@ -109,7 +110,7 @@ def _train_tokenizer(recipe: Recipe, seed: int) -> Tokenizer:
 
 def _phrases() -> Iterator[str]:
     """What is said in the same words every time is one token: shorter episodes, and nothing to learn about them."""
-    yield SYSTEM.partition("{tools}")[0]
+    yield prompt("pocket").partition("{signatures}")[0]
     yield from ('{"name": "', '", "arguments": {')
     yield from (text.partition("{tools}")[0] for text in TEXTS.values())
 

@@ -65,7 +65,7 @@ class Script:
         return "edit_file", {"path": self.draft.path, "old": self.draft.old, "new": self.draft.new}, "finish"
 
     def _explorers(self) -> list[str]:
-        return [name for name in ("search", "list_dir") if name in self.draft.tools]
+        return [name for name in ("search_codebase", "list_dir") if name in self.draft.tools]
 
     def _view(self) -> tuple[str, dict[str, Any]]:
         if "read_file" in self.draft.tools:

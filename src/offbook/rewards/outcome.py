@@ -12,7 +12,7 @@ import json
 import os
 from pathlib import PurePosixPath
 
-from offbook.sandbox import ProcessBox
+from offbook.sandbox import BoxSpec, open_box
 from offbook.tasks.testrun import run_tests_in
 from offbook.types import Rollout, Task, is_test_file
 
@@ -22,8 +22,9 @@ STARTUP_FILES = ("sitecustomize.py", "usercustomize.py")  # run before any test 
 class Grader:
     """Scores rollouts, several at a time. The same changes to the same task are graded once and remembered."""
 
-    def __init__(self, timeout_s: float = 60.0):
+    def __init__(self, spec: BoxSpec | None = None, timeout_s: float = 60.0):
         self.runs = 0
+        self.spec = spec or BoxSpec()
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(os.cpu_count() or 1)
         self._grades: dict[tuple[str, str], asyncio.Task[bool]] = {}
@@ -41,14 +42,14 @@ class Grader:
     async def _passes(self, task: Task, changes: dict[str, str | None]) -> bool:
         async with self._slots:
             self.runs += 1
-            with ProcessBox(task.tree) as box:
+            async with await open_box(task.tree, self.spec) as box:
                 for path, text in changes.items():
                     if text is None:
-                        (box.root / path).unlink(missing_ok=True)
+                        await box.remove(path)
                     else:
-                        box.write(path, text)
+                        await box.write(path, text)
                 for name in task.test_files:
-                    box.write(name, (task.hidden_tests / name).read_text())
+                    await box.write(name, (task.hidden_tests / name).read_text())
                 run = await run_tests_in(box, task.test_files, self._timeout_s)
         return run.passed >= {*task.fail_to_pass, *task.pass_to_pass}
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from offbook.runfolder import whole_folder
+from offbook.sandbox import BoxSpec
 from offbook.tasks.deletion import delete_feature
 from offbook.tasks.folder import NewTask, write_files, write_task
 from offbook.tasks.pocket_functions import Function
@@ -35,7 +36,7 @@ INSTRUCTIONS = (
 )
 # Without one of these the agent cannot see the docstring. Mostly it has only one of them.
 READING_TOOLS = (("read_file",), ("read_file",), ("run_command",), ("run_command",), ("read_file", "run_command"))
-FINDING_TOOLS = ((), ("search",), ("list_dir",), ("search", "list_dir"))
+FINDING_TOOLS = ((), ("search_codebase",), ("list_dir",), ("search_codebase", "list_dir"))
 
 
 @dataclass(frozen=True)
@@ -198,4 +199,4 @@ def _last_words(run: TestRun) -> str:
 async def _run(files: Mapping[str, str], test_files: Sequence[str]) -> TestRun:
     with tempfile.TemporaryDirectory(prefix="offbook-verify-") as tree:
         write_files(Path(tree), files)
-        return await run_tests(Path(tree), test_files, TIMEOUT_S)
+        return await run_tests(Path(tree), test_files, TIMEOUT_S, BoxSpec(backend="process"))

@@ -1,9 +1,9 @@
 """Runs pytest over the tree in the current directory and records how each test went. Started by testrun.py as
 
-    python -I -B pytest_worker.py REPORT TEST_FILE...
+    python -I -B -c SOURCE TEST_FILE... 3>REPORT
 
-in an interpreter of its own. It imports nothing of offbook. REPORT gets a JSON line [node id, phase, outcome] a report,
-written at once, so that a test which ends the process takes only itself and its successors along.
+in an interpreter of its own, in a box that has no file of offbook's. REPORT gets a JSON line [node id, phase, outcome]
+a report, written at once, so that a test which ends the process takes only itself and its successors along.
 
 Starting pytest is most of what grading a small task costs. What is saved here: plugins that no test can notice, garbage
 collection during the imports, and the interpreter's shutdown.
@@ -20,13 +20,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
+REPORT = 3  # file descriptor
 UNNEEDED_PLUGINS = ("cacheprovider", "pastebin", "setuponly", "setupplan", "stepwise")
 
 
 class Recorder:
-    def __init__(self, report_file: str):
-        self._report = os.open(report_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self._record(report.nodeid, "collect", report.outcome)
@@ -35,10 +33,10 @@ class Recorder:
         self._record(report.nodeid, report.when, report.outcome)
 
     def _record(self, node: str, phase: str, outcome: str) -> None:
-        os.write(self._report, json.dumps([node, phase, outcome]).encode() + b"\n")
+        os.write(REPORT, json.dumps([node, phase, outcome]).encode() + b"\n")
 
 
-def main(report_file: str, test_files: list[str]) -> int:
+def main(test_files: list[str]) -> int:
     gc.disable()
     # Before the tree is on the path: a file of the tree called json.py or pytest.py must not be what pytest imports.
     import pytest
@@ -51,11 +49,11 @@ def main(report_file: str, test_files: list[str]) -> int:
     options = ["-q", "--color=no", "--tb=short", "--noconftest", "--continue-on-collection-errors"]
     no_configuration = ["-c", os.devnull, "-o", "addopts=", "--rootdir", tree]
     plugins = [argument for name in UNNEEDED_PLUGINS for argument in ("-p", f"no:{name}")]
-    return pytest.main([*options, *no_configuration, *plugins, *test_files], plugins=[Recorder(report_file)])
+    return pytest.main([*options, *no_configuration, *plugins, *test_files], plugins=[Recorder()])
 
 
 if __name__ == "__main__":
-    exit_code = main(sys.argv[1], sys.argv[2:])
+    exit_code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

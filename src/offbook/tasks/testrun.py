@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from offbook.sandbox import Box, ProcessBox
+from offbook.sandbox import Box, BoxSpec, open_box
 
 WORKER = Path(__file__).with_name("pytest_worker.py")
 OUTPUT_TAIL = 4000  # characters
@@ -32,24 +31,21 @@ class TestRun:
     timed_out: bool
 
 
-async def run_tests(tree: Path, test_files: Sequence[str], timeout_s: float) -> TestRun:
-    """Run the test files in a copy of the tree."""
-    with ProcessBox(tree) as box:
+async def run_tests(tree: Path, test_files: Sequence[str], timeout_s: float, spec: BoxSpec) -> TestRun:
+    """Run the test files in a box around the tree, which stays as it is."""
+    async with await open_box(tree, spec) as box:
         return await run_tests_in(box, test_files, timeout_s)
 
 
 async def run_tests_in(box: Box, test_files: Sequence[str], timeout_s: float) -> TestRun:
     """Run the box's test files in a fresh interpreter, with none of the tree's pytest configuration or conftest files.
 
-    The results come through a file outside of the tree. Code under test runs in the same process as pytest and could
-    forge them: a grader of work that is not trusted needs more than this.
+    The results come through a pipe of their own. Code under test runs in the same process as pytest and could forge
+    them: a grader of work that is not trusted needs more than this.
     """
-    with tempfile.TemporaryDirectory(prefix="offbook-tests-") as private:
-        report_file = Path(private) / "report.jsonl"
-        worker = [sys.executable, "-I", "-B", str(WORKER), str(report_file)]
-        result = await box.exec(shlex.join([*worker, *test_files]), timeout_s)
-        lines = report_file.read_text().splitlines() if report_file.exists() else []
-    passed, failed = _outcomes(lines)
+    worker = [sys.executable, "-I", "-B", "-c", WORKER.read_text()]
+    result = await box.exec(shlex.join([*worker, *test_files]), timeout_s, report=True)
+    passed, failed = _outcomes(result.report.splitlines())
     return TestRun(passed, failed, result.output[-OUTPUT_TAIL:], result.timed_out)
 
 

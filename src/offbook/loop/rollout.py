@@ -1,0 +1,92 @@
+"""Rollouts without training: any model, local or behind a URL, on any tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offbook.config import Config
+from offbook.engine import RemoteEngine
+from offbook.loop.circle import local_engine
+from offbook.loop.collect import Watch, box_spec_of, collect, harness_of
+from offbook.loop.measure import summarize
+from offbook.loop.models import model_folder
+from offbook.loop.setup import Progress, quiet, task_sets
+from offbook.rewards import Grader
+from offbook.runfolder import RunFolder, write_atomic
+from offbook.tasks import load_task, load_tasks
+from offbook.tokens import byte_chat, chat_for, render_call
+from offbook.types import OffbookError, Rollout, Task
+
+RECORD = 0  # these rollouts belong to no training step
+
+
+def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Task]:
+    """`pocket` for the held-out pocket tasks, a task folder, or a folder of task folders."""
+    if source == "pocket":
+        return task_sets(config, progress).heldout
+    folder = Path(source)
+    if not folder.is_dir():
+        raise OffbookError(f"there is no task folder {source}; give one, or `pocket`")
+    return [load_task(folder)] if (folder / "task.toml").is_file() else load_tasks(folder)
+
+
+def is_url(model: str) -> bool:
+    return model.startswith(("http://", "https://"))
+
+
+def roll_out(
+    config: Config,
+    tasks: list[Task],
+    samples: int,
+    watch: Watch,
+    remote_name: str = "",
+    progress: Progress = quiet,
+) -> dict[str, Any]:
+    """Scored rollouts in the run folder `config.out`, each written when it is over. Returns their numbers."""
+    folder = RunFolder(config.out)
+    if folder.steps():
+        raise OffbookError(f"{folder.path} holds rollouts already; give another --out")
+    model = None if is_url(config.model) else model_folder(config.model, config.seed, progress)
+    write_atomic(folder.config_file, config.to_toml())
+    started = time.monotonic()
+
+    def keep(rollout: Rollout, over: bool) -> None:
+        if over:
+            folder.append_rollout(RECORD, rollout)
+        watch(rollout, over)
+
+    groups = asyncio.run(_collect(config, model, tasks, samples, keep, remote_name))
+    result = {**summarize(groups), "tasks": len(tasks), "seconds": time.monotonic() - started}
+    folder.append_metrics({"step": RECORD, **result})
+    return result
+
+
+async def _collect(
+    config: Config, model: Path | None, tasks: list[Task], samples: int, watch: Watch, remote_name: str
+) -> list[list[Rollout]]:
+    grader, harness = Grader(box_spec_of(config)), harness_of(config)
+    if model is not None:
+        torch.set_num_threads(config.threads)
+        chat = chat_for(model)
+        engine = local_engine(model, chat, config)
+        return await collect(tasks, samples, engine, chat, grader, harness, "rollout", watch)
+    recorder = byte_chat()  # the model's own ids stay behind the URL: the record is for reading, not for training
+    remote = RemoteEngine(
+        config.model,
+        remote_name,
+        temperature=config.engine.temperature,
+        encode=recorder.encode,
+        end_id=recorder.end_id,
+        render_call=render_call,
+    )
+    try:
+        told = replace(harness, told=True)
+        return await collect(tasks, samples, remote, recorder, grader, told, "rollout", watch)
+    finally:
+        await remote.aclose()
