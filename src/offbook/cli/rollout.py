@@ -59,11 +59,13 @@ def rollout(
     defaults = {"pocket": {}, "smollm2-135m": SMALL}.get(model, SPACIOUS)
     config = config_from(ctx.args, defaults={**defaults, "model": model, "out": "runs/rollout"})
 
-    from offbook.loop.rollout import is_url, roll_out, tasks_at
+    from offbook.loop.rollout import is_url, refuse_password, roll_out, tasks_at
     from offbook.types import OffbookError
 
-    if is_url(model) and not name:
-        raise OffbookError("a URL may serve several models; say which with --name")
+    if is_url(model):
+        refuse_password(model)
+        if not name:
+            raise OffbookError("a URL may serve several models; say which with --name")
     with progress_display(plain) as progress:
         chosen = tasks_at(tasks, config, progress)
         chosen = chosen[:limit] if limit else chosen

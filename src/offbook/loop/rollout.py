@@ -40,6 +40,12 @@ def is_url(model: str) -> bool:
     return model.startswith(("http://", "https://"))
 
 
+def refuse_password(url: str) -> None:
+    """A run folder keeps its configuration, and that is no place for a secret."""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise OffbookError("the URL has a password in it; give the key in the variable OPENAI_API_KEY instead")
+
+
 def roll_out(
     config: Config,
     tasks: list[Task],

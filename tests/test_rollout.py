@@ -1,0 +1,120 @@
+"""offbook rollout: a model behind a URL works on a real task in a real box, and the record of it can be read again."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from test_remote import KEY, reply, serving
+
+from offbook.runfolder import RunFolder
+from offbook.tasks.folder import NewTask, write_task
+
+STUB = 'def one():\n    raise NotImplementedError("one")\n'
+TEST = "from pkg import one\n\n\ndef test_one():\n    assert one() == 1\n\n\ndef test_other():\n    assert True\n"
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    new = NewTask(
+        instruction="Bring back one in pkg.py.",
+        tree={"pkg.py": STUB},
+        gold={"pkg.py": "def one():\n    return 1\n"},
+        hidden_tests={"test_pkg.py": TEST},
+        id="one",
+        origin="test",
+        difficulty="normal",
+        tools=("read_file", "edit_file", "run_command", "finish"),
+        fail_to_pass=("test_pkg.py::test_one",),
+        pass_to_pass=("test_pkg.py::test_other",),
+    )
+    write_task(tmp_path / "tasks" / "one", new)
+    return tmp_path / "tasks"
+
+
+def rollout(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "offbook", "rollout", *arguments, "--plain", "--json"]
+    environment = {"OPENAI_API_KEY": KEY, "PATH": "/usr/bin:/bin", "HOME": str(cwd)}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_a_model_behind_a_url_solves_a_task(task: Path, tmp_path: Path) -> None:
+    edit = {"path": "pkg.py", "old": 'raise NotImplementedError("one")', "new": "return 1"}
+    answers = [
+        reply("I look first.", ("read_file", json.dumps({"path": "pkg.py"}))),
+        reply(None, ("edit_file", json.dumps(edit)), ("run_command", json.dumps({"command": "tail -1 pkg.py"}))),
+        reply(None, ("finish", "{}")),
+    ]
+    with serving(*answers) as server:
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["rollouts"], result["solved"], result["stop/finish"]) == (1, 1.0, 1.0)
+    (kept,), unreadable = RunFolder.open(tmp_path / "run").rollouts(0)
+    assert unreadable == 0
+    answered = [message.text for message in kept.segments[0].messages if message.role == "tool"]
+    assert answered == [STUB, "edited pkg.py", "    return 1\n", "done"]
+    assert kept.usage.drift == 0
+    first = server.asked[0][2]
+    assert {tool["function"]["name"] for tool in first["tools"]} == {"read_file", "edit_file", "run_command", "finish"}
+    assert "<tools>" not in first["messages"][0]["content"], "the server tells of the tools, so the prompt does not"
+    for path in (tmp_path / "run").rglob("*"):
+        assert path.is_dir() or KEY not in path.read_text()
+
+
+def test_a_server_that_fails_is_each_rollout_s_crash_and_the_run_goes_on(task: Path, tmp_path: Path) -> None:
+    with serving(reply("no", finish="stop")) as server:
+        server.answers[0].status, server.answers[0].body = 401, {"error": {"message": "bad key"}}
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "-n", "2", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stop/crash"] == 1.0
+    rollouts, _ = RunFolder.open(tmp_path / "run").rollouts(0)
+    assert ["bad key" in kept.events[0].detail for kept in rollouts] == [True, True]
+    assert KEY not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere"], "there is no task folder nowhere"),
+        (["tasks", "--model", "http://127.0.0.1:9/v1"], "say which with --name"),
+        (["tasks", "--model", "http://me:secret@127.0.0.1:9/v1", "--name", "x"], "has a password in it"),
+        (["tasks", "--model", "no/such/folder"], "there is no model folder"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(
+    task: Path, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    done = rollout(tmp_path, *arguments)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "secret" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    bench = Path(__file__).parent.parent / "bench" / "cpu"
+    monkeypatch.syspath_prepend(str(bench))
+    spec = importlib.util.spec_from_file_location("soak", bench / "soak.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_faults_are_recorded_and_leave_nothing_behind(soak: ModuleType) -> None:
+    figures = asyncio.run(soak.soak(60, 16, 1))
+    assert figures["accounted"] == 60
+    assert figures["faults_not_recorded"] == {}
+    assert figures["left_behind"] == dict.fromkeys(figures["left_behind"], 0)
