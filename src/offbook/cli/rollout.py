@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,7 +57,7 @@ def rollout(
     as_json: Json = False,
 ) -> None:
     """Roll out and score, without training. The run folder (--out) is one that `offbook view` shows."""
-    defaults = {"pocket": {}, "smollm2-135m": SMALL}.get(model, SPACIOUS)
+    defaults = _defaults(model)
     config = config_from(ctx.args, defaults={**defaults, "model": model, "out": "runs/rollout"})
 
     from offbook.loop.rollout import is_url, refuse_password, roll_out, tasks_at
@@ -77,6 +78,14 @@ def rollout(
         result = roll_out(config, chosen, samples, watch, name)
     sentence = f"{config.out}: {result['rollouts']} rollouts, {result['solved']:.0%} solved"
     print(json.dumps(result) if as_json else sentence)
+
+
+def _defaults(model: str) -> dict[str, str]:
+    """What suits the model. Checkpoints of the pocket model say that they are."""
+    described = Path(model) / "config.json"
+    if model == "pocket" or (described.is_file() and '"offbook_profile": "pocket"' in described.read_text()):
+        return {}
+    return SMALL if model == "smollm2-135m" else SPACIOUS
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from offbook.types import Rollout
 
 
 def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
-    """Means over all rollouts. Invalid calls are counted per 100 calls, not per rollout."""
+    """Means over all rollouts, but invalid calls per 100 calls, and drift and events as they are: each one counts."""
     rollouts = [rollout for group in groups for rollout in group]
     count = len(rollouts)
     stops = Counter(rollout.stop for rollout in rollouts)
+    events = Counter(event.kind for rollout in rollouts for event in rollout.events)
     return {
         "rollouts": count,
         "solved": sum(rollout.solved for rollout in rollouts) / count,
@@ -21,7 +22,10 @@ def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
         "invalid_per_100": invalid_per_100(rollouts),
         "turns": sum(rollout.usage.turns for rollout in rollouts) / count,
         "tokens": sum(rollout.usage.sampled_tokens for rollout in rollouts) / count,
+        "summaries": sum(rollout.usage.summaries for rollout in rollouts) / count,
+        "drift": sum(rollout.usage.drift for rollout in rollouts),
         **{f"stop/{reason}": number / count for reason, number in sorted(stops.items())},
+        **{f"events/{kind}": number for kind, number in sorted(events.items())},
     }
 
 

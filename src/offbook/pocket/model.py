@@ -138,6 +138,7 @@ def _clone(
             tie_word_embeddings=True,
             eos_token_id=tokenizer.token_to_id(BLOCK_END),
             initializer_range=0.05,
+            offbook_profile="pocket",  # how tools are shown to it; a checkpoint made from it says so too
         )
     )
     settings = TrainConfig(optimizer="muon", learning_rate=recipe.learning_rate, weight_decay=0.01)
