@@ -31,9 +31,9 @@ from offbook.sandbox import (
     open_box,
     require_isolation,
 )
-from offbook.sandbox.cgroups import find_hierarchy, make_group
-from offbook.sandbox.launch import OUTPUT_BYTES
-from offbook.sandbox.layers import MAX_LAYERS
+from offbook.sandbox.bwrap.cgroups import find_hierarchy, make_group
+from offbook.sandbox.bwrap.launch import OUTPUT_BYTES
+from offbook.sandbox.bwrap.layers import MAX_LAYERS
 from offbook.types import OffbookError
 
 SECRET = "not for the agent"

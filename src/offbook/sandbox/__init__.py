@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from offbook.sandbox.box import HISTORY, Box, BoxSpec, BoxUsage, ExecResult, PathRefused
-from offbook.sandbox.bwrap import BwrapBox
-from offbook.sandbox.isolation import Isolation, isolation, require_isolation
+from offbook.sandbox.bwrap import BwrapBox, Isolation, isolation, require_isolation
 from offbook.sandbox.process import ProcessBox
 
 __all__ = [

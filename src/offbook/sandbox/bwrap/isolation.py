@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from offbook.sandbox.cgroups import this_hierarchy
+from offbook.sandbox.bwrap.cgroups import this_hierarchy
+from offbook.sandbox.bwrap.seccomp import seccomp_program
 from offbook.sandbox.folders import remove_tree
-from offbook.sandbox.seccomp import seccomp_program
 from offbook.types import OffbookError
 
 MIN_BWRAP = (0, 11)  # the first with --overlay

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
-from offbook.sandbox.cgroups import Group, this_hierarchy
+from offbook.sandbox.bwrap.cgroups import Group, this_hierarchy
 from offbook.sandbox.folders import remove_tree
 
 _NAME = re.compile(r"offbook-(?P<space>[0-9a-f]+)-(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)(-.*)?")

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from offbook.sandbox.box import HISTORY
-from offbook.sandbox.store import next_name, store
+from offbook.sandbox.bwrap.store import next_name, store
 from offbook.types import OffbookError
 
 TREE, HOME, TEMPORARY = "/app", "/home/agent", "/tmp"

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from offbook.sandbox.bwrap.merged import Folder, Merged, make_folder, make_whiteout
 from offbook.sandbox.folders import MAX_DEPTH, bytes_in, open_beneath, remove_tree
-from offbook.sandbox.merged import Folder, Merged, make_folder, make_whiteout
 
 PARTS = ("tree", "home", "tmp")
 MAX_LAYERS = 48

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 
 from offbook.sandbox.box import HISTORY, BoxSpec
-from offbook.sandbox.cgroups import Group
-from offbook.sandbox.isolation import bwrap_path
-from offbook.sandbox.layers import PARTS, Layer
-from offbook.sandbox.root import HOME, TEMPORARY, TREE, UID, view_arguments
-from offbook.sandbox.seccomp import seccomp_program
+from offbook.sandbox.bwrap.cgroups import Group
+from offbook.sandbox.bwrap.isolation import bwrap_path
+from offbook.sandbox.bwrap.layers import PARTS, Layer
+from offbook.sandbox.bwrap.root import HOME, TEMPORARY, TREE, UID, view_arguments
+from offbook.sandbox.bwrap.seccomp import seccomp_program
 
 OPEN_FILES = 1024
 FLAGS = (

@@ -17,18 +17,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox import edits
-from offbook.sandbox.arguments import POINTS, box_arguments, limits, seccomp_file
 from offbook.sandbox.box import HISTORY, BoxSpec, BoxUsage, ExecResult, Names, PathRefused
-from offbook.sandbox.cgroups import make_group, this_hierarchy
+from offbook.sandbox.bwrap import edits
+from offbook.sandbox.bwrap.arguments import POINTS, box_arguments, limits, seccomp_file
+from offbook.sandbox.bwrap.cgroups import make_group, this_hierarchy
+from offbook.sandbox.bwrap.held import Held, is_owned, link_files, owned_copy
+from offbook.sandbox.bwrap.isolation import isolation, require_isolation
+from offbook.sandbox.bwrap.launch import COMMAND_BYTES, Command, Launch
+from offbook.sandbox.bwrap.layers import Layer, merge, too_high
+from offbook.sandbox.bwrap.merged import Merged
+from offbook.sandbox.bwrap.root import TREE, environment, view_arguments
+from offbook.sandbox.bwrap.store import next_name, owner_name, store
 from offbook.sandbox.folders import deleted_bytes, remove_tree
-from offbook.sandbox.held import Held, is_owned, link_files, owned_copy
-from offbook.sandbox.isolation import isolation, require_isolation
-from offbook.sandbox.launch import COMMAND_BYTES, Command, Launch
-from offbook.sandbox.layers import Layer, merge, too_high
-from offbook.sandbox.merged import Merged
-from offbook.sandbox.root import TREE, environment, view_arguments
-from offbook.sandbox.store import next_name, owner_name, store
 
 WATCH_S = 0.1
 MIN_FREE = 0.02

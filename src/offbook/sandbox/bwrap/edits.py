@@ -13,8 +13,7 @@ from contextlib import contextmanager, suppress
 from uuid import uuid4
 
 from offbook.sandbox.box import PathRefused
-from offbook.sandbox.folders import MAX_DEPTH, OPEN_FOLDER, open_beneath, walk
-from offbook.sandbox.merged import (
+from offbook.sandbox.bwrap.merged import (
     READ_BYTES,
     Folder,
     Merged,
@@ -23,6 +22,7 @@ from offbook.sandbox.merged import (
     make_whiteout,
     read_regular,
 )
+from offbook.sandbox.folders import MAX_DEPTH, OPEN_FOLDER, open_beneath, walk
 
 IGNORED = "__pycache__"
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from offbook.sandbox.cgroups import Group
+from offbook.sandbox.bwrap.cgroups import Group
+from offbook.sandbox.bwrap.launch import Launch
+from offbook.sandbox.bwrap.layers import PARTS, Layer
 from offbook.sandbox.folders import remove_tree, walk
-from offbook.sandbox.launch import Launch
-from offbook.sandbox.layers import PARTS, Layer
 
 
 @dataclass(slots=True)
