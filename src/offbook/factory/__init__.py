@@ -1,0 +1,1 @@
+"""The task factory: a tested Python repository becomes validated feature-deletion tasks."""

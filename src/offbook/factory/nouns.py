@@ -1,0 +1,81 @@
+"""What passes from one step of the factory to the next. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from offbook.types import OffbookError
+
+Level = Literal["stub", "hybrid", "gone"]
+Kind = Literal["single", "cluster"]
+
+
+class Unprepared(OffbookError):
+    """A repository that no tasks can be made from, and why, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FunctionKey:
+    """A function or method: its file and its qualified name, `Class.method` or `outer.<locals>.inner`."""
+
+    path: str  # relative to the tree, with forward slashes
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository that is ready: its source, its tests, what they need, and which tests can be relied on."""
+
+    name: str
+    version: str
+    folder: Path  # holds tree/, deps/ and the logs
+    import_roots: tuple[str, ...]  # folders of the tree that go on sys.path: (".",) or ("src",)
+    source_files: tuple[str, ...]  # the product's own Python files: no tests, docs, examples, set-up scripts
+    test_files: tuple[str, ...]
+    support_files: tuple[str, ...]  # conftest, fixtures, data: what the tests need besides the test files
+    tests: tuple[str, ...]  # node ids that passed in every baseline run
+    excluded: dict[str, str] = field(default_factory=dict)  # node id -> why it cannot be relied on
+    seconds: dict[str, float] = field(default_factory=dict)  # how long each reliable test takes
+    pytest_options: tuple[str, ...] = ()
+
+    @property
+    def tree(self) -> Path:
+        return self.folder / "tree"
+
+    @property
+    def deps(self) -> Path:
+        return self.folder / "deps"
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Which test enters which function, and what runs when the package is imported."""
+
+    tests_of: dict[FunctionKey, frozenset[str]]
+    at_import: frozenset[FunctionKey]
+    engine: Literal["monitoring", "inserted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A target and its exclusive closure: every function that only the target's tests enter. Or a cluster of such."""
+
+    id: str
+    kind: Kind
+    targets: tuple[FunctionKey, ...]
+    functions: tuple[FunctionKey, ...]  # targets included
+    tests: tuple[str, ...]  # what should fail without it
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """A feature taken out of the tree."""
+
+    feature: Feature
+    level: Level
+    files: dict[str, str | None]  # path -> text after the deletion, None where the file goes
+    removed: dict[str, str]  # "path::name" -> source text that is no longer there: what must not leak
+    stubbed: tuple[FunctionKey, ...]
+    deleted: tuple[FunctionKey, ...]

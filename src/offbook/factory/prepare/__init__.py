@@ -1,0 +1,1 @@
+"""From a name, folder, archive or URL to a repository whose tests can be relied on."""

@@ -1,0 +1,278 @@
+"""Runs a repository's own pytest suite inside a box and tells, over a pipe, how each test went. Started by suite.py as
+
+    python -P -s -B -c SOURCE ORDER_FILE 3>REPORT
+
+in the repository's interpreter, which sees the standard library, deps/ and the tree, and no file of offbook's. Standard
+library and pytest only. ORDER_FILE is JSON (see suite.py), it lies in the tree and is gone before pytest starts.
+REPORT gets a JSON list a line, written at once, so that a test which ends the process takes only itself along:
+
+    ["collected", [node id, ...]]      what is going to run, unless there are more than max_tests: then nothing is
+    ["broken", node id, reason]        a file that cannot be collected
+    ["start", number]                  numbers count the collected tests from 0
+    ["done", number, outcome, seconds, reason]
+    ["function", key, path, qualified name]
+    ["enters", number, [key, ...]]     number -1: while the package was imported and the tests collected
+    ["end", exit code]
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import fcntl
+import importlib.machinery
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
+    from _pytest.fixtures import FixtureDef, SubRequest
+
+REPORT = 3
+PRIVATE = 500  # file descriptors from here on are ours
+REASON = 300  # characters
+HITS = "__offbook_hits__"
+OFF = (
+    *("cacheprovider", "xdist", "xdist.looponfail", "pytest_cov", "randomly", "random_order", "rerunfailures", "sugar"),
+    *("stepwise", "pastebin", "pytest-reverse", "repeat", "html", "metadata", "instafail", "testmon", "profiling"),
+)
+
+
+def tell(pipe: int, *row: Any) -> None:
+    data = memoryview(json.dumps(row).encode() + b"\n")
+    while data:  # a signal of pytest-timeout can cut a write short
+        data = data[os.write(pipe, data) :]
+
+
+class Recorder:
+    """Which tests run and how they end: one outcome a test, from the reports of its phases."""
+
+    def __init__(self, pipe: int, selected: set[str] | None, max_tests: int, tracer: Tracer | None):
+        self.pipe, self.selected, self.max_tests, self.tracer = pipe, selected, max_tests, tracer
+        self.numbers: dict[str, int] = {}
+        self.phases: list[pytest.TestReport] = []
+        self.process = os.getpid()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            tell(self.pipe, "broken", report.nodeid, last_line(report.longreprtext))
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        if self.selected is not None:
+            dropped = [item for item in items if item.nodeid not in self.selected]
+            items[:] = [item for item in items if item.nodeid in self.selected]
+            config.hook.pytest_deselected(items=dropped)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.numbers = {node: number for number, node in enumerate(item.nodeid for item in session.items)}
+        tell(self.pipe, "collected", list(self.numbers))
+        if len(self.numbers) > self.max_tests:
+            session.items.clear()
+        if self.tracer:
+            self.tracer.finish(-1, set())
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.phases = []
+        tell(self.pipe, "start", self.numbers[nodeid])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.phases.append(report)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if os.getpid() != self.process:  # a test forked and its child came back here
+            os._exit(1)
+        failed = next((phase for phase in self.phases if phase.failed), None)
+        skipped = next((phase for phase in self.phases if phase.skipped), None)
+        unexpected = any(hasattr(phase, "wasxfail") for phase in self.phases)
+        ended = {phase.when for phase in self.phases}
+        outcome, reason = "passed", ""
+        if failed:
+            outcome, reason = "failed", f"{failed.when}: {last_line(failed.longreprtext)}"
+        elif skipped or unexpected:
+            outcome, reason = "skipped", why_skipped(skipped) if skipped else "passes against expectation"
+        elif not {"call", "teardown"} <= ended:
+            outcome, reason = "failed", "it did not run to its end"
+        seconds = round(sum(phase.duration for phase in self.phases), 4)
+        tell(self.pipe, "done", self.numbers[nodeid], outcome, seconds, reason)
+
+
+def last_line(text: str) -> str:
+    """Of a traceback the line that names the error."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    errors = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return (errors[0] if errors else lines[-1] if lines else "")[:REASON]
+
+
+def why_skipped(report: pytest.TestReport) -> str:
+    if isinstance(report.longrepr, tuple):  # file, line, reason
+        return report.longrepr[2].removeprefix("Skipped: ")[:REASON]
+    return last_line(report.longreprtext)
+
+
+class Tracer:
+    """Which functions of the source files are entered, test by test. The engines fill `entered`, each its own way.
+
+    What a fixture of a wider scope enters belongs to every test that uses the fixture, not only to the first one.
+    """
+
+    def __init__(self, pipe: int, sources: dict[str, str]):
+        self.pipe, self.sources = pipe, sources  # absolute path -> path in the tree
+        self.entered: dict[int, bool] = {}
+        self.keys: dict[tuple[str, str], int] = {}
+        self.of_fixture: dict[int, set[int]] = {}  # by id of the FixtureDef
+
+    def key(self, path: str, name: str) -> int:
+        key = self.keys.setdefault((path, name), len(self.keys))
+        if key == len(self.keys) - 1:
+            tell(self.pipe, "function", key, path, name)
+        return key
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        self.entered.clear()
+
+    def finish(self, number: int, more: set[int]) -> None:
+        tell(self.pipe, "enters", number, sorted(more.union(self.entered)))
+        self.restart()
+
+
+class InsertedTracer(Tracer):
+    """Puts a statement at the start of every function as its file is imported. It costs a dictionary entry a call, and
+    threads, generators, coroutines and tests that trace on their own do not disturb it.
+    """
+
+    def start(self) -> None:
+        setattr(builtins, HITS, self.entered)
+        compile_source = importlib.machinery.SourceFileLoader.source_to_code
+
+        def source_to_code(loader: Any, data: Any, path: Any, **options: Any) -> Any:
+            relative = self.sources.get(os.path.realpath(path)) if isinstance(data, bytes) else None
+            if relative is not None:
+                data = ast.parse(data, path)
+                self._insert(data, relative, "")
+            return compile_source(loader, data, path, **options)
+
+        setattr(importlib.machinery.SourceFileLoader, "source_to_code", source_to_code)  # noqa: B010
+
+    def _insert(self, node: ast.AST, path: str, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                self._insert(child, path, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                name = prefix + child.name
+                self._insert(child, path, f"{name}.<locals>.")
+                at = 1 if ast.get_docstring(child, clean=False) is not None else 0
+                mark = ast.parse(f"{HITS}[{self.key(path, name)}] = True").body[0]
+                place = child.body[min(at, len(child.body) - 1)]
+                for inserted in ast.walk(mark):
+                    if isinstance(inserted, ast.expr | ast.stmt):
+                        ast.copy_location(inserted, place)
+                child.body.insert(at, mark)
+            elif not isinstance(child, ast.expr):
+                self._insert(child, path, prefix)
+
+
+class MonitoringTracer(Tracer):
+    """Python 3.12 and later tell when a function starts, and stop telling once they were asked to, so that only the
+    first entry of each function costs anything.
+    """
+
+    def start(self) -> None:
+        monitoring = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+        monitoring.use_tool_id(monitoring.PROFILER_ID, "offbook")
+        monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.PY_START, self._entered)
+        monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.PY_START)
+        self.relative: dict[str, str | None] = {}
+
+    def _entered(self, code: Any, offset: int) -> Any:
+        path = self.relative.get(code.co_filename, "")
+        if path == "":
+            path = self.relative[code.co_filename] = self.sources.get(os.path.realpath(code.co_filename))
+        # Modules and class bodies have no fast locals; lambdas and comprehensions are parts of their functions.
+        if path is not None and code.co_flags & 1 and not code.co_name.startswith("<"):
+            self.entered[self.key(path, code.co_qualname)] = True
+        return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore]
+
+    def restart(self) -> None:
+        super().restart()
+        sys.monitoring.restart_events()  # type: ignore[attr-defined,unused-ignore]
+
+
+class FixtureHooks:
+    """Divides what was entered among tests and fixtures."""
+
+    def __init__(self, tracer: Tracer, recorder: Recorder):
+        self.tracer, self.recorder = tracer, recorder
+
+    def pytest_fixture_setup(self, fixturedef: FixtureDef[Any], request: SubRequest) -> Generator[None, Any, Any]:
+        if request.scope == "function":
+            return (yield)
+        tracer = self.tracer
+        before = set(tracer.entered)
+        tracer.restart()
+        try:
+            return (yield)
+        finally:
+            tracer.of_fixture[id(fixturedef)] = set(tracer.entered)
+            tracer.entered.update(dict.fromkeys(before, True))
+
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        self.tracer.restart()
+        result = yield
+        shared: set[int] = set()
+        for definitions in getattr(item, "_fixtureinfo").name2fixturedefs.values():  # noqa: B009  # private to pytest
+            for definition in definitions:
+                shared |= self.tracer.of_fixture.get(id(definition), set())
+        self.tracer.finish(self.recorder.numbers[item.nodeid], shared)
+        return result
+
+
+def main(order_file: str) -> int:
+    # Neither the code under test nor its children shall write to the pipe by accident, by number or by inheritance.
+    # Nor to any other pipe that came with the box.
+    pipe = fcntl.fcntl(REPORT, fcntl.F_DUPFD_CLOEXEC, PRIVATE)
+    os.closerange(REPORT, PRIVATE)
+    with open(order_file) as file:
+        order = json.load(file)
+    os.unlink(order_file)
+    import pytest  # before the tree is on the path: a file of the tree called json.py must not be what pytest imports
+
+    tree = os.getcwd()
+    roots = [os.path.normpath(os.path.join(tree, root)) for root in order["import_roots"]]
+    first_of_site = next((i for i, path in enumerate(sys.path) if path.endswith("site-packages")), len(sys.path))
+    sys.path[first_of_site:first_of_site] = roots
+    os.environ["PYTHONPATH"] = os.pathsep.join(roots)  # for the processes that tests start
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.mkdtemp()
+    # One of the names by which hypothesis knows that it runs unattended, and then keeps no examples and has no
+    # deadlines. Of those names this is the one that no test suite looks at.
+    os.environ["__TOX_ENVIRONMENT_VARIABLE_ORIGINAL_CI"] = "1"
+
+    sources = {os.path.realpath(os.path.join(tree, path)): path for path in order["sources"]}
+    tracers = {"inserted": InsertedTracer, "monitoring": MonitoringTracer}
+    tracer = tracers[order["engine"]](pipe, sources) if order["engine"] else None
+    selected = None if order["tests"] is None else set(order["tests"])
+    recorder = Recorder(pipe, selected, order["max_tests"], tracer)
+    plugins: list[object] = [recorder]
+    if tracer:
+        hooks = FixtureHooks(tracer, recorder)
+        for hook in (FixtureHooks.pytest_fixture_setup, FixtureHooks.pytest_runtest_protocol):
+            pytest.hookimpl(wrapper=True)(hook)
+        plugins.append(hooks)
+        tracer.start()
+    off = [argument for name in OFF for argument in ("-p", f"no:{name}")]
+    exit_code = int(pytest.main([*off, *order["options"], "--", *order["files"]], plugins=plugins))
+    tell(pipe, "end", exit_code)
+    return exit_code
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads and exit handlers of the code under test have no say any more
