@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from test_remote import KEY, reply, serving
+from test_remote import KEY, Answer, reply, serving
 
 from offbook.runfolder import RunFolder
 from offbook.tasks.folder import NewTask, write_task
@@ -67,6 +67,23 @@ def test_a_model_behind_a_url_solves_a_task(task: Path, tmp_path: Path) -> None:
     assert "<tools>" not in first["messages"][0]["content"], "the server tells of the tools, so the prompt does not"
     for path in (tmp_path / "run").rglob("*"):
         assert path.is_dir() or KEY not in path.read_text()
+
+
+def test_the_bash_profile_talks_in_fenced_blocks(task: Path, tmp_path: Path) -> None:
+    def block(command: str) -> Answer:
+        return reply(f"So:\n\n```mswea_bash_command\n{command}\n```\n")
+
+    fix = "sed -i 's/raise NotImplementedError.*/return 1/' pkg.py && cat pkg.py"
+    with serving(block(fix), block("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")) as server:
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        arguments = ["--model", url, "--name", "scripted", "--harness.profile", "bash", "--out", "run"]
+        done = rollout(tmp_path, str(task), *arguments)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["solved"], result["turns"], result["stop/finish"]) == (1.0, 2.0, 1.0)
+    assert "tools" not in server.asked[0][2]
+    assert server.asked[1][2]["messages"][-1]["role"] == "user"
+    assert "return 1" in server.asked[1][2]["messages"][-1]["content"]
 
 
 def test_a_server_that_fails_is_each_rollout_s_crash_and_the_run_goes_on(task: Path, tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ from offbook.algo import add_branch, rl_samples, target_key
 from offbook.config import Config
 from offbook.engine import LocalEngine
 from offbook.feedback import read_rollout, write_hint
-from offbook.loop.collect import box_spec_of, collect, harness_of
+from offbook.loop.collect import box_spec_of, chat_of, collect, harness_of
 from offbook.loop.measure import summarize
 from offbook.loop.setup import Progress, load_model, model_folder, quiet, refuse_missing_tasks, task_sets
 from offbook.rewards import Grader
 from offbook.runfolder import RunFolder, write_atomic
-from offbook.tokens import Chat, chat_for
+from offbook.tokens import Chat
 from offbook.train.checkpoint import checkpoint_path, finished_steps, load_training_state, save_checkpoint
 from offbook.train.trainer import Trainer
 from offbook.types import Feedback, OffbookError, Rollout, Sample, Task
@@ -44,7 +44,7 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     refuse_missing_tasks(config)
     start = model_folder(config.model, config.seed, progress)
     tasks = task_sets(config, progress).train
-    chat = chat_for(start)
+    chat = chat_of(start, config)
     done = _claim(folder, config)
     trainer = Trainer(load_model(start), config.train, config.feedback, config.engine.temperature)
     if done:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from offbook.config import Config
 from offbook.harness import Harness, run_agent
 from offbook.rewards import Grader
 from offbook.sandbox import BoxSpec, open_box
-from offbook.tokens import Chat
+from offbook.tokens import Chat, chat_for
 from offbook.types import Event, Policy, Prices, Rollout, Task
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
@@ -29,6 +30,11 @@ def harness_of(config: Config) -> Harness:
     settings = config.harness
     prices = Prices(settings.price_input, settings.price_output)
     return Harness(settings.limits(), settings.profile, settings.variation, prices)
+
+
+def chat_of(model: Path, config: Config) -> Chat:
+    """The chat format of a model's folder; the profile `bash` has calls of its own, whatever the model's are."""
+    return chat_for(model, "bash" if config.harness.profile == "bash" else "auto")
 
 
 def box_spec_of(config: Config) -> BoxSpec:

@@ -11,10 +11,9 @@ import torch
 
 from offbook.config import Config
 from offbook.loop.circle import local_engine
-from offbook.loop.collect import box_spec_of, collect, harness_of
+from offbook.loop.collect import box_spec_of, chat_of, collect, harness_of
 from offbook.loop.measure import bootstrap, invalid_per_100, solved_share, summarize
 from offbook.rewards import Grader
-from offbook.tokens import chat_for
 from offbook.types import Rollout, Task
 
 
@@ -22,7 +21,7 @@ def evaluate(model: Path, tasks: list[Task], config: Config) -> tuple[dict[str, 
     """The numbers, with 95% intervals over tasks, and the rollouts behind them."""
     torch.set_num_threads(config.threads)
     started = time.monotonic()
-    chat = chat_for(model)
+    chat = chat_of(model, config)
     engine = local_engine(model, chat, config)
     grader = Grader(box_spec_of(config))
     groups = asyncio.run(collect(tasks, config.eval.samples, engine, chat, grader, harness_of(config), "eval"))

@@ -13,14 +13,14 @@ import torch
 from offbook.config import Config
 from offbook.engine import RemoteEngine
 from offbook.loop.circle import local_engine
-from offbook.loop.collect import Watch, box_spec_of, collect, harness_of
+from offbook.loop.collect import Watch, box_spec_of, chat_of, collect, harness_of
 from offbook.loop.measure import summarize
 from offbook.loop.models import model_folder
 from offbook.loop.setup import Progress, quiet, task_sets
 from offbook.rewards import Grader
 from offbook.runfolder import RunFolder, write_atomic
 from offbook.tasks import load_task, load_tasks
-from offbook.tokens import byte_chat, chat_for, render_call
+from offbook.tokens import byte_chat, render_call
 from offbook.types import OffbookError, Rollout, Task
 
 RECORD = 0  # these rollouts belong to no training step
@@ -79,10 +79,13 @@ async def _collect(
     grader, harness = Grader(box_spec_of(config)), harness_of(config)
     if model is not None:
         torch.set_num_threads(config.threads)
-        chat = chat_for(model)
+        chat = chat_of(model, config)
         engine = local_engine(model, chat, config)
         return await collect(tasks, samples, engine, chat, grader, harness, "rollout", watch)
-    recorder = byte_chat()  # the model's own ids stay behind the URL: the record is for reading, not for training
+    dialect = "bash" if harness.profile == "bash" else "hermes"
+    recorder = byte_chat(
+        dialect
+    )  # the model's own ids stay behind the URL: the record is for reading, not for training
     remote = RemoteEngine(
         config.model,
         remote_name,

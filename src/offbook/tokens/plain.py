@@ -9,7 +9,7 @@ from offbook.tokens.strict import CALL_END, CALL_START
 from offbook.tokens.template import BLOCK_END, BLOCK_START
 
 
-def byte_chat() -> ChatFormat:
+def byte_chat(dialect: str = "hermes") -> ChatFormat:
     """Bytes and the marks of the format: it spells anything, and records what a model behind a URL said."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
@@ -17,4 +17,4 @@ def byte_chat() -> ChatFormat:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([BLOCK_START, BLOCK_END])
     tokenizer.add_tokens([CALL_START, CALL_END])
-    return ChatFormat(tokenizer)
+    return ChatFormat(tokenizer, dialect, results="user" if dialect == "bash" else "tool")
