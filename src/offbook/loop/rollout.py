@@ -83,9 +83,8 @@ async def _collect(
         engine = local_engine(model, chat, config)
         return await collect(tasks, samples, engine, chat, grader, harness, "rollout", watch)
     dialect = "bash" if harness.profile == "bash" else "hermes"
-    recorder = byte_chat(
-        dialect
-    )  # the model's own ids stay behind the URL: the record is for reading, not for training
+    # The model's own ids stay behind the URL: the record is for reading, not for training.
+    recorder = byte_chat(dialect)
     remote = RemoteEngine(
         config.model,
         remote_name,
