@@ -53,7 +53,8 @@ def test_a_model_behind_a_url_solves_a_task(task: Path, tmp_path: Path) -> None:
     ]
     with serving(*answers) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "--out", "run")
+        prices = ["--harness.price_input", "2", "--harness.price_output", "10"]
+        done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "--out", "run", *prices)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["rollouts"], result["solved"], result["stop/finish"]) == (1, 1.0, 1.0)
@@ -62,6 +63,7 @@ def test_a_model_behind_a_url_solves_a_task(task: Path, tmp_path: Path) -> None:
     answered = [message.text for message in kept.segments[0].messages if message.role == "tool"]
     assert answered == [STUB, "edited pkg.py", "    return 1\n", "done"]
     assert kept.usage.drift == 0
+    assert kept.usage.cost == pytest.approx(3 * (11 * 2 + 5 * 10) / 1e6), "by the server's own count"
     first = server.asked[0][2]
     assert {tool["function"]["name"] for tool in first["tools"]} == {"read_file", "edit_file", "run_command", "finish"}
     assert "<tools>" not in first["messages"][0]["content"], "the server tells of the tools, so the prompt does not"

@@ -191,6 +191,7 @@ class Completion:
     ids: list[int]
     logprobs: list[float]
     versions: list[int]
+    billed: tuple[int, int] | None = None  # prompt and sampled tokens, where the model's server counts them itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,14 @@ SPACIOUS = {
     "harness.command_s": "60",
     "harness.wall_s": "3600",
 }
+# A model behind a URL keeps its tokenizer to itself, so its conversation is counted in bytes here.
+REMOTE = {
+    **SPACIOUS,
+    "harness.tokens": "2000000",
+    "harness.context": "400000",
+    "harness.summarize_at": "320000",
+    "harness.summary_tokens": "8192",
+}
 # And one that is too small to go by descriptions of tools: it copies worked turns.
 SMALL = {
     **SPACIOUS,
@@ -85,6 +93,8 @@ def _defaults(model: str) -> dict[str, str]:
     described = Path(model) / "config.json"
     if model == "pocket" or (described.is_file() and '"offbook_profile": "pocket"' in described.read_text()):
         return {}
+    if model.startswith("http"):
+        return REMOTE
     return SMALL if model == "smollm2-135m" else SPACIOUS
 
 

@@ -81,7 +81,8 @@ class RemoteSession:
         ids = self.engine.encode(_text(choice.message, self.engine.render_call))
         if choice.finish_reason != "length":
             ids = [*ids, self.engine.end_id]
-        return Completion(ids, [0.0] * len(ids), [-1] * len(ids))
+        billed = (reply.usage.prompt_tokens, reply.usage.completion_tokens) if reply.usage else None
+        return Completion(ids, [0.0] * len(ids), [-1] * len(ids), billed)
 
     def close(self) -> None:
         """Nothing to give back: rollouts behind a URL do not wait for one another."""

@@ -134,7 +134,8 @@ class _Episode:
         completion = await self.policy.complete(Prompt(ids, messages, self.toolset.specs()), room)
         self.fed = [*ids, *completion.ids]
         prices = self.harness.prices
-        self.rollout.usage.cost += (prices.input * len(ids) + prices.output * len(completion.ids)) / 1e6
+        read, written = completion.billed or (len(ids), len(completion.ids))
+        self.rollout.usage.cost += (prices.input * read + prices.output * written) / 1e6
         return self.transcript.add_sampled(completion)
 
     async def _answer(self, message: Message) -> bool:
