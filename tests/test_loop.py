@@ -140,6 +140,30 @@ def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(cache: Path, model: Path, tm
     assert RunFolder.open(out).metrics()[0]
 
 
+FALLS_INTO_A_FINALIZER = """
+import os, signal, sys, time
+from offbook.cli import send_again
+
+class Dying:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+
+sys.unraisablehook = send_again
+try:
+    Dying()
+    time.sleep(20)
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def test_ctrl_c_is_not_lost_in_a_finalizer() -> None:
+    command = [sys.executable, "-c", FALLS_INTO_A_FINALIZER]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout == "stopped\n"
+
+
 def test_another_configuration_does_not_overwrite_a_run(cache: Path, model: Path, uninterrupted: Path) -> None:
     process = train(cache, model, uninterrupted, "--seed", "5")
     assert process.returncode == 1

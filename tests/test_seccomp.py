@@ -72,7 +72,8 @@ def in_box(*command: str, filtered: bool, folder: Path | None = None) -> subproc
     os.lseek(program, 0, os.SEEK_SET)
     place = ["--bind", str(folder), "/tmp/app", "--chdir", "/tmp/app"] if folder else []
     sandbox = [str(bwrap_path()), "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev"]
-    sandbox += ["--proc", "/proc", "--tmpfs", "/tmp", *place]
+    python = ["--ro-bind", sys.prefix, sys.prefix]  # it may lie in /tmp
+    sandbox += ["--proc", "/proc", "--tmpfs", "/tmp", *python, *place]
     if filtered:
         sandbox += ["--seccomp", str(program)]
     try:
