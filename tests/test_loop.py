@@ -43,9 +43,7 @@ def offbook(cache: Path, *arguments: str, cwd: Path, wait: bool = True) -> subpr
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # ignored in a background job
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a background job
     )
     if wait:
         process.stdout_text, process.stderr_text = process.communicate(timeout=240)  # type: ignore[attr-defined]
