@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from offbook.cli.defaults import suited
 from offbook.config import Config, ConfigError, load_config
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
@@ -71,3 +72,14 @@ def test_every_recipe_resolves(recipe: Path) -> None:
 
 def test_there_are_recipes() -> None:
     assert RECIPES
+
+
+def test_a_model_gets_the_harness_that_suits_it(tmp_path: Path) -> None:
+    windows = {
+        model: load_config([], {}, suited(model)).harness
+        for model in ("pocket", "Qwen/Qwen3-0.6B", "smollm2-135m", "https://host/v1", str(tmp_path))
+    }
+    assert [harness.profile for harness in windows.values()] == ["pocket", "standard", "worked", "standard", "standard"]
+    assert windows["Qwen/Qwen3-0.6B"].context > 8 * windows["pocket"].context
+    (tmp_path / "config.json").write_text('{"offbook_profile": "pocket"}')
+    assert suited(str(tmp_path)) == {}

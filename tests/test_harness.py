@@ -205,6 +205,15 @@ def test_output_that_would_outgrow_the_window_is_cut_and_recorded(tree: Path, ch
     assert len(rollout.segments[0].ids) <= limits.context
 
 
+def test_a_prompt_that_does_not_extend_the_one_before_is_counted(tree: Path, chat: ChatFormat) -> None:
+    class Meddling(Says):
+        async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
+            prompt.ids.append(0)  # now the record is not what the policy continued
+            return await super().complete(prompt, max_tokens)
+
+    assert rollout_of(tree, Meddling(chat, render_call("list_dir", {"path": "."})), chat).usage.drift == 1
+
+
 def test_usage_says_what_the_tokens_were_for(tree: Path, chat: ChatFormat) -> None:
     call = render_call("list_dir", {"path": "."})
     rollout = rollout_of(tree, Says(chat, "Let me look." + call, "All done."), chat)

@@ -57,7 +57,8 @@ def tree(tmp_path: Path) -> Path:
 def long_rollout(tree: Path, chat: ChatFormat, limits: Limits = LIMITS) -> Rollout:
     read = render_call("read_file", {"path": "long.txt"})
     todo = render_call("todo", {"items": [{"text": "write the parser", "status": "pending"}]})
-    history = render_call("run_command", {"command": "ls -l /history; echo x >> /history/segment_1.md; echo $?"})
+    look = "head -1 /history/segment_1.md; echo x >> /history/segment_1.md; echo $?"
+    history = render_call("run_command", {"command": look})
     policy = Forgetful(chat, todo, read, read, read, read, history, read, read)
     task = Task("t", tree, "Read it all.", tree, tree, (), (), (), TOOLS, "test")
 
@@ -106,6 +107,7 @@ def test_the_agent_can_read_its_history_and_not_write_it(tree: Path, chat: ChatF
         for message in segment.messages
         if message.role == "tool" and "segment_1.md" in message.text
     ]
+    assert answer.startswith("## system\n"), "it was read"
     assert not answer.endswith("\n0\n"), "the write was refused"
     assert rollout.changed == {}, "the history is not part of the work"
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from offbook.cli.defaults import suited
 from offbook.cli.options import Json, Plain, config_from, console, progress_display
 
 COLUMNS = ("solved", "invalid_per_100", "turns", "tokens")
@@ -25,7 +26,7 @@ def evaluate(
     For a run folder its own configuration is the base and the result is kept in its eval/ folder.
     """
     run = Path(model) if (Path(model) / "config.toml").is_file() else None
-    config = config_from(ctx.args, base=[run / "config.toml"] if run else None)
+    config = config_from(ctx.args, base=[run / "config.toml"]) if run else config_from(ctx.args, defaults=suited(model))
 
     from offbook.loop.circle import latest_checkpoint
     from offbook.loop.evaluate import evaluate as measure

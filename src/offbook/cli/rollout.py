@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from offbook.cli.defaults import suited
 from offbook.cli.options import Json, Plain, config_from, console, is_plain, progress_display
 
 if TYPE_CHECKING:
@@ -21,37 +21,6 @@ if TYPE_CHECKING:
     from offbook.types import Rollout
 
 ROWS = 20
-# Config's own defaults fit the pocket model. What fits a model that reads and writes English:
-SPACIOUS = {
-    "harness.profile": "standard",
-    "harness.turns": "30",
-    "harness.tokens": "131072",
-    "harness.context": "32768",
-    "harness.message_tokens": "2048",
-    "harness.summarize_at": "24576",
-    "harness.summary_tokens": "2048",
-    "harness.command_s": "60",
-    "harness.wall_s": "3600",
-}
-# A model behind a URL keeps its tokenizer to itself, so its conversation is counted in bytes here.
-REMOTE = {
-    **SPACIOUS,
-    "harness.tokens": "2000000",
-    "harness.context": "400000",
-    "harness.summarize_at": "320000",
-    "harness.summary_tokens": "8192",
-}
-# And one that is too small to go by descriptions of tools: it copies worked turns.
-SMALL = {
-    **SPACIOUS,
-    "harness.profile": "worked",
-    "harness.turns": "10",
-    "harness.context": "4096",
-    "harness.message_tokens": "256",
-    "harness.summarize_at": "3072",
-    "harness.summary_tokens": "256",
-    "engine.temperature": "0.2",
-}
 
 
 def rollout(
@@ -65,8 +34,7 @@ def rollout(
     as_json: Json = False,
 ) -> None:
     """Roll out and score, without training. The run folder (--out) is one that `offbook view` shows."""
-    defaults = _defaults(model)
-    config = config_from(ctx.args, defaults={**defaults, "model": model, "out": "runs/rollout"})
+    config = config_from(ctx.args, defaults={**suited(model), "model": model, "out": "runs/rollout"})
 
     from offbook.loop.rollout import is_url, refuse_password, roll_out, tasks_at
     from offbook.types import OffbookError
@@ -86,16 +54,6 @@ def rollout(
         result = roll_out(config, chosen, samples, watch, name)
     sentence = f"{config.out}: {result['rollouts']} rollouts, {result['solved']:.0%} solved"
     print(json.dumps(result) if as_json else sentence)
-
-
-def _defaults(model: str) -> dict[str, str]:
-    """What suits the model. Checkpoints of the pocket model say that they are."""
-    described = Path(model) / "config.json"
-    if model == "pocket" or (described.is_file() and '"offbook_profile": "pocket"' in described.read_text()):
-        return {}
-    if model.startswith("http"):
-        return REMOTE
-    return SMALL if model == "smollm2-135m" else SPACIOUS
 
 
 @contextmanager

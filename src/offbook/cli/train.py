@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from offbook.cli.defaults import suited
 from offbook.cli.options import Json, Plain, config_from, console, is_plain, progress_display
 
 
@@ -20,7 +21,7 @@ def train(
 
     The run folder (--out) is complete after every step; the same command goes on where it stopped.
     """
-    config = config_from(ctx.args)
+    config = config_from(ctx.args, defaults=suited(config_from(ctx.args).model))
     if dry_run:
         print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
         return
