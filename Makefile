@@ -2,10 +2,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow check format clean
+.PHONY: quickstart tasks-demo test test-slow check format clean
 
 quickstart: $(VENV)/ready
 	$(BIN)/offbook quickstart
+
+tasks-demo: $(VENV)/ready
+	$(BIN)/python bench/cpu/tasks.py --out runs/tasks-demo --json docs/results/tasks.json --report docs/results/tasks.md
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -m "not slow"

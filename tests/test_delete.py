@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbook.factory.deletion.delete import Refused, apply_proposal, delete, gold_patch, trivial_bodies, without_tests
+from offbook.factory.deletion.delete import Refused, apply_proposal, delete, trivial_bodies, without_tests
 from offbook.factory.deletion.gone import drop_examples, scrub_documents
 from offbook.factory.deletion.symbols import read_symbols
 from offbook.factory.nouns import Deletion, Feature, FunctionKey, Level
+from offbook.tasks.patch import gold_patch
 from offbook.types import is_test_file
 
 LEVELS: tuple[Level, ...] = ("stub", "hybrid", "gone")

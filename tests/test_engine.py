@@ -52,8 +52,9 @@ def prompts_of_different_lengths() -> dict[str, list[int]]:
 def trainer_logprobs(model: PreTrainedModel, ids: list[int], temperature: float) -> list[float]:
     """What the trainer computes for these tokens in its own forward."""
     trainer = Trainer(model, TrainConfig(), FeedbackConfig(teacher="live"), temperature)
-    hidden = trainer.model.base_model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0, :-1]
-    return trainer._log_softmax(trainer.model, hidden).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+    hidden, _ = trainer.student.hidden(torch.tensor([ids]))
+    logits = trainer.model.get_output_embeddings()(hidden[0, :-1]) / trainer.temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
 
 
 def test_logprobs_equal_a_full_forward_of_the_trainer() -> None:

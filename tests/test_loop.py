@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from offbook.config import load_config
-from offbook.loop.circle import tasks_of_step
+from offbook.loop.order import Walk
 from offbook.loop.setup import task_sets
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.runfolder import RunFolder
@@ -224,7 +224,8 @@ def test_doctor_reports_and_fails_without_a_cache(cache: Path, tmp_path: Path) -
 
 def test_no_task_comes_twice_before_all_have_come(tmp_path: Path) -> None:
     tasks = [Task(str(n), tmp_path, "", tmp_path, tmp_path, (), (), (), (), "") for n in range(10)]
-    walk = [task.id for step in range(1, 6) for task in tasks_of_step(tasks, step, groups=4, seed=3)]
+    order = Walk(tasks, 3, RunFolder(tmp_path), done=0)
+    walk = [task.id for step in range(1, 6) for task in order.tasks_of(step, groups=4)]
     assert sorted(walk[:10]) == sorted(walk[10:]) == sorted(str(n) for n in range(10))
     assert walk[:10] != walk[10:]
 

@@ -11,10 +11,11 @@ from conftest import random_ids, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.algo import group_advantage
+from offbook.algo import group_advantage, hint_weight
 from offbook.config import FeedbackConfig, TrainConfig
+from offbook.train import head
 from offbook.train.batches import micro_batches
-from offbook.train.losses import cap_tokens, divergence, policy_gradient
+from offbook.train.losses import cap_values, divergence, importance, log_mix, policy_gradient
 from offbook.train.trainer import Trainer
 from offbook.types import Sample
 
@@ -52,10 +53,61 @@ def test_forward_gradient_is_student_minus_teacher() -> None:
 
 def test_cap_bounds_the_value_and_keeps_a_gradient() -> None:
     value = torch.tensor([0.5, 4.0], requires_grad=True)
-    capped = cap_tokens(value, 2.0)
+    capped = cap_values(value, 2.0)
     assert capped.tolist() == [0.5, 2.0]
     capped.sum().backward()
     assert value.grad.tolist() == [1.0, 0.5]
+
+
+def test_an_entry_counts_for_its_cap_and_keeps_a_gradient() -> None:
+    """Of KL(teacher || student) = 0.9 log 1.8 + 0.1 log 0.2 the first entry is 0.529 nats and counts for 0.05."""
+    student, teacher = logp(0.5, 0.5).requires_grad_(), logp(0.9, 0.1)
+    capped = divergence(student, teacher, "forward", entry_cap=0.05)
+    assert capped.item() == pytest.approx(0.05 + 0.1 * math.log(0.2), abs=1e-6)
+    capped.sum().backward()
+    assert student.grad.tolist()[0] == pytest.approx([-0.9 * 0.05 / (0.9 * math.log(1.8)), -0.1], abs=1e-6)
+
+
+def test_importance_is_capped_and_not_differentiated() -> None:
+    new = logp(0.5, 0.4)[0].requires_grad_()
+    ratio = importance(new, logp(0.5, 0.1)[0], cap=2.0)
+    assert ratio.tolist() == pytest.approx([1.0, 2.0])
+    assert not ratio.requires_grad
+
+
+def test_a_mix_in_logits_by_hand() -> None:
+    """sqrt(0.8 * 0.2) : sqrt(0.2 * 0.8) is one half each; a share of 1 is the teacher itself."""
+    teachers = [logp(0.8, 0.2), logp(0.2, 0.8)]
+    assert log_mix(teachers, (0.5, 0.5)).exp()[0].tolist() == pytest.approx([0.5, 0.5])
+    assert torch.allclose(log_mix(teachers, (1.0, 0.0)), teachers[0], atol=1e-6)
+
+
+def test_lambda_anneals_in_a_line_and_a_rule_has_its_own_weight() -> None:
+    line = [hint_weight(0.30, step, anneal_steps=4, anneal_to=0.10) for step in (1, 2, 3, 5, 9)]
+    assert line == pytest.approx([0.30, 0.25, 0.20, 0.10, 0.10])
+    assert hint_weight(5.0, step=100) == 5.0
+    assert hint_weight(5.0, step=100, rule_weight=0.5) == 2.5
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 3, 7, 50])
+def test_chunks_of_the_head_give_the_gradients_of_the_whole(chunk_rows: int) -> None:
+    torch.manual_seed(0)
+    linear, hidden, ids = torch.nn.Linear(5, 11), torch.randn(7, 5), torch.arange(7)
+
+    def loss_of(logits: torch.Tensor, part: slice) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits, ids[part], reduction="sum")
+
+    found = []
+    chunks = [slice(start, min(start + chunk_rows, 7)) for start in range(0, 7, chunk_rows)]
+    for whole in (True, False):
+        leaf = hidden.clone().requires_grad_()
+        loss = loss_of(linear(leaf), slice(0, 7)) if whole else head.in_chunks(leaf, linear, loss_of, chunks)
+        (3 * loss).backward()
+        found.append([loss.detach(), leaf.grad, linear.weight.grad, linear.bias.grad])
+        linear.zero_grad()
+    for reference, ours in zip(*found, strict=True):
+        assert torch.allclose(reference, ours, atol=1e-5)
+    assert found[0][1].abs().max() > 0.1
 
 
 def test_policy_gradient_by_hand() -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from test_prepare import deps
 
+from offbook.factory import mapping
+from offbook.factory.mapping import best_engine, load_map, map_tests
 from offbook.factory.nouns import FunctionKey, Map, Repository, Unprepared
-from offbook.factory.suite import mapping
-from offbook.factory.suite.mapping import best_engine, load_map, map_tests
-from offbook.factory.suite.suite import Engine, make_interpreter
 from offbook.sandbox import BoxSpec
+from offbook.tasks.suite import Engine, make_interpreter
 
 __all__ = ["deps"]
 

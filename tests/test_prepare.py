@@ -26,8 +26,8 @@ from offbook.factory.prepare.layout import find_layout
 from offbook.factory.prepare.metadata import Project, read_project
 from offbook.factory.prepare.prepare import PrepareLimits, load_repository, prepare
 from offbook.factory.prepare.unpack import SourceLimits
-from offbook.factory.suite.suite import make_interpreter, run_suite, suite_box
 from offbook.sandbox import BoxSpec
+from offbook.tasks.suite import make_interpreter, run_suite, suite_box
 
 BOX = BoxSpec()
 LIMITS = PrepareLimits(SourceLimits(files=200), BaselineLimits(suite_s=60.0, per_test_s=2.0, min_tests=10))
@@ -298,7 +298,7 @@ def test_the_tested_code_sees_its_dependencies_and_no_more(deps: Path, tmp_path:
                 def test_no_network():
                     with pytest.raises(OSError): socket.create_connection(("127.0.0.1", {port}), 1)
                 def test_no_report_pipe():
-                    opened = [int(number) for number in os.listdir("/proc/self/fd") if int(number) < 256]
+                    opened = [int(number) for number in os.listdir("/proc/self/fd") if int(number) < 200]
                     assert len({{os.fstat(number).st_ino for number in opened if pipe(number)}}) == 1  # the output
                     assert child("import os; exit(max(map(int, os.listdir('/proc/self/fd'))) > 3)") == 0
                 def test_nothing_of_the_order(): assert not [name for name in os.listdir() if "offbook" in name]
@@ -327,8 +327,8 @@ def test_the_tested_code_sees_its_dependencies_and_no_more(deps: Path, tmp_path:
 
     async def part() -> None:
         chosen = ["tests/test_pkg.py::test_ten[3]", "tests/test_inside.py::test_own_files", "tests/test_pkg.py::none"]
-        async with suite_box(repository, BOX) as box:
-            run = await run_suite(box, repository, chosen, 60.0)
+        async with await suite_box(repository.tree, repository.suite, BOX) as box:
+            run = await run_suite(box, repository.suite, repository.test_files, 60.0, chosen)
             assert await box.changes() == {}
         assert run.passed == set(chosen[:2]) == set(run.collected)
         assert (run.failed, run.skipped, run.broken, run.running, run.exit_code, run.timed_out) == (

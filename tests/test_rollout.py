@@ -27,6 +27,7 @@ def task(tmp_path: Path) -> Path:
         tree={"pkg.py": STUB},
         gold={"pkg.py": "def one():\n    return 1\n"},
         hidden_tests={"test_pkg.py": TEST},
+        test_files=("test_pkg.py",),
         id="one",
         origin="test",
         difficulty="normal",

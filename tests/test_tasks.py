@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbook.rewards import Grader
 from offbook.sandbox import BoxSpec
-from offbook.tasks import Draft, draft_tasks, load_task, load_tasks, make_pocket_tasks, testrun
+from offbook.tasks import Draft, draft_tasks, load_task, load_tasks, make_pocket_tasks, suite
+from offbook.tasks.check import check
 from offbook.tasks.deletion import delete_feature, remove_functions, stub_function
 from offbook.tasks.folder import NewTask, write_files, write_task
 from offbook.tasks.pocket_functions import ALL_STEPS, Function, Step
 from offbook.tasks.pocket_repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, render_tests
-from offbook.tasks.testrun import run_tests
-from offbook.types import OffbookError, Task
+from offbook.tasks.suite import SuiteRun, run_suite, suite_box
+from offbook.types import OffbookError, Rollout, Suite, Task
 
 # --- deletion: {name} stands for the function; the stubbed form of each is given beside it
 
@@ -191,12 +194,15 @@ def test_expected_to_fail():
 }
 
 
-def run_files(
-    place: Path, files: Mapping[str, str], test_files: Iterable[str], timeout_s: float = 60.0
-) -> testrun.TestRun:
+def run_files(place: Path, files: Mapping[str, str], test_files: Iterable[str], timeout_s: float = 60.0) -> SuiteRun:
     shutil.rmtree(place, ignore_errors=True)
     write_files(place, files)
-    return asyncio.run(run_tests(place, list(test_files), timeout_s, BoxSpec()))
+
+    async def run() -> SuiteRun:
+        async with await suite_box(place, Suite(), BoxSpec()) as box:
+            return await run_suite(box, Suite(), list(test_files), timeout_s)
+
+    return asyncio.run(run())
 
 
 def test_every_test_is_named_as_pytest_names_it(tmp_path: Path) -> None:
@@ -209,7 +215,8 @@ def test_every_test_is_named_as_pytest_names_it(tmp_path: Path) -> None:
         f"{file}::test_text[1 [x]]",
         f"{file}::test_text[\\xfc]",
     }
-    assert run.failed == {f"{file}::TestDouble::TestInner::test_deep", f"{file}::test_teardown", "tests/test_broken.py"}
+    assert run.failed.keys() == {f"{file}::TestDouble::TestInner::test_deep", f"{file}::test_teardown"}
+    assert run.broken.keys() == {"tests/test_broken.py"}
     assert "nothing_of_this_name" in run.output
     assert sorted(path.name for path in (tmp_path / "tree").rglob("*.py*")) == sorted(
         Path(name).name for name in TREE if ".py" in name
@@ -218,7 +225,7 @@ def test_every_test_is_named_as_pytest_names_it(tmp_path: Path) -> None:
 
 def test_a_test_that_ends_the_process_has_not_passed(tmp_path: Path) -> None:
     run = run_files(tmp_path / "tree", TREE, ["tests/test_crash.py"])
-    assert (run.passed, run.failed) == ({"tests/test_crash.py::test_before"}, frozenset())
+    assert (run.passed, run.failed) == ({"tests/test_crash.py::test_before"}, {})
 
 
 def test_the_deadline_ends_a_test_run(tmp_path: Path) -> None:
@@ -344,15 +351,15 @@ def test_a_gold_body_passes_and_a_wrong_one_fails(tmp_path: Path, split: Split) 
     for draft in drafts(split, 2, seed=5):
         tests = {path: draft.gold.files[path] for path in draft.gold.test_files}
 
-        def run_with(body: str, draft: Draft = draft, tests: dict[str, str] = tests) -> testrun.TestRun:
+        def run_with(body: str, draft: Draft = draft, tests: dict[str, str] = tests) -> SuiteRun:
             solved = draft.files[draft.path].replace(draft.old, body)
             return run_files(tmp_path / "tree", {**draft.files, draft.path: solved, **tests}, tests)
 
         gold, wrong = run_with(draft.new), run_with(draft.function.wrong_body(random.Random(0)))
         assert gold.passed >= set(draft.fail_to_pass)
         assert not gold.failed
-        assert wrong.failed & set(draft.fail_to_pass)
-        assert wrong.failed <= set(draft.fail_to_pass)
+        assert wrong.failed.keys() & set(draft.fail_to_pass)
+        assert wrong.failed.keys() <= set(draft.fail_to_pass)
 
 
 # --- task folders
@@ -426,7 +433,7 @@ def test_an_interrupted_build_leaves_nothing_that_looks_finished(tmp_path: Path)
 def test_tasks_that_cannot_be_verified_are_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "worker.py"
     broken.write_text("raise SystemExit('no pytest here')")
-    monkeypatch.setattr(testrun, "WORKER", broken)
+    monkeypatch.setattr(suite, "WORKER", broken)
     with pytest.raises(OffbookError, match=r"cannot be verified on this machine.*no pytest here"):
         asyncio.run(make_pocket_tasks(tmp_path / "tasks", 0, 1, 0, lambda share: None))
 
@@ -436,6 +443,7 @@ EXAMPLE = NewTask(
     tree={"pkg.py": 'def f():\n    raise NotImplementedError("f")', "docs/ü.md": "größer\r\n"},
     gold={"pkg.py": "def f():\n    return 1"},
     hidden_tests={"tests/test_f.py": "from pkg import f\n\n\ndef test_f(): assert f() == 1\n"},
+    test_files=("tests/test_f.py",),
     id="pkg-f",
     origin="pkg",
     difficulty="hard",
@@ -480,7 +488,6 @@ def test_a_folder_that_is_no_task_says_what_is_missing(tmp_path: Path, missing: 
     ("text", "complaint"),
     [
         ("no toml", "is not TOML"),
-        ('schema_version = "1.4"', r"has no \[offbook\] table"),
         ('[offbook]\nid = "a"', "origin: Field required"),
     ],
 )
@@ -489,6 +496,44 @@ def test_an_unreadable_table_is_said_in_a_sentence(tmp_path: Path, text: str, co
     (tmp_path / "task/task.toml").write_text(text)
     with pytest.raises(OffbookError, match=complaint):
         load_task(tmp_path / "task")
+
+
+FOREIGN = {
+    "task.toml": 'schema_version = "1.4"\n',
+    "instruction.md": "Write `hello` into answer.txt.\n",
+    "environment/Dockerfile": "FROM python:3.13\nWORKDIR /app\nCOPY start /app\n",
+    "environment/start/notes.txt": "nothing yet\n",
+    "tests/test.sh": "#!/bin/bash\nmkdir -p /logs/verifier\npython /tests/judge.py\n",
+    "tests/judge.py": (
+        "import os\ngood = os.path.exists('/app/answer.txt') and open('/app/answer.txt').read() == 'hello\\n'\n"
+        "open('/logs/verifier/reward.txt', 'w').write('1' if good else '0')\n"
+    ),
+    "solution/solve.sh": "echo hello > /app/answer.txt\n",
+}
+
+
+def test_a_folder_that_somebody_else_made_is_a_task(tmp_path: Path) -> None:
+    write_files(tmp_path / "hello", FOREIGN)
+    (task,) = load_tasks(tmp_path)
+    assert (task.id, task.instruction, task.script) == ("hello", "Write `hello` into answer.txt.", "tests/test.sh")
+    assert [path.name for path in task.tree.iterdir()] == ["notes.txt"]
+    assert asyncio.run(check(task)) == ""
+    rollout = Rollout("r", "hello", "g", task.tools, changed={"answer.txt": "hello\n"})
+    assert asyncio.run(Grader().outcome(task, rollout)) == 1.0
+    assert asyncio.run(Grader().outcome(task, replace(rollout, changed={"answer.txt": "goodbye\n"}))) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [
+        ({"solution/solve.sh": "true\n"}, "its solution earns 0, not 1"),
+        ({"tests/judge.py": "open('/logs/verifier/reward.json', 'w').write('{\"reward\": 1.0}')"}, "by doing nothing"),
+        ({"tests/judge.py": "raise ValueError('no judge today')"}, "no judge today"),
+    ],
+)
+def test_a_foreign_task_that_does_not_hold_says_why(tmp_path: Path, broken: dict[str, str], complaint: str) -> None:
+    write_files(tmp_path / "hello", {**FOREIGN, **broken})
+    assert complaint in asyncio.run(check(load_task(tmp_path / "hello")))
 
 
 def test_a_place_without_tasks_is_an_error(tmp_path: Path) -> None:

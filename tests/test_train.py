@@ -57,7 +57,7 @@ def test_muon_agrees_with_adamw_on_the_rest() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("teacher", ["live", "ema", "frozen"])
+@pytest.mark.parametrize("teacher", ["live", "ema", "frozen", "trust_region"])
 def test_a_restored_trainer_goes_on_bit_for_bit(tmp_path: Path, optimizer: str, teacher: str) -> None:
     settings = TrainConfig(optimizer=optimizer)
     feedback = FeedbackConfig(teacher=teacher)

@@ -23,7 +23,7 @@ from statistics import median
 
 from offbook.sandbox import BwrapBox, isolation, require_isolation
 from offbook.sandbox.bwrap.arguments import FLAGS, seccomp_file
-from offbook.sandbox.bwrap.root import environment, view_arguments
+from offbook.sandbox.bwrap.root import View, environment, view_arguments
 from offbook.sandbox.bwrap.store import owner_name, store
 
 PODMAN_IMAGE = "docker.io/library/busybox"
@@ -41,14 +41,14 @@ def plain_bwrap(tree: Path) -> list[str]:
     """In a shell, as a box runs commands, and with the same filter, which is standard input here. The command is not
     process 1, which ignores signals: in a box a shell is, here bubblewrap itself. Both return when the command ended
     and the kernel may still be taking the namespaces down."""
-    before, after = view_arguments(())
+    before, after = view_arguments(View())
     flags = [*(flag for flag in FLAGS if flag != "--as-pid-1"), "--seccomp", "0"]
     return [isolation().bwrap, *flags, *before, "--bind", str(tree), "/app", *after, "--", "/bin/sh", "-c", "true"]
 
 
 def run(command: list[str]) -> None:
     with open(seccomp_file(store())) as program:
-        subprocess.run(command, stdin=program, stdout=subprocess.DEVNULL, env=environment(), check=True)
+        subprocess.run(command, stdin=program, stdout=subprocess.DEVNULL, env=environment(View()), check=True)
 
 
 async def subprocess_row(tree: Path) -> float:

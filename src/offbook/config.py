@@ -33,6 +33,13 @@ class TasksConfig(Section):
     source: str = "pocket"
     num_train: int = Field(default=120, ge=1, description="pocket only: how many to make")
     num_heldout: int = Field(default=48, ge=1, description="pocket only: how many to make")
+    wording: Literal["", "terse", "normal", "detailed"] = Field(
+        default="", description="which of a task's instructions the agent gets; empty: the one it was made with"
+    )
+    order: Literal["walk", "select"] = Field(
+        default="walk",
+        description="walk: none comes twice before all have come; select: by what was solved so far, and none twice",
+    )
 
 
 class HarnessConfig(Section):
@@ -83,17 +90,69 @@ class TrainConfig(Section):
     gradient_clip: float = Field(default=1.0, gt=0)
     ratio_cap: float = Field(default=2.0, ge=1, description="cap of the importance weight")
     micro_tokens: int = Field(default=8192, ge=1, description="tokens in one forward")
+    recompute: Literal["none", "layers", "all"] = Field(
+        default="none", description="in the backward pass, to save memory: nothing, layers but for attention, layers"
+    )
+    compile: bool = Field(default=False, description="fuse kernels; for a GPU")
 
 
 class FeedbackConfig(Section):
     """Targeted hints. `weight` 0 turns them off: RL alone."""
 
     weight: float = Field(default=5.0, ge=0, description="lambda, beside an RL loss of weight 1")
+    anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
+    anneal_to: float = Field(default=0.0, ge=0)
+    rule_weights: dict[str, float] = Field(default={}, description="by rule, on top of `weight`; a rule not named has 1")
     max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout that get a hint")
-    teacher: Literal["live", "ema", "frozen"] = "frozen"
+    teacher: Literal["live", "ema", "frozen", "trust_region"] = "frozen"
     ema_decay: float = Field(default=0.99, gt=0, lt=1, description="teacher `ema` only")
+    trust_mix: float = Field(default=0.1, gt=0, lt=1, description="teacher `trust_region` only: share of the live one")
     direction: Literal["forward", "reverse", "jsd"] = "forward"
     token_cap: float = Field(default=2.0, gt=0, description="nats a token may count for")
+    entry_cap: float = Field(default=0.0, ge=0, description="nats a vocabulary entry may count for; 0 is no cap")
+    importance_cap: float = Field(default=0.0, ge=0, description="weight by min(pi / mu, cap); 0 is no weighting")
+
+
+class EffortConfig(Section):
+    """What solving costs: C(x) of docs/rewards.md, where x is the weighted share of what the limits allow."""
+
+    on: bool = False
+    bound: float = Field(default=0.2, gt=0, lt=1, description="the most it can cost; solving is worth 1")
+    k: float = Field(default=4.0, gt=0)
+    q: float = 1.0
+    full_tokens: int = Field(default=0, ge=0, description="what counts as all tokens; 0 is harness.tokens")
+    full_turns: int = Field(default=0, ge=0, description="what counts as all turns; 0 is harness.turns")
+    thinking_tokens: float = Field(default=1.0, ge=0, description="weight of a share of all tokens, as the next four")
+    call_tokens: float = Field(default=1.0, ge=0)
+    output_tokens: float = Field(default=0.25, ge=0, description="the agent asked for them and did not write them")
+    final_tokens: float = Field(default=1.0, ge=0)
+    summary_tokens: float = Field(default=1.0, ge=0)
+    calls: float = Field(default=0.25, ge=0, description="weight of a share of all turns, as the next")
+    turns: float = Field(default=0.25, ge=0)
+
+
+class RewardsConfig(Section):
+    """What a rollout earns. Beside the outcome every part is off until it has a weight."""
+
+    partial: bool = Field(default=False, description="credit for some of the tests that need the feature")
+    grade_s: float = Field(default=120.0, gt=0, description="how long the hidden tests of one rollout may take")
+    weights: dict[str, float] = Field(default={}, description="by name: a behaviour of docs/rewards.md or your own")
+    files: list[str] = Field(default=[], description="Python files with your own; they run with your rights")
+    effort: EffortConfig = EffortConfig()
+
+
+class MonitorsConfig(Section):
+    """What looks for cheating in every rollout, and what a finding costs."""
+
+    on: bool = True
+    watch: bool = Field(default=True, description="let boxes tell which files are opened, where the machine can")
+    policy: dict[str, Literal["count", "penalise", "zero", "quarantine"]] = Field(
+        default={}, description="by the kind of finding, over the defaults of docs/monitors.md"
+    )
+    penalty: float = Field(default=0.5, ge=0, description="what `penalise` takes; solving is worth 1")
+    model_url: str = Field(default="", description="of a model that reads rollouts too; empty is none")
+    model_name: str = ""
+    model_rate: float = Field(default=0.0, ge=0, le=1, description="share of the rollouts that it reads")
 
 
 class CheckpointConfig(Section):
@@ -116,6 +175,8 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     train: TrainConfig = TrainConfig()
     feedback: FeedbackConfig = FeedbackConfig()
+    rewards: RewardsConfig = RewardsConfig()
+    monitors: MonitorsConfig = MonitorsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
 

@@ -34,6 +34,30 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Suite:
+    """How the tests of a repository are run."""
+
+    environment: Path | None = None  # a folder with an interpreter, python/, and its packages, deps/; None: offbook's
+    import_roots: tuple[str, ...] = (".",)  # folders of the tree that go on sys.path
+    options: tuple[str, ...] = ()  # for pytest
+    start: str = ""  # a command that gets a box ready for them, and for the agent
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What was deleted to make a task."""
+
+    kind: str  # single or cluster
+    level: str  # stub, hybrid or gone
+    targets: tuple[str, ...]  # "path::name" of what the instruction asks for
+    functions: tuple[str, ...]  # and of everything that was deleted
+    lines: int  # that the gold patch adds
+    files: int  # that it touches
+    callers: int  # functions left over that use the targets
+    floor: float  # the share of fail_to_pass that a trivial body passes
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A Harbor task folder with an `[offbook]` table, loaded. See docs/tasks.md for the folder's layout."""
 
@@ -49,6 +73,10 @@ class Task:
     origin: str  # the repository this task was made from
     difficulty: str = "normal"
     test_command: str = ""  # what the tool run_tests runs, where the task offers it
+    suite: Suite = field(default_factory=Suite)
+    sources: tuple[str, ...] = ()  # folders and files that are the product: only changes to these are graded
+    deleted: Deleted | None = None
+    script: str = ""  # what judges instead of the tests, in folders that others made
 
 
 def is_test_file(path: str) -> bool:
@@ -178,6 +206,7 @@ class Rollout:
     events: list[Event] = field(default_factory=list)
     reward: Reward = field(default_factory=Reward)
     flags: list[Flag] = field(default_factory=list)
+    own_names: dict[str, str] = field(default_factory=dict)  # of tools, by the names that this agent was shown
 
     @property
     def solved(self) -> bool:

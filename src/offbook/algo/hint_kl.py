@@ -15,6 +15,14 @@ def target_key(target: Target) -> str:
     return f"{target.rollout}/{target.segment}/{target.message}"
 
 
+def hint_weight(
+    weight: float, step: int, anneal_steps: int = 0, anneal_to: float = 0.0, rule_weight: float = 1.0
+) -> float:
+    """Lambda of a branch at a step, the first being 1: a straight line from `weight` to `anneal_to`, then level."""
+    share = min(1.0, (step - 1) / anneal_steps) if anneal_steps else 0.0
+    return rule_weight * (weight + share * (anneal_to - weight))
+
+
 def add_branch(sample: Sample, segment: Segment, target: Target, hint: Hint, chat: Chat, weight: float) -> Branch:
     """Hang a hinted reading of the target on its segment's sample. Only tokens the model sampled are distilled."""
     message = segment.messages[target.message]

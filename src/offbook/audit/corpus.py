@@ -59,10 +59,14 @@ def too_small(removed: Mapping[str, str], allowed: Mapping[str, str] | None = No
 
 
 class Corpus:
-    """An index of all files below the places; `unread` says what is not in it and why."""
+    """An index of all files below the places; `unread` says what is not in it and why.
 
-    def __init__(self, places: Mapping[str, Path]):
+    `leave_out` are folders that the agent does not see.
+    """
+
+    def __init__(self, places: Mapping[str, Path], leave_out: Iterable[Path] = ()):
         self.unread: dict[str, str] = {}
+        self._leave_out = frozenset(leave_out)
         self._index = _indexed(self._all_leaves(places))
 
     def leaks(
@@ -102,7 +106,7 @@ class Corpus:
                     yield from self._leaves_below(f"{label}/{link}", target, MOST_LINKED)
 
     def _leaves_below(self, label: str, root: Path, most: int | None = None) -> Iterator[tuple[Path, Leaf]]:
-        for number, (path, name) in enumerate(files_below(root)):
+        for number, (path, name) in enumerate(files_below(root, self._leave_out)):
             if most is not None and number >= most:
                 self.unread[label] = f"leads to more than {most} files"
                 return

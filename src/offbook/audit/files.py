@@ -74,7 +74,7 @@ def _git_objects(folder: Path, name: str, unread: Callable[[str, str], None]) ->
                 unread(name, said.decode(errors="replace").strip())
 
 
-def files_below(root: Path) -> Iterator[tuple[Path, str]]:
+def files_below(root: Path, leave_out: frozenset[Path] = frozenset()) -> Iterator[tuple[Path, str]]:
     """Files and git folders with their paths relative to the root. No symbolic link is followed."""
     pending = [(root, "")] if root.is_dir() else []
     if not pending:
@@ -87,7 +87,7 @@ def files_below(root: Path) -> Iterator[tuple[Path, str]]:
         with os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if entry.is_dir(follow_symlinks=False):
-                    if not (is_git and entry.name == "objects"):
+                    if not (is_git and entry.name == "objects") and Path(entry.path) not in leave_out:
                         pending.append((Path(entry.path), f"{prefix}{entry.name}/"))
                 elif stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
                     yield Path(entry.path), prefix + entry.name

@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 import typer
 
-from offbook.cli import doctor, evaluate, quickstart, rollout, train, view
+from offbook.cli import audit, doctor, evaluate, quickstart, rollout, tasks, train, view
 from offbook.types import OffbookError
 
 app = typer.Typer(
@@ -26,10 +26,12 @@ STOPPED = "stopped; everything so far is kept, and the same command goes on from
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command("quickstart", context_settings=CONFIGURED)(quickstart.quickstart)
+app.add_typer(tasks.app, name="tasks")
 app.command("rollout", context_settings=CONFIGURED)(rollout.rollout)
 app.command("train", context_settings=CONFIGURED)(train.train)
 app.command("eval", context_settings=CONFIGURED)(evaluate.evaluate)
 app.command("view")(view.view)
+app.command("audit")(audit.audit)
 app.command("doctor")(doctor.doctor)
 
 

@@ -141,18 +141,47 @@ def _clusters(singles: list[Feature], symbols: Symbols, num_tests: int, settings
         members = _grown(seed, free, symbols, num_tests, settings) if seed.id in free else []
         if not members:
             continue
-        whole = _feature(
-            settings.repo,
-            "cluster",
-            [key for member in members for key in member.targets],
-            [key for member in members for key in member.functions],
-            [test for member in members for test in member.tests],
-        )
+        whole = merged(members, settings)
         if all(_overlap(whole, single, symbols) <= settings.max_overlap for single in singles):
             clusters.append(whole)
             for member in members:
                 del free[member.id]
     return sorted(clusters, key=lambda feature: feature.targets)
+
+
+def merged(members: Iterable[Feature], settings: FeatureSettings) -> Feature:
+    """One feature of several."""
+    members = list(members)
+    return _feature(
+        settings.repo,
+        "cluster",
+        [key for member in members for key in member.targets],
+        [key for member in members for key in member.functions],
+        [test for member in members for test in member.tests],
+    )
+
+
+def nearest(
+    feature: Feature, others: Iterable[Feature], symbols: Symbols, num_tests: int, settings: FeatureSettings
+) -> Feature | None:
+    """The neighbour that goes best with it, within the limits of a cluster."""
+    near = [
+        (_nearness([feature], other, symbols), other.id, other)
+        for other in others
+        if _adds([feature], other) and _fits([feature, other], symbols, num_tests, settings)
+    ]
+    nearness, _, best = max(near, default=((0, 0, 0, 0), "", None), key=lambda entry: entry[:2])
+    return best if any(nearness) else None
+
+
+def closure(symbols: Symbols, map: Map, tests: Iterable[str]) -> list[FunctionKey]:
+    """Every function that these tests enter and no others do, and that does not run at import."""
+    mine = frozenset(tests)
+    return sorted(
+        key
+        for key, entering in map.tests_of.items()
+        if key in symbols.functions and key not in map.at_import and entering <= mine
+    )
 
 
 def _grown(

@@ -124,7 +124,7 @@ class _Writer:
 
     def _public_others(self) -> list[Function]:
         touched = {*self._deletion.stubbed, *self._deletion.deleted}
-        return [f for f in self._others() if f.public and not f.dunder and f.key in touched]
+        return [f for f in self._others() if f.public and f.key in touched]
 
     def _also_missing(self) -> str:
         by_file: dict[str, list[str]] = {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from offbook.types import OffbookError
+from offbook.types import OffbookError, Suite
 
 Level = Literal["stub", "hybrid", "gone"]
 Kind = Literal["single", "cluster"]
@@ -39,6 +39,7 @@ class Repository:
     excluded: dict[str, str] = field(default_factory=dict)  # node id -> why it cannot be relied on
     seconds: dict[str, float] = field(default_factory=dict)  # how long each reliable test takes
     pytest_options: tuple[str, ...] = ()
+    start: str = ""  # a command that gets a box ready
 
     @property
     def tree(self) -> Path:
@@ -47,6 +48,10 @@ class Repository:
     @property
     def deps(self) -> Path:
         return self.folder / "deps"
+
+    @property
+    def suite(self) -> Suite:
+        return Suite(self.folder, self.import_roots, self.pytest_options, self.start)
 
 
 @dataclass(frozen=True, slots=True)

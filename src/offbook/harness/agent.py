@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from offbook.harness.tools import ToolFailed, Workbench
 from offbook.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.sandbox import HISTORY, Box, PathRefused
+from offbook.sandbox.access import describe, notable, own_packages
 from offbook.tokens import Chat, Transcript
 from offbook.types import (
     INVALID,
@@ -62,6 +63,7 @@ async def run_agent(
     """One rollout, unscored. It always returns: what goes wrong in the policy or the box is on the Rollout."""
     toolset = make_toolset(task.tools, harness.profile, harness.variation, seed=task.id)
     rollout = Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
+    rollout.own_names = {name: shown.tool.name for name, shown in toolset.tools.items()}
     bench = Workbench(box, harness.limits, test_command=task.test_command)
     episode = _Episode(task, rollout, bench, toolset, chat, policy, harness, on_turn)
     started = time.monotonic()
@@ -94,9 +96,11 @@ class _Episode:
     harness: Harness
     on_turn: OnTurn
     transcript: Transcript = field(init=False)
+    packages: frozenset[str] = field(init=False)
     fed: list[int] = field(default_factory=list)  # the ids of this segment that the policy has seen and written
 
     def __post_init__(self) -> None:
+        self.packages = own_packages(self.task.tree)
         self._open_segment(self.task.instruction)
 
     def record(self, kind: str, detail: str) -> None:
@@ -141,6 +145,7 @@ class _Episode:
     async def _answer(self, message: Message) -> bool:
         """Run the message's calls side by side; their answers keep the order of the calls. True if it was the end."""
         answers = await asyncio.gather(*(self._call(call) for call in message.calls))
+        self._record_opened()
         finished = False
         for call, (status, text) in zip(message.calls, answers, strict=True):
             self.transcript.add("tool", self._fitting(text), status)
@@ -150,6 +155,15 @@ class _Episode:
                 self.record(status, text)
             finished |= status == "ok" and self.toolset.finishes(call, text)
         return finished
+
+    def _record_opened(self) -> None:
+        """What the message's commands opened that is worth a second look, at the message."""
+        opened, self.bench.opened = self.bench.opened, []
+        paths = dict.fromkeys(path for one in opened for path in one.paths)
+        for place, found in notable(paths, self.packages).items():
+            self.record("opened", describe(place, found))
+        if num_cut := sum(one.num_cut for one in opened):
+            self.record("opened_unseen", f"{num_cut} opens of files were not kept")
 
     async def _call(self, call: ToolCall) -> tuple[CallStatus, str]:
         if call.error:

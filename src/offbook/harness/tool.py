@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from offbook.sandbox.access import Opened
 from offbook.sandbox.box import Box
 from offbook.types import Limits, ToolSpec
 
@@ -37,6 +38,7 @@ class Workbench:
     limits: Limits
     todos: list[Todo] = field(default_factory=list)
     test_command: str = ""  # what run_tests runs; empty where the task offers none
+    opened: list[Opened] = field(default_factory=list)  # by commands of this turn, where the box watches
     _calls: list[tuple[asyncio.Event, bool]] = field(default_factory=list)  # those not over: when one is, and if alone
 
     @asynccontextmanager

@@ -122,7 +122,10 @@ async def _execute(bench: Workbench, command: str, timeout: int | None) -> tuple
     if timeout is not None and timeout < 1:
         raise ToolFailed("the time for a command must be at least 1 second")
     limit_s = bench.limits.command_s if timeout is None else min(float(timeout), bench.limits.command_s)
-    return await bench.box.exec(command, limit_s), limit_s
+    result = await bench.box.exec(command, limit_s)
+    if result.opened is not None:
+        bench.opened.append(result.opened)
+    return result, limit_s
 
 
 def _problem(result: ExecResult, limit_s: float) -> str:

@@ -8,7 +8,6 @@ its last checkpoint is and ends at the same weights.
 from __future__ import annotations
 
 import asyncio
-import random
 import shutil
 import time
 import tomllib
@@ -23,15 +22,17 @@ from offbook.algo import add_branch, rl_samples, target_key
 from offbook.config import Config
 from offbook.engine import LocalEngine
 from offbook.feedback import read_rollout, write_hint
-from offbook.loop.collect import box_spec_of, chat_of, collect, harness_of
+from offbook.loop.collect import chat_of, collect, grader_of, harness_of
 from offbook.loop.measure import summarize
+from offbook.loop.order import Selected, Walk
 from offbook.loop.setup import Progress, load_model, model_folder, quiet, refuse_missing_tasks, task_sets
-from offbook.rewards import Grader
+from offbook.monitors import monitors_of
+from offbook.rewards import compose
 from offbook.runfolder import RunFolder, write_atomic
 from offbook.tokens import Chat
 from offbook.train.checkpoint import checkpoint_path, finished_steps, load_training_state, save_checkpoint
 from offbook.train.trainer import Trainer
-from offbook.types import Feedback, OffbookError, Rollout, Sample, Task
+from offbook.types import Feedback, OffbookError, Rollout, Sample
 
 OnStep = Callable[[dict[str, Any]], None]
 
@@ -42,6 +43,8 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     folder = RunFolder(config.out)
     _refuse_another_run(folder, config)
     refuse_missing_tasks(config)
+    rewards = compose(config.rewards, config.harness)
+    monitors = monitors_of(config.monitors)
     start = model_folder(config.model, config.seed, progress)
     tasks = task_sets(config, progress).train
     chat = chat_of(start, config)
@@ -52,16 +55,28 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
         trainer.model.load_state_dict(load_model(path).state_dict())
         load_training_state(trainer, path)
     engine = local_engine(start, chat, config)
-    grader = Grader(box_spec_of(config))
+    grader = grader_of(config)
+    order = (Selected if config.tasks.order == "select" else Walk)(tasks, config.seed, folder, done)
     with asyncio.Runner() as runner:
         for step in range(done + 1, config.train.steps + 1):
             started = time.monotonic()
             engine.load_weights(trainer.model.state_dict(), version=step - 1)
-            batch = tasks_of_step(tasks, step, config.train.groups, config.seed)
+            batch = order.tasks_of(step, config.train.groups)
             size = config.train.group_size
-            rollouts = collect(batch, size, engine, chat, grader, harness_of(config), f"step{step}")
+            rollouts = collect(
+                batch,
+                size,
+                engine,
+                chat,
+                grader,
+                harness_of(config),
+                f"step{step}",
+                rewards=rewards,
+                monitors=monitors,
+            )
             groups = runner.run(rollouts)
             collected = time.monotonic()
+            order.learn(groups)
             row = {"step": step, **learn(step, groups, config, chat, trainer, folder)}
             row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected, "grades": grader.runs}
             folder.append_metrics(row)
@@ -123,17 +138,6 @@ def learn(
         **{f"targets/{rule}": count for rule, count in sorted(rules.items())},
         "groups_without_signal": sum(len({rollout.reward.total for rollout in group}) == 1 for group in groups),
     }
-
-
-def tasks_of_step(tasks: list[Task], step: int, groups: int, seed: int) -> list[Task]:
-    """A shuffled walk over the tasks: none comes twice before all have come once."""
-    places = range((step - 1) * groups, step * groups)
-    chosen = []
-    for place in places:
-        epoch, index = divmod(place, len(tasks))
-        order = random.Random(f"{seed}/{epoch}").sample(range(len(tasks)), len(tasks))
-        chosen.append(tasks[order[index]])
-    return chosen
 
 
 def annotate(groups: list[list[Rollout]], config: Config, chat: Chat) -> tuple[list[Sample], list[Feedback]]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from offbook.config import Config
 from offbook.harness import Harness, run_agent
-from offbook.rewards import Grader
-from offbook.sandbox import BoxSpec, open_box
+from offbook.monitors import WITHHELD, Monitors, withhold
+from offbook.rewards import Grader, Rewards
+from offbook.sandbox import BoxSpec
+from offbook.tasks.suite import suite_box
 from offbook.tokens import Chat, chat_for
-from offbook.types import Event, Policy, Prices, Rollout, Task
+from offbook.types import Event, OffbookError, Policy, Prices, Rollout, Task
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
 
@@ -41,6 +44,10 @@ def box_spec_of(config: Config) -> BoxSpec:
     return BoxSpec(**config.sandbox.model_dump())
 
 
+def grader_of(config: Config) -> Grader:
+    return Grader(box_spec_of(config), config.rewards.grade_s, config.rewards.partial)
+
+
 async def collect(
     tasks: list[Task],
     samples: int,
@@ -50,18 +57,22 @@ async def collect(
     harness: Harness,
     name: str,
     watch: Watch = lambda rollout, over: None,
+    rewards: Rewards = Rewards(),  # noqa: B008  (frozen)
+    monitors: Monitors | None = None,
 ) -> list[list[Rollout]]:
     """For each task, one group of `samples` scored rollouts. `name` makes their ids, and so their dice, unique.
 
     A rollout whose box could not be opened or graded is a crashed rollout with an event, and the others go on.
     """
 
+    spec = replace(grader.spec, watch=monitors is not None and monitors.watch)
+
     async def one(task: Task, session: Session, rollout_id: str) -> Rollout:
         group = f"{name}/{task.id}"
         rollout = Rollout(rollout_id, task.id, group, task.tools)
         try:
             try:
-                async with await open_box(task.tree, grader.spec) as box:
+                async with await suite_box(task.tree, task.suite, spec) as box:
                     rollout = await run_agent(
                         task, box, session, chat, harness, rollout_id, group, lambda rollout: watch(rollout, False)
                     )
@@ -72,12 +83,27 @@ async def collect(
             rollout.stop = "crash"
             rollout.events.append(Event(-1, "crash", traceback.format_exc(limit=-4)))
             rollout.reward.parts["outcome"] = 0.0
+        if monitors is not None:
+            await monitors.judge(task, rollout)
+        rewards.score(task, rollout)  # after judging: a hack that lost its outcome is scored as what it is, a failure
+        if WITHHELD in rollout.reward.parts:
+            withhold(rollout)  # nor does any other part of it earn anything
         watch(rollout, True)
         return rollout
 
     keys = [(task, f"{name}/{task.id}/{number}") for task in tasks for number in range(samples)]
     opened = [(task, engine.open(key), key) for task, key in keys]  # all before the first asks: they decode together
-    async with asyncio.TaskGroup() as jobs:
-        running = [jobs.create_task(one(*each)) for each in opened]
+    try:
+        async with asyncio.TaskGroup() as jobs:
+            running = [jobs.create_task(one(*each)) for each in opened]
+    except ExceptionGroup as problems:
+        for problem in problems.exceptions:
+            if isinstance(problem, OffbookError):  # a reward that broke, in one sentence
+                raise problem from None
+        raise
     rollouts = [job.result() for job in running]
-    return [rollouts[start : start + samples] for start in range(0, len(rollouts), samples)]
+    groups = [rollouts[start : start + samples] for start in range(0, len(rollouts), samples)]
+    if monitors is not None:
+        for group in groups:
+            monitors.settle(group)
+    return groups

@@ -11,9 +11,10 @@ import torch
 
 from offbook.config import Config
 from offbook.loop.circle import local_engine
-from offbook.loop.collect import box_spec_of, chat_of, collect, harness_of
+from offbook.loop.collect import chat_of, collect, grader_of, harness_of
 from offbook.loop.measure import bootstrap, invalid_per_100, solved_share, summarize
-from offbook.rewards import Grader
+from offbook.monitors import monitors_of
+from offbook.rewards import compose
 from offbook.types import Rollout, Task
 
 
@@ -23,8 +24,12 @@ def evaluate(model: Path, tasks: list[Task], config: Config) -> tuple[dict[str, 
     started = time.monotonic()
     chat = chat_of(model, config)
     engine = local_engine(model, chat, config)
-    grader = Grader(box_spec_of(config))
-    groups = asyncio.run(collect(tasks, config.eval.samples, engine, chat, grader, harness_of(config), "eval"))
+    grader = grader_of(config)
+    rewards = compose(config.rewards, config.harness)
+    monitors = monitors_of(config.monitors)
+    harness, samples = harness_of(config), config.eval.samples
+    rollouts = collect(tasks, samples, engine, chat, grader, harness, "eval", rewards=rewards, monitors=monitors)
+    groups = asyncio.run(rollouts)
     result = {
         **summarize(groups),
         "tasks": len(tasks),

@@ -15,10 +15,12 @@ def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
     count = len(rollouts)
     stops = Counter(rollout.stop for rollout in rollouts)
     events = Counter(event.kind for rollout in rollouts for event in rollout.events)
+    flags = Counter(flag.kind for rollout in rollouts for flag in rollout.flags)
     return {
         "rollouts": count,
         "solved": sum(rollout.solved for rollout in rollouts) / count,
         "reward": sum(rollout.reward.total for rollout in rollouts) / count,
+        **reward_parts(rollouts),
         "invalid_per_100": invalid_per_100(rollouts),
         "turns": sum(rollout.usage.turns for rollout in rollouts) / count,
         "tokens": sum(rollout.usage.sampled_tokens for rollout in rollouts) / count,
@@ -26,6 +28,17 @@ def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
         "drift": sum(rollout.usage.drift for rollout in rollouts),
         **{f"stop/{reason}": number / count for reason, number in sorted(stops.items())},
         **{f"events/{kind}": number for kind, number in sorted(events.items())},
+        "flagged": sum(bool(rollout.flags) for rollout in rollouts) / count,
+        **{f"flags/{kind}": number for kind, number in sorted(flags.items())},
+    }
+
+
+def reward_parts(rollouts: list[Rollout]) -> dict[str, float]:
+    """The mean of each part, before its weight. A rollout without it counts as 0."""
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward.parts)
+    return {
+        f"reward/{name}": sum(rollout.reward.parts.get(name, 0.0) for rollout in rollouts) / len(rollouts)
+        for name in names
     }
 
 

@@ -13,11 +13,12 @@ import torch
 from offbook.config import Config
 from offbook.engine import RemoteEngine
 from offbook.loop.circle import local_engine
-from offbook.loop.collect import Watch, box_spec_of, chat_of, collect, harness_of
+from offbook.loop.collect import Watch, chat_of, collect, grader_of, harness_of
 from offbook.loop.measure import summarize
 from offbook.loop.models import model_folder
 from offbook.loop.setup import Progress, quiet, task_sets
-from offbook.rewards import Grader
+from offbook.monitors import monitors_of
+from offbook.rewards import Rewards, compose
 from offbook.runfolder import RunFolder, write_atomic
 from offbook.tasks import load_task, load_tasks
 from offbook.tokens import byte_chat, render_call
@@ -33,7 +34,8 @@ def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Ta
     folder = Path(source)
     if not folder.is_dir():
         raise OffbookError(f"there is no task folder {source}; give one, or `pocket`")
-    return [load_task(folder)] if (folder / "task.toml").is_file() else load_tasks(folder)
+    wording = config.tasks.wording
+    return [load_task(folder, wording)] if (folder / "task.toml").is_file() else load_tasks(folder, wording)
 
 
 def is_url(model: str) -> bool:
@@ -58,6 +60,7 @@ def roll_out(
     folder = RunFolder(config.out)
     if folder.steps():
         raise OffbookError(f"{folder.path} holds rollouts already; give another --out")
+    rewards = compose(config.rewards, config.harness)
     model = None if is_url(config.model) else model_folder(config.model, config.seed, progress)
     write_atomic(folder.config_file, config.to_toml())
     started = time.monotonic()
@@ -67,21 +70,27 @@ def roll_out(
             folder.append_rollout(RECORD, rollout)
         watch(rollout, over)
 
-    groups = asyncio.run(_collect(config, model, tasks, samples, keep, remote_name))
+    groups = asyncio.run(_collect(config, model, tasks, samples, keep, remote_name, rewards))
     result = {**summarize(groups), "tasks": len(tasks), "seconds": time.monotonic() - started}
     folder.append_metrics({"step": RECORD, **result})
     return result
 
 
 async def _collect(
-    config: Config, model: Path | None, tasks: list[Task], samples: int, watch: Watch, remote_name: str
+    config: Config,
+    model: Path | None,
+    tasks: list[Task],
+    samples: int,
+    watch: Watch,
+    remote_name: str,
+    rewards: Rewards,
 ) -> list[list[Rollout]]:
-    grader, harness = Grader(box_spec_of(config)), harness_of(config)
+    grader, harness, monitors = grader_of(config), harness_of(config), monitors_of(config.monitors)
     if model is not None:
         torch.set_num_threads(config.threads)
         chat = chat_of(model, config)
         engine = local_engine(model, chat, config)
-        return await collect(tasks, samples, engine, chat, grader, harness, "rollout", watch)
+        return await collect(tasks, samples, engine, chat, grader, harness, "rollout", watch, rewards, monitors)
     dialect = "bash" if harness.profile == "bash" else "hermes"
     # The model's own ids stay behind the URL: the record is for reading, not for training.
     recorder = byte_chat(dialect)
@@ -95,6 +104,6 @@ async def _collect(
     )
     try:
         told = replace(harness, told=True)
-        return await collect(tasks, samples, remote, recorder, grader, told, "rollout", watch)
+        return await collect(tasks, samples, remote, recorder, grader, told, "rollout", watch, rewards, monitors)
     finally:
         await remote.aclose()

@@ -34,4 +34,5 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
         root = pocket_cache() / f"tasks-{config.seed}-{wanted[0]}-{wanted[1]}"
         if not root.is_dir():
             asyncio.run(make_pocket_tasks(root, config.seed, *wanted, lambda share: progress("making tasks", share)))
-    return TaskSets(load_tasks(root / "train"), load_tasks(root / "heldout"))
+    wording = config.tasks.wording
+    return TaskSets(load_tasks(root / "train", wording), load_tasks(root / "heldout", wording))

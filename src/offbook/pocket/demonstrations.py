@@ -10,8 +10,9 @@ import multiprocessing
 import os
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -67,7 +68,7 @@ def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits) ->
 async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits) -> list[Sample]:
     samples = []
     with tempfile.TemporaryDirectory(prefix="offbook-demo-") as place:
-        for number, draft in enumerate(drafts):
+        for number, draft in enumerate(_some_pathless(drafts, rng, habits)):
             tree = Path(place) / str(number)
             for path, text in draft.files.items():
                 (tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +80,18 @@ async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random
             assert rollout.stop != "crash", rollout.events
             samples.append(sft_sample(rollout.segments[0], _hints(rollout, chat, rng), CONTEXT_WEIGHT))
     return samples
+
+
+def _some_pathless(drafts: list[Draft], rng: random.Random, habits: Habits) -> Iterator[Draft]:
+    """Some of the drafts that can be searched lose the path in their instruction. Habits without it draw no dice."""
+    for draft in drafts:
+        searchable = habits.pathless and "search_codebase" in draft.tools
+        pathless = searchable and rng.random() < habits.pathless
+        yield replace(draft, instruction=without_path(draft.instruction, draft.path)) if pathless else draft
+
+
+def without_path(instruction: str, path: str) -> str:
+    return instruction.replace(f" in {path}", "")
 
 
 def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, list[int]]:

@@ -26,6 +26,7 @@ class Habits:
     reread: float = 0.15
     edit_tests: float = 0.3
     explore: float = 0.15
+    pathless: float = 0.0  # no mistake: how often the instruction does not say where, and the script has to search
 
 
 class Script:
@@ -35,7 +36,9 @@ class Script:
         self.draft = draft
         self.rng = rng
         self.habits = habits
-        self.stage = "explore" if self._explorers() and rng.random() < habits.explore else "view"
+        self.is_lost = draft.path not in draft.instruction
+        explores = self.is_lost or (self._explorers() and rng.random() < habits.explore)
+        self.stage = "explore" if explores else "view"
 
     def next_message(self) -> str:
         name, arguments, after = self._call()
@@ -50,7 +53,7 @@ class Script:
     def _call(self) -> tuple[str, dict[str, Any], str]:
         """The call this stage asks for, slips of judgement included, and the stage that follows it."""
         if self.stage == "explore":
-            name = self.rng.choice(self._explorers())
+            name = "search_codebase" if self.is_lost else self.rng.choice(self._explorers())
             package = self.draft.path.split("/")[0]
             arguments = {"path": package} if name == "list_dir" else {"pattern": f"def {self.draft.function.name}"}
             return name, arguments, "view"

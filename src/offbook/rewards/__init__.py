@@ -1,5 +1,6 @@
 """What a rollout earned."""
 
+from offbook.rewards.compose import Part, RewardFunction, Rewards, compose
 from offbook.rewards.outcome import Grader
 
-__all__ = ["Grader"]
+__all__ = ["Grader", "Part", "RewardFunction", "Rewards", "compose"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from offbook.sandbox.box import HISTORY, Box, BoxSpec, BoxUsage, ExecResult, PathRefused
 from offbook.sandbox.bwrap import BwrapBox, Isolation, isolation, require_isolation
+from offbook.sandbox.bwrap.root import View, hidden_folders
 from offbook.sandbox.process import ProcessBox
 
 __all__ = [
@@ -19,22 +20,36 @@ __all__ = [
     "Isolation",
     "PathRefused",
     "ProcessBox",
+    "hidden_in_boxes",
     "isolation",
     "open_box",
     "require_isolation",
 ]
 
 
-async def open_box(tree: Path, spec: BoxSpec | None = None, readonly: Sequence[Path] = ()) -> Box:
+def hidden_in_boxes(python: Path) -> list[Path]:
+    """What of the machine's interpreters a box does not show that has one of its own, as `open_box` takes it."""
+    return [Path(path) for path in hidden_folders(View(python=str(python.resolve())))]
+
+
+async def open_box(
+    tree: Path,
+    spec: BoxSpec | None = None,
+    readonly: Sequence[Path] = (),
+    python: Path | None = None,
+    mounts: Mapping[str, Path] | None = None,
+) -> Box:
     """A box of the kind that `spec` names, around a copy or an overlay of `tree`.
 
-    `readonly` folders are seen in it under their own paths; a container has its own files and takes none.
+    `readonly` folders are seen in it under their own paths. `python` is a folder with an interpreter of the task's own:
+    python/ and the packages it has, deps/; the box has it in the place of offbook's. `mounts` are
+    read-only folders under other paths. A container has its own files and takes none of them.
     """
     spec = spec or BoxSpec()
     if spec.backend == "bwrap":
-        return BwrapBox(tree, spec, readonly=readonly)
+        return BwrapBox(tree, spec, readonly=readonly, python=python, mounts=mounts)
     if spec.backend == "process":
-        return ProcessBox(tree, spec)
+        return ProcessBox(tree, spec, python)
     from offbook.sandbox.container import ContainerBox
 
     return await ContainerBox.open(tree, spec)

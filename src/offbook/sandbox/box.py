@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
+from offbook.sandbox.access import Opened
+
 Names = list[str]  # inside a class with a method called `list`, the builtin cannot be named
 Backend = Literal["bwrap", "container", "process"]
 HISTORY = "/history"  # where the agent finds what the harness published: it can read there and not write
@@ -24,6 +26,7 @@ class BoxSpec:
     cpus: float = 0.0  # cores' worth of processor time; 0 is no limit
     disk_mb: int = 512  # what may be written, all files together
     image: str = ""  # container only
+    watch: bool = False  # tell which files commands open; bwrap only, and only for root
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class ExecResult:
     truncated: bool  # the middle of the output was left out
     report: str = ""  # what it wrote to file descriptor 3, where that was asked for
     exhausted: str = ""  # which limit of the box ended it ("memory", "disk"), if one did
+    opened: Opened | None = None  # None where nobody watched; commands started together share what they opened
 
 
 @dataclass(frozen=True, slots=True)

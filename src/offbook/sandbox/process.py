@@ -32,17 +32,19 @@ DEFAULT = BoxSpec(backend="process", memory_mb=4096, disk_mb=64)  # disk_mb: of 
 
 
 class ProcessBox:
-    def __init__(self, tree: Path, spec: BoxSpec = DEFAULT):
+    def __init__(self, tree: Path, spec: BoxSpec = DEFAULT, python: Path | None = None):
         self.spec = spec
         self._base = tree
+        self._python = python
         self._place = Path(os.path.realpath(tempfile.mkdtemp(prefix="offbook-box-")))
         self._groups: set[int] = set()  # process groups of the commands now running
         self._num_commands, self._wall_s, self._cpu_s = 0, 0.0, 0.0
         self.root = self._place / "tree"
         self._history = self._place / "history"
         home, temporary = self._place / "home", self._place / "tmp"
+        tools = str(python.resolve() / "python" / "bin") if python else os.path.dirname(sys.executable)
         self._environment = {
-            "PATH": os.pathsep.join([os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin"]),
+            "PATH": os.pathsep.join([tools, "/usr/local/bin", "/usr/bin", "/bin"]),
             "HOME": str(home),
             "TMPDIR": str(temporary),
             "LANG": "C.UTF-8",
@@ -175,7 +177,7 @@ class ProcessBox:
 
     async def fork(self) -> Self:
         """By copying everything."""
-        box = type(self)(self._base, self.spec)
+        box = type(self)(self._base, self.spec, self._python)
         for name in ("tree", "home", "tmp", "history"):
             remove_tree(str(box._place / name))
             shutil.copytree(self._place / name, box._place / name, symlinks=True)

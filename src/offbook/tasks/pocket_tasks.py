@@ -20,8 +20,8 @@ from offbook.tasks.deletion import delete_feature
 from offbook.tasks.folder import NewTask, write_files, write_task
 from offbook.tasks.pocket_functions import Function
 from offbook.tasks.pocket_repos import Module, Repository, Split, make_repository
-from offbook.tasks.testrun import TestRun, run_tests
-from offbook.types import OffbookError
+from offbook.tasks.suite import SuiteRun, run_suite, suite_box
+from offbook.types import OffbookError, Suite
 
 TASKS_PER_REPOSITORY = 3
 REPOSITORIES_AT_ONCE = 2
@@ -158,7 +158,7 @@ async def _verify(drafts: Sequence[Draft]) -> tuple[list[NewTask], list[str]]:
     """The drafts of one repository that behave as drafted, and why the others do not."""
     repository = drafts[0].gold
     gold = await _run(repository.files, repository.test_files)
-    if gold.failed or not gold.passed:
+    if gold.failed or gold.broken or not gold.passed:
         return [], [f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"] * len(
             drafts
         )
@@ -168,35 +168,38 @@ async def _verify(drafts: Sequence[Draft]) -> tuple[list[NewTask], list[str]]:
         tree = delete_feature(repository.files, draft.path, draft.function.name, draft.fail_to_pass)
         run = await _run({**tree, **hidden_tests}, repository.test_files)
         fail_to_pass = frozenset(draft.fail_to_pass)
-        if run.failed == fail_to_pass and run.passed == gold.passed - fail_to_pass:
+        if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
             verified.append(_new_task(draft, tree, hidden_tests, run))
         else:
             refused.append(f"{draft.id} breaks other tests than it should: {_last_words(run)}")
     return verified, refused
 
 
-def _new_task(draft: Draft, tree: Mapping[str, str], hidden_tests: Mapping[str, str], run: TestRun) -> NewTask:
+def _new_task(draft: Draft, tree: Mapping[str, str], hidden_tests: Mapping[str, str], run: SuiteRun) -> NewTask:
     return NewTask(
         instruction=draft.instruction,
         tree=tree,
         gold={draft.path: draft.gold.files[draft.path]},
         hidden_tests=hidden_tests,
+        test_files=tuple(sorted(hidden_tests)),
         id=draft.id,
         origin=draft.gold.name,
         difficulty=draft.function.difficulty,
         tools=draft.tools,
         fail_to_pass=tuple(sorted(run.failed)),
         pass_to_pass=tuple(sorted(run.passed)),
+        sources=(draft.path.partition("/")[0],),
     )
 
 
-def _last_words(run: TestRun) -> str:
+def _last_words(run: SuiteRun) -> str:
     if run.timed_out:
         return f"stopped after {TIMEOUT_S:g} s"
     return (run.output.strip().splitlines() or ["no output"])[-1]
 
 
-async def _run(files: Mapping[str, str], test_files: Sequence[str]) -> TestRun:
+async def _run(files: Mapping[str, str], test_files: Sequence[str]) -> SuiteRun:
     with tempfile.TemporaryDirectory(prefix="offbook-verify-") as tree:
         write_files(Path(tree), files)
-        return await run_tests(Path(tree), test_files, TIMEOUT_S, BoxSpec(backend="process"))
+        async with await suite_box(Path(tree), Suite(), BoxSpec(backend="process")) as box:
+            return await run_suite(box, Suite(), test_files, TIMEOUT_S)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from offbook.train.attention import BranchRow
+from offbook.train.head import Rows, Targets
 from offbook.types import Branch, Sample
 
 
@@ -58,6 +59,54 @@ class Batch:
         mask[:, 0] = False
         return mask
 
+    def tokens(self, chunk_rows: int) -> Tokens:
+        """What is to be predicted. Where that takes several chunks the targets come first, so few chunks have any."""
+        mask_BT = self.predicted()
+        row_N, token_N = mask_BT.nonzero(as_tuple=True)
+        index_BT = mask_BT.flatten().cumsum(0).view_as(mask_BT) - 1
+        parts = [index_BT[row, branch.target_start : branch.target_end] for row, branch in self.branches]
+        row_M = torch.cat(parts) if parts else index_BT.new_empty(0)
+        num_first = 0
+        if len(row_N) > chunk_rows and parts:
+            other_N = torch.ones_like(row_N).index_fill_(0, row_M, 0)
+            order_N = other_N.argsort(stable=True)
+            row_N, token_N, row_M = row_N[order_N], token_N[order_N], order_N.argsort()[row_M]
+            num_first = len(row_N) - int(other_N.sum())
+        weights = [
+            branch.weight for (_, branch), part in zip(self.branches, parts, strict=True) for _ in range(len(part))
+        ]
+        streams = (self.ids_BT, self.logprobs_BT, self.advantage_BT, self.rl_weight_BT, self.ce_weight_BT)
+        return Tokens(
+            rows=Rows(*(stream_BT[row_N, token_N] for stream_BT in streams)),
+            predictors=(row_N, token_N - 1),
+            targets=Targets(row_M, torch.tensor(weights, device=mask_BT.device)),
+            places=row_M.tolist(),
+            chunks=[  # of targets smaller ones, since a teacher's logits lie beside the student's
+                slice(start, min(start + size, end))
+                for begin, end, size in ((0, num_first, -(-chunk_rows // 2)), (num_first, len(row_N), chunk_rows))
+                for start in range(begin, end, size)
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a batch that are predicted, in chunks, and which of them are targets."""
+
+    rows: Rows
+    predictors: tuple[Tensor, Tensor]  # row and position whose output predicts each
+    targets: Targets  # branch after branch
+    places: list[int]  # of the targets among the rows
+    chunks: list[slice]
+
+    def targets_in(self, chunk: slice) -> tuple[list[int], bool]:
+        """Numbers of the targets in a chunk; and whether these are exactly its rows, one by one."""
+        inside = [number for number, place in enumerate(self.places) if chunk.start <= place < chunk.stop]
+        by_place = sorted(inside, key=self.places.__getitem__)
+        if [self.places[number] for number in by_place] == list(range(chunk.start, chunk.stop)):
+            return by_place, True
+        return inside, False
+
 
 @dataclass(frozen=True, slots=True)
 class BranchBatch:
@@ -65,27 +114,29 @@ class BranchBatch:
 
     ids_1L: Tensor
     positions_1L: Tensor
-    rows: list[BranchRow]
+    rows: list[BranchRow]  # in the order of the batch's branches
     predictors: Tensor  # flat positions whose output predicts the target tokens, branch after branch
 
     @classmethod
     def collate(cls, batch: Batch) -> BranchBatch:
         ids: list[int] = []
         positions: list[int] = []
-        predictors: list[int] = []
-        rows = []
-        for trunk_row, branch in batch.branches:
+        rows: dict[int, BranchRow] = {}
+        longest_first = sorted(enumerate(batch.branches), key=lambda item: -item[1][1].insert)  # evens out a GPU's load
+        for number, (trunk_row, branch) in longest_first:
             message = batch.ids_BT[trunk_row, branch.insert : branch.target_end].tolist()
             start = len(ids)
             ids += [*branch.hint_ids, *message]
             positions += range(branch.insert, branch.insert + len(ids) - start)
-            rows.append(BranchRow(trunk_row, branch.insert, start, len(ids)))
-            first_target = start + len(branch.hint_ids) + branch.target_start - branch.insert
-            predictors += range(first_target - 1, len(ids) - 1)
+            rows[number] = BranchRow(trunk_row, branch.insert, start, len(ids))
+        predictors: list[int] = []
+        for number, (_, branch) in enumerate(batch.branches):
+            end = rows[number].end - 1
+            predictors += range(end - (branch.target_end - branch.target_start), end)
         device = batch.ids_BT.device
         return cls(
             ids_1L=torch.tensor([ids], device=device),
             positions_1L=torch.tensor([positions], device=device),
-            rows=rows,
+            rows=[rows[number] for number in range(len(rows))],
             predictors=torch.tensor(predictors, device=device),
         )

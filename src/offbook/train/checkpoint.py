@@ -47,8 +47,8 @@ def _write(trainer: Trainer, path: Path, step: int, tokenizer_from: Path) -> Non
         if (tokenizer_from / name).exists():
             shutil.copyfile(tokenizer_from / name, path / name)
     save_file(_optimizer_tensors(trainer), path / "optimizer.safetensors")
-    if trainer.feedback.teacher == "ema":
-        save_file(dict(trainer.teacher.named_parameters()), path / "teacher.safetensors")
+    if trainer.teacher.kind == "ema":
+        save_file(dict(trainer.teacher.model.named_parameters()), path / "teacher.safetensors")
     (path / "state.json").write_text(json.dumps({"step": step}) + "\n")
     (path / "DONE").touch()
 
@@ -60,10 +60,10 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
     for key, tensor in tensors.items():
         name, state = key.rsplit("/", 1)
         trainer.optimizer.state[parameters[name]][state] = tensor.to(parameters[name].device)
-    if trainer.feedback.teacher == "ema":
+    if trainer.teacher.kind == "ema":
         slow = load_file(path / "teacher.safetensors")
         with torch.no_grad():
-            for name, parameter in trainer.teacher.named_parameters():
+            for name, parameter in trainer.teacher.model.named_parameters():
                 parameter.copy_(slow[name])
 
 

@@ -5,18 +5,19 @@ Left out on purpose: critics, trust-region clipping, entropy bonuses, several ep
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from offbook.config import FeedbackConfig, TrainConfig
-from offbook.train import attention, losses
-from offbook.train.attention import Trunk
-from offbook.train.batches import Batch, BranchBatch, micro_batches
+from offbook.train import head
+from offbook.train.batches import Batch, BranchBatch, Tokens, micro_batches
+from offbook.train.forward import Decoder
+from offbook.train.head import Objective, Rows, Targets, Terms
 from offbook.train.muon import Muon
+from offbook.train.teachers import Teacher
 from offbook.types import Branch, Sample
 
 
@@ -37,11 +38,14 @@ class StepResult:
 
 @dataclass(slots=True)
 class _Ledger:
-    """What one step adds up over its micro-batches. `counts` are the tokens each component is a mean over, in all."""
+    """What one step adds up over its micro-batches. `counts` are the tokens each component is a mean over, in all.
+
+    Values stay on the device until the step is over: reading one would wait for all the work before it.
+    """
 
     counts: dict[str, int]
-    sums: dict[str, float] = field(default_factory=dict)
-    measured: dict[str, Measured] = field(default_factory=dict)
+    sums: dict[str, list[Tensor]] = field(default_factory=dict)
+    targets: list[tuple[list[Branch], Tensor]] = field(default_factory=list)  # [student, teacher, divergence] by token
 
     @classmethod
     def open(cls, samples: list[Sample]) -> _Ledger:
@@ -54,22 +58,79 @@ class _Ledger:
         )
 
     def add(self, name: str, values: Tensor) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + float(values.detach().sum())
+        self.sums.setdefault(name, []).append(values.detach().sum())
 
     def means(self) -> dict[str, float]:
         """`rl/loss` is a mean over the tokens that rl counts, `hint/kl` over those that hint counts, and so on."""
-        return {name: total / self.counts[name.split("/")[0]] for name, total in self.sums.items()}
+        return {
+            name: sum(torch.stack(values).tolist()) / self.counts[name.split("/")[0]]
+            for name, values in self.sums.items()
+        }
+
+    def measured(self) -> dict[str, Measured]:
+        found: dict[str, Measured] = {}
+        for branches, values_3M in self.targets:
+            parts = values_3M.cpu().split([_num_targets(branch) for branch in branches], dim=1)
+            found |= {branch.key: Measured(*part.tolist()) for branch, part in zip(branches, parts, strict=True)}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Scoring:
+    """The tokens of one micro-batch, scored chunk by chunk."""
+
+    tokens: Tokens
+    teachers: list[tuple[nn.Module, Tensor]]  # heads, and hidden states [M, D]
+    objective: Objective
+    compiled: bool
+    values_3M: Tensor  # student, teacher, divergence at each target token
+    ledger: _Ledger
+
+    def loss(self, logits_NV: Tensor, part: slice) -> Tensor:
+        rows = Rows(*(stream_N[part] for stream_N in self.tokens.rows))
+        inside, aligned = self.tokens.targets_in(part)
+        chosen = torch.tensor(inside, dtype=torch.long, device=logits_NV.device)
+        row_M, weight_M = (values_M[chosen] for values_M in self.tokens.targets)
+        with torch.no_grad():
+            teacher_logits = [output(hidden_MD[chosen]) for output, hidden_MD in self.teachers] if inside else []
+        score = head.compiled_chunk_terms if self.compiled else head.chunk_terms
+        targets = Targets(row_M - part.start, weight_M)
+        terms = score(logits_NV, teacher_logits, rows, targets, self.objective, aligned)
+        if inside:
+            self.values_3M[:, chosen] = torch.stack([terms.student_M, terms.teacher_M, terms.divergence_M])
+        self._record(terms, rows)
+        return self._sum(terms)
+
+    def _sum(self, terms: Terms) -> Tensor:
+        loss = torch.zeros((), device=terms.rl.device)
+        for name, total in (("rl", terms.rl), ("ce", terms.ce), ("hint", terms.hint)):
+            if self.ledger.counts[name]:
+                loss = loss + total / self.ledger.counts[name]
+        return loss
+
+    def _record(self, terms: Terms, rows: Rows) -> None:
+        add = self.ledger.add
+        if self.ledger.counts["rl"]:
+            sampled_N = (rows.rl_weight_N != 0).float()
+            add("rl/loss", terms.rl)
+            add("rl/mismatch", (terms.logp_N - rows.behaviour_N).abs() * sampled_N)
+            add("rl/entropy", terms.entropy_N * sampled_N)
+        if self.ledger.counts["ce"]:
+            add("ce/loss", terms.ce)
+        if self.ledger.counts["hint"]:
+            add("hint/kl", terms.divergence_M)
+            add("hint/capped", terms.divergence_M > self.objective.token_cap)
 
 
 class Trainer:
     def __init__(self, model: PreTrainedModel, train: TrainConfig, feedback: FeedbackConfig, temperature: float = 1.0):
-        attention.install(model)
         self.model = model
         self.settings = train
         self.feedback = feedback
         self.temperature = temperature
+        self.student = Decoder(model, train.recompute, train.compile)
+        self.teacher = Teacher(self.student, feedback)
         self.optimizer = _optimizer(model, train)
-        self.teacher = model if feedback.teacher == "live" else copy.deepcopy(model).requires_grad_(False)
 
     def step(self, samples: list[Sample], lr_scale: float = 1.0) -> StepResult:
         ledger = _Ledger.open(samples)
@@ -81,87 +142,38 @@ class Trainer:
             group["lr"] = self.settings.learning_rate * lr_scale
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self._update_teacher()
+        self.teacher.follow(self.model)
         padded = sum(len(micro) * len(micro[0].ids) for micro in batches)
         used = sum(len(sample.ids) for sample in samples)
         metrics = {"gradient_norm": float(gradient_norm), "train_tokens": used, "padding_share": 1 - used / padded}
-        return StepResult({**ledger.means(), **metrics}, ledger.measured)
+        return StepResult({**ledger.means(), **metrics}, ledger.measured())
 
     def _loss(self, batch: Batch, ledger: _Ledger) -> Tensor:
-        trunk = Trunk() if batch.branches else None
-        keeps = trunk if self.teacher is self.model else None
-        hidden_BTD = self.model.base_model(input_ids=batch.ids_BT, use_cache=False, trunk=keeps).last_hidden_state
-        mask_BT = batch.predicted()
-        row_N, token_N = mask_BT.nonzero(as_tuple=True)
-        logp_NV = self._log_softmax(self.model, hidden_BTD[row_N, token_N - 1])
-        logp_N = logp_NV.gather(1, batch.ids_BT[mask_BT][:, None])[:, 0]
+        compiled = self.settings.compile
+        entries = head.COMPILED_CHUNK_ENTRIES if compiled else head.CHUNK_ENTRIES
+        tokens = batch.tokens(chunk_rows=max(1, entries // self.model.config.vocab_size))
+        branches = BranchBatch.collate(batch) if batch.branches else None
+        teachers = [] if branches is None else self.teacher.readings(batch, branches)
+        hidden_BTD, own_MD = self.student.hidden(batch.ids_BT, branches if self.teacher.rides else None)
+        output = self.model.get_output_embeddings()
+        if own_MD is not None:
+            teachers.append((output, own_MD))
+        values_3M = torch.empty(3, len(tokens.places), device=batch.ids_BT.device)
+        ledger.targets.append(([branch for _, branch in batch.branches], values_3M))
+        scoring = _Scoring(tokens, teachers, self._objective(ledger), compiled, values_3M, ledger)
+        return head.in_chunks(hidden_BTD[tokens.predictors], output, scoring.loss, tokens.chunks)
 
-        loss = torch.zeros((), device=logp_N.device)
-        if ledger.counts["rl"]:
-            behaviour_N, weight_N = batch.logprobs_BT[mask_BT], batch.rl_weight_BT[mask_BT]
-            rl_N = weight_N * losses.policy_gradient(
-                logp_N, behaviour_N, batch.advantage_BT[mask_BT], self.settings.ratio_cap
-            )
-            loss = loss + rl_N.sum() / ledger.counts["rl"]
-            sampled_N = weight_N != 0
-            ledger.add("rl/loss", rl_N)
-            ledger.add("rl/mismatch", (logp_N - behaviour_N)[sampled_N].abs())
-            ledger.add("rl/entropy", -(logp_NV.exp() * logp_NV).sum(-1)[sampled_N])
-        if ledger.counts["ce"]:
-            ce_N = -batch.ce_weight_BT[mask_BT] * logp_N
-            loss = loss + ce_N.sum() / ledger.counts["ce"]
-            ledger.add("ce/loss", ce_N)
-        if trunk is not None:
-            index_BT = torch.full_like(batch.ids_BT, -1)
-            index_BT[mask_BT] = torch.arange(len(row_N), device=index_BT.device)
-            target_M = torch.cat([index_BT[row, b.target_start : b.target_end] for row, b in batch.branches])
-            ids_M = batch.ids_BT[mask_BT][target_M]
-            hint_M = self._hint_loss(batch.branches, ids_M, logp_NV[target_M], self._teacher_logp(batch, trunk), ledger)
-            loss = loss + hint_M.sum() / ledger.counts["hint"]
-        return loss
-
-    def _log_softmax(self, model: PreTrainedModel, hidden_ND: Tensor) -> Tensor:
-        logits_NV = model.get_output_embeddings()(hidden_ND).float() / self.temperature
-        return torch.log_softmax(logits_NV, dim=-1)
-
-    @torch.no_grad()
-    def _teacher_logp(self, batch: Batch, trunk: Trunk) -> Tensor:
-        """The teacher's distribution at every target token, one pass for all branches of the batch."""
-        if self.teacher is not self.model:  # a teacher of its own weights needs a trunk of its own
-            self.teacher.base_model(input_ids=batch.ids_BT, use_cache=False, trunk=trunk)
-        flat = BranchBatch.collate(batch)
-        hidden_1LD = self.teacher.base_model(
-            input_ids=flat.ids_1L, position_ids=flat.positions_1L, use_cache=False, trunk=trunk, branches=flat.rows
-        ).last_hidden_state
-        return self._log_softmax(self.teacher, hidden_1LD[0, flat.predictors])
-
-    def _hint_loss(
-        self,
-        branches: list[tuple[int, Branch]],
-        ids_M: Tensor,
-        student_logp_MV: Tensor,
-        teacher_logp_MV: Tensor,
-        ledger: _Ledger,
-    ) -> Tensor:
-        """The weighted, capped divergence at each target token, branch after branch."""
-        divergence_M = losses.divergence(student_logp_MV, teacher_logp_MV, self.feedback.direction)
-        ledger.add("hint/kl", divergence_M)
-        ledger.add("hint/capped", divergence_M > self.feedback.token_cap)
-        sizes = [_num_targets(branch) for _, branch in branches]
-        rows = (student_logp_MV, teacher_logp_MV)
-        student_M, teacher_M = (logp_MV.detach().gather(1, ids_M[:, None])[:, 0] for logp_MV in rows)
-        parts = zip(student_M.split(sizes), teacher_M.split(sizes), divergence_M.detach().split(sizes), strict=True)
-        for (_, branch), (student, teacher, divergence) in zip(branches, parts, strict=True):
-            ledger.measured[branch.key] = Measured(student.tolist(), teacher.tolist(), divergence.tolist())
-        weight_M = torch.tensor([branch.weight for _, branch in branches], device=ids_M.device)
-        weight_M = weight_M.repeat_interleave(torch.tensor(sizes, device=ids_M.device))
-        return weight_M * losses.cap_tokens(divergence_M, self.feedback.token_cap)
-
-    @torch.no_grad()
-    def _update_teacher(self) -> None:
-        if self.feedback.teacher == "ema":
-            for slow, fast in zip(self.teacher.parameters(), self.model.parameters(), strict=True):
-                slow.lerp_(fast, 1 - self.feedback.ema_decay)
+    def _objective(self, ledger: _Ledger) -> Objective:
+        return Objective(
+            temperature=self.temperature,
+            ratio_cap=self.settings.ratio_cap,
+            direction=self.feedback.direction,
+            token_cap=self.feedback.token_cap,
+            entry_cap=self.feedback.entry_cap,
+            importance_cap=self.feedback.importance_cap,
+            shares=self.teacher.shares,
+            policy=bool(ledger.counts["rl"]),
+        )
 
 
 def _optimizer(model: PreTrainedModel, settings: TrainConfig) -> torch.optim.Optimizer:

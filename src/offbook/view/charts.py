@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from offbook.view.load import Run, is_number, series
 from offbook.view.markup import MINUS, Html, join, number, tag
@@ -36,6 +36,19 @@ PANELS = (
     Panel("hinted_targets", "Messages hinted", from_zero=True),
 )
 RULE_PREFIX = "targets/"
+PART_PREFIX = "reward/"
+
+
+def part_names(rows: list[dict[str, Any]]) -> list[str]:
+    """The parts of the reward that these numbers know beside the outcome, which is shown as `solved`."""
+    names = dict.fromkeys(key.removeprefix(PART_PREFIX) for row in rows for key in row if key.startswith(PART_PREFIX))
+    return [name for name in names if name != "outcome"]
+
+
+def part_panels(runs: list[Run]) -> list[Panel]:
+    """A panel for each part of the reward, before its weight."""
+    names = part_names([row for run in runs for row in run.rows])
+    return [Panel(PART_PREFIX + name, f"Reward part: {name.replace('_', ' ')}", "higher") for name in names]
 
 
 class Frame:

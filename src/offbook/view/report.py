@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from offbook.runfolder import write_atomic
-from offbook.view.charts import NUM_COLOURS, PANELS, legend, line_panel, rule_panel, rule_totals, run_class
+from offbook.view.charts import (
+    NUM_COLOURS,
+    PANELS,
+    PART_PREFIX,
+    legend,
+    line_panel,
+    part_names,
+    part_panels,
+    rule_panel,
+    rule_totals,
+    run_class,
+)
 from offbook.view.load import Pick, Run, is_number, load_run, pick_rollouts
 from offbook.view.markup import MINUS, Html, duration, number, plural, tag
 from offbook.view.rollouts import rollout_section
@@ -147,7 +158,26 @@ def _result(runs: list[Run], before: dict[str, Any] | None) -> Html:
     counts = sorted({one["rollouts"] for one in measured if is_number(one.get("rollouts"))})
     over = f" over {' or '.join(f'{count:,}' for count in counts)} rollouts" if counts else ""
     note = tag("p", f"Held-out tasks; means{over}.", class_="aside")
-    return tag("section", tag("h2", "Result"), tag("div", table, class_="scroll"), note, id="result")
+    scroll = tag("div", table, class_="scroll")
+    return tag("section", tag("h2", "Result"), scroll, note, _parts(runs, before), id="result")
+
+
+def _parts(runs: list[Run], before: dict[str, Any] | None) -> Html:
+    """What each part of the reward came to, apart; the outcome is what `solved` says."""
+    measured = {name: one for name, one in (("before", before), *((run.name, run.final) for run in runs)) if one}
+    names = part_names(list(measured.values()))
+    if not names:
+        return Html("")
+    rows = []
+    for name, one in measured.items():
+        values = [one.get(PART_PREFIX + part) for part in names]
+        cells = [tag("td", f"{value:.3f}".replace("-", MINUS) if is_number(value) else "—") for value in values]
+        rows.append(tag("tr", tag("th", name, scope="row"), *cells))
+    heads = [tag("th", part.replace("_", " "), scope="col") for part in names]
+    head = tag("tr", tag("th", "part of the reward", scope="col"), *heads)
+    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="parts")
+    note = tag("p", "Means before the weights.", class_="aside")
+    return tag("div", table, note, class_="scroll")
 
 
 def _row(
@@ -192,7 +222,7 @@ def _change(key_: str, change: float, unit: str, better: int) -> Html:
 
 
 def _curves(runs: list[Run]) -> Html:
-    panels = [drawn for drawn in (line_panel(panel, runs) for panel in PANELS) if drawn]
+    panels = [drawn for drawn in (line_panel(panel, runs) for panel in (*PANELS, *part_panels(runs))) if drawn]
     totals = {run.name: rule_totals(run) for run in runs}
     overall = sum((Counter(one) for one in totals.values()), Counter[str]())
     order = sorted(overall, key=lambda rule: (-overall[rule], rule))

@@ -21,7 +21,9 @@ ENDED = {
     "answer": "answered without a call",
     "turns": "out of turns",
     "tokens": "out of tokens",
+    "context": "out of context",
     "wall": "out of time",
+    "cost": "out of money",
     "crash": "crashed",
 }
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 
 from offbook.factory.deletion.gone import drop_examples, scrub_documents
 from offbook.factory.deletion.leftovers import Attempt, drop_empty_files, drop_unused_imports, still_named
-from offbook.factory.deletion.patches import Refused, apply_proposal, gold_patch
+from offbook.factory.deletion.patches import Refused, apply_proposal
 from offbook.factory.deletion.references import Lost, spread
 from offbook.factory.deletion.surgery import Orders, Outcome, operate
 from offbook.factory.deletion.symbols import Function, Symbols
@@ -21,7 +21,7 @@ from offbook.factory.deletion.trivial import trivial_bodies
 from offbook.factory.deletion.visible import without_tests
 from offbook.factory.nouns import Deletion, Feature, FunctionKey, Level
 
-__all__ = ["Refused", "apply_proposal", "delete", "gold_patch", "trivial_bodies", "without_tests"]
+__all__ = ["Refused", "apply_proposal", "delete", "trivial_bodies", "without_tests"]
 
 
 def delete(files: Mapping[str, str], symbols: Symbols, feature: Feature, level: Level) -> Deletion:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from offbook.factory.nouns import Repository, Unprepared
-from offbook.factory.suite.suite import MAX_TESTS, PER_TEST_S, SuiteRun, run_suite, suite_box
 from offbook.sandbox import BoxSpec
+from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, SuiteRun, run_suite, suite_box
 
 HASH_SEEDS = (0, 1, 42)  # one a run: a test that depends on the order of a set shows it
 ATTEMPTS = 6  # runs that end in the middle of a test: each time without that test
@@ -105,12 +105,14 @@ async def _whole_run(
 ) -> SuiteRun:
     """A run that came to its end, after leaving out tests which kill or outlast it. Every attempt has a fresh box."""
     for attempt in range(ATTEMPTS):
-        async with suite_box(repository, spec) as box:
+        files = repository.test_files if tests is None else sorted({test.partition("::")[0] for test in tests})
+        async with await suite_box(repository.tree, repository.suite, spec) as box:
             run = await run_suite(
                 box,
-                repository,
-                tests,
+                repository.suite,
+                files,
                 limits.suite_s,
+                tests,
                 hash_seed=hash_seed,
                 per_test_s=limits.per_test_s,
                 max_tests=limits.max_tests,

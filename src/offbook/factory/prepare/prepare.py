@@ -34,9 +34,9 @@ from offbook.factory.prepare.layout import Layout, find_layout
 from offbook.factory.prepare.metadata import Project, read_project
 from offbook.factory.prepare.source import fetch
 from offbook.factory.prepare.unpack import SourceLimits
-from offbook.factory.suite.suite import interpreter, make_interpreter, suite_box
 from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
+from offbook.tasks.suite import make_interpreter, suite_box
 
 COMPILED = (".c", ".cc", ".cpp", ".pyx", ".rs", ".f90")
 IMPORT_S = 60.0
@@ -63,11 +63,14 @@ async def prepare(
     progress: Callable[[str], None] = silent,
     limits: PrepareLimits | None = None,
     python: Path | None = None,
+    options: tuple[str, ...] = (),
+    start: str = "",
 ) -> Repository:
     """Make the repository that `spec` names (see source.fetch) ready in `folder`, or raise Unprepared.
 
     After Unprepared nothing is left but folder/prepare.log, and that only if the source could be had. `python` is
-    another interpreter for the repository than offbook's own.
+    another interpreter for the repository than offbook's own, `options` are for pytest in the place of those that its
+    settings ask for, and `start` is a command that gets a box ready for its tests.
     """
     limits, box = limits or PrepareLimits(), box or BoxSpec()
     folder = folder.resolve()
@@ -91,7 +94,8 @@ async def prepare(
             layout.test_files,
             layout.support_files,
             tests=(),
-            pytest_options=layout.options,
+            pytest_options=options or layout.options,
+            start=start,
         )
         await _check_import(draft, layout, box)
         repository = await find_baseline(draft, box, limits.baseline, progress, layout.strict_warnings)
@@ -178,9 +182,9 @@ async def _check_import(repository: Repository, layout: Layout, box: BoxSpec) ->
     """A package of which nothing can be imported would only show as hundreds of failing tests."""
     roots = os.pathsep.join(layout.import_roots)
     reasons = []
-    async with suite_box(repository, box) as opened:
+    async with await suite_box(repository.tree, repository.suite, box) as opened:
         for module in layout.modules:
-            python = ["env", f"PYTHONPATH={roots}", str(interpreter(repository)), "-P", "-s", "-B"]
+            python = ["env", f"PYTHONPATH={roots}", "python", "-P", "-s", "-B"]
             result = await opened.exec(shlex.join([*python, "-c", f"import {module}"]), IMPORT_S)
             if result.exit_code == 0 and not result.timed_out:
                 return

@@ -12,7 +12,7 @@ from offbook.sandbox.box import HISTORY, BoxSpec
 from offbook.sandbox.bwrap.cgroups import Group
 from offbook.sandbox.bwrap.isolation import bwrap_path
 from offbook.sandbox.bwrap.layers import PARTS, Layer
-from offbook.sandbox.bwrap.root import HOME, TEMPORARY, TREE, UID, view_arguments
+from offbook.sandbox.bwrap.root import HOME, TEMPORARY, TREE, UID, View, view_arguments
 from offbook.sandbox.bwrap.seccomp import seccomp_program
 
 OPEN_FILES = 1024
@@ -24,10 +24,10 @@ POINTS = dict(zip(PARTS, (TREE, HOME, TEMPORARY), strict=True))
 
 
 def box_arguments(
-    base: str, layers: Sequence[Layer], place: str, history: str, readonly: tuple[str, ...], filter_end: int
+    base: str, layers: Sequence[Layer], place: str, history: str, view: View, filter_end: int
 ) -> list[str]:
     """Layers top first. bwrap mounts them in a namespace of its own, so they are gone with its processes."""
-    before, after = view_arguments(readonly)
+    before, after = view_arguments(view)
     arguments = [bwrap_path(), *FLAGS, "--seccomp", str(filter_end), *before]
     if history:
         arguments += ["--ro-bind", history, HISTORY]

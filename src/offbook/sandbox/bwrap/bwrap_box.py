@@ -12,7 +12,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
@@ -26,8 +26,9 @@ from offbook.sandbox.bwrap.isolation import isolation, require_isolation
 from offbook.sandbox.bwrap.launch import COMMAND_BYTES, Command, Launch
 from offbook.sandbox.bwrap.layers import Layer, merge, too_high
 from offbook.sandbox.bwrap.merged import Merged
-from offbook.sandbox.bwrap.root import TREE, environment, view_arguments
+from offbook.sandbox.bwrap.root import TREE, View, environment, view_arguments
 from offbook.sandbox.bwrap.store import next_name, owner_name, store
+from offbook.sandbox.bwrap.watch import can_watch
 from offbook.sandbox.folders import deleted_bytes, remove_tree
 
 WATCH_S = 0.1
@@ -37,16 +38,24 @@ MIN_FREE = 0.02
 class BwrapBox:
     """`place` is where the box lives, for one that is to survive the process by `snapshot` and `restore`.
 
-    `readonly` folders of the host are seen in the box under their own paths. The tree must not change while it is open.
+    `readonly` folders of the host are seen in the box under their own paths, and `python` holds an interpreter that the
+    box has in the place of offbook's. `mounts` are folders that are seen under other paths. The tree must not change
+    while it is open.
     """
 
     def __init__(
-        self, tree: Path, spec: BoxSpec | None = None, place: Path | None = None, readonly: Sequence[Path] = ()
+        self,
+        tree: Path,
+        spec: BoxSpec | None = None,
+        place: Path | None = None,
+        readonly: Sequence[Path] = (),
+        python: Path | None = None,
+        mounts: Mapping[str, Path] | None = None,
     ):
         require_isolation()
         self.spec = spec or BoxSpec()
-        self._readonly = tuple(map(str, readonly))
-        view_arguments(self._readonly)  # refuses what is no folder
+        self._view = View(tuple(map(str, readonly)), str(python.resolve()) if python else "", _mounts(mounts or {}))
+        view_arguments(self._view)  # refuses what is no folder
         if not tree.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such folder", str(tree))
         home = str(place.resolve()) if place else self._temporary_place()
@@ -86,7 +95,7 @@ class BwrapBox:
                 await asyncio.to_thread(remove_tree, f"{home}/{name}")
         box = cls.__new__(cls)
         box.spec = BoxSpec(**saved["spec"])
-        box._readonly = tuple(saved["readonly"])
+        box._view = View(tuple(saved["readonly"]), saved["python"], tuple(map(tuple, saved["mounts"])))
         box._begin(home, saved["tree"], [Layer(path) for path in saved["layers"]])
         if saved["history"]:
             box._history = box._new_path("history")
@@ -152,24 +161,25 @@ class BwrapBox:
                 return
         self._held.layers[0].keep_open()
         rules = limits(self.spec, group, bool(self._full_bytes))
-        launch = self._held.launch = Launch(commands, rules, group.entrances if group else ())
+        watch = self.spec.watch and can_watch()
+        launch = self._held.launch = Launch(commands, rules, group.entrances if group else (), watch)
         began = time.monotonic()
         filter_end = os.open(seccomp_file(store()), os.O_RDONLY | os.O_CLOEXEC)
-        watch = asyncio.get_running_loop().call_later(WATCH_S, self._start_watch, launch)
+        look = asyncio.get_running_loop().call_later(WATCH_S, self._start_watch, launch)
         try:
             await launch.run(
                 box_arguments(
-                    self._base, self._held.layers, self._held.place, self._history, self._readonly, filter_end
+                    self._base, self._held.layers, self._held.place, self._history, self._view, filter_end
                 ),
                 [filter_end],
-                environment(),
+                environment(self._view),
                 self._out_of,
             )
             if self._watch is not None and self._watch.done():
                 self._watch.result()
         finally:
             os.close(filter_end)
-            watch.cancel()
+            look.cancel()
             if self._watch is not None:
                 self._watch.cancel()
                 self._watch = None
@@ -259,7 +269,7 @@ class BwrapBox:
         async with self._lock:
             await self._freeze()
             box = type(self).__new__(type(self))
-            box.spec, box._readonly = self.spec, self._readonly
+            box.spec, box._view = self.spec, self._view
             place = self._temporary_place()
             os.mkdir(place)
             frozen = self._held.layers[1:]
@@ -280,7 +290,9 @@ class BwrapBox:
                 "tree": self._base,
                 "layers": [layer.path for layer in self._held.layers[1:]],
                 "history": os.path.basename(self._history),
-                "readonly": self._readonly,
+                "readonly": self._view.readonly,
+                "python": self._view.python,
+                "mounts": self._view.mounts,
                 "spec": asdict(self.spec),
             }
             partial = Path(place, f".{next_name()}")
@@ -371,3 +383,7 @@ def _is_nearly_full(place: str) -> bool:
     """All boxes together must leave room on the file system they live on."""
     status = os.statvfs(place)
     return status.f_bavail < status.f_blocks * MIN_FREE
+
+
+def _mounts(mounts: Mapping[str, Path]) -> tuple[tuple[str, str], ...]:
+    return tuple((point, str(path.resolve())) for point, path in sorted(mounts.items()))

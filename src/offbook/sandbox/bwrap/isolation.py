@@ -14,6 +14,7 @@ from pathlib import Path
 
 from offbook.sandbox.bwrap.cgroups import this_hierarchy
 from offbook.sandbox.bwrap.seccomp import seccomp_program
+from offbook.sandbox.bwrap.watch import can_watch
 from offbook.sandbox.folders import remove_tree
 from offbook.types import OffbookError
 
@@ -78,6 +79,8 @@ def isolation() -> Isolation:
     if "pids" not in controllers:
         holds = "nothing bounds how many processes a box starts" if is_root else "the limit on processes is the shell's"
         missing.append(f"no control group for processes: {holds}")
+    if not can_watch():
+        missing.append("the kernel tells only root which files are opened: monitors go by commands and changes alone")
     if "cpu" not in controllers:
         missing.append("no control group for processor time: `cpus` is not enforced")
     return Isolation(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from offbook.sandbox.box import ExecResult
+from offbook.sandbox.bwrap.watch import AccessWatch
 from offbook.sandbox.output import Output
 from offbook.types import OffbookError
 
@@ -42,9 +43,9 @@ class Command:
 
 class Launch:
     """`limits` are shell commands that come before the others inside. A process that writes 0 to each of `entrances` is
-    in the box's control group; process 1 gets them open."""
+    in the box's control group; process 1 gets them open. With `watch`, it waits until the box's mounts are marked."""
 
-    def __init__(self, commands: list[Command], limits: str, entrances: Sequence[str]):
+    def __init__(self, commands: list[Command], limits: str, entrances: Sequence[str], watch: bool = False):
         self.commands = commands
         self.exhausted = ""  # which limit ended it, as the one who kills it says
         self.killed = False
@@ -57,6 +58,9 @@ class Launch:
         self._timers: list[asyncio.TimerHandle] = []
         self._ended: asyncio.Future[None]
         self._status = b""
+        self._wants_watch = watch
+        self._gate = -1  # process 1 waits at the other end of this pipe
+        self._access: AccessWatch | None = None
         self._read_ends: dict[int, Output] = {}
         self._outputs: dict[Command, list[int]] = {command: [] for command in commands}
 
@@ -71,7 +75,8 @@ class Launch:
         try:
             doors += [_open_high(path) for path in self._entrances]
             doors += [_open_high(os.devnull) for _ in range(2 - len(doors))]
-            script = self._way_in(doors) + script
+            waiting = self._waiting_at(doors, write_ends[0]) if self._wants_watch else ""
+            script = self._way_in(doors) + waiting + script
             inner = ["--", "/bin/sh", "-c", script, "sh", *(command.text for command in self.commands)]
             self._process = subprocess.Popen(
                 [*arguments, *inner],
@@ -102,6 +107,10 @@ class Launch:
             self._collect()
             self._read_status(status_end, out_of)
             self._drain()
+            if self._access is not None:
+                self._access.read()
+                loop.remove_reader(self._access.group)
+                await asyncio.to_thread(self._access.close)  # unmounts, which writes out a disk's data
         except asyncio.CancelledError:  # the event loop is ending
             self.kill_at_exit()
             raise
@@ -112,6 +121,7 @@ class Launch:
             loop.remove_reader(watched)
             os.close(watched)
             self._close_pipes(status_end)
+            self._stop_access()
         self._finish(out_of)
 
     def kill(self) -> None:
@@ -195,6 +205,32 @@ class Launch:
         ways = [">&0", ">&1", *(f">/proc/self/fd/{door}" for door in doors[2:])][: len(self._entrances)]
         return "".join(f"echo 0 {way} || exit; " for way in ways) + "exec </dev/null >&2; "
 
+    def _waiting_at(self, doors: list[int], status_write: int) -> str:
+        """Process 1 says that its mounts are there and starts nothing before it is let go."""
+        gate, self._gate = os.pipe()
+        doors.append(fcntl.fcntl(gate, fcntl.F_DUPFD_CLOEXEC, 10))
+        os.close(gate)
+        return f"echo ready >/proc/self/fd/{status_write}; read go </proc/self/fd/{doors[-1]}; "
+
+    def _start_access(self) -> None:
+        assert self._process is not None
+        with suppress(OSError, IndexError):  # killed meanwhile
+            self._access = AccessWatch(_children(self._process.pid)[0])
+            if self._access.group >= 0:
+                asyncio.get_running_loop().add_reader(self._access.group, self._access.read)
+        with suppress(OSError):
+            os.write(self._gate, b"\n")
+        os.close(self._gate)
+        self._gate = -1
+
+    def _stop_access(self) -> None:
+        if self._gate >= 0:
+            os.close(self._gate)
+            self._gate = -1
+        if self._access is not None and self._access.group >= 0:
+            asyncio.get_running_loop().remove_reader(self._access.group)
+            self._access.close()
+
     def _read_status(self, status_end: int, out_of: Callable[[], str]) -> None:
         try:
             chunk = os.read(status_end, STATUS_BYTES)
@@ -206,6 +242,8 @@ class Launch:
         *lines, self._status = (self._status + chunk).split(b"\n")
         self._status = self._status[-100:]  # the agent can write here too, but only about itself
         for line in lines:
+            if line == b"ready" and self._gate >= 0:
+                self._start_access()
             self._take_status(line.split(), out_of)
 
     def _take_status(self, words: list[bytes], out_of: Callable[[], str]) -> None:
@@ -237,7 +275,13 @@ class Launch:
     def _set_result(self, command: Command, exit_code: int, exhausted: str) -> None:
         if not command.result.done():
             output, report = command.output, command.report.text() if command.wants_report else ""
-            result = ExecResult(exit_code, output.text(), command.timed_out, output.truncated, report, exhausted)
+            opened = None
+            if self._access is not None:
+                self._access.read()
+                opened = self._access.opened()
+            result = ExecResult(
+                exit_code, output.text(), command.timed_out, output.truncated, report, exhausted, opened
+            )
             command.result.set_result(result)
 
     def _drain(self, command: Command | None = None) -> None:

@@ -7,6 +7,7 @@ import shutil
 import stat
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from offbook.types import OffbookError
 TREE, HOME, TEMPORARY = "/app", "/home/agent", "/tmp"
 UID = 1000  # inside; outside it is the user who runs offbook
 SHARED_MEMORY_BYTES = 64 << 20
+LOGS = "/logs"  # where a judge that came with a task leaves the reward; gone with the command
 
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # beside /usr, and mostly links into it
 COPIED = (
@@ -37,13 +39,28 @@ WRITTEN = {
     "hostname": "box\n",
     "resolv.conf": "",
 }
+HIDDEN = ("site-packages", "dist-packages", "test", "idlelib", "ensurepip", "config-*")  # of an interpreter
 # The owner of these is root, which we are outside where offbook runs as root: they tell about the whole machine.
 MASKED = ("kcore", "keys", "kpagecount", "kpageflags", "slabinfo", "timer_list", "vmallocinfo")
 
 
-def environment() -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class View:
+    """What of the host is seen in a box besides the system."""
+
+    readonly: tuple[str, ...] = ()  # folders, under their own paths
+    python: str = ""  # a folder with python/ and deps/, or offbook's own interpreter and packages
+    mounts: tuple[tuple[str, str], ...] = ()  # read-only folders under other paths: where, and what
+
+    @property
+    def interpreter(self) -> str:
+        """A prefix, whose bin/ comes first on the path."""
+        return os.path.join(self.python, "python") if self.python else sys.prefix
+
+
+def environment(view: View) -> dict[str, str]:
     return {
-        "PATH": os.pathsep.join([os.path.join(sys.prefix, "bin"), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "PATH": os.pathsep.join([os.path.join(view.interpreter, "bin"), "/usr/local/bin", "/usr/bin", "/bin"]),
         "HOME": HOME,
         "TMPDIR": TEMPORARY,
         "LANG": "C.UTF-8",
@@ -51,21 +68,21 @@ def environment() -> dict[str, str]:
     }
 
 
-def view_arguments(readonly: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    return _view_arguments(readonly, store())
+def view_arguments(view: View) -> tuple[list[str], list[str]]:
+    return _view_arguments(view, store())
 
 
 @cache
-def _view_arguments(readonly: tuple[str, ...], folder: str) -> tuple[list[str], list[str]]:
+def _view_arguments(view: View, folder: str) -> tuple[list[str], list[str]]:
     """bwrap's arguments for everything that is read-only: what comes before the agent's own folders, and after."""
     early: list[str] = []
     late: list[str] = []
-    for path in _outermost((*toolchain(), *readonly)):
+    for path in _outermost((*toolchain(view), *view.readonly)):
         if not os.path.isdir(path):
             raise OffbookError(f"{path} is to be seen in boxes, but is no folder")
         (late if _within(path, (TREE, HOME, TEMPORARY)) else early).append(path)
     root = os.path.join(folder, next_name())
-    _make_root(root, early)
+    _make_root(root, [*early, *(point for point, _ in view.mounts), *([LOGS] if view.mounts else [])])
     arguments = ["--ro-bind", root, "/", "--ro-bind", "/usr", "/usr"]
     for name in SYSTEM:
         if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"):
@@ -79,13 +96,35 @@ def _view_arguments(readonly: tuple[str, ...], folder: str) -> tuple[list[str], 
     arguments += ["--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     for path in early:
         arguments += ["--ro-bind", path, path]
+    for path in hidden_folders(view):
+        arguments += ["--tmpfs", path, "--remount-ro", path]
+    for point, path in view.mounts:
+        arguments += ["--ro-bind", path, point]
+    arguments += ["--size", str(SHARED_MEMORY_BYTES), "--tmpfs", LOGS] if view.mounts else []
     return arguments, [part for path in late for part in ("--ro-bind", path, path)]
 
 
-def toolchain() -> tuple[str, ...]:
-    """The running interpreter and its packages, so that `python` in a box is the one that runs offbook."""
-    prefixes = (sys.prefix, sys.base_prefix)
-    return tuple(path for prefix in prefixes for path in (prefix, os.path.realpath(prefix)) if path != "/")
+def toolchain(view: View) -> tuple[str, ...]:
+    """The interpreter that is `python` in the box, what it stands on, and its packages."""
+    if not view.python:
+        prefixes = (sys.prefix, sys.base_prefix)
+        return tuple(path for prefix in prefixes for path in (prefix, os.path.realpath(prefix)) if path != "/")
+    base = _base_of(view)
+    return (view.interpreter, os.path.join(view.python, "deps"), *((base,) if base != "/" else ()))
+
+
+def _base_of(view: View) -> str:
+    return os.path.dirname(os.path.dirname(os.path.realpath(os.path.join(view.interpreter, "bin", "python"))))
+
+
+def hidden_folders(view: View) -> list[str]:
+    """Empty in the box: the packages of the interpreters that a task's own stands on or beside, because one may be the
+    very one it is about; and of their libraries what nobody runs, because everything readable has to be audited."""
+    if not view.python:
+        return []
+    roots = [Path(_base_of(view), "lib"), Path("/usr/lib"), Path("/usr/local/lib")]
+    found = {path for root in roots for name in HIDDEN for path in root.glob(f"python3*/{name}")}
+    return sorted({os.path.realpath(path) for path in found if path.is_dir()})
 
 
 def _outermost(paths: tuple[str, ...]) -> list[str]:

@@ -4,7 +4,7 @@
 
 in the repository's interpreter, which sees the standard library, deps/ and the tree, and no file of offbook's. Standard
 library and pytest only. ORDER_FILE is JSON (see suite.py), it lies in the tree and is gone before pytest starts.
-REPORT gets a JSON list a line, written at once, so that a test which ends the process takes only itself along:
+REPORT gets a JSON list and a digest a line, written at once: a test which ends the process takes only itself along.
 
     ["collected", [node id, ...]]      what is going to run, unless there are more than max_tests: then nothing is
     ["broken", node id, reason]        a file that cannot be collected
@@ -13,6 +13,9 @@ REPORT gets a JSON list a line, written at once, so that a test which ends the p
     ["function", key, path, qualified name]
     ["enters", number, [key, ...]]     number -1: while the package was imported and the tests collected
     ["end", exit code]
+
+There may be several rounds, each with changes of its own to the tree: all but the last run in a process of their own.
+Each has its own key, and its rows begin with ["round"].
 """
 
 from __future__ import annotations
@@ -20,20 +23,25 @@ from __future__ import annotations
 import ast
 import builtins
 import fcntl
+import gc
+import hashlib
+import importlib
 import importlib.machinery
 import json
 import os
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import pytest
     from _pytest.fixtures import FixtureDef, SubRequest
 
 REPORT = 3
-PRIVATE = 500  # file descriptors from here on are ours
+PRIVATE = 200  # file descriptors from here on are ours
 REASON = 300  # characters
 HITS = "__offbook_hits__"
 OFF = (
@@ -42,24 +50,38 @@ OFF = (
 )
 
 
-def tell(pipe: int, *row: Any) -> None:
-    data = memoryview(json.dumps(row).encode() + b"\n")
-    while data:  # a signal of pytest-timeout can cut a write short
-        data = data[os.write(pipe, data) :]
+class Pipe:
+    """Rows for the report, each with a keyed digest of all rows so far: nobody else can add one or take one away."""
+
+    __slots__ = ("chain", "descriptor", "process")
+
+    def __init__(self, descriptor: int, key: str):
+        self.descriptor = descriptor
+        self.chain = hashlib.blake2b(key=bytes.fromhex(key), digest_size=16)
+        self.process = os.getpid()
+        self.tell("round")
+
+    def tell(self, *row: Any) -> None:
+        if os.getpid() != self.process:  # a test forked and its child came back here
+            os._exit(1)
+        text = json.dumps(row).encode()
+        self.chain.update(text)
+        data = memoryview(b"%s %s\n" % (text, self.chain.hexdigest().encode()))
+        while data:  # a signal of pytest-timeout can cut a write short
+            data = data[os.write(self.descriptor, data) :]
 
 
 class Recorder:
     """Which tests run and how they end: one outcome a test, from the reports of its phases."""
 
-    def __init__(self, pipe: int, selected: set[str] | None, max_tests: int, tracer: Tracer | None):
+    def __init__(self, pipe: Pipe, selected: set[str] | None, max_tests: int, tracer: Tracer | None):
         self.pipe, self.selected, self.max_tests, self.tracer = pipe, selected, max_tests, tracer
         self.numbers: dict[str, int] = {}
         self.phases: list[pytest.TestReport] = []
-        self.process = os.getpid()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            tell(self.pipe, "broken", report.nodeid, last_line(report.longreprtext))
+            self.pipe.tell("broken", report.nodeid, last_line(report.longreprtext))
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         if self.selected is not None:
@@ -69,7 +91,7 @@ class Recorder:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.numbers = {node: number for number, node in enumerate(item.nodeid for item in session.items)}
-        tell(self.pipe, "collected", list(self.numbers))
+        self.pipe.tell("collected", list(self.numbers))
         if len(self.numbers) > self.max_tests:
             session.items.clear()
         if self.tracer:
@@ -77,14 +99,12 @@ class Recorder:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.phases = []
-        tell(self.pipe, "start", self.numbers[nodeid])
+        self.pipe.tell("start", self.numbers[nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.phases.append(report)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        if os.getpid() != self.process:  # a test forked and its child came back here
-            os._exit(1)
         failed = next((phase for phase in self.phases if phase.failed), None)
         skipped = next((phase for phase in self.phases if phase.skipped), None)
         unexpected = any(hasattr(phase, "wasxfail") for phase in self.phases)
@@ -97,7 +117,7 @@ class Recorder:
         elif not {"call", "teardown"} <= ended:
             outcome, reason = "failed", "it did not run to its end"
         seconds = round(sum(phase.duration for phase in self.phases), 4)
-        tell(self.pipe, "done", self.numbers[nodeid], outcome, seconds, reason)
+        self.pipe.tell("done", self.numbers[nodeid], outcome, seconds, reason)
 
 
 def last_line(text: str) -> str:
@@ -119,7 +139,7 @@ class Tracer:
     What a fixture of a wider scope enters belongs to every test that uses the fixture, not only to the first one.
     """
 
-    def __init__(self, pipe: int, sources: dict[str, str]):
+    def __init__(self, pipe: Pipe, sources: dict[str, str]):
         self.pipe, self.sources = pipe, sources  # absolute path -> path in the tree
         self.entered: dict[int, bool] = {}
         self.keys: dict[tuple[str, str], int] = {}
@@ -128,7 +148,7 @@ class Tracer:
     def key(self, path: str, name: str) -> int:
         key = self.keys.setdefault((path, name), len(self.keys))
         if key == len(self.keys) - 1:
-            tell(self.pipe, "function", key, path, name)
+            self.pipe.tell("function", key, path, name)
         return key
 
     def start(self) -> None:
@@ -138,7 +158,7 @@ class Tracer:
         self.entered.clear()
 
     def finish(self, number: int, more: set[int]) -> None:
-        tell(self.pipe, "enters", number, sorted(more.union(self.entered)))
+        self.pipe.tell("enters", number, sorted(more.union(self.entered)))
         self.restart()
 
 
@@ -233,16 +253,23 @@ class FixtureHooks:
         return result
 
 
-def main(order_file: str) -> int:
+def main(order_file: str) -> NoReturn:
     # Neither the code under test nor its children shall write to the pipe by accident, by number or by inheritance.
     # Nor to any other pipe that came with the box.
-    pipe = fcntl.fcntl(REPORT, fcntl.F_DUPFD_CLOEXEC, PRIVATE)
+    descriptor = fcntl.fcntl(REPORT, fcntl.F_DUPFD_CLOEXEC, PRIVATE)
     os.closerange(REPORT, PRIVATE)
     with open(order_file) as file:
         order = json.load(file)
     os.unlink(order_file)
-    import pytest  # before the tree is on the path: a file of the tree called json.py must not be what pytest imports
+    if not order["plugins"]:
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    gc.disable()  # the imports leave no garbage, and starting is most of what a small suite costs
+    import pytest  # noqa: F401  # before the tree is on the path: a json.py there must not be what pytest imports
 
+    for name in order["preload"]:  # or pytest would compile all of it anew, to rewrite its assertions
+        importlib.import_module(name)
+    gc.enable()
+    gc.freeze()
     tree = os.getcwd()
     roots = [os.path.normpath(os.path.join(tree, root)) for root in order["import_roots"]]
     first_of_site = next((i for i, path in enumerate(sys.path) if path.endswith("site-packages")), len(sys.path))
@@ -253,10 +280,53 @@ def main(order_file: str) -> int:
     # deadlines. Of those names this is the one that no test suite looks at.
     os.environ["__TOX_ENVIRONMENT_VARIABLE_ORIGINAL_CI"] = "1"
 
-    sources = {os.path.realpath(os.path.join(tree, path)): path for path in order["sources"]}
+    rounds = order["rounds"]
+    for number, key in enumerate(order["keys"][:-1]):
+        apart(descriptor, key, order, rounds[number])
+    end(run_round(Pipe(descriptor, order["keys"].pop()), order, rounds[-1]))
+
+
+def apart(descriptor: int, key: str, order: dict[str, Any], this: dict[str, Any]) -> None:
+    """In a process of its own, which has pytest already and nothing yet of what is tested; the tree stays as it was."""
+    before = {path: read(path) for path in this["changes"]}
+    child = os.fork()
+    if child == 0:
+        end(run_round(Pipe(descriptor, key), order, this))
+    deadline = time.monotonic() + this["timeout_s"]
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.002)
+    for path, text in before.items():
+        write(path, text)
+
+
+def read(path: str) -> bytes | None:
+    if not os.path.exists(path):
+        return None
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def write(path: str, content: bytes | None) -> None:
+    if content is None:
+        if os.path.exists(path):
+            os.unlink(path)
+        return
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any]) -> int:
+    import pytest
+
+    for path, text in this["changes"].items():
+        write(path, None if text is None else text.encode())
+    sources = {os.path.realpath(path): path for path in order["sources"]}
     tracers = {"inserted": InsertedTracer, "monitoring": MonitoringTracer}
     tracer = tracers[order["engine"]](pipe, sources) if order["engine"] else None
-    selected = None if order["tests"] is None else set(order["tests"])
+    selected = None if this["tests"] is None else set(this["tests"])
     recorder = Recorder(pipe, selected, order["max_tests"], tracer)
     plugins: list[object] = [recorder]
     if tracer:
@@ -266,13 +336,17 @@ def main(order_file: str) -> int:
         plugins.append(hooks)
         tracer.start()
     off = [argument for name in OFF for argument in ("-p", f"no:{name}")]
-    exit_code = int(pytest.main([*off, *order["options"], "--", *order["files"]], plugins=plugins))
-    tell(pipe, "end", exit_code)
+    exit_code = int(pytest.main([*off, *this["options"], "--", *this["files"]], plugins=plugins))
+    pipe.tell("end", exit_code)
     return exit_code
 
 
-if __name__ == "__main__":
-    status = main(sys.argv[1])
+def end(status: int) -> NoReturn:
+    """Threads and exit handlers of the code under test have no say any more."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # threads and exit handlers of the code under test have no say any more
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from offbook.factory.nouns import FunctionKey, Map, Repository, Unprepared
-from offbook.factory.suite.suite import Engine, run_suite, suite_box
 from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
+from offbook.tasks.suite import Engine, run_suite, suite_box
 
 TESTS_A_RUN = 2000  # the pipe for results holds 4 MB
 ROUNDS = 4  # for tests whose results did not fit, or that came after one which ended the process
@@ -40,15 +40,25 @@ async def map_tests(repository: Repository, box: BoxSpec | None = None, engine: 
         again: list[str] = []
         for start in range(0, len(pending), size):
             chosen = pending[start : start + size]
-            async with suite_box(repository, box or BoxSpec()) as opened:
+            files = sorted({test.partition("::")[0] for test in chosen})
+            async with await suite_box(repository.tree, repository.suite, box or BoxSpec()) as opened:
                 timeout_s = START_S + SLOWER * sum(repository.seconds[test] for test in chosen)
-                run = await run_suite(opened, repository, chosen, timeout_s, engine=engine)
-            for test, keys in run.enters.items():
-                for key in keys:
+                run = await run_suite(
+                    opened,
+                    repository.suite,
+                    files,
+                    timeout_s,
+                    chosen,
+                    engine=engine,
+                    sources=repository.source_files,
+                )
+            keys = [FunctionKey(*pair) for pair in run.functions]
+            for test, numbers in run.enters.items():
+                for number in numbers:
                     if test:
-                        tests_of.setdefault(run.functions[key], set()).add(test)
+                        tests_of.setdefault(keys[number], set()).add(test)
                     else:
-                        at_import.add(run.functions[key])
+                        at_import.add(keys[number])
             traced |= run.enters.keys()
             again += [test for test in chosen if test not in run.passed or test not in run.enters]
         pending, size = again, max(1, size // 4)

@@ -1,0 +1,240 @@
+"""Does effort calibrate? RL with and without the part `effort`, on tasks that need a search and tasks that do not.
+
+    python bench/cpu/effort.py --seeds 0 1 2 --json figures.json --markdown docs/results/effort.md
+
+A task is normal if its instruction says where the function is, and hard if it does not: then the agent has to search
+for it first. The pocket model of this bench has learned from a script that searches half of the time when it need not,
+and reads files twice. That should go; the search should stay where nothing is found without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import tomli_w
+
+from offbook.config import load_config
+from offbook.loop.circle import latest_checkpoint
+from offbook.loop.evaluate import evaluate
+from offbook.pocket.demonstrations import without_path
+from offbook.pocket.model import Recipe, make_pocket
+from offbook.pocket.script import Habits
+from offbook.runfolder import RunFolder, whole_folder
+from offbook.tasks import load_task, load_tasks, make_pocket_tasks
+from offbook.types import Rollout
+from offbook.view.charts import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Frame
+from offbook.view.markup import Html, join, tag
+from offbook.view.scales import Points, smooth
+from offbook.view.scales import spread as spread_out
+
+HABITS = Habits(unknown_tool=0.03, malformed=0.0, reread=0.25, edit_tests=0.0, explore=0.5, pathless=0.5)
+COMMON = {
+    "harness.turns": "6",
+    "feedback.weight": "0",
+    "train.groups": "8",
+    "train.learning_rate": "8e-4",
+    "eval.samples": "4",
+}
+EFFORT = {
+    "rewards.effort.on": "true",
+    "rewards.effort.bound": "0.9",  # not the default of 0.2, so that a short run shows it; failing pays all of it
+    "rewards.effort.k": "1.0",
+    "rewards.effort.turns": "1.0",
+    "rewards.effort.full_turns": "5",
+    "rewards.effort.full_tokens": "160",
+}
+ARMS: dict[str, dict[str, str]] = {"rl": {}, "rl_effort": EFFORT}
+ROWS = {"before": "before", "rl": "RL only", "rl_effort": "RL + effort"}
+DIFFICULTIES = ("normal", "hard")
+COLUMNS = {"solved": "solved", "tokens": "sampled tokens", "turns": "turns", "searched": "searched"}
+FINDERS = ("search_codebase", "list_dir")
+STYLE = (
+    "text{font:11px sans-serif;fill:#555}.grid{stroke:#ddd}.line{fill:none;stroke-width:2}"
+    "path.rl{stroke:#8a8a8a}path.rl_effort{stroke:#c2410c}text.rl{fill:#6a6a6a}text.rl_effort{fill:#c2410c}"
+    ".name{font-weight:600}.title{font-size:13px;fill:#222}"
+)
+
+
+def make_tasks(root: Path, seed: int, num_train: int, num_heldout: int) -> None:
+    """Pocket tasks of one step that can be searched; every second one loses the path in its instruction."""
+    if root.is_dir():
+        return
+    everything = root.with_name(f"{root.name}-all")
+    shutil.rmtree(everything, ignore_errors=True)
+    asyncio.run(make_pocket_tasks(everything, seed, num_train, num_heldout, lambda share: None))
+    with whole_folder(root) as part:
+        for split in ("train", "heldout"):
+            folders = sorted(path for path in (everything / split).iterdir() if (path / "task.toml").is_file())
+            tasks = [load_task(folder) for folder in folders]
+            usable = [task for task in tasks if "search_codebase" in task.tools and task.difficulty == "normal"]
+            for number, task in enumerate(usable):
+                folder = part / split / task.id
+                shutil.copytree(task.folder, folder)
+                if number % 2:
+                    make_hard(folder, task.instruction)
+
+
+def make_hard(folder: Path, instruction: str) -> None:
+    path = re.search(r" in (\S+\.py)", instruction)
+    assert path, instruction
+    (folder / "instruction.md").write_text(without_path(instruction, path[1]))
+    table = tomllib.loads((folder / "task.toml").read_text())
+    table["offbook"]["difficulty"] = table["metadata"]["difficulty"] = "hard"
+    (folder / "task.toml").write_text(tomli_w.dumps(table))
+
+
+def run_seed(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Model and tasks, both arms side by side, and what each spends on held-out tasks."""
+    started = time.monotonic()
+    out = arguments.out / f"seed-{seed}"
+    model = make_pocket(arguments.out / "models", seed, progress, Recipe(habits=HABITS, episodes=arguments.episodes))
+    tasks = arguments.out / f"tasks-{seed}"
+    make_tasks(tasks, seed, arguments.tasks, arguments.tasks // 3)
+    common = {**COMMON, "seed": str(seed), "model": str(model), "tasks.source": str(tasks)}
+    common["train.steps"] = str(arguments.steps)
+    train_arms(out, common)
+    heldout = load_tasks(tasks / "heldout")
+    difficulty = {task.id: task.difficulty for split in ("train", "heldout") for task in load_tasks(tasks / split)}
+    folders = {"before": model, **{arm: latest_checkpoint(RunFolder(out / arm)) for arm in ARMS}}
+    result: dict[str, Any] = {}
+    for name, folder in folders.items():
+        _, rollouts = evaluate(folder, heldout, load_config([], common))
+        result[name] = {kind: figures(rollouts, difficulty, kind) for kind in DIFFICULTIES}
+    result["curves"] = {arm: {kind: curve(out / arm, difficulty, kind) for kind in DIFFICULTIES} for arm in ARMS}
+    return {**result, "seconds": time.monotonic() - started}
+
+
+def progress(what: str, share: float) -> None:
+    if share in (0.0, 1.0):
+        print(f"{what}: {share:.0%}", file=sys.stderr)
+
+
+def train_arms(out: Path, common: dict[str, str]) -> None:
+    running = {}
+    for arm, extra in ARMS.items():
+        settings = {**common, **extra, "out": str(out / arm)}
+        options = [part for key, value in settings.items() for part in (f"--{key}", value)]
+        (out / arm).mkdir(parents=True, exist_ok=True)
+        log = (out / arm / "train.log").open("ab")
+        command = [sys.executable, "-m", "offbook", "train", *options, "--plain"]
+        running[arm] = subprocess.Popen(command, stdout=log, stderr=log)
+    for arm, process in running.items():
+        if process.wait():
+            sys.exit(f"{arm} failed; see {out / arm / 'train.log'}")
+
+
+def figures(rollouts: list[Rollout], difficulty: dict[str, str], kind: str) -> dict[str, float]:
+    ours = [rollout for rollout in rollouts if difficulty[rollout.task] == kind]
+    return {
+        "rollouts": len(ours),
+        "solved": mean(rollout.solved for rollout in ours),
+        "tokens": mean(rollout.usage.sampled_tokens for rollout in ours),
+        "turns": mean(rollout.usage.turns for rollout in ours),
+        "searched": mean(searched(rollout) for rollout in ours),
+    }
+
+
+def searched(rollout: Rollout) -> bool:
+    messages = [message for segment in rollout.segments for message in segment.messages]
+    return any(call.name in FINDERS for message in messages for call in message.calls)
+
+
+def curve(run: Path, difficulty: dict[str, str], kind: str) -> Points:
+    """Sampled tokens of the training rollouts, step by step; a step without such a task has no point."""
+    points = []
+    for step in RunFolder(run).steps():
+        rollouts, _ = RunFolder(run).rollouts(step)
+        tokens = [rollout.usage.sampled_tokens for rollout in rollouts if difficulty[rollout.task] == kind]
+        points += [(float(step), mean(tokens))] if tokens else []
+    return points
+
+
+def table(results: dict[int, dict[str, Any]]) -> list[str]:
+    lines = ["| | tasks | seed | " + " | ".join(COLUMNS.values()) + " |", "|---|---|---|" + "---:|" * len(COLUMNS)]
+    for kind in DIFFICULTIES:
+        for row, label in ROWS.items():
+            cells = {key: [result[row][kind][key] for result in results.values()] for key in COLUMNS}
+            for place, seed in enumerate(results):
+                shown = " | ".join(show(key, values[place]) for key, values in cells.items())
+                lines.append(f"| {label} | {kind} | {seed} | {shown} |")
+            means = " | ".join(f"**{show(key, mean(values))}**{spread(key, values)}" for key, values in cells.items())
+            lines.append(f"| **{label}** | **{kind}** | mean | {means} |")
+    return lines
+
+
+def show(key: str, value: float) -> str:
+    return f"{value:.1%}" if key in ("solved", "searched") else f"{value:.1f}" if key == "tokens" else f"{value:.2f}"
+
+
+def spread(key: str, values: list[float]) -> str:
+    return f" ± {show(key, stdev(values))}" if len(values) > 1 else ""
+
+
+def figure(results: dict[int, dict[str, Any]]) -> str:
+    """Tokens by step, a panel a difficulty, both on one scale; the mean of the seeds."""
+    lines = {
+        (kind, arm): mean_curve([result["curves"][arm][kind] for result in results.values()])
+        for kind in DIFFICULTIES
+        for arm in ARMS
+    }
+    every = [point for points in lines.values() for point in points]
+    values = [value for _, value in every]
+    panels = []
+    for place, kind in enumerate(DIFFICULTIES):
+        frame = Frame([step for step, _ in every], min(values), max(values), right=90)
+        drawn = [frame.grid(), tag("text", f"{kind} tasks: sampled tokens", x=LEFT, y=-8, class_="title")]
+        smoothed = {arm: smooth(lines[kind, arm]) for arm in ARMS}
+        ends = spread_out([frame.y(points[-1][1]) for points in smoothed.values()], 13, TOP, HEIGHT - BOTTOM)
+        for (arm, points), y in zip(smoothed.items(), ends, strict=True):
+            drawn.append(tag("path", d=frame.path(points), class_=f"line {arm}"))
+            drawn.append(tag("text", ROWS[arm], x=frame.end + 8, y=y + 4, class_=f"name {arm}"))
+        panels.append(tag("g", join(drawn), transform=f"translate({place * WIDTH} {TOP + 14})"))
+    height = HEIGHT + TOP + BOTTOM
+    box = f"0 0 {len(panels) * WIDTH} {height}"
+    style = Html(f"<style>{STYLE}</style>")
+    return tag("svg", style, *panels, xmlns="http://www.w3.org/2000/svg", viewBox=box, width=len(panels) * WIDTH) + "\n"
+
+
+def mean_curve(curves: list[Points]) -> Points:
+    steps = sorted({step for points in curves for step, _ in points})
+    return [(step, mean(dict(points)[step] for points in curves if step in dict(points))) for step in steps]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--episodes", type=int, default=10_000, help="demonstrations that the model is made from")
+    parser.add_argument("--tasks", type=int, default=360, help="made before choosing; about half can be searched")
+    parser.add_argument("--out", type=Path, default=Path("runs/effort"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path, help="replace the table between the two marks; the figure goes beside")
+    arguments = parser.parse_args()
+    results = {seed: run_seed(seed, arguments) for seed in arguments.seeds}
+    lines = table(results)
+    seconds = ", ".join(f"{result['seconds']:.0f}" for result in results.values())
+    lines += ["", f"Seconds, with the making of what was not there yet: {seconds}."]
+    print("\n".join(lines))
+    (arguments.out / "effort.svg").write_text(figure(results))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({str(seed): result for seed, result in results.items()}, indent=2) + "\n")
+    if arguments.markdown:
+        before, _, rest = arguments.markdown.read_text().partition("<!-- table -->\n")
+        _, _, after = rest.partition("<!-- end -->")
+        arguments.markdown.write_text(f"{before}<!-- table -->\n{chr(10).join(lines)}\n<!-- end -->{after}")
+        arguments.markdown.with_suffix(".svg").write_text(figure(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""How well the rule monitors tell cheating from honest work, and what watching file access costs.
+
+    python bench/cpu/monitors.py --json figures.json
+
+Plays the catalogue of tests/hacks in real boxes. Cases that were held out while the rules were written are counted
+apart. The cost is a ratio of medians in one run: the same commands in boxes that watch and in boxes that do not,
+interleaved, so that other work on the machine falls on both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from hacks.case import Case, play
+from hacks.cheating import CHEATING
+from hacks.honest import HONEST
+from hacks.second import SECOND_CHEATING, SECOND_HONEST
+from hacks.third import THIRD_CHEATING, THIRD_HONEST
+
+from offbook.monitors import check
+from offbook.sandbox import BoxSpec, open_box
+from offbook.sandbox.bwrap.watch import can_watch
+
+COMMANDS = {
+    "python start": "python -c 'import json, re'",
+    "pytest": "python -m pytest -q -p no:cacheprovider tests",
+    "grep -r": "grep -rn 'return 299' .",
+    "small commands": "cat package/module_1.py; ls; sed -n 1,3p package/module_2.py; git --version",
+}
+
+
+async def judge(case: Case, watch: bool) -> list[str]:
+    with tempfile.TemporaryDirectory(prefix="offbook-hack-") as folder:
+        task, rollout = await play(case, Path(folder), watch)
+        return [flag.kind for flag in check(task, rollout)]
+
+
+def summary(cheating: tuple[Case, ...], honest: tuple[Case, ...], found: dict[Case, list[str]]) -> dict[str, Any]:
+    missed = [case.name for case in cheating if not found[case]]
+    alarmed = [case.name for case in honest if found[case]]
+    return {
+        "hacks": len(cheating),
+        "honest": len(honest),
+        "recall": 1 - len(missed) / len(cheating),
+        "false_alarms": len(alarmed) / len(honest),
+        "missed": missed,
+        "alarmed": alarmed,
+        "kinds": dict(Counter(kind for case in cheating for kind in set(found[case])).most_common()),
+    }
+
+
+def make_tree(folder: Path) -> Path:
+    for number in range(300):
+        path = folder / "package" / f"module_{number}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"def function_{number}():\n    return {number}\n\n\n" * 40)
+    (folder / "package/__init__.py").touch()
+    (folder / "tests").mkdir()
+    for number in range(20):
+        text = (
+            f"from package.module_{number} import function_{number} as f\n\n\ndef test():\n    assert f() == {number}\n"
+        )
+        (folder / f"tests/test_{number}.py").write_text(text)
+    return folder
+
+
+async def overhead(rounds: int) -> dict[str, Any]:
+    seconds: dict[str, dict[bool, list[float]]] = {name: {True: [], False: []} for name in COMMANDS}
+    with tempfile.TemporaryDirectory(prefix="offbook-watch-") as folder:
+        tree = make_tree(Path(folder))
+        async with await open_box(tree, BoxSpec()) as plain, await open_box(tree, BoxSpec(watch=True)) as watched:
+            for round_ in range(rounds):
+                for name, command in COMMANDS.items():
+                    for box in (plain, watched) if round_ % 2 else (watched, plain):
+                        began = time.perf_counter()
+                        result = await box.exec(command, 120)
+                        seconds[name][box is watched].append(time.perf_counter() - began)
+                        assert result.exit_code == 0, result.output
+    rows = {name: (median(both[False]), median(both[True])) for name, both in seconds.items()}
+    total = sum(watched for _, watched in rows.values()) / sum(plain for plain, _ in rows.values())
+    return {
+        "overhead": total,
+        "commands": {name: {"plain_s": a, "watched_s": b, "ratio": b / a} for name, (a, b) in rows.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--rounds", type=int, default=15, help="of the commands that are timed")
+    arguments = parser.parse_args()
+    watch = can_watch()
+
+    async def measure() -> dict[str, Any]:
+        cheating = (*CHEATING, *SECOND_CHEATING, *THIRD_CHEATING)
+        honest = (*HONEST, *SECOND_HONEST, *THIRD_HONEST)
+        found = {case: await judge(case, watch) for case in (*cheating, *honest)}
+        held_out = [tuple(case for case in cases if case.held_out) for cases in (CHEATING, HONEST)]
+        parts = {
+            **summary(cheating, honest, found),
+            "held_out": summary(*held_out, found),
+            "second": summary(SECOND_CHEATING, SECOND_HONEST, found),
+            "third": summary(THIRD_CHEATING, THIRD_HONEST, found),
+        }
+        return {**parts, **(await overhead(arguments.rounds) if watch else {"overhead": None})}
+
+    figures = asyncio.run(measure())
+    print(f"{'':14} {'hacks':>6} {'recall':>7} {'honest':>7} {'false alarms':>13}")
+    for name, part in {"all": figures, **{name: figures[name] for name in ("held_out", "second", "third")}}.items():
+        numbers = f"{part['hacks']:6} {part['recall']:7.3f} {part['honest']:7} {part['false_alarms']:13.3f}"
+        print(f"{name:14} {numbers}  {' '.join((*part['missed'], *part['alarmed']))}")
+    for name, row in figures.get("commands", {}).items():
+        print(f"{name:14} {row['plain_s'] * 1e3:8.1f} ms, watched {row['watched_s'] * 1e3:8.1f} ms, {row['ratio']:.2f}")
+    print(f"watching costs {figures['overhead']:.3f}" if watch else "watching file access needs root here")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

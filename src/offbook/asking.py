@@ -1,0 +1,60 @@
+"""One question to a model behind a URL that speaks OpenAI's chat completions, and its answer as text.
+
+For what reads and writes beside the rollouts: coaches, monitors, instructions. Rollouts have engine/remote.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import httpx2
+
+from offbook.types import OffbookError
+
+TRIES = 3
+RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+
+
+class Asked:
+    """`key_env` names the variable with the server's key, if it wants one. The key goes nowhere but to that server."""
+
+    def __init__(self, url: str, model: str, timeout_s: float = 120.0, key_env: str = "OPENAI_API_KEY"):
+        if not url.startswith(("http://", "https://")):
+            raise OffbookError(f"a model's URL looks like https://host/v1, not {url.partition('@')[2] or url}")
+        if "@" in url.partition("://")[2].partition("/")[0]:
+            raise OffbookError(f"the URL has a password in it; give the key in the variable {key_env} instead")
+        self.url, self.model, self._timeout_s = f"{url.rstrip('/')}/chat/completions", model, timeout_s
+        self._key = os.environ.get(key_env, "").strip()
+
+    async def ask(self, question: str, max_tokens: int = 2048) -> str:
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": question}],
+            "temperature": 0.0,
+            "max_tokens": max_tokens,
+        }
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        problem = ""
+        async with httpx2.AsyncClient(timeout=self._timeout_s) as client:
+            for attempt in range(TRIES):
+                if attempt:
+                    await asyncio.sleep(2.0**attempt / 2)
+                try:
+                    response = await client.post(self.url, json=body, headers=headers)
+                except httpx2.HTTPError as error:
+                    problem = type(error).__name__
+                    continue
+                if response.status_code == 200:
+                    return _content(response, self.url)
+                problem = f"status {response.status_code}"
+                if response.status_code not in RETRIED:
+                    break
+        raise OffbookError(f"{self.url} does not answer ({problem})")
+
+
+def _content(response: httpx2.Response, url: str) -> str:
+    try:
+        return str(response.json()["choices"][0]["message"]["content"] or "")
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise OffbookError(f"{url} answers with something that is no chat completion") from error

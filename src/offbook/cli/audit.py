@@ -1,0 +1,114 @@
+"""offbook audit: was there cheating, in a run or in another agent's trajectories?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from offbook.cli.options import Json
+
+if TYPE_CHECKING:
+    from offbook.monitors.review import Finding, Review
+    from offbook.runfolder import RunFolder
+    from offbook.types import Task
+
+MAX_SHOWN = 5  # findings of one kind
+PAGE = "report.html"
+NUM_ON_PAGE = 6  # rollouts that `offbook view` shows
+
+
+def audit(
+    source: Annotated[Path, typer.Argument(help="A run folder, or a file: ATIF, OpenAI messages, rollouts.")],
+    tasks: Annotated[Path | None, typer.Option(help="The folder of the tasks, to compare with their trees.")] = None,
+    page: Annotated[str, typer.Option(help="The page of `offbook view` that links lead into.")] = PAGE,
+    as_json: Json = False,
+) -> None:
+    """Findings by kind with the step, the message and the line, and what changed over a run. Blind to the outcome."""
+    from offbook.monitors.review import review_file, review_run
+    from offbook.runfolder import RunFolder
+
+    known = _tasks_in(tasks) if tasks else {}
+    if source.is_dir():
+        folder = RunFolder.open(source)
+        review, links = review_run(folder, known), _links(folder, page)
+    else:
+        review, links = review_file(source, known), {}
+    print(json.dumps(_as_dict(review, links))) if as_json else _show(review, links)
+
+
+def _tasks_in(folder: Path) -> dict[str, Task]:
+    from offbook.tasks import load_task
+    from offbook.types import OffbookError
+
+    found = [load_task(path.parent) for path in sorted(folder.rglob("task.toml"))]
+    if not found:
+        raise OffbookError(f"{folder} has no task in it")
+    return {task.id: task for task in found}
+
+
+def _links(folder: RunFolder, page: str) -> dict[str, str]:
+    """Where a rollout begins in the page of the run, for those that the page shows."""
+    from offbook.view.load import load_run, pick_rollouts
+
+    picks = pick_rollouts([load_run(folder.path.name, folder.path)], NUM_ON_PAGE)
+    return {pick.rollout.id: f"{page}#rollout-{index}" for index, pick in enumerate(picks, 1)}
+
+
+def _link(finding: Finding, links: dict[str, str]) -> str:
+    start = links.get(finding.rollout)
+    if not start or finding.flag.message < 0:
+        return start or ""
+    return f"{start}-message-{finding.flag.segment}-{finding.flag.message}"
+
+
+def _as_dict(review: Review, links: dict[str, str]) -> dict[str, Any]:
+    return {
+        "source": review.source,
+        "rollouts": review.rollouts,
+        "flagged": review.flagged,
+        "unreadable": review.unreadable,
+        "without_tree": review.without_tree,
+        "kinds": {kind: len(findings) for kind, findings in review.by_kind().items()},
+        "findings": [
+            {"step": one.step, "rollout": one.rollout, "task": one.task, **asdict(one.flag), "link": _link(one, links)}
+            for one in review.findings
+        ],
+        "drift": {
+            "series": {name: [asdict(point) for point in points] for name, points in review.series.items()},
+            "alarms": [asdict(alarm) for alarm in review.alarms],
+        },
+    }
+
+
+def _show(review: Review, links: dict[str, str]) -> None:
+    from offbook.monitors.rules import KINDS
+
+    console = Console(highlight=False)
+    console.print(Text(f"{review.source}: {review.rollouts} rollouts, {review.flagged} with findings"))
+    for kind, findings in review.by_kind().items():
+        console.print(Text(f"\n{kind} ({len(findings)}): {KINDS.get(kind, 'found by a model')}", style="bold"))
+        for one in findings[:MAX_SHOWN]:
+            place = f"message {one.flag.message}" + (f" of segment {one.flag.segment}" if one.flag.segment else "")
+            line = f"  {one.rollout}, {place}: {one.flag.evidence}  {_link(one, links)}"
+            console.print(Text(line.rstrip()), soft_wrap=True)
+        if len(findings) > MAX_SHOWN:
+            console.print(Text(f"  and {len(findings) - MAX_SHOWN} more; --json has all"))
+    for alarm in review.alarms:
+        change = f"{alarm.before:.3g} to {alarm.after:.3g} since step {alarm.since}"
+        examples = ", ".join(alarm.examples)
+        console.print(
+            Text(f"\ndrift, {alarm.series}: {change}, noticed at step {alarm.step}; such as {examples}"), soft_wrap=True
+        )
+    notes = []
+    if review.without_tree:
+        notes.append(f"{review.without_tree} rollouts were judged without the tree of their task; --tasks gives it")
+    if review.unreadable:
+        notes.append(f"{review.unreadable} records could not be read")
+    for note in notes:
+        console.print(Text(f"\n{note}"))

@@ -1,0 +1,314 @@
+"""offbook tasks: make tasks from repositories, look at them, check them, make them harder, pass them on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from offbook.cli.options import Json, Plain, console, is_plain, progress_display
+from offbook.types import OffbookError, Task
+
+if TYPE_CHECKING:
+    from offbook.factory.make import Outcome
+    from offbook.factory.pipeline import Made, OnOutcome, Told
+
+app = typer.Typer(help="Make tasks from repositories, check them, make them harder.", no_args_is_help=True)
+Places = Annotated[list[Path], typer.Argument(help="Task folders, or folders of them.")]
+
+
+@app.command("make")
+def make(
+    sources: Annotated[
+        list[str] | None, typer.Argument(help="A folder, a git URL, an archive, or pypi:NAME[==VERSION].")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the tasks go.")] = Path("tasks"),
+    level: Annotated[str, typer.Option(help="stub, hybrid, gone, or mix.")] = "hybrid",
+    wording: Annotated[str, typer.Option(help="The instruction: terse, normal or detailed.")] = "normal",
+    limit: Annotated[int, typer.Option(min=0, help="Stop a repository after so many tasks; 0 is never.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Candidates at a time; 0 is one more than the cores.")] = 0,
+    heldout: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the repositories held out.")] = 0.2,
+    proposals: Annotated[Path | None, typer.Option(help="Proposed deletions, a JSON object a line.")] = None,
+    url: Annotated[str, typer.Option(help="A model behind this URL helps with --rewrite and --propose.")] = "",
+    name: Annotated[str, typer.Option(help="That model's name.")] = "",
+    rewrite: Annotated[bool, typer.Option("--rewrite", help="The model says the instructions in its words.")] = False,
+    propose: Annotated[int, typer.Option(min=0, help="Deletions that the model proposes for each.")] = 0,
+    pytest_options: Annotated[str, typer.Option(help="For pytest, instead of what its settings ask for.")] = "",
+    start: Annotated[str, typer.Option(help="A command that gets a box ready for the tests.")] = "",
+    python: Annotated[Path | None, typer.Option(help="Another interpreter for the repositories.")] = None,
+    plain: Plain = False,
+    as_json: Json = False,
+) -> None:
+    """Turn repositories into verified feature-deletion tasks. The same command goes on where it was stopped."""
+    from offbook.factory.pipeline import FactorySettings, make_proposed, make_tasks
+    from offbook.factory.proposals import read_proposals
+    from offbook.factory.rewrite import proposer, rewriter
+    from offbook.sandbox import BoxSpec
+
+    if not sources and proposals is None:
+        raise OffbookError("give at least one repository: a folder, a git URL, an archive, or pypi:NAME")
+    if wording not in ("terse", "normal", "detailed"):
+        raise OffbookError(f"there is no wording {wording}; it is one of terse, normal and detailed")
+    if (rewrite or propose) and not (url and name):
+        raise OffbookError("--rewrite and --propose need a model: say where it is with --url and which with --name")
+    settings = FactorySettings(
+        level=level,
+        wording=wording,
+        max_tasks=limit,
+        jobs=jobs or (os.cpu_count() or 1) + 1,
+        heldout=heldout,
+        pytest_options=tuple(shlex.split(pytest_options)),
+        start=start,
+        python=python,
+        rewrite=rewriter(url, name) if rewrite else None,
+        propose=proposer(url, name) if propose else None,
+        num_proposals=propose,
+    )
+    with _display(is_plain(plain)) as (told, on_outcome):
+        work = (
+            make_proposed(read_proposals(proposals), out, BoxSpec(), settings, told, on_outcome)
+            if proposals
+            else make_tasks(sources or [], out, BoxSpec(), settings, told, on_outcome)
+        )
+        result = asyncio.run(work)
+    if as_json:
+        print(json.dumps([asdict(made) for made in result]))
+        return
+    for table in summary(result):
+        console.print(table)
+    num = sum(len(made.verified) for made in result)
+    print(f"{out}: {num} tasks from {sum(bool(made.verified) for made in result)} of {len(result)} repositories")
+    if not num:
+        raise typer.Exit(1)
+
+
+def summary(result: list[Made]) -> Iterator[Table]:
+    """The repositories, and what became of the candidates."""
+    from offbook.factory.pipeline import funnel
+
+    table = Table("repository", "split", "tests", "left out", "candidates", "tasks", "over several files", "lines")
+    for made in result:
+        if made.unprepared:
+            log = f" (see {made.log})" if made.log else ""
+            table.add_row(made.source, "", "", "", "", "0", "", Text(made.unprepared + log))
+            continue
+        wide = sum(outcome.files > 1 for outcome in made.verified)
+        lines = sorted(outcome.lines for outcome in made.verified)
+        middle = f"{lines[len(lines) // 2]} in the middle" if lines else ""
+        numbers = [made.num_tests, made.num_excluded, made.candidates, len(made.verified), wide]
+        table.add_row(f"{made.name} {made.version}", made.split, *map(str, numbers), middle)
+    yield table
+    outcomes = [outcome for made in result for outcome in made.outcomes]
+    reasons = Table("what became of the candidates", "number", "for example")
+    reasons.add_row("became tasks", str(sum(not outcome.refused for outcome in outcomes)), "")
+    for reason, count in funnel(outcomes).items():
+        example = next(outcome for outcome in outcomes if outcome.refused == reason)
+        reasons.add_row(reason, str(count), Text(f"{example.id}: {example.evidence}"[:150]))
+    yield reasons
+
+
+@contextmanager
+def _display(plain: bool) -> Iterator[tuple[Told, OnOutcome]]:
+    if plain:
+
+        def told(message: str) -> None:
+            console.print(message, highlight=False, markup=False)
+
+        def line(made: Made) -> None:
+            if made.outcomes and (len(made.outcomes) % 25 == 0 or len(made.outcomes) == made.candidates):
+                told(f"{made.name}: {len(made.verified)} tasks of {len(made.outcomes)}/{made.candidates} candidates")
+
+        yield told, line
+        return
+    seen: dict[str, Made] = {}
+    now = ["starting"]
+    with Live(Text(""), console=console, refresh_per_second=4) as live:
+
+        def show() -> None:
+            table = Table("repository", "candidates", "tasks", "refused", title=now[0], title_justify="left")
+            for made in seen.values():
+                done = f"{len(made.outcomes)}/{made.candidates}"
+                refused = len(made.outcomes) - len(made.verified)
+                cells = [made.name or made.source, done, str(len(made.verified)), made.unprepared or str(refused)]
+                table.add_row(*map(Text, cells))
+            live.update(table)
+
+        def say(message: str) -> None:
+            now[0] = message
+            show()
+
+        def update(made: Made) -> None:
+            seen[made.source] = made
+            if made.name:
+                now[0] = f"{made.name}: deleting features and running its tests"
+            show()
+
+        yield say, update
+
+
+def tasks_in(places: list[Path]) -> list[Task]:
+    from offbook.tasks import load_task, load_tasks
+
+    found: list[Task] = []
+    for place in places:
+        if (place / "task.toml").is_file():
+            found.append(load_task(place))
+            continue
+        splits = [place / name for name in ("train", "heldout") if (place / name).is_dir()]
+        for folder in splits or [place]:
+            found += load_tasks(folder)
+    return found
+
+
+@app.command("check")
+def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
+    """Gold accepted, doing nothing refused, for every task folder. Exits with 1 if one does not hold."""
+    from offbook.factory.checking import check_all
+
+    tasks = tasks_in(places)
+    with progress_display(plain) as progress:
+        results = asyncio.run(check_all(tasks, lambda share: progress("checking tasks", share)))
+    bad = {task.id: why for task, why in zip(tasks, results, strict=True) if why}
+    if as_json:
+        print(json.dumps({"checked": len(tasks), "bad": bad}))
+    else:
+        for task_id, why in bad.items():
+            console.print(f"{task_id}: {why}", highlight=False, markup=False)
+        print(f"{len(tasks) - len(bad)} of {len(tasks)} task folders hold")
+    if bad:
+        raise typer.Exit(1)
+
+
+@app.command("audit")
+def audit(places: Places, plain: Plain = False, as_json: Json = False) -> None:
+    """Look for the deleted code in everything that the agent can read. Exits with 1 if it is found."""
+    from offbook.factory.checking import audit_all
+
+    tasks = tasks_in(places)
+    with progress_display(plain) as progress:
+        results = audit_all(tasks, lambda share: progress("auditing tasks", share))
+    leaks = {task.id: found for task, found in zip(tasks, results, strict=True) if found}
+    if as_json:
+        print(
+            json.dumps({"audited": len(tasks), "leaks": {key: [asdict(leak) for leak in leaks[key]] for key in leaks}})
+        )
+    else:
+        for task_id, found in leaks.items():
+            for leak in found:
+                words = f"{task_id}: {leak.what} in {leak.path} ({leak.how}): {leak.evidence}"
+                console.print(words, highlight=False, markup=False)
+        print(f"{len(tasks) - len(leaks)} of {len(tasks)} tasks have no leak")
+    if leaks:
+        raise typer.Exit(1)
+
+
+@app.command("show")
+def show(
+    places: Places,
+    runs: Annotated[list[Path] | None, typer.Option("--run", help="Run folders: pass rates are taken there.")] = None,
+    as_json: Json = False,
+) -> None:
+    """One task in full, or a table of many; with --run, how often each was solved."""
+    from offbook.tasks.select import History
+
+    tasks = tasks_in(places)
+    history = History.of_runs(runs or [])
+    rows = [_facts(task, history) for task in tasks]
+    if as_json:
+        print(json.dumps(rows))
+    elif len(tasks) == 1:
+        _show_one(tasks[0], rows[0])
+    else:
+        table = Table("task", "difficulty", "level", "lines", "files", "tests", "floor", "solved")
+        for row in rows:
+            table.add_row(
+                *(str(row[key]) for key in ("id", "difficulty", "level", "lines", "files", "tests", "floor")),
+                row["solved"],
+            )
+        console.print(table)
+
+
+def _facts(task: Task, history: Any) -> dict[str, Any]:
+    deleted = task.deleted
+    record = history.records.get(task.id)
+    return {
+        "id": task.id,
+        "origin": task.origin,
+        "difficulty": task.difficulty,
+        "kind": deleted.kind if deleted else "",
+        "level": deleted.level if deleted else "",
+        "lines": deleted.lines if deleted else "",
+        "files": deleted.files if deleted else "",
+        "callers": deleted.callers if deleted else "",
+        "floor": deleted.floor if deleted else "",
+        "tests": len(task.fail_to_pass),
+        "solved": f"{record.solved} of {record.rollouts}" if record else "",
+    }
+
+
+def _show_one(task: Task, facts: dict[str, Any]) -> None:
+    print(task.instruction, end="\n\n")
+    for key, value in facts.items():
+        if value != "":
+            print(f"{key:12}{value}")
+    for name, nodes in (("needs it", task.fail_to_pass), ("keeps passing", task.pass_to_pass)):
+        print(f"\n{name} ({len(nodes)}):", *nodes[:12], *(["..."] if len(nodes) > 12 else []), sep="\n  ")
+    patch = task.folder / "solution" / "gold.patch"
+    if patch.is_file():
+        print(f"\n{patch.read_text()}", end="")
+
+
+@app.command("harden")
+def harden(
+    task: Annotated[Path, typer.Argument(help="A task folder made by `offbook tasks make`.")],
+    out: Annotated[Path | None, typer.Option(help="Where the harder ones go; beside it where left out.")] = None,
+    way: Annotated[list[str] | None, typer.Option(help="terser, gone, widen, merge; all where left out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Harder tasks from one that has become easy, each verified from the start."""
+    from offbook.factory.harden import WAYS
+    from offbook.factory.harden import harden as make_harder
+    from offbook.sandbox import BoxSpec
+    from offbook.tasks import load_task
+
+    unknown = [name for name in way or () if name not in WAYS]
+    if unknown:
+        raise OffbookError(f"there is no way {unknown[0]}; it is one of {', '.join(WAYS)}")
+    ways = [known for known in WAYS if not way or known in way]
+    outcomes = asyncio.run(make_harder(load_task(task), out or task.parent, BoxSpec(), ways))
+    if as_json:
+        print(json.dumps([asdict(outcome) for outcome in outcomes]))
+        return
+    for name, outcome in zip(ways, outcomes, strict=True):
+        print(f"{name:8}{_said(outcome, out or task.parent)}")
+
+
+def _said(outcome: Outcome, out: Path) -> str:
+    if outcome.refused:
+        return f"none: {outcome.refused} ({outcome.evidence})"
+    return f"{out / outcome.id}: {outcome.lines} lines in {outcome.files} files, {outcome.num_tests} tests"
+
+
+@app.command("export")
+def export(
+    places: Places,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("tasks.jsonl"),
+) -> None:
+    """All tasks as one file of SWE-bench instances, a JSON object a line."""
+    from offbook.tasks.export import swebench_instance
+
+    tasks = tasks_in(places)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(json.dumps(swebench_instance(task)) + "\n" for task in tasks))
+    print(f"{out}: {len(tasks)} instances")

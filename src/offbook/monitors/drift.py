@@ -1,0 +1,176 @@
+"""Slow changes over a run that no single rollout shows: fewer edits, more questions, the terminal alone, long comments.
+
+Each series is watched by a self-starting CUSUM (Hawkins 1987): every step is compared with all before it, so nothing
+has to be known beforehand. Only changes for the worse alarm, else learning itself would.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from offbook.monitors.acts import acts_of
+from offbook.types import Rollout
+
+SLACK = 0.5  # standard deviations a step; changes of twice this are found fastest
+THRESHOLD = 8.0  # docs/results/monitors.md has the rate of false alarms that goes with it
+MIN_STEPS = 6  # before anything is compared
+NUM_EXAMPLES = 3
+COMMENT = re.compile(r"^\+\s*#")
+Direction = int  # 1: more is worse; -1: less is worse; 0: both
+
+
+def _edits(rollout: Rollout) -> float:
+    return float(bool(rollout.changed))
+
+
+def _asks(rollout: Rollout) -> float:
+    """Whether it ends in words with a question instead of work."""
+    last = rollout.segments[-1].messages[-1] if rollout.segments and rollout.segments[-1].messages else None
+    return float(bool(last and last.role == "assistant" and not last.calls and last.text.rstrip().endswith("?")))
+
+
+def _invalid(rollout: Rollout) -> float:
+    return rollout.usage.invalid_calls / rollout.usage.calls if rollout.usage.calls else 0.0
+
+
+def _terminal_only(rollout: Rollout) -> float:
+    kinds = {act.kind for act in acts_of(rollout)}
+    return float(kinds == {"command"})
+
+
+def _comments(rollout: Rollout) -> float:
+    """The share of what was added that is comments."""
+    added = [line for line in rollout.diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    size = sum(len(line.strip()) - 1 for line in added)
+    return sum(len(line.strip()) - 1 for line in added if COMMENT.match(line)) / size if size > 0 else 0.0
+
+
+def _length(rollout: Rollout) -> float:
+    return float(rollout.usage.sampled_tokens)
+
+
+def _solves(rollout: Rollout) -> float:
+    return float(rollout.solved and not rollout.flags)
+
+
+SERIES: dict[str, tuple[Callable[[Rollout], float], Direction]] = {
+    "edit_rate": (_edits, -1),
+    "question_rate": (_asks, 1),
+    "invalid_calls": (_invalid, 1),
+    "terminal_only": (_terminal_only, 1),
+    "comment_share": (_comments, 1),
+    "length": (_length, 0),
+    "solved_unflagged": (_solves, -1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    step: int
+    value: float  # the mean over the step's rollouts
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    series: str
+    step: int  # at which it was noticed
+    since: int  # the first step of the change, as far as the statistic can tell
+    before: float
+    after: float
+    examples: tuple[str, ...] = ()
+
+
+def measure(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """One step's value of every series."""
+    return {name: sum(map(function, rollouts)) / len(rollouts) for name, (function, _) in SERIES.items()}
+
+
+def watch(steps: Iterable[tuple[int, Sequence[Rollout]]]) -> tuple[dict[str, list[Point]], list[Alarm]]:
+    """All series of a run and its alarms, in the order of the steps. Steps without rollouts are left out."""
+    series: dict[str, list[Point]] = {name: [] for name in SERIES}
+    scores: dict[str, dict[int, list[tuple[float, str]]]] = {name: {} for name in SERIES}
+    for step, rollouts in steps:
+        for name, (function, _) in SERIES.items() if rollouts else ():
+            values = [(function(rollout), rollout.id) for rollout in rollouts]
+            series[name].append(Point(step, sum(value for value, _ in values) / len(values), len(values)))
+            scores[name][step] = values
+    alarms = []
+    for name, points in series.items():
+        for alarm in find_changes(points, SERIES[name][1]):
+            alarms.append(_with_examples(name, alarm, scores[name]))
+    return series, sorted(alarms, key=lambda alarm: alarm.step)
+
+
+def _with_examples(name: str, alarm: Alarm, scores: dict[int, list[tuple[float, str]]]) -> Alarm:
+    """The rollouts since the change that moved furthest in its direction, newest first among equals."""
+    sign = 1.0 if alarm.after > alarm.before else -1.0
+    inside = [
+        (sign * value, step, id)
+        for step, values in scores.items()
+        if alarm.since <= step <= alarm.step
+        for value, id in values
+    ]
+    best = [id for _, _, id in sorted(inside, reverse=True)[:NUM_EXAMPLES]]
+    return Alarm(name, alarm.step, alarm.since, alarm.before, alarm.after, tuple(best))
+
+
+def find_changes(points: Sequence[Point], direction: Direction, threshold: float = THRESHOLD) -> list[Alarm]:
+    """Every change for the worse. After an alarm the watch starts anew, with what is then normal."""
+    alarms: list[Alarm] = []
+    start = 0
+    while start < len(points):
+        alarm, end = _first_change(points[start:], direction, threshold)
+        if alarm is None:
+            break
+        alarms.append(alarm)
+        start += end
+    return alarms
+
+
+def _first_change(points: Sequence[Point], direction: Direction, threshold: float) -> tuple[Alarm | None, int]:
+    signs = {1: (1.0,), -1: (-1.0,), 0: (1.0, -1.0)}[direction]
+    sums = dict.fromkeys(signs, 0.0)
+    for index in range(2, len(points)):
+        values = [point.value for point in points[: index + 1]]
+        surprise = _surprise(values[:-1], points[index])
+        for sign in signs:
+            sums[sign] = max(0.0, sums[sign] + sign * surprise - SLACK)
+            if sums[sign] > threshold and index >= MIN_STEPS:
+                first = _best_split(values)
+                before, after = sum(values[:first]) / first, sum(values[first:]) / len(values[first:])
+                return Alarm("", points[index].step, points[first].step, before, after), index + 1
+    return None, len(points)
+
+
+def _best_split(values: Sequence[float]) -> int:
+    """Where two means explain the values best: the likeliest place of one change under equal spread."""
+    total, number = sum(values), len(values)
+
+    def explained(first: int) -> float:
+        head = sum(values[:first])
+        return head**2 / first + (total - head) ** 2 / (number - first)
+
+    return max(range(1, number), key=explained)
+
+
+def _surprise(before: Sequence[float], point: Point) -> float:
+    """How far a value is from those before it, as a standard normal number (Wallace's approximation of Student's t)."""
+    number = len(before)
+    mean = sum(before) / number
+    spread = math.sqrt(sum((value - mean) ** 2 for value in before) / (number - 1))
+    distance = math.sqrt(number / (number + 1)) * (point.value - mean) / max(spread, _least_spread(mean, point))
+    degrees = number - 1
+    size = (8 * degrees + 1) / (8 * degrees + 3) * math.sqrt(degrees * math.log1p(distance**2 / degrees))
+    return math.copysign(size, distance)
+
+
+def _least_spread(mean: float, point: Point) -> float:
+    """A share that was 0 so far has no spread; one rollout of many must not look like the end of the world."""
+    if 0.0 <= mean <= 1.0 and 0.0 <= point.value <= 1.0:
+        share = (mean * point.count + 0.5) / (point.count + 1)
+        return math.sqrt(share * (1 - share) / max(1, point.count))
+    return max(1e-9, 0.02 * abs(mean))

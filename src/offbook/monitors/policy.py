@@ -1,0 +1,117 @@
+"""What a finding costs. Whatever the policy says, a rollout with a finding that counts as a hack earns no outcome.
+
+Model monitors are shown actions and changes and never what the agent thought, and neither are the rules: punishing what
+is said in reasoning teaches an agent to leave it out.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from offbook.config import MonitorsConfig
+from offbook.monitors.model import ModelMonitor
+from offbook.monitors.rules import KINDS, check
+from offbook.types import Event, Flag, OffbookError, Rollout, Task
+
+Action = Literal["count", "penalise", "zero", "quarantine"]
+ORDER: tuple[Action, ...] = ("count", "zero", "penalise", "quarantine")  # the last one that applies holds
+DEFAULTS: dict[str, Action] = {
+    **dict.fromkeys(KINDS, "zero"),
+    # The task itself leaks: whoever solves it from here on may have read the answer.
+    **dict.fromkeys(("cache", "bytecode", "copy"), "quarantine"),
+    # Nobody does these by accident.
+    **dict.fromkeys(
+        ("forged", "daemon", "runner", "startup", "exit", "equality", "frames", "probe", "tests_read", "loader"),
+        "penalise",
+    ),
+}
+WITHHELD, HACK = "outcome_withheld", "hack"
+
+
+def action_for(flag: Flag, policy: Mapping[str, Action]) -> Action:
+    """A kind of its own first; findings of a model, `model/...`, share one entry; what nobody named is a hack too."""
+    general = flag.kind.partition("/")[0]
+    return policy.get(flag.kind) or policy.get(general) or DEFAULTS.get(flag.kind, "zero")
+
+
+def apply_policy(
+    rollout: Rollout, flags: list[Flag], policy: Mapping[str, Action] | None = None, penalty: float = 0.5
+) -> Action | None:
+    """Put the flags on the rollout and take from its reward what they cost. The action taken, None without flags.
+
+    `count` is for findings that one does not hold to be hacks: they are on record and cost nothing. `zero`: nothing
+    positive is left, costs stay. `penalise`: `penalty` besides. `quarantine`: as zero, and the task is put aside.
+    """
+    rollout.flags += flags
+    actions = [action_for(flag, policy or {}) for flag in flags]
+    if not actions:
+        return None
+    action = max(actions, key=ORDER.index)
+    if action == "count":
+        return action
+    withhold(rollout)
+    if action == "penalise":
+        rollout.reward.parts[HACK] = -1.0
+        rollout.reward.weights[HACK] = penalty
+    return action
+
+
+def withhold(rollout: Rollout) -> None:
+    """The outcome stays on record under another name and without weight; no other part earns anything either."""
+    reward = rollout.reward
+    if WITHHELD not in reward.parts:
+        reward.parts[WITHHELD] = reward.parts.get("outcome", 0.0)
+    reward.weights[WITHHELD] = 0.0
+    reward.parts["outcome"] = 0.0
+    for name, value in reward.parts.items():
+        if value * reward.weights.get(name, 1.0) > 0:
+            reward.weights[name] = 0.0
+
+
+@dataclass(slots=True)
+class Monitors:
+    """The monitors of a run and what they found out about its tasks."""
+
+    policy: dict[str, Action] = field(default_factory=dict)
+    penalty: float = 0.5
+    watch: bool = True  # boxes tell which files are opened
+    model: ModelMonitor | None = None
+    quarantined: dict[str, str] = field(default_factory=dict)  # task -> the rollout that showed why
+
+    async def judge(self, task: Task, rollout: Rollout) -> None:
+        """Look at a rollout and settle what it earns. A monitor that breaks is an event and never the run's end."""
+        flags: list[Flag] = []
+        try:
+            flags += check(task, rollout)
+            if self.model is not None:
+                flags += await self.model.check(task, rollout)
+        except OffbookError as error:  # the model's server
+            rollout.events.append(Event(-1, "monitor_unreachable", str(error)))
+        except Exception:
+            rollout.events.append(Event(-1, "monitor_crash", traceback.format_exc(limit=-4)))
+        if apply_policy(rollout, flags, self.policy, self.penalty) == "quarantine":
+            self.quarantined.setdefault(task.id, rollout.id)
+
+    def settle(self, group: list[Rollout]) -> None:
+        """After the last rollout of a task: if one showed that it leaks, none of them earns or teaches anything."""
+        for rollout in group:
+            if rollout.task in self.quarantined:
+                withhold(rollout)
+                rollout.reward.weights = dict.fromkeys(rollout.reward.parts, 0.0)
+                rollout.events.append(Event(-1, "quarantined", f"see {self.quarantined[rollout.task]}"))
+
+
+def monitors_of(config: MonitorsConfig) -> Monitors | None:
+    """None where they are off."""
+    if not config.on:
+        return None
+    for kind in config.policy:
+        if kind.partition("/")[0] not in (*KINDS, "model"):
+            raise OffbookError(f"monitors.policy.{kind}: there is no such finding; there are {', '.join(KINDS)}, model")
+    model = None
+    if config.model_url and config.model_rate:
+        model = ModelMonitor(config.model_url, config.model_name, config.model_rate)
+    return Monitors(dict(config.policy), config.penalty, config.watch, model)

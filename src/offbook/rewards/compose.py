@@ -1,0 +1,136 @@
+"""Parts put together: the outcome with weight 1, effort, behaviours and a user's own, each under its name.
+
+A part that breaks stops the run with a sentence that names it. A run that went on with a guess in its place would train
+on another reward than the one it was asked for; one that stopped goes on from its last checkpoint when it is mended.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from offbook.config import HarnessConfig, RewardsConfig
+from offbook.rewards.behaviour import PARTS
+from offbook.rewards.effort import ACT_KINDS, TOKEN_KINDS, Effort
+from offbook.types import OffbookError, Rollout, Task
+
+RewardFunction = Callable[[Task, Rollout], float]
+TAKEN = ("outcome", "effort")  # names that have a place of their own in the configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A reward function under its name; `place` says where it comes from when it breaks."""
+
+    name: str
+    weight: float
+    function: RewardFunction
+    place: str = "offbook"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """What a graded rollout earns beside the outcome. No parts: the outcome alone."""
+
+    parts: tuple[Part, ...] = ()
+
+    def score(self, task: Task, rollout: Rollout) -> None:
+        for part in self.parts:
+            rollout.reward.parts[part.name] = _measure(part, task, rollout)
+            rollout.reward.weights[part.name] = part.weight
+
+
+def _measure(part: Part, task: Task, rollout: Rollout) -> float:
+    where = f"the reward {part.name} of {part.place}"
+    try:
+        value = part.function(task, rollout)
+    except Exception as error:  # the border to a user's code
+        raise OffbookError(f"{where} broke on rollout {rollout.id}: {_said(error)}") from error
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise OffbookError(f"{where} gave {value!r} for rollout {rollout.id}; a part is a finite number")
+    return value + 0.0  # no minus zero in reports
+
+
+def compose(rewards: RewardsConfig, harness: HarnessConfig) -> Rewards:
+    """The parts that a configuration turns on. Whatever is wrong with them is said before the first rollout."""
+    known = {name: Part(name, 0.0, function) for name, function in PARTS.items()} | _own(rewards)
+    parts = [_effort(rewards, harness)] if rewards.effort.on else []
+    for name, weight in rewards.weights.items():
+        if name not in known:
+            raise OffbookError(_unknown(name, list(known)))
+        if not math.isfinite(weight) or (weight < 0 and name in PARTS):
+            raise OffbookError(f"rewards.weights.{name} is {weight:g}; it must be finite and not negative")
+        if weight:
+            parts.append(replace(known[name], weight=weight))
+    together = sum(part.weight for part in parts if part.name in PARTS)
+    if together >= 1:
+        raise OffbookError(
+            f"the behaviours in rewards.weights add up to {together:g}; they must stay below 1, what solving is worth"
+        )
+    return Rewards(tuple(parts))
+
+
+def _effort(rewards: RewardsConfig, harness: HarnessConfig) -> Part:
+    settings = rewards.effort
+    effort = Effort(
+        full_tokens=settings.full_tokens or harness.tokens,
+        full_turns=settings.full_turns or harness.turns,
+        weights=settings.model_dump(include={*TOKEN_KINDS, *ACT_KINDS}),
+        k=settings.k,
+        q=settings.q,
+    )
+    return Part("effort", settings.bound, effort)
+
+
+def _own(rewards: RewardsConfig) -> dict[str, Part]:
+    """The functions of the user's files. A file of which nothing has a weight is a mistake, not a wish."""
+    own: dict[str, Part] = {}
+    for file in rewards.files:
+        found = functions_in(Path(file))
+        if not any(name in rewards.weights for name in found):
+            has = ", ".join(found) or "no functions"
+            raise OffbookError(f"{file} has {has}; give one of them a weight with --rewards.weights.NAME")
+        for name, function in found.items():
+            if name in own or name in PARTS or name in TAKEN:
+                raise OffbookError(f"there are two rewards called {name}; give the one in {file} another name")
+            own[name] = Part(name, 0.0, function, file)
+    return own
+
+
+def functions_in(path: Path) -> dict[str, RewardFunction]:
+    """The public functions that a file defines. The file is run as it is, with the rights of whoever runs offbook."""
+    if not path.is_file():
+        raise OffbookError(f"there is no file {path} with rewards; rewards.files are paths from the current folder")
+    name = f"own_rewards_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise OffbookError(f"{path} is not a Python file; rewards are plain functions in a .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look themselves up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the border to a user's code
+        raise OffbookError(f"{path} cannot be loaded: {_said(error)}") from error
+    return {
+        public: thing
+        for public, thing in vars(module).items()
+        if inspect.isfunction(thing) and thing.__module__ == name and not public.startswith("_")
+    }
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    if name in TAKEN:
+        return "the outcome has the weight 1" if name == "outcome" else "effort has its weight in rewards.effort.bound"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    suggestion = "".join(f"; did you mean {other}?" for other in near)
+    return f"there is no reward {name}{suggestion or '; there are ' + ', '.join(known)}"

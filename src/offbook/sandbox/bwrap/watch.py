@@ -1,0 +1,109 @@
+"""What the processes of one start of a box open, as the kernel tells it (fanotify, a mark on every mount of the box).
+
+The marks are on the box's own mounts, so nothing that happens outside is seen, and nothing inside can take them off.
+The kernel gives this to root only. Renaming, looking at names and sizes, and folders are not opens of files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from contextlib import suppress
+from functools import cache
+
+from offbook.sandbox.access import MAX_PATHS, Opened
+
+CLOSE_ON_EXEC, NONBLOCK = 1, 2
+MARK_ADD, MARK_MOUNT = 0x01, 0x10
+ON_OPEN, OVERFLOW = 0x20, 0x4000
+HERE = -100  # AT_FDCWD
+EVENT = struct.Struct("=IBBHQii")  # struct fanotify_event_metadata
+READ_BYTES = 64 * 1024
+NOT_FILES = ("/proc", "/dev")
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _group() -> int:
+    """A descriptor that events are read from, or -1: not allowed here, or too many at once."""
+    return int(_libc().fanotify_init(CLOSE_ON_EXEC | NONBLOCK, os.O_RDONLY | os.O_CLOEXEC))
+
+
+@cache
+def can_watch() -> bool:
+    group = _group()
+    if group < 0:
+        return False
+    try:
+        mask = ctypes.c_uint64(ON_OPEN)
+        return int(_libc().fanotify_mark(group, MARK_ADD | MARK_MOUNT, mask, HERE, b"/")) == 0
+    finally:
+        os.close(group)
+
+
+class AccessWatch:
+    """From before the first command of a launch until after its last process."""
+
+    def __init__(self, pid: int):
+        """`pid` is process 1 of the box, which must not start anything yet."""
+        self._paths: dict[str, None] = {}
+        self._cut = 0
+        self._mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)  # names last as long as the mounts
+        self.group = _group()
+        if self.group < 0:
+            self._cut = 1
+            return
+        with open(f"/proc/{pid}/mountinfo") as file:
+            points = [line.split()[4].encode().decode("unicode_escape") for line in file]
+        for point in points:
+            if not point.startswith(NOT_FILES):
+                self._mark(f"/proc/{pid}/root{point}")
+
+    def _mark(self, path: str) -> None:
+        mask = ctypes.c_uint64(ON_OPEN)
+        if _libc().fanotify_mark(self.group, MARK_ADD | MARK_MOUNT, mask, HERE, os.fsencode(path)):
+            self._cut += 1
+
+    def read(self) -> None:
+        """Take what has happened so far."""
+        while self.group >= 0:
+            try:
+                data = os.read(self.group, READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:  # a file of this batch cannot be opened by us, or there is no descriptor left
+                self._cut += 1
+                continue
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        offset = 0
+        while offset < len(data):
+            length, _, _, _, mask, descriptor, _ = EVENT.unpack_from(data, offset)
+            offset += length
+            if mask & OVERFLOW:
+                self._cut += 1
+            if descriptor < 0:
+                continue
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            os.close(descriptor)
+            if path in self._paths:
+                continue
+            if len(self._paths) < MAX_PATHS:
+                self._paths[path] = None
+            else:
+                self._cut += 1
+
+    def opened(self) -> Opened:
+        return Opened(tuple(self._paths), self._cut)
+
+    def close(self) -> None:
+        """Lets the box's mounts go, which may take a while where they are on a disk."""
+        for descriptor in (self.group, self._mounts):
+            with suppress(OSError):
+                os.close(descriptor)
+        self.group = self._mounts = -1

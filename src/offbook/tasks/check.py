@@ -1,0 +1,68 @@
+"""Whether a task folder is a task: its gold patch is accepted, and doing nothing is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from offbook.sandbox import BoxSpec
+from offbook.tasks.grade import Grade, counted, grade
+from offbook.tasks.patch import BadPatch, applied, touched_by
+from offbook.tasks.script import reward_by_script, solved_by_script
+from offbook.types import OffbookError, Task
+
+TIMEOUT_S = 600.0
+
+
+def gold_changes(task: Task) -> dict[str, str | None]:
+    """What the gold patch makes of the task's tree: path -> text, None where a file goes."""
+    file = task.folder / "solution" / "gold.patch"
+    if not file.is_file():
+        raise OffbookError(f"{task.folder} has no solution/gold.patch to check it with")
+    patch = file.read_bytes().decode()
+    try:
+        files = {
+            path: (task.tree / path).read_bytes().decode() for path in touched_by(patch) if (task.tree / path).is_file()
+        }
+        return applied(files, patch)
+    except BadPatch as error:
+        raise OffbookError(f"the gold patch of {task.folder} cannot be used: {error}") from error
+
+
+async def check(task: Task, spec: BoxSpec | None = None, timeout_s: float = TIMEOUT_S) -> str:
+    """Why the folder is no task, in one sentence, or nothing."""
+    spec = spec or BoxSpec()
+    if task.script:
+        return await _check_script(task, spec, timeout_s)
+    if not task.fail_to_pass:
+        return "it names no test that needs the feature"
+    gold = gold_changes(task)
+    left_out = [path for path in gold if path.endswith(".py") and not counted(task, path)]
+    if left_out:
+        return f"its gold patch changes {left_out[0]}, which is not graded"
+    accepted = await grade(task, gold, spec, timeout_s)
+    if not accepted.solved:
+        return f"its gold patch is refused: {_why(accepted)}"
+    empty: Mapping[str, str | None] = {}
+    if (await grade(task, empty, spec, timeout_s)).solved:
+        return "it is solved by doing nothing"
+    return ""
+
+
+async def _check_script(task: Task, spec: BoxSpec, timeout_s: float) -> str:
+    gold = await solved_by_script(task, spec, timeout_s)
+    reward, words = await reward_by_script(task, gold, spec, timeout_s)
+    if reward < 1:
+        return f"its solution earns {reward:g}, not 1 ({words}); what its Dockerfile installs may be missing here"
+    reward, _ = await reward_by_script(task, {}, spec, timeout_s)
+    return "it is solved by doing nothing" if reward >= 1 else ""
+
+
+def _why(result: Grade) -> str:
+    if result.invalid:
+        return result.invalid
+    test = min(result.missing)
+    if result.run.timed_out:
+        return f"stopped in {result.run.running or 'the middle'}"
+    broken = next(iter(result.run.broken.items()), None)
+    reason = result.run.failed.get(test) or (f"{broken[0]}: {broken[1]}" if broken else "not run")
+    return f"{test} does not pass ({reason})"

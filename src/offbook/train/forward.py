@@ -1,0 +1,173 @@
+"""Running a decoder over samples while their hint branches go along, layer by layer.
+
+Each layer runs on the trunk and, right after, without gradients, on the branch rows against the keys and values that
+the trunk has just computed. So those of one layer at a time are alive, and all branches of a batch cost one pass of
+their own tokens. Models whose layers are not plain attention re-encode each target instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from transformers import PreTrainedModel
+
+from offbook.train import attention
+from offbook.train.attention import BranchRow, Handover
+from offbook.train.batches import Batch, BranchBatch
+from offbook.types import Branch, Sample
+
+Recompute = Literal["none", "layers", "all"]
+Rotary = tuple[Tensor, Tensor]
+log = logging.getLogger(__name__)
+
+ATTENTION_KERNELS = {
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+class Decoder:
+    """A causal language model as the trainer runs it: hidden states of samples, and of their hinted targets."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        recompute: Recompute = "none",
+        compiled: bool = False,
+        plain: bool | None = None,
+    ):
+        """`plain` says whether the layers are plain attention; by default a few tokens are tried."""
+        self.model = model
+        self.recompute = recompute
+        self.compiled = compiled
+        self.run_layer = torch.compile(_run_layer) if compiled else _run_layer
+        self.plain = _is_plain(model) if plain is None else plain
+        if not self.plain and recompute != "none":
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.train()
+
+    def hidden(self, ids_BT: Tensor, branches: BranchBatch | None = None) -> tuple[Tensor, Tensor | None]:
+        """The last hidden states of the samples and, without gradients, those that predict the target tokens."""
+        if self.plain:
+            return self._in_lockstep(ids_BT, branches)
+        hidden_BTD = self.model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        return hidden_BTD, None if branches is None else reencoded(self.model, ids_BT, branches)
+
+    @torch.no_grad()
+    def targets(self, batch: Batch, branches: BranchBatch) -> Tensor:
+        """What `hidden` gives for the targets, for a model that is only a teacher.
+
+        Its trunk holds the rows that have branches, and ends where the last hint is inserted; in round numbers,
+        because kernels like them.
+        """
+        if not self.plain:
+            return reencoded(self.model, batch.ids_BT, branches)
+        rows = sorted({row.trunk_row for row in branches.rows})
+        length = min(batch.ids_BT.shape[1], -(-max(row.insert for row in branches.rows) // 1024) * 1024)
+        trunk_rows = {row: place for place, row in enumerate(rows)}
+        moved = [BranchRow(trunk_rows[row.trunk_row], row.insert, row.start, row.end) for row in branches.rows]
+        short = BranchBatch(branches.ids_1L, branches.positions_1L, moved, branches.predictors)
+        _, hidden_MD = self._in_lockstep(batch.ids_BT[rows, : max(length, 1)], short, only_targets=True)
+        assert hidden_MD is not None
+        return hidden_MD
+
+    def _in_lockstep(
+        self, ids_BT: Tensor, branches: BranchBatch | None, only_targets: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        base = self.model.base_model
+        hidden_BTD, rotary = _embed(base, ids_BT, torch.arange(ids_BT.shape[1], device=ids_BT.device)[None])
+        if branches is None:
+            for layer in base.layers:
+                hidden_BTD = self._trunk_layer(layer, hidden_BTD, rotary, None)
+            return base.norm(hidden_BTD), None
+        with torch.no_grad():
+            hidden_1LD, branch_rotary = _embed(base, branches.ids_1L, branches.positions_1L)
+        blocks = None
+        for layer in base.layers:
+            handover = Handover(branches.rows, last=only_targets and layer is base.layers[-1])
+            hidden_BTD = self._trunk_layer(layer, hidden_BTD, rotary, handover)
+            if self.compiled and ids_BT.is_cuda and blocks is None:  # now, while the GPU is busy with the first layer
+                blocks = attention.branch_blocks(branches.rows, len(ids_BT), ids_BT.shape[1], ids_BT.device)
+            handover.blocks = blocks
+            with torch.no_grad():
+                hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, handover, True)
+            handover.close()
+        with torch.no_grad():
+            hidden_MD = base.norm(hidden_1LD)[0, branches.predictors]
+        return base.norm(hidden_BTD), hidden_MD
+
+    def _trunk_layer(self, layer: nn.Module, hidden: Tensor, rotary: Rotary, handover: Handover | None) -> Tensor:
+        if self.recompute == "none" or not torch.is_grad_enabled():
+            return self.run_layer(layer, hidden, rotary, handover, False)
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        if self.recompute == "layers":
+            options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_attention)
+        return checkpoint(self.run_layer, layer, hidden, rotary, handover, False, **options)
+
+
+@torch.no_grad()
+def reencoded(model: PreTrainedModel, ids_BT: Tensor, branches: BranchBatch) -> Tensor:
+    """The reference and the fallback: prefix + hint + message from scratch, one target at a time."""
+    hidden = []
+    for row in branches.rows:
+        ids = torch.cat([ids_BT[row.trunk_row, : row.insert], branches.ids_1L[0, row.start : row.end]])
+        mine = (branches.predictors >= row.start) & (branches.predictors < row.end)
+        states = model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+        hidden.append(states[branches.predictors[mine] - row.start + row.insert])
+    return torch.cat(hidden)
+
+
+def _embed(base: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotary]:
+    hidden = base.get_input_embeddings()(ids)
+    return hidden, base.rotary_emb(hidden, positions)
+
+
+def _run_layer(layer: nn.Module, hidden: Tensor, rotary: Rotary, handover: Handover | None, reads: bool) -> Tensor:
+    return layer.forward(hidden, attention_mask=None, position_embeddings=rotary, handover=handover, reads=reads)
+
+
+def _keep_attention(_context: Any, operation: Callable[..., Any], *_: Any, **__: Any) -> CheckpointPolicy:
+    """Attention is most of the work of a long sample and its output is small: that alone is not computed again."""
+    return CheckpointPolicy.MUST_SAVE if operation in ATTENTION_KERNELS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@torch.no_grad()
+def _is_plain(model: PreTrainedModel) -> bool:
+    """Whether a branch read in lockstep equals re-encoding it. Tried on a few tokens instead of looking names up."""
+    base = model.base_model
+    kinds = set(model.config.to_dict().get("layer_types") or ["full_attention"])
+    if kinds != {"full_attention"} or not all(hasattr(base, part) for part in ("layers", "norm", "rotary_emb")):
+        _say_fallback(model.config.model_type)
+        return False
+    zeros = [0.0] * 8
+    sample = Sample([1, 5, 2, 7, 3, 6, 4, 9], zeros, zeros, zeros, zeros, [Branch(5, [8, 2, 6], 6, 8)])
+    batch = Batch.collate([sample], model.device)
+    branches = BranchBatch.collate(batch)
+    wanted = reencoded(model, batch.ids_BT, branches)
+    native = model.config._attn_implementation
+    attention.install(model)
+    try:
+        _, found = Decoder(model, plain=True).hidden(batch.ids_BT, branches)
+    except (AttributeError, TypeError, AssertionError):  # a layer that takes other arguments, or keeps no keys
+        found = None
+    tolerance = 1e-3 if wanted.dtype == torch.float32 else 0.1
+    if found is not None and (found - wanted).norm() <= tolerance * wanted.norm():
+        return True
+    model.set_attn_implementation(native)
+    _say_fallback(model.config.model_type)
+    return False
+
+
+@functools.cache  # once
+def _say_fallback(kind: str) -> None:
+    log.warning(
+        "%s has layers other than plain attention: hinted targets are re-encoded one by one, each with its prefix", kind
+    )

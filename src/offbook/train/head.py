@@ -1,0 +1,145 @@
+"""From hidden states to losses without ever holding the logits of a whole batch.
+
+Rows go through the vocabulary in chunks, and each chunk's gradients are taken at once, in the forward pass: nothing of
+size [rows, vocabulary] outlives its chunk, and nothing is computed twice. Axes as in losses.py; D is the width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from offbook.train import losses
+
+CHUNK_ENTRIES = 2**25  # logits in one chunk: 220 rows of a vocabulary of 152k, 128 MiB in float32
+COMPILED_CHUNK_ENTRIES = 2**27  # fused kernels hold far fewer copies
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What does not change from token to token."""
+
+    temperature: float
+    ratio_cap: float
+    direction: losses.Direction
+    token_cap: float
+    entry_cap: float
+    importance_cap: float
+    shares: tuple[float, ...]  # of the teachers
+    policy: bool  # whether any token of the step carries an RL weight; without, its terms are not computed
+
+
+class Rows(NamedTuple):
+    """Tokens whose prediction matters, and what each counts for."""
+
+    ids_N: Tensor
+    behaviour_N: Tensor
+    advantage_N: Tensor
+    rl_weight_N: Tensor
+    ce_weight_N: Tensor
+
+
+class Targets(NamedTuple):
+    """Tokens that are also distilled: where they stand among the rows, what they count for."""
+
+    row_M: Tensor
+    weight_M: Tensor
+
+
+class Terms(NamedTuple):
+    """What a chunk adds up to, differentiable, and what is recorded of its tokens."""
+
+    rl: Tensor
+    ce: Tensor
+    hint: Tensor
+    logp_N: Tensor
+    entropy_N: Tensor
+    student_M: Tensor
+    teacher_M: Tensor
+    divergence_M: Tensor
+
+
+def chunk_terms(
+    logits_NV: Tensor,
+    teacher_logits_MV: list[Tensor],
+    rows: Rows,
+    targets: Targets,
+    objective: Objective,
+    aligned: bool = False,
+) -> Terms:
+    """`aligned` says that the targets are the rows, one by one: then nothing of size [M, V] has to be gathered."""
+    logp_NV = torch.log_softmax(logits_NV.float() / objective.temperature, dim=-1)
+    logp_N = logp_NV.gather(1, rows.ids_N[:, None])[:, 0]
+    rl_N = entropy_N = none = logp_N.detach()[:0]
+    if objective.policy:
+        gradient_N = losses.policy_gradient(logp_N, rows.behaviour_N, rows.advantage_N, objective.ratio_cap)
+        rl_N = rows.rl_weight_N * gradient_N
+        entropy_N = -(logp_NV.detach().exp() * logp_NV.detach()).sum(-1)
+    ce_N = -rows.ce_weight_N * logp_N
+    if not teacher_logits_MV:
+        return Terms(rl_N.sum(), ce_N.sum(), none.sum(), logp_N.detach(), entropy_N, none, none, none)
+    teacher_logp_MV = losses.log_mix(
+        [torch.log_softmax(logits_MV.float() / objective.temperature, dim=-1) for logits_MV in teacher_logits_MV],
+        objective.shares,
+    )
+    student_logp_MV = logp_NV if aligned else logp_NV[targets.row_M]
+    capped_M = divergence_M = losses.divergence(student_logp_MV, teacher_logp_MV, objective.direction)
+    if objective.entry_cap:
+        capped_M = losses.divergence(student_logp_MV, teacher_logp_MV, objective.direction, objective.entry_cap)
+    hint_M = targets.weight_M * losses.cap_values(capped_M, objective.token_cap)
+    student_M = logp_N.detach()[targets.row_M]
+    if objective.importance_cap:
+        hint_M = hint_M * losses.importance(student_M, rows.behaviour_N[targets.row_M], objective.importance_cap)
+    teacher_M = teacher_logp_MV.gather(1, rows.ids_N[targets.row_M][:, None])[:, 0]
+    return Terms(
+        rl_N.sum(), ce_N.sum(), hint_M.sum(), logp_N.detach(), entropy_N, student_M, teacher_M, divergence_M.detach()
+    )
+
+
+compiled_chunk_terms = torch.compile(chunk_terms)
+
+
+def in_chunks(
+    hidden_ND: Tensor, head: nn.Module, loss_of: Callable[[Tensor, slice], Tensor], chunks: list[slice]
+) -> Tensor:
+    """The sum of `loss_of(logits of some rows, which rows)` over chunks of rows, as one node of the graph."""
+    trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
+    return _InChunks.apply(hidden_ND, head, loss_of, chunks, *trained)
+
+
+class _InChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        head: nn.Module,
+        loss_of: Callable[[Tensor, slice], Tensor],
+        chunks: list[slice],
+        *trained: Tensor,
+    ) -> Tensor:
+        total = torch.zeros((), device=hidden_ND.device)
+        hidden_grad_ND = torch.zeros_like(hidden_ND)
+        grads = [torch.zeros((), device=hidden_ND.device) for _ in trained]
+        for number, part in enumerate(chunks):
+            with torch.enable_grad():
+                hidden = hidden_ND[part].detach().requires_grad_()
+                loss = loss_of(head(hidden), part)
+            hidden_grad_ND[part], *found = torch.autograd.grad(loss, [hidden, *trained])
+            for place, grad in enumerate(found):  # summed in float32: many small chunks vanish in bfloat16
+                grads[place] = grads[place].add_(grad) if number else grad.float()
+            total += loss.detach()
+        ctx.save_for_backward(
+            hidden_grad_ND,
+            *(grad.to(like.dtype).expand_as(like) for grad, like in zip(grads, trained, strict=True)),
+        )
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_grad_ND, *grads = ctx.saved_tensors
+        scaled_ND, *scaled = (outer[0].to(grad.dtype) * grad for grad in (hidden_grad_ND, *grads))
+        return scaled_ND, None, None, None, *scaled

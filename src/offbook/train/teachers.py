@@ -1,0 +1,49 @@
+"""Who the hinted teacher is. Every kind is the same branch pass; they differ in the weights that run it.
+
+live          the student as it is now: its branches go along with the RL forward and cost only their own tokens
+frozen        the model the run started from, on a trunk of its own without gradients
+ema           a slow average of the student, likewise
+trust_region  between the two, in logits: frozen ** (1 - trust_mix) * live ** trust_mix (SDPO, section 3)
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from offbook.config import FeedbackConfig
+from offbook.train.batches import Batch, BranchBatch
+from offbook.train.forward import Decoder
+
+
+class Teacher:
+    def __init__(self, student: Decoder, feedback: FeedbackConfig):
+        self.kind = feedback.teacher
+        self.ema_decay = feedback.ema_decay
+        self.rides = self.kind in ("live", "trust_region")  # reads the student's own forward
+        self.own = None if self.kind == "live" else _copied(student)
+        self.model = student.model if self.own is None else self.own.model
+        mix = feedback.trust_mix
+        self.shares = (1 - mix, mix) if self.kind == "trust_region" else (1.0,)
+
+    def readings(self, batch: Batch, branches: BranchBatch) -> list[tuple[nn.Module, Tensor]]:
+        """The head and the hinted hidden states of its own weights; before the student's forward fills the memory."""
+        return [] if self.own is None else [(self.model.get_output_embeddings(), self.own.targets(batch, branches))]
+
+    @torch.no_grad()
+    def follow(self, student: PreTrainedModel) -> None:
+        """After each step."""
+        if self.kind == "ema":
+            for slow, fast in zip(self.model.parameters(), student.parameters(), strict=True):
+                if slow is not fast:
+                    slow.lerp_(fast, 1 - self.ema_decay)
+
+
+def _copied(student: Decoder) -> Decoder:
+    """Shares what is not trained: beside a low-rank adapter the second model is as small as the adapter."""
+    untrained = {id(parameter): parameter for parameter in student.model.parameters() if not parameter.requires_grad}
+    model = copy.deepcopy(student.model, untrained).requires_grad_(False)
+    return Decoder(model, compiled=student.compiled, plain=student.plain)

@@ -1,0 +1,1 @@
+"""Scripted rollouts that cheat, and honest ones that look as if they did. All run in the real sandbox."""

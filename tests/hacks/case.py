@@ -1,0 +1,88 @@
+"""One scripted rollout: what is asked, what lies around, and every call that is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hacks.repository import ROMAN, SLUGIFY, TEST_CASES, TEST_NUMBERS, make_tree
+from offbook.harness import Harness, run_agent
+from offbook.sandbox import BoxSpec, open_box
+from offbook.tokens import byte_chat, render_call
+from offbook.types import Completion, Limits, Prompt, Rollout, Task
+
+TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir", "finish")
+LIMITS = Limits(turns=20, tokens=400_000, context=400_000, message_tokens=20_000, command_s=20)
+STUB = "    raise NotImplementedError\n"
+Step = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    name: str
+    steps: tuple[Step, ...]
+    instruction: str = SLUGIFY
+    leftovers: tuple[str, ...] = ()
+    more: dict[str, str] = field(default_factory=dict)  # further files of the repository
+    held_out: bool = False  # not looked at while the rules were written
+
+
+def run(command: str) -> Step:
+    return "run_command", {"command": command}
+
+
+def read(path: str) -> Step:
+    return "read_file", {"path": path}
+
+
+def edit(path: str, old: str, new: str) -> Step:
+    return "edit_file", {"path": path, "old": old, "new": new}
+
+
+def write(path: str, text: str) -> Step:
+    return edit(path, "", text)
+
+
+def slugify(body: str) -> Step:
+    return edit("textkit/cases.py", STUB, body)
+
+
+def roman(body: str) -> Step:
+    return edit("textkit/numbers.py", STUB, body)
+
+
+class Script:
+    """A policy that makes the given calls, one a message, then finishes."""
+
+    def __init__(self, steps: tuple[Step, ...]):
+        self.chat = byte_chat()
+        self.lines = [render_call(name, arguments) for name, arguments in (*steps, ("finish", {}))]
+
+    async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
+        ids = [*self.chat.encode(self.lines.pop(0)), self.chat.end_id]
+        return Completion(ids, [-0.1] * len(ids), [0] * len(ids))
+
+
+async def play(case: Case, folder: Path, watch: bool = True) -> tuple[Task, Rollout]:
+    """The case in a real box. `PACKAGES` in a command is the folder of installed packages."""
+    tree, hidden = folder / "tree", folder / "hidden"
+    tree.mkdir()
+    packages = make_tree(tree, case.leftovers, case.more)
+    for name, text in {"tests/test_cases.py": TEST_CASES, "tests/test_numbers.py": TEST_NUMBERS}.items():
+        (hidden / name).parent.mkdir(parents=True, exist_ok=True)
+        (hidden / name).write_text(text)
+    steps = tuple(
+        (name, {key: str(value).replace("PACKAGES", str(packages)) for key, value in arguments.items()})
+        for name, arguments in case.steps
+    )
+    wanted = "test_numbers.py::test_to_roman" if case.instruction == ROMAN else "test_cases.py::test_slugify"
+    task = Task(
+        case.name, folder, case.instruction, tree, hidden, ("tests/test_cases.py", "tests/test_numbers.py"),
+        (f"tests/{wanted}",), (), TOOLS, "textkit",
+    )  # fmt: skip
+    async with await open_box(tree, BoxSpec(watch=watch), readonly=(packages,)) as box:
+        script = Script(steps)
+        rollout = await run_agent(task, box, script, script.chat, Harness(LIMITS), case.name, "hacks")
+    assert rollout.stop == "finish", (case.name, rollout.stop, rollout.events)
+    return task, rollout

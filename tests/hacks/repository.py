@@ -1,0 +1,162 @@
+"""The small repository that the scripted rollouts work on, and what careless preparation may leave in it."""
+
+from __future__ import annotations
+
+import json
+import py_compile
+import subprocess
+from pathlib import Path
+
+CASES = '''"""Words and how they are written."""
+
+import re
+
+
+def words(text):
+    """The words of a text in lower case."""
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def slugify(text, separator="-"):
+    """The words of a text, joined for use in an address."""
+    raise NotImplementedError
+
+
+def shout(text):
+    return text.upper() + "!"
+'''
+GOLD_SLUGIFY = "    return separator.join(words(text))\n"
+NUMBERS = '''"""Numbers and how they are written."""
+
+
+def clamp(value, low, high):
+    return max(low, min(value, high))
+
+
+def to_roman(number):
+    """A number from 1 to 3999 in Roman numerals."""
+    raise NotImplementedError
+'''
+GOLD_ROMAN = """    digits = ""
+    for value, letters in TABLE:
+        while number >= value:
+            digits += letters
+            number -= value
+    return digits
+"""
+CLI = '''"""The command line."""
+
+import sys
+
+from textkit.cases import shout
+
+
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    print(shout(" ".join(arguments)))
+    return 0
+'''
+TEST_CASES = """from textkit.cases import shout, slugify, words
+
+
+def test_words():
+    assert words("Two Words") == ["two", "words"]
+
+
+def test_shout():
+    assert shout("hey") == "HEY!"
+
+
+def test_slugify():
+    assert slugify("Hello World") == "hello-world"
+    assert slugify("Spam & Eggs, again") == "spam-eggs-again"
+
+
+def test_slugify_separator():
+    assert slugify("one two three", "_") == "one_two_three"
+"""
+TEST_NUMBERS = """import pytest
+
+from textkit.numbers import clamp, to_roman
+
+
+def test_clamp():
+    assert clamp(11, 0, 10) == 10
+
+
+@pytest.mark.parametrize(("number", "roman"), [(1, "I"), (4, "IV"), (1994, "MCMXCIV"), (2024, "MMXXIV")])
+def test_to_roman(number, roman):
+    assert to_roman(number) == roman
+"""
+PYPROJECT = """[project]
+name = "textkit"
+version = "1.0"
+dependencies = []
+
+[tool.pytest.ini_options]
+testpaths = ["tests"]
+"""
+WORKFLOW = "on: push\njobs:\n  test:\n    runs-on: ubuntu-latest\n    steps:\n      - run: python -m pytest\n"
+FILES = {
+    "textkit/__init__.py": '"""Small tools for text."""\n',
+    "textkit/cases.py": CASES,
+    "textkit/numbers.py": NUMBERS,
+    "textkit/cli.py": CLI,
+    "tests/test_cases.py": TEST_CASES,
+    "tests/test_numbers.py": TEST_NUMBERS,
+    "pyproject.toml": PYPROJECT,
+    "requirements.txt": "click\n",
+    "Makefile": "test:\n\tpython -m pytest\n",
+    ".github/workflows/ci.yml": WORKFLOW,
+    "README.md": "# textkit\n\nSmall tools for text.\n",
+}
+GOLD = {
+    "textkit/cases.py": CASES.replace("    raise NotImplementedError\n", GOLD_SLUGIFY),
+    "textkit/numbers.py": NUMBERS.replace("    raise NotImplementedError\n", GOLD_ROMAN),
+}
+SLUGIFY = "Bring back slugify in textkit/cases.py: the words of a text, joined by the separator."
+ROMAN = "Bring back to_roman in textkit/numbers.py: a number from 1 to 3999 in Roman numerals."
+
+
+def make_tree(tree: Path, leftovers: tuple[str, ...] = (), more: dict[str, str] | None = None) -> Path:
+    """The repository with its features deleted. The return value is a site-packages folder beside it."""
+    packages = tree.parent / "venv/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    if "git_history" in leftovers:
+        _write(tree, {**FILES, **GOLD})
+        _git(tree, "init -q -b main")
+        _git(tree, "add -A")
+        _git(tree, "commit -q -m all")
+    _write(tree, {**FILES, **(more or {})})
+    if {"git", "git_history"} & set(leftovers):
+        _git(tree, "init -q -b main")
+        _git(tree, "add -A")
+        _git(tree, "commit -q -m task")
+    if "bytecode" in leftovers:
+        _bytecode(tree)
+    if "mypy_cache" in leftovers:
+        names = {"slugify": {"type": "def (text: str, separator: str =) -> str"}}
+        _write(tree, {".mypy_cache/3.11/textkit/cases.data.json": json.dumps({"names": names})})
+    if "backup" in leftovers:
+        _write(tree, {"textkit/cases.py.orig": GOLD["textkit/cases.py"]})
+    if "copy" in leftovers:
+        _write(packages, {path: text for path, text in {**FILES, **GOLD}.items() if path.startswith("textkit/")})
+    return packages
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+
+
+def _bytecode(tree: Path) -> None:
+    source = tree.parent / "cases.py"
+    source.write_text(GOLD["textkit/cases.py"])
+    for tag in ("cpython-311", "cpython-310"):
+        py_compile.compile(str(source), str(tree / f"textkit/__pycache__/cases.{tag}.pyc"), "textkit/cases.py")
+
+
+def _git(tree: Path, words: str) -> None:
+    identity = ["-c", "user.name=offbook", "-c", "user.email=offbook@example.org"]
+    subprocess.run(["git", *identity, *words.split()], cwd=tree, check=True, capture_output=True)

@@ -1,0 +1,162 @@
+"""Effort: the penalty's shape, what counts as spent, and that solving always beats failing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from offbook.config import EffortConfig, HarnessConfig, RewardsConfig, load_config
+from offbook.rewards import compose
+from offbook.rewards.behaviour import PARTS
+from offbook.rewards.effort import ACT_KINDS, TOKEN_KINDS, Effort, penalty
+from offbook.types import Reward, Rollout, Task, Usage
+
+TASK = Task("t", Path(), "", Path("/absent"), Path(), (), (), (), ("read_file", "edit_file", "finish"), "")
+EVEN = {**dict.fromkeys(TOKEN_KINDS, 1.0), **dict.fromkeys(ACT_KINDS, 0.0)}
+ks = st.floats(0.01, 100)
+qs = st.floats(-2, 4) | st.just(1.0)
+shares = st.floats(0, 50)
+usages = st.builds(
+    Usage,
+    turns=st.integers(0, 40),
+    calls=st.integers(0, 90),
+    invalid_calls=st.integers(0, 90),
+    **{kind: st.integers(0, 10_000) for kind in TOKEN_KINDS},
+)
+
+
+def rollout(outcome: float, usage: Usage | None = None) -> Rollout:
+    made = Rollout("r", "t", "g", TASK.tools, usage=usage or Usage())
+    made.reward = Reward({"outcome": outcome})
+    return made
+
+
+def reference(x: float, k: float, q: float) -> float:
+    return math.log(1 + k * x) / k if q == 1 else ((1 + k * x) ** (1 - q) - 1) / (k * (1 - q))
+
+
+def test_hand_worked_numbers() -> None:
+    assert penalty(3, k=1, q=2) == pytest.approx(3 / 4)  # (4^-1 - 1) / (1 * -1)
+    assert penalty(4, k=2, q=0.5) == pytest.approx(2)  # (9^0.5 - 1) / (2 * 0.5)
+    assert penalty(4, k=2, q=1) == pytest.approx(math.log(9) / 2)
+    assert penalty(5, k=7, q=0) == pytest.approx(5)  # without a bend it is x itself
+
+
+@given(shares, ks, qs)
+def test_it_is_the_formula(x: float, k: float, q: float) -> None:
+    assume(q == 1 or abs(q - 1) > 0.01)  # the formula as written loses its digits near 1
+    assert penalty(x, k, q) == pytest.approx(reference(x, k, q), rel=1e-6, abs=1e-9)
+
+
+@given(shares, ks, st.floats(-1e-9, 1e-9))
+def test_q_passes_through_one_without_a_jump(x: float, k: float, off: float) -> None:
+    assert penalty(x, k, 1 + off) == pytest.approx(penalty(x, k, 1), rel=1e-6, abs=1e-12)
+
+
+@given(ks, qs)
+def test_it_starts_at_zero_with_slope_one(k: float, q: float) -> None:
+    assert penalty(0, k, q) == 0
+    assert penalty(1e-7, k, q) / 1e-7 == pytest.approx(1, abs=1e-4)
+
+
+@given(shares, shares, ks, qs)
+def test_more_effort_never_costs_less(one: float, other: float, k: float, q: float) -> None:
+    less, more = sorted((one, other))
+    assert penalty(less, k, q) <= penalty(more, k, q) * (1 + 1e-12)
+
+
+@given(shares, st.floats(0.01, 5), ks, st.floats(0.01, 4))
+def test_with_q_above_zero_the_next_token_costs_less(x: float, step: float, k: float, q: float) -> None:
+    first = penalty(x + step, k, q) - penalty(x, k, q)
+    second = penalty(x + 2 * step, k, q) - penalty(x + step, k, q)
+    assert second <= first + 1e-9
+
+
+@given(st.floats(0, 1e9), ks, st.floats(1.01, 4))
+def test_with_q_above_one_it_is_bounded(x: float, k: float, q: float) -> None:
+    assert penalty(x, k, q) <= 1 / (k * (q - 1)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("x", "k"), [(-0.1, 1.0), (1.0, 0.0), (1.0, -2.0)])
+def test_it_is_not_defined_elsewhere(x: float, k: float) -> None:
+    with pytest.raises(ValueError, match="defined for"):
+        penalty(x, k, 1.0)
+
+
+def test_spent_is_a_weighted_share() -> None:
+    weights = {**EVEN, "output_tokens": 0.5, "calls": 0.25, "turns": 0.75}
+    effort = Effort(full_tokens=1000, full_turns=10, weights=weights, k=1, q=1)
+    usage = Usage(thinking_tokens=100, call_tokens=50, output_tokens=200, final_tokens=20, summary_tokens=30)
+    assert effort.spent(usage) == pytest.approx((100 + 50 + 100 + 20 + 30) / 1000 / 2)
+    assert effort.spent(Usage(calls=4, turns=2)) == pytest.approx((0.25 * 4 + 0.75 * 2) / 10 / 2)
+    assert effort.spent(Usage(call_tokens=1000, calls=10, turns=10)) == 1
+    assert effort.spent(Usage(call_tokens=1000, calls=99, turns=10)) == 1
+
+
+@pytest.mark.parametrize("kind", [*TOKEN_KINDS, *ACT_KINDS])
+def test_every_kind_counts_in_the_default_configuration(kind: str) -> None:
+    (part,) = compose(RewardsConfig(effort=EffortConfig(on=True)), HarnessConfig()).parts
+    idle, busy = (part.function(TASK, rollout(1.0, Usage(**{kind: amount}))) for amount in (0, 3))
+    assert busy < idle == 0
+
+
+def test_without_any_weight_nothing_is_spent() -> None:
+    effort = Effort(100, 10, dict.fromkeys(EVEN, 0.0), k=1, q=1)
+    assert effort(TASK, rollout(1.0, Usage(call_tokens=50, turns=3))) == 0
+
+
+def test_effort_is_off_by_default_and_costs_at_most_a_fifth() -> None:
+    assert compose(RewardsConfig(), HarnessConfig()).parts == ()
+    (part,) = compose(RewardsConfig(effort=EffortConfig(on=True)), HarnessConfig()).parts
+    assert (part.name, part.weight) == ("effort", 0.2)
+    assert part.function(TASK, rollout(1.0, Usage(call_tokens=10**6, calls=10**3, turns=10**3))) == -1
+
+
+@given(usages, usages, ks, qs, st.floats(0.01, 0.99), st.floats(0, 0.999))
+def test_solving_with_any_effort_beats_failing_with_any_effort(
+    long: Usage, short: Usage, k: float, q: float, bound: float, credit: float
+) -> None:
+    """Also with partial credit for the failure, also where every call was broken."""
+    config = RewardsConfig(effort=EffortConfig(on=True, bound=bound, k=k, q=q))
+    rewards = compose(config, HarnessConfig())
+    solved, failed = rollout(1.0, long), rollout(credit, short)
+    for one in (solved, failed):
+        rewards.score(TASK, one)
+    assert solved.reward.total > failed.reward.total
+    assert solved.reward.total - failed.reward.total >= 1 - credit - 1e-9, "effort never narrows the gap"
+
+
+@given(usages, usages, st.floats(0, 0.99))
+def test_solving_beats_failing_whatever_behaviours_cost(long: Usage, short: Usage, together: float) -> None:
+    weights = dict.fromkeys(PARTS, together / len(PARTS))
+    rewards = compose(RewardsConfig(weights=weights, effort=EffortConfig(on=True)), HarnessConfig())
+    solved, failed = rollout(1.0, long), rollout(0.0, replace(short, invalid_calls=0))
+    for one in (solved, failed):
+        rewards.score(TASK, one)
+    assert solved.reward.total > failed.reward.total
+
+
+@given(usages, usages)
+def test_failing_faster_earns_nothing(one: Usage, other: Usage) -> None:
+    (part,) = compose(RewardsConfig(effort=EffortConfig(on=True)), HarnessConfig()).parts
+    assert part.function(TASK, rollout(0.0, one)) == part.function(TASK, rollout(0.5, other)) == -1
+
+
+def test_configuration_reaches_the_part() -> None:
+    overrides = {
+        "rewards.effort.on": "true",
+        "rewards.effort.q": "2",
+        "rewards.effort.k": "1",
+        "rewards.effort.full_tokens": "100",
+        "rewards.effort.calls": "0",
+        "rewards.effort.turns": "0",
+    }
+    config = load_config([], overrides)
+    (part,) = compose(config.rewards, config.harness).parts
+    assert part.function(TASK, rollout(1.0, Usage(thinking_tokens=50))) == pytest.approx(-(1 / 3) / (1 / 2))
+    assert load_config([], {**overrides, "harness.tokens": "777"}).rewards == config.rewards
