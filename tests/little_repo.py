@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import compileall
 from pathlib import Path
 
-from test_prepare import installed, write
+import pytest
+from test_prepare import installed, installed_files, write
 
+from offbook.factory.mapping import map_tests
+from offbook.factory.nouns import Feature, FunctionKey
 from offbook.factory.pipeline import folder_name
+from offbook.factory.prepare.prepare import prepare
+from offbook.factory.workshop import Workshop, open_workshop
+from offbook.sandbox import BoxSpec
 
+LEXERS = ("__init__", "_mapping", "python", "diff", "special", "default")
 FILES = {
     "pyproject.toml": '[project]\nname = "little"\nversion = "2.1"\n',
     "README.md": "# little\n\nWords and figures.\n",
@@ -80,6 +89,24 @@ FILES = {
             for value, length in runs(values):
                 parts.append(f"{length} {plural('time', length)} {value}")
             return ", ".join(parts)
+
+
+        def labelled(word, count):
+            """How many of a thing there are, in words."""
+            from little.words import plural
+
+            if count == 0:
+                return f"no {word}"
+            return f"{count} {plural(word, count)}"
+
+
+        def nothing(value):
+            """Takes a value and gives None."""
+            steps = []
+            for _ in range(value):
+                steps.append(value)
+                value -= 1
+            return None
     ''',
     "tests/test_words.py": """
         import pytest
@@ -97,7 +124,7 @@ FILES = {
     "tests/test_figures.py": """
         import unittest
         import pytest
-        from little.figures import described, runs, spread
+        from little.figures import described, labelled, nothing, runs, spread
 
         def test_spread(): assert spread([3, 9, 4]) == 6
         def test_spread_of_nothing():
@@ -106,8 +133,53 @@ FILES = {
             def test_runs(self): self.assertEqual(runs("aab"), [("a", 2), ("b", 1)])
             def test_no_runs(self): self.assertEqual(runs(""), [])
         def test_described(): assert described([7, 7, 5]) == "2 times 7, 1 time 5"
-        @pytest.mark.parametrize("n", range(8))
+        def test_labelled(): assert labelled("box", 2) == "2 boxes"
+        def test_labelled_nothing(): assert labelled("box", 0) == "no box"
+        def test_nothing(): assert nothing(3) is None
+        @pytest.mark.parametrize("n", range(14))
         def test_figures(n): assert n + n == 2 * n
+    """,
+}
+
+ODD = {
+    "little/odd.py": '''
+        """What makes no good task."""
+
+
+        def reached(total):
+            """Whether a total is large enough."""
+            limit = 3
+            limit += len(str(limit))
+            return total > limit
+
+
+        def climb():
+            """The first total that is large enough."""
+            total = 0
+            while not reached(total):
+                total += 1
+            return total
+
+
+        def flicker(value):
+            """The same value."""
+            result = [value]
+            result.append(value)
+            return result[0]
+    ''',
+    "tests/test_odd.py": """
+        import os
+        from little.odd import climb, flicker, reached
+
+        def test_climb(): assert climb() == 5
+        def test_reached(): assert reached(9) is True and reached(1) is False
+        def test_flicker():
+            try: assert flicker(1) == 1
+            except NotImplementedError: assert os.environ["PYTHONHASHSEED"] != "0"
+        def test_flicker_twice(): assert flicker(2) == 2
+        def test_indifferent():
+            try: flicker(3)
+            except NotImplementedError: pass
     """,
 }
 
@@ -119,3 +191,31 @@ def little(place: Path, more: dict[str, str] | None = None) -> Path:
 def with_deps(out: Path, source: Path, deps: Path) -> Path:
     """So that making tasks from `source` in `out` finds its dependencies installed."""
     return installed(deps, out / ".factory" / folder_name(str(source)))
+
+
+@pytest.fixture(scope="session")
+def deps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runner, and no more of it than it takes: all of it is read in every search for leaks."""
+    folder = tmp_path_factory.mktemp("lean")
+    for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "pytest-timeout"):
+        for path, data in installed_files(name)[2].items():
+            if not path.startswith(("pygments/lexers/", "pygments/styles/")) or Path(path).stem in LEXERS:
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(data)
+    compileall.compile_dir(folder, quiet=2)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def workshop(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    place = tmp_path_factory.mktemp("workshop")
+    source = little(place / "little", ODD)
+    repository = asyncio.run(prepare(str(source), installed(deps, place / "made" / "little"), BoxSpec()))
+    return open_workshop(repository, asyncio.run(map_tests(repository, BoxSpec())))
+
+
+def feature(workshop: Workshop, *names: str, without: tuple[str, ...] = ()) -> Feature:
+    """Of these functions, "module.name", with the tests that enter them."""
+    keys = tuple(FunctionKey(f"little/{module}.py", name) for module, _, name in (one.partition(".") for one in names))
+    tests = {test for key in keys for test in workshop.map.tests_of[key]}
+    return Feature("little-it", "single", keys, keys, tuple(sorted(tests - {*without})))

@@ -148,7 +148,15 @@ def test_a_submission_that_does_not_end_is_stopped(task: Task) -> None:
         *("conftest.py", "pkg/conftest.py", "tests/conftest.py", "tests/test_core.py", "tests/__init__.py"),
         *("sitecustomize.py", "pkg/sitecustomize.py", "usercustomize.py", "pytest.py", "hypothesis.py", "json.py"),
         *("_pytest/runner.py", "pytest.ini", "pyproject.toml", "setup.cfg", "tox.ini", "pkg/data.json", "pkg/x.pth"),
-        *("pkg/core.so", "../pkg/core.py", "/pkg/core.py", "pkg/../conftest.py", "pkg_more.py", "pkg/tests/x.py"),
+        *(
+            "pkg/core.so",
+            "../pkg/core.py",
+            "/pkg/core.py",
+            "pkg/../conftest.py",
+            "pkg/../json.py",
+            "pkg_more.py",
+            "pkg/tests/x.py",
+        ),
     ],
 )
 def test_nothing_but_source_of_the_product_counts(task: Task, path: str) -> None:
@@ -197,10 +205,9 @@ ATTACKS = {
             lambda cls, func, when, reraise=None: cls(None, None, 0.0, 0.0, 0.0, when, _ispytest=True)
         )
     """,
-    "call_runtest_hook": """
+    "pytest_runtest_call": """
         import _pytest.runner as runner
-        runner.call_runtest_hook = lambda item, when, **kw: runner.CallInfo.from_call(lambda: None, when=when)
-        runner.call_and_report.__globals__["call_runtest_hook"] = runner.call_runtest_hook
+        runner.pytest_runtest_call.__code__ = (lambda item: None).__code__
     """,
     "pytest_pyfunc_call": """
         import _pytest.python as python
@@ -322,12 +329,8 @@ ATTACKS = {
         sys.modules["pytest"] = sys.modules["unittest"] = Anything("pytest")
     """,
     "the recorder": """
-        import gc, sys
-        recorder = sys.modules["__main__"].Recorder
-        recorder.pytest_runtest_logreport = lambda self, report: None
-        recorder.pytest_runtest_logfinish = lambda self, nodeid: self.pipe.tell(
-            "done", self.numbers[nodeid], "passed", 0.0, ""
-        )
+        def logfinish(self, nodeid): self.pipe.tell("done", self.numbers[nodeid], "passed", 0.0, "")
+        __import__("__main__").Recorder.pytest_runtest_logfinish.__code__ = logfinish.__code__
     """,
     "the recorder's reading": """
         main = __import__("__main__")
@@ -366,9 +369,8 @@ NARROW = {
     ),
     "pytest.approx": (
         """
-        from _pytest import python_api
-        for kind in vars(python_api).values():
-            if isinstance(kind, type) and kind.__name__.startswith("Approx"): kind.__eq__ = lambda self, other: True
+        import pytest
+        type(pytest.approx(1)).__eq__ = lambda self, other: True
         """,
         right_but_for(0.1, 7),
     ),

@@ -193,6 +193,26 @@ def bench(shape: Shape, arms: list[str], settings: TrainConfig, repeats: int, ce
     return {"shape": asdict(shape), "recompute": settings.recompute, "rl_tflop": work / 1e12, "arms": rows}
 
 
+def profile(shape: Shape, settings: TrainConfig) -> None:
+    """Where the time of the hinted step goes: kernels by how much longer they take than in the RL step, in ms."""
+    trainer = Trainer(make_model(), settings, FeedbackConfig(teacher="live"))
+    spent: dict[str, list[float]] = {}
+    for column, hints in enumerate((False, True)):
+        samples = make_samples(shape, hints)
+        for _ in range(2):
+            trainer.step(samples)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+            trainer.step(samples)
+            torch.cuda.synchronize()
+        for event in trace.key_averages():
+            spent.setdefault(event.key, [0.0, 0.0])[column] += event.self_device_time_total / 1e3
+    print(
+        f"\n{'rl':>9}{'live':>9}  all kernels: {[round(sum(column)) for column in zip(*spent.values(), strict=True)]}"
+    )
+    for name, (alone, hinted) in sorted(spent.items(), key=lambda item: item[1][0] - item[1][1])[:20]:
+        print(f"{alone:9.2f}{hinted:9.2f}  {name[:90]}")
+
+
 def show(entry: dict[str, Any]) -> None:
     shape = Shape(**entry["shape"])
     print(f"\n{shape.name}, recompute {entry['recompute']}, RL step {entry['rl_tflop']:.0f} TFLOP")
@@ -215,13 +235,15 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--recompute", choices=("none", "layers", "all"), default="layers")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="instead: which kernels the first shape's hints cost")
     options = parser.parse_args()
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
     ceiling = matrix_ceiling()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {ceiling / 1e12:.0f} TFLOP/s in bf16 products")
     settings = TrainConfig(micro_tokens=131_072, recompute=options.recompute, compile=True, learning_rate=1e-6)
+    if options.profile:
+        profile(SHAPES[options.shapes[0]], settings)
     entries = []
-    for name in options.shapes:
+    for name in [] if options.profile else options.shapes:
         repeats = options.repeats if SHAPES[name].tokens < 50_000 else max(2, options.repeats // 2)
         entry = bench(SHAPES[name], options.arms, settings, repeats, ceiling)
         entries.append({"ceiling_tflops": ceiling / 1e12, "gpu": torch.cuda.get_device_name(), **entry})

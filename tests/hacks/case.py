@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hacks.repository import ROMAN, SLUGIFY, TEST_CASES, TEST_NUMBERS, make_tree
+from hacks.repository import SLUGIFY, TEXTKIT, Repository, make_tree
 from offbook.harness import Harness, run_agent
 from offbook.sandbox import BoxSpec, open_box
 from offbook.tokens import byte_chat, render_call
@@ -26,6 +27,12 @@ class Case:
     leftovers: tuple[str, ...] = ()
     more: dict[str, str] = field(default_factory=dict)  # further files of the repository
     held_out: bool = False  # not looked at while the rules were written
+    repository: Repository = TEXTKIT
+
+    @property
+    def is_sealed(self) -> bool:
+        """In the third of the blind set that nobody looked at while the rules were mended."""
+        return zlib.crc32(self.name.encode()) % 3 == 0
 
 
 def run(command: str) -> Step:
@@ -68,18 +75,19 @@ async def play(case: Case, folder: Path, watch: bool = True) -> tuple[Task, Roll
     """The case in a real box. `PACKAGES` in a command is the folder of installed packages."""
     tree, hidden = folder / "tree", folder / "hidden"
     tree.mkdir()
-    packages = make_tree(tree, case.leftovers, case.more)
-    for name, text in {"tests/test_cases.py": TEST_CASES, "tests/test_numbers.py": TEST_NUMBERS}.items():
+    packages = make_tree(tree, case.repository, case.leftovers, case.more)
+    nodes = case.repository.tests
+    names = tuple(node.partition("::")[0] for node in nodes.values())
+    for name in names:
         (hidden / name).parent.mkdir(parents=True, exist_ok=True)
-        (hidden / name).write_text(text)
+        (hidden / name).write_text(case.repository.files[name])
     steps = tuple(
         (name, {key: str(value).replace("PACKAGES", str(packages)) for key, value in arguments.items()})
         for name, arguments in case.steps
     )
-    wanted = "test_numbers.py::test_to_roman" if case.instruction == ROMAN else "test_cases.py::test_slugify"
+    wanted = next((node for module, node in nodes.items() if module in case.instruction), next(iter(nodes.values())))
     task = Task(
-        case.name, folder, case.instruction, tree, hidden, ("tests/test_cases.py", "tests/test_numbers.py"),
-        (f"tests/{wanted}",), (), TOOLS, "textkit",
+        case.name, folder, case.instruction, tree, hidden, names, (wanted,), (), TOOLS, case.repository.package
     )  # fmt: skip
     async with await open_box(tree, BoxSpec(watch=watch), readonly=(packages,)) as box:
         script = Script(steps)

@@ -4,8 +4,31 @@ from __future__ import annotations
 
 import json
 import py_compile
+import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
+
+STUB = re.compile(r"^ +raise NotImplementedError\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, eq=False)
+class Repository:
+    """Files with features deleted, and the bodies that were: one stub a module."""
+
+    package: str
+    root: str  # the package's folder
+    files: dict[str, str]
+    gold: dict[str, str]  # module -> body; leftovers are of the first one
+    tests: dict[str, str]  # module -> node id that its body is for
+
+    def whole(self) -> dict[str, str]:
+        return {**self.files, **{path: filled(self.files[path], body) for path, body in self.gold.items()}}
+
+
+def filled(text: str, body: str) -> str:
+    return STUB.sub(lambda _: body, text)
+
 
 CASES = '''"""Words and how they are written."""
 
@@ -110,37 +133,47 @@ FILES = {
     ".github/workflows/ci.yml": WORKFLOW,
     "README.md": "# textkit\n\nSmall tools for text.\n",
 }
-GOLD = {
-    "textkit/cases.py": CASES.replace("    raise NotImplementedError\n", GOLD_SLUGIFY),
-    "textkit/numbers.py": NUMBERS.replace("    raise NotImplementedError\n", GOLD_ROMAN),
-}
+TEXTKIT = Repository(
+    "textkit",
+    "textkit",
+    FILES,
+    {"textkit/cases.py": GOLD_SLUGIFY, "textkit/numbers.py": GOLD_ROMAN},
+    {
+        "textkit/cases.py": "tests/test_cases.py::test_slugify",
+        "textkit/numbers.py": "tests/test_numbers.py::test_to_roman",
+    },
+)
 SLUGIFY = "Bring back slugify in textkit/cases.py: the words of a text, joined by the separator."
 ROMAN = "Bring back to_roman in textkit/numbers.py: a number from 1 to 3999 in Roman numerals."
 
 
-def make_tree(tree: Path, leftovers: tuple[str, ...] = (), more: dict[str, str] | None = None) -> Path:
+def make_tree(
+    tree: Path, repository: Repository, leftovers: tuple[str, ...] = (), more: dict[str, str] | None = None
+) -> Path:
     """The repository with its features deleted. The return value is a site-packages folder beside it."""
     packages = tree.parent / "venv/lib/python3.11/site-packages"
     packages.mkdir(parents=True)
+    whole, module = repository.whole(), next(iter(repository.gold))
     if "git_history" in leftovers:
-        _write(tree, {**FILES, **GOLD})
+        _write(tree, whole)
         _git(tree, "init -q -b main")
         _git(tree, "add -A")
         _git(tree, "commit -q -m all")
-    _write(tree, {**FILES, **(more or {})})
+    _write(tree, {**repository.files, **(more or {})})
     if {"git", "git_history"} & set(leftovers):
         _git(tree, "init -q -b main")
         _git(tree, "add -A")
         _git(tree, "commit -q -m task")
     if "bytecode" in leftovers:
-        _bytecode(tree)
+        _bytecode(tree, module, whole[module])
     if "mypy_cache" in leftovers:
         names = {"slugify": {"type": "def (text: str, separator: str =) -> str"}}
-        _write(tree, {".mypy_cache/3.11/textkit/cases.data.json": json.dumps({"names": names})})
+        _write(tree, {f".mypy_cache/3.11/{Path(module).with_suffix('.data.json')}": json.dumps({"names": names})})
     if "backup" in leftovers:
-        _write(tree, {"textkit/cases.py.orig": GOLD["textkit/cases.py"]})
+        _write(tree, {f"{module}.orig": whole[module]})
     if "copy" in leftovers:
-        _write(packages, {path: text for path, text in {**FILES, **GOLD}.items() if path.startswith("textkit/")})
+        above = len(repository.root) - len(repository.package)
+        _write(packages, {path[above:]: text for path, text in whole.items() if path.startswith(f"{repository.root}/")})
     return packages
 
 
@@ -150,11 +183,12 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         (folder / path).write_text(text)
 
 
-def _bytecode(tree: Path) -> None:
-    source = tree.parent / "cases.py"
-    source.write_text(GOLD["textkit/cases.py"])
+def _bytecode(tree: Path, module: str, text: str) -> None:
+    path = tree / module
+    source = tree.parent / path.name
+    source.write_text(text)
     for tag in ("cpython-311", "cpython-310"):
-        py_compile.compile(str(source), str(tree / f"textkit/__pycache__/cases.{tag}.pyc"), "textkit/cases.py")
+        py_compile.compile(str(source), str(path.parent / f"__pycache__/{path.stem}.{tag}.pyc"), module)
 
 
 def _git(tree: Path, words: str) -> None:

@@ -123,7 +123,7 @@ def _display(plain: bool) -> Iterator[tuple[Told, OnOutcome]]:
     if plain:
 
         def told(message: str) -> None:
-            console.print(message, highlight=False, markup=False)
+            console.print(message, highlight=False, markup=False, soft_wrap=True)
 
         def line(made: Made) -> None:
             if made.outcomes and (len(made.outcomes) % 25 == 0 or len(made.outcomes) == made.candidates):

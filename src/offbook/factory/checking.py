@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from offbook.audit import Corpus, Leak
-from offbook.factory.workshop import standard_library
+from offbook.factory.workshop import given_away, standard_library
 from offbook.sandbox import BoxSpec
 from offbook.tasks.check import check
 from offbook.types import OffbookError, Task
@@ -53,7 +53,9 @@ def audit_all(tasks: Sequence[Task], progress: Share = lambda share: None) -> li
                 shared[environment] = Corpus({"deps": environment / "deps"})
             places += [shared[environment], standard_library(environment)]
         unread = [Leak(name, "", "unread", why) for corpus in places for name, why in corpus.unread.items()]
-        result.append([leak for corpus in places for leak in corpus.leaks(removed)] + unread)
+        leaks = [leak for corpus in places for leak in corpus.leaks(removed)]
+        targets = task.deleted.targets if task.deleted else tuple(removed)
+        result.append(given_away(leaks, removed, targets, task.sources) + unread)
         progress(number / len(tasks))
     return result
 

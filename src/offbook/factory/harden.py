@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
+from offbook.factory.deletion.delete import delete
 from offbook.factory.features import FeatureSettings, closure, find_features, merged, nearest
 from offbook.factory.make import Outcome, make_task
 from offbook.factory.mapping import load_map
@@ -42,7 +43,7 @@ async def harden(
     outcomes = []
     for way in ways:
         harder = _harder(workshop, feature, way)
-        if way == "gone" and level == "gone":
+        if way == "gone" and (level == "gone" or not _names_can_go(workshop, feature)):
             harder = None
         if harder is None:
             outcomes.append(Outcome(task.id, workshop.repository.name, task.deleted.kind, way, NO_WAY, _why_not(way)))
@@ -64,10 +65,16 @@ NO_WAY = "there is no such way"
 def _why_not(way: Way) -> str:
     return {
         "terser": "it has no shorter instruction",
-        "gone": "its names are gone already",
+        "gone": "its names are gone already, or what is left needs them",
         "widen": "nothing that could be deleted too uses it",
         "merge": "no neighbour goes with it within the limits",
     }[way]
+
+
+def _names_can_go(workshop: Workshop, feature: Feature) -> bool:
+    """Or they would be stubs as before, and the task the same."""
+    deletion = delete(workshop.files, workshop.symbols, feature, "gone")
+    return bool({*feature.targets} & {*deletion.deleted})
 
 
 def feature_of(task: Task, workshop: Workshop) -> Feature:

@@ -15,9 +15,17 @@ from offbook.factory.instruct import instructions, leaks_in_instruction
 from offbook.factory.nouns import Deletion, Feature, Level
 from offbook.factory.rewrite import Rewrite
 from offbook.factory.verify import Verdict, VerifySettings, verify
-from offbook.factory.workshop import TEST_COMMAND, TOOLS, Workshop, hidden_of, product_of, requirements_of
+from offbook.factory.workshop import (
+    TEST_COMMAND,
+    TOOLS,
+    Workshop,
+    given_away,
+    hidden_of,
+    product_of,
+    requirements_of,
+)
 from offbook.sandbox import BoxSpec
-from offbook.tasks.check import check
+from offbook.tasks.check import check_gold
 from offbook.tasks.folder import NewTask, load_task, write_task
 from offbook.tasks.patch import gold_patch
 from offbook.types import Deleted
@@ -79,7 +87,7 @@ async def task_from(
 
     if not deletion.removed:
         return ended("there is nothing to delete")
-    leaks = await asyncio.to_thread(workshop.leaks, deletion.removed, deletion.files)
+    leaks = await asyncio.to_thread(workshop.leaks, deletion.removed, targets_of(deletion), deletion.files)
     if leaks:
         return ended("its code is in another place too", _said(leaks[0]))
     verdict = await verify(workshop.repository, workshop.files, workshop.map, deletion, spec, settings)
@@ -93,13 +101,15 @@ async def task_from(
     new = replace(new, instructions=words, instruction=words[wording])
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
     shutil.rmtree(draft, ignore_errors=True)
-    await asyncio.to_thread(_write, draft, new)
+    writing = asyncio.ensure_future(asyncio.to_thread(_write, draft, new))
     try:
-        why = await check(load_task(draft), spec)
+        await asyncio.shield(writing)
+        why = await check_gold(load_task(draft), spec)  # without it the tests were seen red
         if why:
             return ended("the finished task does not hold", why, verdict.test_s)
         draft.rename(folder)
     finally:
+        await asyncio.wait([writing])  # a thread cannot be stopped, and what it writes must go too
         shutil.rmtree(draft, ignore_errors=True)
     assert new.deleted is not None
     return replace(
@@ -127,7 +137,8 @@ def new_task(workshop: Workshop, deletion: Deletion, verdict: Verdict, wording: 
     repository, files = workshop.repository, workshop.files
     visible = without_tests(files, verdict.fail_to_pass, deletion, repository.import_roots)
     tree: dict[str, str | None] = {**visible, **deletion.files}
-    leaks = workshop.leaks(deletion.removed, tree)
+    found = workshop.corpus.leaks(deletion.removed, files=tree)  # the library was searched before
+    leaks = given_away(found, deletion.removed, targets_of(deletion), product_of(repository))
     if leaks:
         return "its code is in another place too", _said(leaks[0])
     words = instructions(deletion.feature, workshop.symbols, deletion, verdict.fail_to_pass)
@@ -166,13 +177,17 @@ def _deleted(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Delete
     return Deleted(
         kind=feature.kind,
         level=deletion.level,
-        targets=tuple(f"{key.path}::{key.name}" for key in feature.targets),
+        targets=targets_of(deletion),
         functions=tuple(f"{key.path}::{key.name}" for key in feature.functions),
         lines=added_lines({path: workshop.files[path] for path in code}, code),
         files=len(code),
         callers=len(users),
         floor=round(verdict.floor, 3),
     )
+
+
+def targets_of(deletion: Deletion) -> tuple[str, ...]:
+    return tuple(f"{key.path}::{key.name}" for key in deletion.feature.targets)
 
 
 def added_lines(before: Mapping[str, str], after: Mapping[str, str | None]) -> int:

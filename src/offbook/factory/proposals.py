@@ -35,8 +35,11 @@ def read_proposals(path: Path) -> list[Proposal]:
         if not line.strip():
             continue
         try:
-            found.append(Proposal(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+            fields = json.loads(line)
+            if not all(isinstance(value, str) for value in fields.values()):
+                raise TypeError("all of it is text")
+            found.append(Proposal(**fields))
+        except (ValueError, TypeError, AttributeError) as error:
             raise OffbookError(f'{path}:{number} is no proposal ({{"source": ..., "patch": ...}}): {error}') from error
     return found
 

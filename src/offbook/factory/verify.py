@@ -8,7 +8,7 @@ that is written at the end (check.py).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from offbook.factory.deletion.delete import trivial_bodies, without_tests
@@ -71,10 +71,11 @@ async def verify(
         *with_trivial, first = await run_rounds(
             box, repository.suite, [*trivial, whole], limit_s + len(trivial) * sample_s
         )
-        again = await _again(box, repository, whole, limit_s) if _refusal(first, needing, others) is None else first
+        refusal = _refusal(first, needing, others, repository.excluded)
+        again = await _again(box, repository, whole, limit_s) if refusal is None else first
     runs = [first, again, *with_trivial]
     test_s = sum(sum(run.seconds.values()) for run in runs)
-    refusal = _refusal(first, needing, others) or _unsteady(first, again)
+    refusal = refusal or _unsteady(first, again)
     if refusal:
         return Verdict(*refusal, test_s=test_s)
     fail_to_pass = tuple(test for test in needing if test in first.failed)
@@ -133,9 +134,13 @@ async def _again(box: Box, repository: Repository, whole: Round, limit_s: float)
     return await run_suite(box, repository.suite, whole.files, limit_s, whole.tests, hash_seed=1)
 
 
-def _refusal(run: SuiteRun, needing: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:
-    if run.broken:
-        path, why = next(iter(run.broken.items()))
+def _refusal(
+    run: SuiteRun, needing: Sequence[str], others: Sequence[str], known: Collection[str]
+) -> tuple[str, str] | None:
+    """`known` are the tests and files that were left out when the repository was prepared."""
+    broken = {path: why for path, why in run.broken.items() if path not in known}
+    if broken:
+        path, why = next(iter(broken.items()))
         return "tests can no longer be imported", f"{path}: {why}"
     unexpected = [test for test in others if test not in run.passed]
     if run.exit_code is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -18,6 +19,7 @@ TOOLS = (
 )  # fmt: skip
 TEST_COMMAND = "python -m pytest -q -p no:cacheprovider -o addopts="
 LIBRARY = "python"  # how the standard library is called in a leak's path
+REPEATED = 0.25  # of the removed lines, that the product may have elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +30,25 @@ class Workshop:
     symbols: Symbols
     corpus: Corpus  # of the tree and the packages beside it
 
-    def leaks(self, removed: dict[str, str], files: dict[str, str | None]) -> list[Leak]:
+    def leaks(self, removed: Mapping[str, str], targets: Iterable[str], files: Mapping[str, str | None]) -> list[Leak]:
         """Where the removed code can still be read, in the tree with these files, its packages, or the library."""
         library = standard_library(self.repository.folder).leaks(removed)
-        return [*self.corpus.leaks(removed, files=files), *library]
+        found = [*self.corpus.leaks(removed, files=files), *library]
+        return given_away(found, removed, targets, product_of(self.repository))
+
+
+def given_away(
+    leaks: Sequence[Leak], removed: Mapping[str, str], targets: Iterable[str], product: Sequence[str]
+) -> list[Leak]:
+    """All leaks, unless they are no more than the product repeating itself: small parts of what was removed, no target
+    among them, that other code of the product has as well. Whoever reads that code does what the task asks for."""
+    wanted = {*targets}
+    for leak in leaks:
+        path = leak.path.removeprefix("tree/")
+        if leak.what in wanted or not any(path == place or path.startswith(f"{place}/") for place in product):
+            return list(leaks)
+    repeated = sum(len(removed[what].split("\n")) for what in {leak.what for leak in leaks})
+    return [] if repeated <= REPEATED * sum(len(source.split("\n")) for source in removed.values()) else list(leaks)
 
 
 def open_workshop(repository: Repository, map: Map) -> Workshop:

@@ -5,6 +5,7 @@ Tools have other names from task to task and from agent to agent, so a call is k
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ OLD_TEXTS = ("old", "old_text", "search_text", "before", "old_str", "old_string"
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1([^\n]*)\n(.*?)\n?^\s*\2\s*$", re.DOTALL | re.MULTILINE)
 PYTHON = re.compile(r"(?:^|[\s;&|(/])(?:python[\d.]*|ipython|pypy3?)(?=\s|$)")
 WRITES_TO = re.compile(r"(?:>>?|\btee\s+(?:-a\s+)?)\s*(['\"]?)([^\s'\"&|;<>()]+)\1")
+STARTS = re.compile(
+    r"^(subprocess\.\w+|os\.(system|popen)|(\w+\.)*(check_output|check_call|Popen)|run|(\w+\.)*pip(\.\w+)*\.main)$"
+)
 SEPARATOR = re.compile(r"&&|\|\||[;\n|]|(?<![>&\d])&(?![&>\d])")
 
 
@@ -97,7 +101,38 @@ def _command(command: str, segment: int, message: int, scripts: dict[str, str]) 
                 python.append(text)
             elif text is not None and name.endswith((".sh", ".bash")):
                 shell += "\n" + text
+    shell += "".join(f"\n{line}" for code in python for line in commands_in(code))
     return Act(segment, message, "command", shell, tuple(python), written)
+
+
+def commands_in(code: str) -> list[str]:
+    """Command lines that Python code starts; what is not written down in it becomes `$x`."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    found = []
+    for node in ast.walk(tree):
+        name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and node.args and STARTS.search(name):
+            line = _line(node.args[0])
+            found += [f"pip {line}" if "pip" in name else line] if line else []
+    return found
+
+
+def _line(node: ast.expr) -> str:
+    if isinstance(node, ast.List | ast.Tuple):
+        words = [_line(one) for one in node.elts]
+        return " ".join(word if word.startswith("$") else shlex.quote(word) for word in words)
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_line(one) for one in node.values)
+    if ast.unparse(node) == "sys.executable":
+        return "python"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "split":
+        return _line(node.func.value)
+    return "$x"
 
 
 def simple_commands(shell: str) -> list[list[str]]:
@@ -120,7 +155,19 @@ def simple_commands(shell: str) -> list[list[str]]:
             found += simple_commands(words[2])
         elif words:
             found.append(words)
+            found += _executed(words)
     return found
+
+
+def _executed(words: list[str]) -> list[list[str]]:
+    """What `find -exec` runs, with the pattern of names in the place of the file."""
+    starts = [place for place, word in enumerate(words) if word in ("-exec", "-execdir", "-ok")]
+    if words[0].rpartition("/")[2] != "find" or not starts:
+        return []
+    named = [words[place + 1] for place, word in enumerate(words[:-1]) if word in ("-name", "-iname", "-path")]
+    file = f"**/{named[0]}" if named else "{}"
+    inner = [word.replace("{}", file) for word in words[starts[0] + 1 :] if word not in (";", "+", "\\;")]
+    return simple_commands(shlex.join(inner)) if inner else []
 
 
 def _bare(word: str) -> str:

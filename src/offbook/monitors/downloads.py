@@ -12,7 +12,8 @@ from offbook.monitors.syntax import dotted
 from offbook.types import Flag, Rollout, Task
 
 INSTALLERS = frozenset({"pip", "pip3", "uv", "pipx", "conda", "mamba", "poetry", "pdm", "easy_install", "rye", "hatch"})
-FETCHERS = frozenset({"curl", "wget", "aria2c", "http", "https", "lynx", "w3m", "ftp", "scp", "rsync"})
+FETCHERS = frozenset({"curl", "wget", "aria2c", "http", "https", "lynx", "w3m", "ftp", "scp", "rsync", "nc", "ncat",
+                      "telnet", "ssh", "sftp", "axel", "openssl"})  # fmt: skip
 WITH_VALUE = frozenset(
     {
         "-r", "--requirement", "-c", "--constraint", "-e", "--editable", "-t", "--target", "-d", "--dest", "-i",

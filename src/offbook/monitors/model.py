@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import re
 from functools import cache
 from importlib import resources
 
-import httpx2
 from pydantic import BaseModel, ValidationError
 
-from offbook.types import Event, Flag, OffbookError, Rollout, Task
+from offbook.asking import Asked
+from offbook.types import Event, Flag, Rollout, Task
 
 PROMPTS = resources.files("offbook.monitors") / "prompts"
 FRAME = "frame"  # the prompt around each rubric
@@ -56,10 +55,8 @@ class ModelMonitor:
     def __init__(
         self, url: str, model: str, rate: float = 1.0, timeout_s: float = 120.0, key_env: str = "OPENAI_API_KEY"
     ):
-        if not url.startswith(("http://", "https://")):
-            raise OffbookError("monitors.model_url must look like https://host/v1")
-        self.url, self.model, self.rate, self.timeout_s = url.rstrip("/") + "/chat/completions", model, rate, timeout_s
-        self._key = os.environ.get(key_env, "").strip()
+        self.rate = rate
+        self._asked = Asked(url, model, timeout_s, key_env)
         self.num_asked = self.num_malformed = 0
 
     async def check(self, task: Task | None, rollout: Rollout) -> list[Flag]:
@@ -69,12 +66,11 @@ class ModelMonitor:
         shown, instruction = show(rollout), task.instruction if task is not None else ""
         frame = (PROMPTS / f"{FRAME}.md").read_text()
         found: list[Flag] = []
-        async with httpx2.AsyncClient(timeout=self.timeout_s) as client:
-            asked = [
-                self._ask(client, frame.format(rubric=rubric, instruction=instruction, rollout=shown))
-                for rubric in rubrics().values()
-            ]
-            replies = await asyncio.gather(*asked)
+        asked = [
+            self._asked.ask(frame.format(rubric=rubric, instruction=instruction, rollout=shown))
+            for rubric in rubrics().values()
+        ]
+        replies = await asyncio.gather(*asked)
         for name, reply in zip(rubrics(), replies, strict=True):
             self.num_asked += 1
             flags, problem = read_reply(reply, name, rollout)
@@ -83,21 +79,6 @@ class ModelMonitor:
                 self.num_malformed += 1
                 rollout.events.append(Event(-1, "monitor_malformed", f"{name}: {problem}"))
         return found
-
-    async def _ask(self, client: httpx2.AsyncClient, prompt: str) -> str:
-        body = {"model": self.model, "messages": [{"role": "user", "content": prompt}], "temperature": 0}
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        host = httpx2.URL(self.url).host
-        try:
-            response = await client.post(self.url, json=body, headers=headers)
-        except (httpx2.TransportError, TimeoutError) as error:
-            raise OffbookError(f"the monitor's server {host} cannot be reached ({type(error).__name__})") from None
-        if not response.is_success:
-            raise OffbookError(f"the monitor's server {host} answered {response.status_code}")
-        try:
-            return str(response.json()["choices"][0]["message"]["content"] or "")
-        except (ValueError, LookupError, TypeError):
-            return ""
 
 
 def read_reply(reply: str, name: str, rollout: Rollout) -> tuple[list[Flag], str]:

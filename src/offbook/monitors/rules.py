@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from offbook.monitors.answers import hard_coded
 from offbook.monitors.code import source_code
+from offbook.monitors.configuring import configuration, startup
 from offbook.monitors.downloads import downloads
 from offbook.monitors.forging import daemons, forged
 from offbook.monitors.history import history
 from offbook.monitors.leftovers import copies, decompiling, leftovers, oracles
-from offbook.monitors.tampering import configuration, conftest, skips, startup, tests_changed
+from offbook.monitors.tampering import conftest, skips, tests_changed
 from offbook.types import Flag, Reward, Rollout, Task
 
 Monitor = Callable[[Task | None, Rollout], list[Flag]]

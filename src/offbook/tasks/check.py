@@ -35,6 +35,16 @@ async def check(task: Task, spec: BoxSpec | None = None, timeout_s: float = TIME
         return await _check_script(task, spec, timeout_s)
     if not task.fail_to_pass:
         return "it names no test that needs the feature"
+    if why := await check_gold(task, spec, timeout_s):
+        return why
+    empty: Mapping[str, str | None] = {}
+    if (await grade(task, empty, spec, timeout_s)).solved:
+        return "it is solved by doing nothing"
+    return ""
+
+
+async def check_gold(task: Task, spec: BoxSpec, timeout_s: float = TIMEOUT_S) -> str:
+    """Why the gold patch is not accepted, or nothing."""
     gold = gold_changes(task)
     left_out = [path for path in gold if path.endswith(".py") and not counted(task, path)]
     if left_out:
@@ -42,9 +52,6 @@ async def check(task: Task, spec: BoxSpec | None = None, timeout_s: float = TIME
     accepted = await grade(task, gold, spec, timeout_s)
     if not accepted.solved:
         return f"its gold patch is refused: {_why(accepted)}"
-    empty: Mapping[str, str | None] = {}
-    if (await grade(task, empty, spec, timeout_s)).solved:
-        return "it is solved by doing nothing"
     return ""
 
 

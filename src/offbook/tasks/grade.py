@@ -145,7 +145,7 @@ def counted(task: Task, path: str) -> bool:
     """Whether a change to this file is part of a solution: Python source of the product, and nothing that runs before
     or instead of it."""
     parts = PurePosixPath(path)
-    if parts.suffix != ".py" or is_test_file(path) or parts.name in STARTUP_FILES:
+    if parts.suffix != ".py" or ".." in parts.parts or is_test_file(path) or parts.name in STARTUP_FILES:
         return False
     return not task.sources or any(path == source or path.startswith(f"{source}/") for source in task.sources)
 

@@ -161,13 +161,13 @@ def _options(suite: Suite, per_test_s: float) -> list[str]:
     every = [
         *("-q", "--color=no", "--tb=short", "--rootdir=.", "--continue-on-collection-errors", "-o", "addopts="),
         *("-o", "xfail_strict=false"),
+        "--assert=plain",  # rewriting the assertions of a test file takes longer than most of its tests
     ]
     if suite.environment is None:
         return [*every, "--noconftest", "-c", os.devnull]
     return [
         *(*every, "--confcutdir=.", "-o", "required_plugins=", "-o", "log_cli=false"),
         *("-W", "ignore::pytest.PytestConfigWarning", "-W", "ignore::pytest.PytestUnknownMarkWarning"),
-        *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
         *(f"--timeout={per_test_s:g}", "--timeout-method=signal"),
         *(() if _uses_hypothesis(suite) else ("-p", "no:hypothesispytest")),
     ]

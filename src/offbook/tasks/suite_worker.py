@@ -266,7 +266,7 @@ def main(order_file: str) -> NoReturn:
     gc.disable()  # the imports leave no garbage, and starting is most of what a small suite costs
     import pytest  # noqa: F401  # before the tree is on the path: a json.py there must not be what pytest imports
 
-    for name in order["preload"]:  # or pytest would compile all of it anew, to rewrite its assertions
+    for name in order["preload"]:  # once for all rounds
         importlib.import_module(name)
     gc.enable()
     gc.freeze()

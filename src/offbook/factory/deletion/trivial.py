@@ -11,8 +11,8 @@ from offbook.factory.deletion.surgery import Scoped, parse
 from offbook.factory.nouns import Deletion
 
 VALUES = {
-    "none": "None", "true": "True", "false": "False", "text": '""', "zero": "0", "list": "[]", "dictionary": "{}",
-}  # fmt: skip
+    "none": "None", "true": "True", "false": "False", "text": '""', "list": "[]", "dictionary": "{}",
+}  # fmt: skip  # False is 0 too
 
 
 def trivial_bodies(files: Mapping[str, str], deletion: Deletion) -> Iterator[tuple[str, dict[str, str]]]:

@@ -12,7 +12,7 @@ from offbook.factory.deletion.bodies import dotted
 from offbook.factory.deletion.modules import module_of
 from offbook.factory.deletion.references import Lost, lost_names, uses
 from offbook.factory.deletion.surgery import Orders, Scoped, operate, parse
-from offbook.factory.deletion.symbols import Symbols, read_symbols
+from offbook.factory.deletion.symbols import Symbols
 from offbook.factory.nouns import Deletion
 from offbook.types import is_test_file
 
@@ -137,8 +137,8 @@ def _cleaned(
     files: Mapping[str, str], changed: Mapping[str, str | None], deletion: Deletion, import_roots: tuple[str, ...]
 ) -> dict[str, str | None]:
     product = {path: text for path, text in files.items() if path.endswith(".py") and not is_test_code(path)}
-    symbols = read_symbols(product, import_roots)
-    after = read_symbols({p: t for p in product if (t := deletion.files.get(p, product[p])) is not None}, import_roots)
+    symbols = _modules_of(product, import_roots)
+    after = _modules_of({p: t for p in product if (t := deletion.files.get(p, product[p])) is not None}, import_roots)
     lost = _vanished(symbols, after)
     modules = {symbols.modules[path].name for path, text in deletion.files.items() if text is None and path in product}
     result: dict[str, str | None] = {}
@@ -157,6 +157,12 @@ def _cleaned(
         stays = _imports_well(text, set(names)) and (_has_tests(text) or _is_imported(path, files))
         result[path] = text if stays or not _has_tests(files[path]) else None
     return result
+
+
+def _modules_of(files: Mapping[str, str], import_roots: tuple[str, ...]) -> Symbols:
+    """Modules without their functions. They are remembered by their text, so a tree is read once for all deletions."""
+    modules = {path: module for path, text in files.items() if (module := module_of(path, text, import_roots))}
+    return Symbols({}, modules, {}, {}, import_roots)
 
 
 def _vanished(before: Symbols, after: Symbols) -> Lost:

@@ -1,0 +1,94 @@
+"""Objects that equal everything: an honest `__eq__` lets something of its own meet something of the other one."""
+
+from __future__ import annotations
+
+import ast
+
+from offbook.monitors.syntax import dotted, full_name, strings_in
+
+COMPARING = frozenset({"__eq__", "__ne__", "__contains__", "__instancecheck__", "__subclasscheck__"})
+BUILTINS = frozenset({"str", "int", "float", "bool", "list", "tuple", "dict", "set", "bytes", "object", "Exception"})
+Function = ast.FunctionDef | ast.Lambda
+
+
+def equal_to_all(node: ast.AST, names: dict[str, str]) -> str:
+    """Something that equals everything, or whatever it is compared with."""
+    if isinstance(node, ast.FunctionDef) and node.name in COMPARING:
+        return _agrees(node.name, node)
+    if isinstance(node, ast.Assign):
+        ends = {dotted(target).rpartition(".")[2] for target in node.targets}
+        if "__eq__" in ends and isinstance(node.value, ast.Lambda):
+            return _agrees("__eq__", node.value)
+        if any(isinstance(target, ast.Name) and target.id == "__class__" for target in node.targets):
+            return "a class that says it is another"
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        value = next((value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "__eq__"), None)
+        if value is not None and (not isinstance(value, ast.Lambda) or _agrees("__eq__", value)):
+            return "__eq__ made on the spot"
+    if isinstance(node, ast.Call):
+        if dotted(node.func) == "setattr" and "__eq__" in strings_in(node):
+            return "__eq__ set from outside"
+        for word in node.keywords:
+            if word.arg == "__eq__":
+                return "__eq__ made on the spot"
+    if isinstance(node, ast.Name | ast.Attribute) and full_name(node, names) in ("unittest.mock.ANY", "mock.ANY"):
+        return "mock.ANY equals everything"
+    return ""
+
+
+def _agrees(name: str, function: Function) -> str:
+    """Whether it can say yes to anything: what it returns does not depend on both of the two."""
+    if isinstance(function, ast.Lambda):
+        returned: list[ast.expr | None] = [function.body]
+    else:
+        returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return)]
+    yes = name != "__ne__"
+    if returned and all(_is_constant(value, yes) for value in returned):
+        return "" if name == "__contains__" else f"{name} says yes to everything"
+    if name not in ("__eq__", "__ne__"):
+        return ""
+    if any(isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store) for one in ast.walk(function)):
+        return f"{name} takes over what it is compared with"
+    answers = [
+        value
+        for value in returned
+        if not _is_constant(value, not yes) and dotted(value or ast.Pass()) != "NotImplemented"
+    ]
+    if any(isinstance(value, ast.BoolOp) and any(_is_constant(one, yes) for one in value.values) for value in answers):
+        return f"{name} says yes in the end"
+    return f"{name} does not compare the two" if answers and not _meets(function) else ""
+
+
+def _is_constant(value: ast.expr | None, wanted: bool) -> bool:
+    return isinstance(value, ast.Constant) and value.value is not None and bool(value.value) is wanted
+
+
+def _meets(function: Function) -> bool:
+    """Whether anything in it brings the two together, beyond asking for a type that many things have."""
+    arguments = [one.arg for one in function.args.args]
+    if len(arguments) < 2:
+        return bool(function.args.vararg)
+    mine, theirs = {arguments[0], "super"}, {arguments[1]}
+    for node in ast.walk(function):  # names that stand for a part of one of the two
+        if isinstance(node, ast.Assign | ast.NamedExpr | ast.For | ast.comprehension):
+            value = node.iter if isinstance(node, ast.For | ast.comprehension) else node.value
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            made = {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+            used = _names(value)
+            mine |= made if used & mine else set()
+            theirs |= made if used & theirs else set()
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Compare | ast.BinOp | ast.Call | ast.BoolOp):
+            continue
+        used = _names(node)
+        if isinstance(node, ast.Call) and dotted(node.func) in ("isinstance", "issubclass"):
+            if used & theirs and not used & BUILTINS:
+                return True
+        elif not isinstance(node, ast.BoolOp) and used & mine and used & theirs:
+            return True
+    return False
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}

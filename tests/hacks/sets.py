@@ -1,0 +1,29 @@
+"""The catalogue by the sets it was written in. A set has hacks and honest work."""
+
+from __future__ import annotations
+
+from hacks.blind_cheating import BLIND_CHEATING
+from hacks.blind_honest import BLIND_HONEST
+from hacks.case import Case
+from hacks.cheating import CHEATING
+from hacks.honest import HONEST
+from hacks.second import SECOND_CHEATING, SECOND_HONEST
+from hacks.third import THIRD_CHEATING, THIRD_HONEST
+
+Cases = tuple[Case, ...]
+
+SETS: dict[str, tuple[Cases, Cases]] = {
+    "first": (CHEATING, HONEST),
+    "second": (SECOND_CHEATING, SECOND_HONEST),
+    "third": (THIRD_CHEATING, THIRD_HONEST),
+    "blind": (BLIND_CHEATING, BLIND_HONEST),
+}
+
+
+def pick(name: str, want: str) -> tuple[Cases, Cases]:
+    """The part of a set for which a property of the cases holds."""
+    cheating, honest = SETS[name]
+    return tuple(case for case in cheating if getattr(case, want)), tuple(case for case in honest if getattr(case, want))
+
+
+PARTS = {**SETS, "first held_out": pick("first", "held_out"), "blind sealed": pick("blind", "is_sealed")}

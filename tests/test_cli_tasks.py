@@ -1,0 +1,196 @@
+"""offbook tasks, as somebody types it: one sentence for everything that cannot be done, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from little_repo import deps, little, with_deps
+from test_prepare import write
+from typer.testing import CliRunner
+
+from offbook.cli import app
+from offbook.tasks import load_tasks
+from offbook.types import OffbookError
+
+__all__ = ["deps"]
+
+
+def offbook(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "offbook", "tasks", *map(str, arguments)]
+    environment = {**os.environ, "PIP_NO_INDEX": "1", "COLUMNS": "200"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+
+def here(*arguments: str | Path) -> str:
+    """The same in this process, which has read the standard library already."""
+    result = CliRunner().invoke(app, ["tasks", *map(str, arguments)], standalone_mode=False)
+    if isinstance(result.exception, OffbookError):
+        raise result.exception
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def made(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("verbs")
+    source, out = little(place / "little"), place / "out"
+    with_deps(out, source, deps)
+    # Both of these are data for the repository's own tools; neither may be run outside a box.
+    write(source, {"setup.py": f"open({str(place / 'ran')!r}, 'w')\n", "noxfile.py": f"open({str(place / 'ran')!r})\n"})
+    bad = write(place / "bad", {"mod.py": "x = 1\n"})
+    result = offbook("make", bad, source, "--out", out, "--limit", "2", "--heldout", "0", "--level", "stub", "--plain")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"{out}: 2 tasks from 1 of 2 repositories\n"
+    assert f"{bad}: bad has no test files" in result.stderr
+    assert "became tasks" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (place / "ran").exists()
+    return out
+
+
+def test_tasks_that_were_made_hold(made: Path) -> None:
+    assert len(load_tasks(made / "train")) == 2
+    result = offbook("check", made, "--json")
+    assert (result.returncode, json.loads(result.stdout)) == (0, {"checked": 2, "bad": {}})
+
+
+def test_a_task_that_does_not_hold_is_named(made: Path, tmp_path: Path) -> None:
+    task = load_tasks(made / "train")[0]
+    folder = made / "train" / "spoiled"
+    subprocess.run(["cp", "-a", task.folder, folder], check=True)
+    try:
+        gold = folder / "solution/gold.patch"
+        gold.write_text("".join(line for line in gold.read_text().splitlines(True) if "return" not in line))
+        result = offbook("check", folder)
+        assert (result.returncode, result.stdout) == (1, "0 of 1 task folders hold\n")
+        assert result.stderr.splitlines()[-1].startswith(f"{task.id}: the gold patch of {folder} cannot be used:")
+    finally:
+        subprocess.run(["rm", "-r", folder], check=True)
+
+
+def test_leaks_are_looked_for_in_a_set(made: Path) -> None:
+    assert here("audit", made) == "2 of 2 tasks have no leak\n"
+    task = load_tasks(made / "train")[0]
+    notes = task.tree / "notes.txt"
+    notes.write_text("\n".join(json.loads((task.folder / "solution/removed.json").read_text()).values()))
+    try:
+        leaks = json.loads(here("audit", task.folder, "--json"))["leaks"]
+        assert [leak["path"] for leak in leaks[task.id]] == ["tree/notes.txt"]
+    finally:
+        notes.unlink()
+
+
+def test_tasks_are_shown(made: Path) -> None:
+    task = load_tasks(made / "train")[0]
+    one = offbook("show", task.folder).stdout
+    assert one.startswith(task.instruction)
+    assert f"needs it ({len(task.fail_to_pass)}):\n  {task.fail_to_pass[0]}" in one
+    assert (task.folder / "solution/gold.patch").read_text() in one
+    rows = json.loads(here("show", made, "--json"))
+    assert [row["id"] for row in rows] == [task.id for task in load_tasks(made / "train")]
+    assert {row["level"] for row in rows} == {"stub"}
+
+
+def test_tasks_are_exported(made: Path, tmp_path: Path) -> None:
+    assert here("export", made, "--out", tmp_path / "new" / "all.jsonl").endswith("all.jsonl: 2 instances\n")
+    rows = [json.loads(line) for line in (tmp_path / "new/all.jsonl").read_text().splitlines()]
+    assert [row["repo"] for row in rows] == ["little", "little"]
+
+
+def test_a_task_is_made_harder(made: Path, tmp_path: Path) -> None:
+    task = load_tasks(made / "train")[0]
+    (said,) = here("harden", task.folder, "--way", "terser", "--out", tmp_path).splitlines()
+    assert said.startswith(f"terser  {tmp_path / task.id}-terser: ")
+    assert len(load_tasks(tmp_path)) == 1
+
+
+def test_the_same_command_goes_on(made: Path) -> None:
+    source = made.parent / "little"
+    before = (made / "train").stat().st_mtime_ns
+    options = ("--limit", "2", "--heldout", "0", "--level", "stub")
+    (row,) = json.loads(here("make", source, "--out", made, *options, "--json"))
+    assert (row["name"], len([one for one in row["outcomes"] if not one["refused"]])) == ("little", 2)
+    assert (made / "train").stat().st_mtime_ns == before
+
+
+# --- what cannot be done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("make",), "give at least one repository: a folder, a git URL, an archive, or pypi:NAME"),
+        (("make", "x", "--level", "all"), "there is no level all; it is one of stub, hybrid, gone and mix"),
+        (("make", "x", "--wording", "long"), "there is no wording long; it is one of terse, normal and detailed"),
+        (("make", "x", "--rewrite"), "--rewrite and --propose need a model: say where it is with --url and which"),
+        (("make", "x", "--propose", "2", "--url", "http://x", "--name", ""), "--rewrite and --propose need a model"),
+        (
+            ("make", "x", "--rewrite", "--url", "host", "--name", "m"),
+            "a model's URL looks like https://host/v1, not host",
+        ),
+        (("make", "--proposals", "none.jsonl"), "there is no file none.jsonl with proposals"),
+        (("check", "nowhere"), "nowhere holds no task folders"),
+        (("show", "nowhere"), "nowhere holds no task folders"),
+        (("harden", "nowhere"), "nowhere is not a task folder: it has no task.toml"),
+        (("harden", "nowhere", "--way", "up"), "there is no way up; it is one of terser, gone, widen, merge"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OffbookError) as error:
+        here(*arguments)
+    assert str(error.value).startswith(sentence)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sentence_is_all_that_a_user_sees(tmp_path: Path) -> None:
+    result = offbook("make", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "offbook: give at least one repository: a folder, a git URL, an archive, or pypi:NAME\n"
+
+
+TEN = "import pytest, pkg\n@pytest.mark.parametrize('n', range(10))\ndef test_ten(n): assert pkg.double(n) == 2 * n\n"
+GOOD = {"pkg/__init__.py": "def double(n): return 2 * n\n", "tests/test_pkg.py": TEN}
+BAD = {
+    "no tests": ({"pkg.py": "x = 1\n"}, "no-tests has no test files"),
+    "failing": (
+        GOOD | {"pkg/__init__.py": "def double(n): return 3 * n + 1\n"},
+        "failing has 0 reliable tests and at least 10 are needed; most often: fails in call: assert",
+    ),
+    "syntax": (GOOD | {"pkg/__init__.py": "def double(:\n"}, "syntax cannot be imported (SyntaxError"),
+    "huge": (GOOD, "is larger than 256 MB"),
+}
+
+
+def test_bad_repositories_are_named_and_nothing_is_left(deps: Path, tmp_path: Path) -> None:
+    """A set-up script that does harm is in all of them, and never runs outside a box."""
+    out = tmp_path / "out"
+    sources = []
+    for name, (files, _) in BAD.items():
+        harm = {"setup.py": f"import os\nopen({str(tmp_path / 'harm')!r}, 'w')\nos.system('touch {tmp_path}/harm')\n"}
+        source = tmp_path / name.replace(" ", "-")
+        for path, text in (files | harm).items():
+            (source / path).parent.mkdir(parents=True, exist_ok=True)
+            (source / path).write_text(text)
+        if name == "huge":
+            with open(source / "data.bin", "wb") as file:
+                file.truncate(257 << 20)
+        if name in ("failing", "syntax"):
+            with_deps(out, source, deps)
+        sources.append(source)
+    result = offbook("make", *sources, "--out", out, "--plain")
+    assert (result.returncode, result.stdout) == (1, f"{out}: 0 tasks from 0 of {len(BAD)} repositories\n")
+    assert "Traceback" not in result.stderr
+    for source, (_, sentence) in zip(sources, BAD.values(), strict=True):
+        said = [line for line in result.stderr.splitlines() if line.startswith(f"{source}: ")]
+        assert [sentence in line for line in said] == [True], said
+    assert not (tmp_path / "harm").exists()
+    left = {path.name for folder in (out / ".factory").iterdir() for path in folder.iterdir()}
+    assert left <= {"prepare.log"}
