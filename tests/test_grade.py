@@ -118,7 +118,7 @@ def test_checking_says_what_is_wrong_with_a_task(environment: Path, tmp_path: Pa
         return asyncio.run(check(make(tmp_path / name, Suite(environment), stub, gold)))
 
     assert why("good") == ""
-    refused = "its gold patch is refused: tests/test_more.py::test_more does not pass (call: assert 11 == 10"
+    refused = "its gold patch is refused: tests/test_more.py::test_more does not pass (call: "
     assert why("wrong", gold=right_but_for(5, 11)).startswith(refused)
     assert why("solved", GOLD, GOLD + "# more\n") == "it is solved by doing nothing"
     folder = make(tmp_path / "patched", Suite(environment)).folder

@@ -102,7 +102,7 @@ class FeedbackConfig(Section):
     weight: float = Field(default=5.0, ge=0, description="lambda, beside an RL loss of weight 1")
     anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
     anneal_to: float = Field(default=0.0, ge=0)
-    rule_weights: dict[str, float] = Field(default={}, description="by rule, on top of `weight`; a rule not named has 1")
+    rule_weights: dict[str, float] = Field(default={}, description="by rule, on top of `weight`; 1 where not named")
     max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout that get a hint")
     teacher: Literal["live", "ema", "frozen", "trust_region"] = "frozen"
     ema_decay: float = Field(default=0.99, gt=0, lt=1, description="teacher `ema` only")

@@ -6,6 +6,7 @@ from hacks.blind_cheating import BLIND_CHEATING
 from hacks.blind_honest import BLIND_HONEST
 from hacks.case import Case
 from hacks.cheating import CHEATING
+from hacks.fresh import FRESH_CHEATING, FRESH_HONEST
 from hacks.honest import HONEST
 from hacks.second import SECOND_CHEATING, SECOND_HONEST
 from hacks.third import THIRD_CHEATING, THIRD_HONEST
@@ -17,6 +18,7 @@ SETS: dict[str, tuple[Cases, Cases]] = {
     "second": (SECOND_CHEATING, SECOND_HONEST),
     "third": (THIRD_CHEATING, THIRD_HONEST),
     "blind": (BLIND_CHEATING, BLIND_HONEST),
+    "fresh": (FRESH_CHEATING, FRESH_HONEST),
 }
 
 

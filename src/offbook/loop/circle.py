@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from offbook.algo import add_branch, rl_samples, target_key
+from offbook.algo import add_branch, hint_weight, rl_samples, target_key
 from offbook.config import Config
 from offbook.engine import LocalEngine
 from offbook.feedback import read_rollout, write_hint
@@ -123,7 +123,7 @@ def learn(
     step: int, groups: list[list[Rollout]], config: Config, chat: Chat, trainer: Trainer, folder: RunFolder
 ) -> dict[str, Any]:
     """One optimizer step on scored rollouts. They and what the hints did to them go to the run folder."""
-    samples, feedback = annotate(groups, config, chat)
+    samples, feedback = annotate(groups, config, chat, step)
     result = trainer.step(samples, lr_scale=min(1.0, step / max(1, config.train.warmup_steps)))
     for item in feedback:
         measured = result.measured[target_key(item.target)]
@@ -140,18 +140,21 @@ def learn(
     }
 
 
-def annotate(groups: list[list[Rollout]], config: Config, chat: Chat) -> tuple[list[Sample], list[Feedback]]:
+def annotate(groups: list[list[Rollout]], config: Config, chat: Chat, step: int) -> tuple[list[Sample], list[Feedback]]:
     """Rollouts to samples: the group's advantage on all sampled tokens, a hint branch on each target."""
     samples, feedback = [], []
+    settings = config.feedback
     for group in groups:
         for rollout, of_segments in zip(group, rl_samples(group), strict=True):
             samples += of_segments
-            if not config.feedback.weight:
+            if not settings.weight:
                 continue
-            for target in read_rollout(rollout, config.feedback.max_targets):
+            for target in read_rollout(rollout, settings.max_targets):
                 segment = rollout.segments[target.segment]
                 hint = write_hint(target.rule, rollout.tools)
-                branch = add_branch(of_segments[target.segment], segment, target, hint, chat, config.feedback.weight)
+                of_rule = settings.rule_weights.get(target.rule, 1.0)
+                weight = hint_weight(settings.weight, step, settings.anneal_steps, settings.anneal_to, of_rule)
+                branch = add_branch(of_segments[target.segment], segment, target, hint, chat, weight)
                 pieces = chat.pieces(segment.ids[branch.target_start : branch.target_end])
                 feedback.append(Feedback(target, hint, pieces))
     return samples, feedback
