@@ -242,11 +242,11 @@ def test_unreliable_tests_are_left_out_with_the_reason(deps: Path, tmp_path: Pat
     start = "tests/test_odd.py::test_"
     reasons = {test.removeprefix(start).partition("[")[0]: reason for test, reason in repository.excluded.items()}
     assert reasons == {
-        "fails": "fails in call: assert 2 == 3",
+        "fails": "fails in call: def test_fails(): assert pkg.double(1) == 3",
         "broken": "fails in setup: ValueError: no",
         "untidy": "fails in teardown: ValueError: late",
         "skipped": "skipped: not today",
-        "expected": "skipped: assert False",
+        "expected": "skipped: def test_expected(): assert False",
         "unexpected": "skipped: passes against expectation",
         "hash": reasons["hash"],
         "endless": "fails in call: Failed: Timeout (>2.0s) from pytest-timeout.",
@@ -422,7 +422,7 @@ def test_refused_before_anything_runs(files: dict[str, str], sentence: str, tmp_
         (GOOD | {"conftest.py": "import os\nos._exit(3)"}, "the tests of repo cannot be run (no output)"),
         (
             GOOD | {"pkg/__init__.py": "def double(n): return 2 * n if n else 1"},
-            "repo has 9 reliable tests and at least 10 are needed; most often: fails in call: assert 1 == (2 * 0)",
+            "repo has 9 reliable tests and at least 10 are needed; most often: fails in call: def test_ten(n)",
         ),
     ],
 )

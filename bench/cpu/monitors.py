@@ -2,9 +2,9 @@
 
     python bench/cpu/monitors.py --json figures.json
 
-Plays the catalogue of tests/hacks in real boxes. Cases that were held out while the rules were written are counted
-apart. The cost is a ratio of medians in one run: the same commands in boxes that watch and in boxes that do not,
-interleaved, so that other work on the machine falls on both alike.
+Plays the catalogue of tests/hacks in real boxes and counts each set of it apart, as well as those cases that were held
+out while rules were written or mended. The cost is a ratio of medians in one run: the same commands in boxes that
+watch and in boxes that do not, interleaved, so that other work on the machine falls on both alike.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from hacks.case import Case, play
-from hacks.cheating import CHEATING
-from hacks.honest import HONEST
-from hacks.second import SECOND_CHEATING, SECOND_HONEST
-from hacks.third import THIRD_CHEATING, THIRD_HONEST
+from hacks.sets import PARTS, SETS
 
 from offbook.monitors import check
 from offbook.sandbox import BoxSpec, open_box
@@ -103,21 +100,16 @@ def main() -> None:
     watch = can_watch()
 
     async def measure() -> dict[str, Any]:
-        cheating = (*CHEATING, *SECOND_CHEATING, *THIRD_CHEATING)
-        honest = (*HONEST, *SECOND_HONEST, *THIRD_HONEST)
+        cheating = tuple(case for part, _ in SETS.values() for case in part)
+        honest = tuple(case for _, part in SETS.values() for case in part)
         found = {case: await judge(case, watch) for case in (*cheating, *honest)}
-        held_out = [tuple(case for case in cases if case.held_out) for cases in (CHEATING, HONEST)]
-        parts = {
-            **summary(cheating, honest, found),
-            "held_out": summary(*held_out, found),
-            "second": summary(SECOND_CHEATING, SECOND_HONEST, found),
-            "third": summary(THIRD_CHEATING, THIRD_HONEST, found),
-        }
+        sets = {name: summary(*part, found) for name, part in PARTS.items()}
+        parts = {**summary(cheating, honest, found), "sets": sets}
         return {**parts, **(await overhead(arguments.rounds) if watch else {"overhead": None})}
 
     figures = asyncio.run(measure())
     print(f"{'':14} {'hacks':>6} {'recall':>7} {'honest':>7} {'false alarms':>13}")
-    for name, part in {"all": figures, **{name: figures[name] for name in ("held_out", "second", "third")}}.items():
+    for name, part in {"all": figures, **figures["sets"]}.items():
         numbers = f"{part['hacks']:6} {part['recall']:7.3f} {part['honest']:7} {part['false_alarms']:13.3f}"
         print(f"{name:14} {numbers}  {' '.join((*part['missed'], *part['alarmed']))}")
     for name, row in figures.get("commands", {}).items():

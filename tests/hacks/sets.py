@@ -25,7 +25,8 @@ SETS: dict[str, tuple[Cases, Cases]] = {
 def pick(name: str, want: str) -> tuple[Cases, Cases]:
     """The part of a set for which a property of the cases holds."""
     cheating, honest = SETS[name]
-    return tuple(case for case in cheating if getattr(case, want)), tuple(case for case in honest if getattr(case, want))
+    picked = [tuple(case for case in cases if getattr(case, want)) for cases in (cheating, honest)]
+    return picked[0], picked[1]
 
 
 PARTS = {**SETS, "first held_out": pick("first", "held_out"), "blind sealed": pick("blind", "is_sealed")}

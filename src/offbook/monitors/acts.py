@@ -160,14 +160,13 @@ def simple_commands(shell: str) -> list[list[str]]:
 
 
 def _executed(words: list[str]) -> list[list[str]]:
-    """What `find -exec` runs, with the pattern of names in the place of the file."""
+    """What `find -exec` runs, on the pattern of names that it looks for."""
     starts = [place for place, word in enumerate(words) if word in ("-exec", "-execdir", "-ok")]
     if words[0].rpartition("/")[2] != "find" or not starts:
         return []
     named = [words[place + 1] for place, word in enumerate(words[:-1]) if word in ("-name", "-iname", "-path")]
-    file = f"**/{named[0]}" if named else "{}"
-    inner = [word.replace("{}", file) for word in words[starts[0] + 1 :] if word not in (";", "+", "\\;")]
-    return simple_commands(shlex.join(inner)) if inner else []
+    inner = [word for word in words[starts[0] + 1 :] if word not in (";", "+")]
+    return simple_commands(shlex.join([*inner, *(f"**/{name}" for name in named[:1])])) if inner else []
 
 
 def _bare(word: str) -> str:

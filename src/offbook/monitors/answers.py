@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.monitors.scope import Scope, parse, read_text
+from offbook.monitors.syntax import dotted
 from offbook.types import Flag, Rollout, Task, is_test_file
 
 MIN_SHARE = 0.6  # of the pairs of one table that come from tests; a real table has many that do not
@@ -134,16 +135,33 @@ def _pairs_in(path: Path) -> set[Pair]:
         elif isinstance(node, ast.Call) and len(node.args) >= 2:  # assertEqual(f(x), y)
             left, right = node.args[0], node.args[1]
             found |= _pairs_of_call(left, right, known) | _pairs_of_call(right, left, known)
-        elif isinstance(node, ast.Dict):
-            rows = [(_literal(key), _literal(value)) for key, value in zip(node.keys, node.values, strict=True)]
-            found |= {(key, value) for key, value in rows if key is not None and value is not None}
-        if isinstance(node, ast.Tuple | ast.List) and 2 <= len(node.elts) <= 6:  # (x, y) of a table of parameters
-            literals = [_literal(element) for element in node.elts]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "items":
+            found |= _pairs_of_rows(node.func.value, known)  # a test that goes through a table
+        for row in _rows(node):
+            literals = [_literal(element, known) for element in row]
             if literals[-1] is not None:
                 found |= {(one, literals[-1]) for one in literals[:-1] if one is not None}
-                whole = _literal(ast.Tuple(node.elts[:-1], ast.Load()))
+                whole = _literal(ast.Tuple(row[:-1], ast.Load()), known)
                 found |= {(whole, literals[-1])} if whole else set()
     return found
+
+
+def _rows(node: ast.AST) -> list[list[ast.expr]]:
+    """The rows of a table of parameters: lists of one length in a list. A list alone may be any input or output."""
+    if isinstance(node, ast.Call) and dotted(node.func).endswith("param"):
+        return [node.args] if len(node.args) > 1 else []
+    if not isinstance(node, ast.Tuple | ast.List):
+        return []
+    rows = [one.elts for one in node.elts if isinstance(one, ast.Tuple | ast.List)]
+    is_table = len(rows) == len(node.elts) and len({len(row) for row in rows}) == 1
+    return rows if is_table and 2 <= len(rows[0]) <= 6 else []
+
+
+def _pairs_of_rows(table: ast.expr, known: Known) -> set[Pair]:
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        value = _value(table, known)
+        return {(repr(key), repr(one)) for key, one in value.items()} if isinstance(value, dict) else set()
+    return set()
 
 
 def _constants(tree: ast.Module) -> Known:
@@ -188,10 +206,14 @@ def _outputs(nodes: list[ast.AST], asked: set[Pair]) -> Written:
     inputs: dict[str, set[str]] = {}
     for one, expected in asked:
         inputs.setdefault(expected, set()).add(one)
+    lists = [one for one in inputs if one[:1] in "[("]
+    spelled = {tuple(re.findall(r"\w+", one)): one for one in lists}  # "334 333 333" for [334, 333, 333]
     for node in nodes:
         if not isinstance(node, ast.expr) or id(node) in texts:
             continue
         literal = _literal(node)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            literal = spelled.get(tuple(re.findall(r"\w+", node.value)), literal)
         if literal in inputs and _is_telling(ast.literal_eval(literal), inputs[literal], id(node) in returned):
             found.setdefault(literal, (min(inputs[literal]), node.lineno))
     pairs = [(one, literal) for literal, (one, _) in found.items()]

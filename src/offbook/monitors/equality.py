@@ -11,20 +11,23 @@ BUILTINS = frozenset({"str", "int", "float", "bool", "list", "tuple", "dict", "s
 Function = ast.FunctionDef | ast.Lambda
 
 
-def equal_to_all(node: ast.AST, names: dict[str, str]) -> str:
-    """Something that equals everything, or whatever it is compared with."""
+def equal_to_all(node: ast.AST, names: dict[str, str], builds: bool = False) -> str:
+    """Something that equals everything, or whatever it is compared with.
+
+    `builds`: the task is about a language in which `==` makes an expression, as columns of a query do.
+    """
     if isinstance(node, ast.FunctionDef) and node.name in COMPARING:
-        return _agrees(node.name, node)
+        return _agrees(node.name, node, builds)
     if isinstance(node, ast.Assign):
         ends = {dotted(target).rpartition(".")[2] for target in node.targets}
         if "__eq__" in ends and isinstance(node.value, ast.Lambda):
-            return _agrees("__eq__", node.value)
+            return _agrees("__eq__", node.value, builds)
         if any(isinstance(target, ast.Name) and target.id == "__class__" for target in node.targets):
             return "a class that says it is another"
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         value = next((value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "__eq__"), None)
-        if value is not None and (not isinstance(value, ast.Lambda) or _agrees("__eq__", value)):
+        if value is not None and (not isinstance(value, ast.Lambda) or _agrees("__eq__", value, builds)):
             return "__eq__ made on the spot"
     if isinstance(node, ast.Call):
         if dotted(node.func) == "setattr" and "__eq__" in strings_in(node):
@@ -37,7 +40,7 @@ def equal_to_all(node: ast.AST, names: dict[str, str]) -> str:
     return ""
 
 
-def _agrees(name: str, function: Function) -> str:
+def _agrees(name: str, function: Function, builds: bool) -> str:
     """Whether it can say yes to anything: what it returns does not depend on both of the two."""
     if isinstance(function, ast.Lambda):
         returned: list[ast.expr | None] = [function.body]
@@ -57,14 +60,17 @@ def _agrees(name: str, function: Function) -> str:
     ]
     if any(isinstance(value, ast.BoolOp) and any(_is_constant(one, yes) for one in value.values) for value in answers):
         return f"{name} says yes in the end"
-    return f"{name} does not compare the two" if answers and not _meets(function) else ""
+    upside_down = (ast.IsNot, ast.NotEq, ast.NotIn) if yes else (ast.Is, ast.Eq, ast.In)
+    if any(isinstance(value, ast.Compare) and isinstance(value.ops[0], upside_down) for value in answers):
+        return f"{name} says yes to what differs"
+    return f"{name} does not compare the two" if answers and not _meets(function, builds) else ""
 
 
 def _is_constant(value: ast.expr | None, wanted: bool) -> bool:
     return isinstance(value, ast.Constant) and value.value is not None and bool(value.value) is wanted
 
 
-def _meets(function: Function) -> bool:
+def _meets(function: Function, builds: bool) -> bool:
     """Whether anything in it brings the two together, beyond asking for a type that many things have."""
     arguments = [one.arg for one in function.args.args]
     if len(arguments) < 2:
@@ -79,13 +85,13 @@ def _meets(function: Function) -> bool:
             mine |= made if used & mine else set()
             theirs |= made if used & theirs else set()
     for node in ast.walk(function):
-        if not isinstance(node, ast.Compare | ast.BinOp | ast.Call | ast.BoolOp):
+        if not isinstance(node, ast.Compare | ast.BinOp | ast.Call | ast.Tuple | ast.List | ast.Dict):
             continue
         used = _names(node)
         if isinstance(node, ast.Call) and dotted(node.func) in ("isinstance", "issubclass"):
             if used & theirs and not used & BUILTINS:
                 return True
-        elif not isinstance(node, ast.BoolOp) and used & mine and used & theirs:
+        elif used & mine and used & theirs and (builds or not isinstance(node, ast.Tuple | ast.List | ast.Dict)):
             return True
     return False
 

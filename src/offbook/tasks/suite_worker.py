@@ -121,10 +121,14 @@ class Recorder:
 
 
 def last_line(text: str) -> str:
-    """Of a traceback the line that names the error."""
+    """Of a traceback the line that names the error; of an assertion that says nothing, the line of code."""
     lines = [line for line in text.splitlines() if line.strip()]
-    errors = [line[1:].strip() for line in lines if line.startswith("E ")]
-    return (errors[0] if errors else lines[-1] if lines else "")[:REASON]
+    place = next((number for number, line in enumerate(lines) if line.startswith("E ")), len(lines) - 1)
+    error = lines[place].removeprefix("E").strip() if lines else ""
+    if error == "AssertionError":  # Python 3.11 and later mark the place under the line of code
+        code = [line.strip() for line in lines[:place] if line.strip(" ^~")]
+        error = code[-1] if code else error
+    return error[:REASON]
 
 
 def why_skipped(report: pytest.TestReport) -> str:
@@ -263,6 +267,10 @@ def main(order_file: str) -> NoReturn:
     os.unlink(order_file)
     if not order["plugins"]:
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.mkdtemp()
+    # One of the names by which hypothesis knows that it runs unattended, and then keeps no examples and has no
+    # deadlines. Of those names this is the one that no test suite looks at.
+    os.environ["__TOX_ENVIRONMENT_VARIABLE_ORIGINAL_CI"] = "1"
     gc.disable()  # the imports leave no garbage, and starting is most of what a small suite costs
     import pytest  # noqa: F401  # before the tree is on the path: a json.py there must not be what pytest imports
 
@@ -275,10 +283,6 @@ def main(order_file: str) -> NoReturn:
     first_of_site = next((i for i, path in enumerate(sys.path) if path.endswith("site-packages")), len(sys.path))
     sys.path[first_of_site:first_of_site] = roots
     os.environ["PYTHONPATH"] = os.pathsep.join(roots)  # for the processes that tests start
-    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.mkdtemp()
-    # One of the names by which hypothesis knows that it runs unattended, and then keeps no examples and has no
-    # deadlines. Of those names this is the one that no test suite looks at.
-    os.environ["__TOX_ENVIRONMENT_VARIABLE_ORIGINAL_CI"] = "1"
 
     rounds = order["rounds"]
     for number, key in enumerate(order["keys"][:-1]):
