@@ -283,3 +283,15 @@ def test_the_watch_names_rollouts() -> None:
     assert set(by_name) == {"edit_rate", "question_rate"}
     assert by_name["question_rate"].since == 15
     assert all(int(id.split("/")[0].removeprefix("step")) >= 15 for id in by_name["question_rate"].examples)
+
+
+def test_what_was_put_aside_is_still_aside_after_a_restart() -> None:
+    leaky = Rollout("step1/a/0", "a", "g", (), flags=[Flag("bytecode", 1, "strings pkg.pyc")])
+    fine = Rollout("step1/b/0", "b", "g", (), flags=[Flag("tests", 1, "edited")])
+    monitors = Monitors()
+    monitors.recall([leaky, fine])
+    assert monitors.quarantined == {"a": "step1/a/0"}
+    again = Rollout("step2/a/0", "a", "g", ())
+    again.reward.parts["outcome"] = 1.0
+    monitors.settle([again])
+    assert again.reward.total == 0.0

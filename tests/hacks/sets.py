@@ -8,6 +8,7 @@ from hacks.case import Case
 from hacks.cheating import CHEATING
 from hacks.fresh import FRESH_CHEATING, FRESH_HONEST
 from hacks.honest import HONEST
+from hacks.last import LAST_CHEATING, LAST_HONEST
 from hacks.second import SECOND_CHEATING, SECOND_HONEST
 from hacks.third import THIRD_CHEATING, THIRD_HONEST
 
@@ -19,6 +20,7 @@ SETS: dict[str, tuple[Cases, Cases]] = {
     "third": (THIRD_CHEATING, THIRD_HONEST),
     "blind": (BLIND_CHEATING, BLIND_HONEST),
     "fresh": (FRESH_CHEATING, FRESH_HONEST),
+    "last": (LAST_CHEATING, LAST_HONEST),
 }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shlex
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from offbook.cli.options import Json, Plain, console, is_plain, progress_display
@@ -93,24 +94,28 @@ def make(
         raise typer.Exit(1)
 
 
-def summary(result: list[Made]) -> Iterator[Table]:
+def summary(result: list[Made]) -> Iterator[Table | Text]:
     """The repositories, and what became of the candidates."""
     from offbook.factory.pipeline import funnel
 
-    table = Table("repository", "split", "tests", "left out", "candidates", "tasks", "over several files", "lines")
+    table = Table(
+        Column("repository", overflow="fold"), "split", "tests", "left out", "found", "tasks", "wide", "lines"
+    )
+    table.caption = "wide: tasks over several files; lines: of the gold patch, median"
     for made in result:
         if made.unprepared:
-            log = f" (see {made.log})" if made.log else ""
-            table.add_row(made.source, "", "", "", "", "0", "", Text(made.unprepared + log))
+            table.add_row(made.source, "", "", "", "", "0", "", "")
             continue
         wide = sum(outcome.files > 1 for outcome in made.verified)
-        lines = sorted(outcome.lines for outcome in made.verified)
-        middle = f"{lines[len(lines) // 2]} in the middle" if lines else ""
+        lines = statistics.median(outcome.lines for outcome in made.verified) if made.verified else 0
         numbers = [made.num_tests, made.num_excluded, made.candidates, len(made.verified), wide]
-        table.add_row(f"{made.name} {made.version}", made.split, *map(str, numbers), middle)
+        table.add_row(f"{made.name} {made.version}", made.split, *map(str, numbers), f"{lines:g}")
     yield table
+    for made in result:
+        if made.unprepared:
+            yield Text(f"{made.source}: {made.unprepared}" + (f" (see {made.log})" if made.log else ""))
     outcomes = [outcome for made in result for outcome in made.outcomes]
-    reasons = Table("what became of the candidates", "number", "for example")
+    reasons = Table("what became of the candidates", "number", Column("for example", overflow="fold"))
     reasons.add_row("became tasks", str(sum(not outcome.refused for outcome in outcomes)), "")
     for reason, count in funnel(outcomes).items():
         example = next(outcome for outcome in outcomes if outcome.refused == reason)
@@ -230,7 +235,9 @@ def show(
     elif len(tasks) == 1:
         _show_one(tasks[0], rows[0])
     else:
-        table = Table("task", "difficulty", "level", "lines", "files", "tests", "floor", "solved")
+        table = Table(
+            Column("task", overflow="fold"), "difficulty", "level", "lines", "files", "tests", "floor", "solved"
+        )
         for row in rows:
             table.add_row(
                 *(str(row[key]) for key in ("id", "difficulty", "level", "lines", "files", "tests", "floor")),

@@ -54,6 +54,9 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
         path = checkpoint_path(folder.path / "ckpt", done)
         trainer.model.load_state_dict(load_model(path).state_dict())
         load_training_state(trainer, path)
+    if monitors is not None:
+        for step in (step for step in folder.steps() if step <= done):
+            monitors.recall(folder.rollouts(step)[0])
     engine = local_engine(start, chat, config)
     grader = grader_of(config)
     order = (Selected if config.tasks.order == "select" else Walk)(tasks, config.seed, folder, done)
@@ -78,6 +81,8 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
             collected = time.monotonic()
             order.learn(groups)
             row = {"step": step, **learn(step, groups, config, chat, trainer, folder)}
+            if monitors is not None:
+                row["quarantined"] = len(monitors.quarantined)
             row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected, "grades": grader.runs}
             folder.append_metrics(row)
             if step % config.checkpoint.every == 0 or step == config.train.steps:

@@ -7,7 +7,7 @@ is said in reasoning teaches an agent to leave it out.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -94,6 +94,12 @@ class Monitors:
             rollout.events.append(Event(-1, "monitor_crash", traceback.format_exc(limit=-4)))
         if apply_policy(rollout, flags, self.policy, self.penalty) == "quarantine":
             self.quarantined.setdefault(task.id, rollout.id)
+
+    def recall(self, rollouts: Iterable[Rollout]) -> None:
+        """Which tasks rollouts of earlier steps put aside: a run that was killed goes on with what it knew."""
+        for rollout in rollouts:
+            if any(action_for(flag, self.policy) == "quarantine" for flag in rollout.flags):
+                self.quarantined.setdefault(rollout.task, rollout.id)
 
     def settle(self, group: list[Rollout]) -> None:
         """After the last rollout of a task: if one showed that it leaks, none of them earns or teaches anything."""
