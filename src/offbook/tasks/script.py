@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from offbook.sandbox import Box, BoxSpec, open_box
+from offbook.tasks.grade import put
 from offbook.types import OffbookError, Task
 
 TESTS, SOLUTION = "tests", "solution"
@@ -56,7 +57,7 @@ async def reward_by_script(
 ) -> tuple[float, str]:
     """What the task's own script says of a clean tree with these changes, and the end of what it printed."""
     async with await _open(task, spec) as box:
-        await _put(box, changes)
+        await put(box, changes)
         result = await box.exec(f"bash /tests/test.sh; echo '{MARK}'; {READ_REWARD}", timeout_s)
     printed, _, reward = result.output.rpartition(MARK)
     words = (printed.strip().splitlines() or ["it printed nothing"])[-1]
@@ -77,14 +78,6 @@ async def _open(task: Task, spec: BoxSpec) -> Box:
         raise OffbookError(f"{task.folder} brings its own judge, which runs in bwrap boxes only")
     mounts = {"/tests": task.folder / TESTS, "/solution": task.folder / SOLUTION}
     return await open_box(task.tree, spec, mounts={at: path for at, path in mounts.items() if path.is_dir()})
-
-
-async def _put(box: Box, changes: Mapping[str, str | None]) -> None:
-    for path, text in changes.items():
-        if text is None:
-            await box.remove(path)
-        else:
-            await box.write(path, text)
 
 
 def _number(reward: str) -> float:
