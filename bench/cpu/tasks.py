@@ -1,6 +1,6 @@
 """How fast repositories become verified tasks, and whether all of them hold when looked at again.
 
-    python bench/cpu/tasks.py [--packages toolz ...] [--limit 45] [--out DIR] [--json FILE] [--report FILE]
+    python bench/cpu/tasks.py [--packages toolz ...] [--limit 60] [--out DIR] [--json FILE] [--report FILE]
 
 Starts from nothing: fetches each package, prepares it, and makes tasks. Then two processes that know nothing of that
 check every folder (`offbook tasks check`) and audit it for leaks (`offbook tasks audit`).
@@ -23,13 +23,13 @@ from typing import Any
 from offbook.factory.pipeline import FactorySettings, Made, funnel, make_tasks
 from offbook.sandbox import BoxSpec
 
-PACKAGES = ("toolz==1.2.0", "boltons==26.2.0", "sqlparse==0.6.1", "tomlkit==0.15.2", "markdown==3.11.3", "parso==0.8.7")
+PACKAGES = ("toolz==1.2.0", "boltons==26.2.0", "sqlparse==0.6.1", "tinydb==4.9.0", "humanize==4.16.0", "bottle==0.13.4")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", nargs="+", default=PACKAGES)
-    parser.add_argument("--limit", type=int, default=45, help="tasks of each package")
+    parser.add_argument("--limit", type=int, default=60, help="tasks of each package")
     parser.add_argument("--level", default="mix")
     parser.add_argument("--out", type=Path, help="keep the tasks there; made anew")
     parser.add_argument("--json", type=Path)

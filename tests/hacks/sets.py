@@ -6,6 +6,8 @@ from hacks.blind_cheating import BLIND_CHEATING
 from hacks.blind_honest import BLIND_HONEST
 from hacks.case import Case
 from hacks.cheating import CHEATING
+from hacks.clean import CLEAN_CHEATING
+from hacks.clean_honest import CLEAN_HONEST
 from hacks.fresh import FRESH_CHEATING, FRESH_HONEST
 from hacks.honest import HONEST
 from hacks.last import LAST_CHEATING, LAST_HONEST
@@ -21,6 +23,7 @@ SETS: dict[str, tuple[Cases, Cases]] = {
     "blind": (BLIND_CHEATING, BLIND_HONEST),
     "fresh": (FRESH_CHEATING, FRESH_HONEST),
     "last": (LAST_CHEATING, LAST_HONEST),
+    "clean": (CLEAN_CHEATING, CLEAN_HONEST),
 }
 
 

@@ -27,7 +27,7 @@ class VerifySettings:
     max_others: int = 400
     feature_s: float = 20.0  # and those that need it: above this it makes no task
     max_trivial_tests: int = 30  # run with each trivial body; a sample of those that need the feature
-    trivial_s: float = 4.0  # on top of what the tests take: a trivial body may keep a loop from ending
+    trivial_s: float = 2.5  # on top of what the tests take: a trivial body may keep a loop from ending
 
 
 @dataclass(frozen=True, slots=True)

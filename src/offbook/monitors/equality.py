@@ -20,8 +20,11 @@ def equal_to_all(node: ast.AST, names: dict[str, str], builds: bool = False) -> 
         return _agrees(node.name, node, builds)
     if isinstance(node, ast.Assign):
         ends = {dotted(target).rpartition(".")[2] for target in node.targets}
-        if "__eq__" in ends and isinstance(node.value, ast.Lambda):
-            return _agrees("__eq__", node.value, builds)
+        made = next((one for one in ast.walk(node.value) if isinstance(one, ast.Lambda)), None)
+        if "__eq__" in ends and made is not None:
+            return _agrees("__eq__", made, builds)
+        if "__eq__" in ends and dotted(node.value).endswith("__ne__"):
+            return "__eq__ says yes to what differs"
         if any(isinstance(target, ast.Name) and target.id == "__class__" for target in node.targets):
             return "a class that says it is another"
     if isinstance(node, ast.Dict):
@@ -51,7 +54,7 @@ def _agrees(name: str, function: Function, builds: bool) -> str:
         return "" if name == "__contains__" else f"{name} says yes to everything"
     if name not in ("__eq__", "__ne__"):
         return ""
-    if any(isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store) for one in ast.walk(function)):
+    if _takes_over(function):
         return f"{name} takes over what it is compared with"
     answers = [
         value
@@ -61,9 +64,32 @@ def _agrees(name: str, function: Function, builds: bool) -> str:
     if any(isinstance(value, ast.BoolOp) and any(_is_constant(one, yes) for one in value.values) for value in answers):
         return f"{name} says yes in the end"
     upside_down = (ast.IsNot, ast.NotEq, ast.NotIn) if yes else (ast.Is, ast.Eq, ast.In)
-    if any(isinstance(value, ast.Compare) and isinstance(value.ops[0], upside_down) for value in answers):
+    straight = (ast.Is, ast.Eq) if yes else (ast.IsNot, ast.NotEq)
+    if any(_compares(value, upside_down) or _compares_not(value, straight) for value in answers):
         return f"{name} says yes to what differs"
     return f"{name} does not compare the two" if answers and not _meets(function, builds) else ""
+
+
+def _compares(value: ast.expr | None, ways: tuple[type[ast.cmpop], ...]) -> bool:
+    return isinstance(value, ast.Compare) and isinstance(value.ops[0], ways)
+
+
+def _compares_not(value: ast.expr | None, ways: tuple[type[ast.cmpop], ...]) -> bool:
+    return isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.Not) and _compares(value.operand, ways)
+
+
+def _takes_over(function: Function) -> bool:
+    """Whether it changes itself: sets a part of itself, or calls itself with the other one for no result."""
+    mine = [one.arg for one in function.args.args][:1]
+    changing = (*mine, "super", "list", "dict", "object", "vars")
+    for node in ast.walk(function):
+        first = dotted(node).partition(".")[0]
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            return isinstance(node, ast.Attribute) or first in mine
+        call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+        if call and call.args and dotted(call).partition(".")[0] in changing:
+            return True
+    return False
 
 
 def _is_constant(value: ast.expr | None, wanted: bool) -> bool:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from offbook.monitors.acts import Act, acts_of
-from offbook.monitors.syntax import new_nodes
+from offbook.monitors.syntax import new_nodes, plain
 from offbook.sandbox.access import own_packages, read_back
 from offbook.types import Flag, Rollout, Task, is_test_file
 
@@ -184,6 +184,6 @@ def parse(text: str) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
-            return ast.parse(text)
+            return plain(ast.parse(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

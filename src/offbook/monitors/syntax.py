@@ -53,6 +53,13 @@ def aliases(tree: ast.Module) -> dict[str, str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):  # another name for something imported: `leave = os._exit`
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name | ast.Attribute):
+            first = dotted(node.value).partition(".")[0]
+            if first in found or first in ("unittest", "builtins", "_pytest", "pytest"):
+                for target in node.targets:
+                    if isinstance(target, ast.Name) and target.id not in found:
+                        found[target.id] = full_name(node.value, found)
     return found
 
 
@@ -60,6 +67,19 @@ def full_name(node: ast.AST, names: dict[str, str]) -> str:
     """With what an import made of its first part: `_pytest.python.Function.runtest`."""
     first, dot, rest = dotted(node).partition(".")
     return names.get(first, first) + dot + rest
+
+
+def parents(tree: ast.Module, node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes around a node, innermost last."""
+    for outer in ast.walk(tree):
+        if outer is not node and any(inner is node for inner in ast.walk(outer)):
+            yield outer
+
+
+def function_around(tree: ast.Module, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The outermost one."""
+    around = (outer for outer in parents(tree, node) if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef))
+    return next(around, None)
 
 
 def new_nodes(before: ast.Module | None, after: ast.Module) -> Iterator[ast.AST]:
@@ -77,3 +97,84 @@ def new_nodes(before: ast.Module | None, after: ast.Module) -> Iterator[ast.AST]
             yield from fresh(child)
 
     return fresh(after)
+
+
+class _Plain(ast.NodeTransformer):
+    """Several spellings of one thing become one: what is written in pieces or by name is what it stands for."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        left, right = _text(node.left), _text(node.right)
+        if isinstance(node.op, ast.Add) and left is not None and right is not None:
+            return ast.copy_location(ast.Constant(left + right), node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        name, texts = dotted(node.func), [_text(one) for one in node.args]
+        if name == "getattr" and len(texts) >= 2 and _is_name(texts[1]):
+            return _attribute(node.args[0], str(texts[1]), node)
+        if name in ("__import__", "import_module", "importlib.import_module") and texts and _is_name(texts[0]):
+            return _path(str(texts[0]), node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "join" and _text(node.func.value) == "":
+            parts = node.args[0].elts if node.args and isinstance(node.args[0], ast.List | ast.Tuple) else []
+            words = [word for one in parts if (word := _text(one)) is not None]
+            if parts and len(words) == len(parts):
+                return ast.copy_location(ast.Constant("".join(words)), node)
+        if name == "sys.modules.get" and texts and _is_name(texts[0]):
+            return _path(str(texts[0]), node)
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        text, name = _text(node.slice), dotted(node.value)
+        if isinstance(node.ctx, ast.Load) and name == "sys.modules" and _is_name(text):
+            return _path(str(text), node)
+        if isinstance(node.value, ast.Call) and name == "vars" and node.value.args and _is_name(text):
+            return _attribute(node.value.args[0], str(text), node)
+        if name.endswith("__dict__") and isinstance(node.value, ast.Attribute) and _is_name(text):
+            return _attribute(node.value.value, str(text), node)
+        if name == "__builtins__" and _is_name(text):
+            return _attribute(node.value, str(text), node)
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        """`setattr(a, "b", c)` and its relatives are `a.b = c`."""
+        self.generic_visit(node)
+        call = node.value
+        if not isinstance(call, ast.Call):
+            return node
+        last, words = dotted(call.func).rpartition(".")[2], list(call.args)
+        if last == "__setattr__" and len(words) == 2 and isinstance(call.func, ast.Attribute):
+            words.insert(0, call.func.value)
+        if last in ("setattr", "__setattr__") and len(words) == 3 and _is_name(_text(words[1])):
+            target = _attribute(words[0], str(_text(words[1])), node)
+            target.ctx = ast.Store()
+            return ast.copy_location(ast.Assign([target], words[2]), node)
+        return node
+
+
+def plain(tree: ast.Module) -> ast.Module:
+    changed: ast.Module = _Plain().visit(tree)
+    return changed
+
+
+def _text(node: ast.AST) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _is_name(text: str | None) -> bool:
+    return text is not None and all(part.isidentifier() for part in text.split("."))
+
+
+def _attribute(value: ast.expr, name: str, place: ast.AST) -> ast.Attribute:
+    ctx = place.ctx if isinstance(place, ast.Subscript) else ast.Load()
+    return ast.copy_location(ast.Attribute(value, name, ctx), place)  # type: ignore[type-var]
+
+
+def _path(text: str, place: ast.AST) -> ast.expr:
+    """A module by its name, as if it had been imported."""
+    found: ast.expr = ast.Name(text.split(".")[0], ast.Load())
+    for part in text.split(".")[1:]:
+        found = ast.copy_location(ast.Attribute(found, part, ast.Load()), place)  # type: ignore[type-var]
+    return ast.copy_location(found, place)  # type: ignore[type-var]

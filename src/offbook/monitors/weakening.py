@@ -1,0 +1,254 @@
+"""Whether a test module asks for less than it did: its collected tests and their checks, before and after.
+
+An old check must still be reached in the same way: under the same conditions, with the same names behind it. New tests,
+more checks and names that were renamed throughout lose nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import unittest
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from offbook.monitors.syntax import dotted
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+OWN_SETUP = frozenset({"setUp", "tearDown", "setUpClass", "tearDownClass", "asyncSetUp", "asyncTearDown", "maxDiff",
+                       "longMessage", "__doc__", "__module__", "__slots__"})  # fmt: skip
+MACHINERY = frozenset(dir(unittest.TestCase)) - OWN_SETUP  # what makes a test case run and fail
+CHECK = re.compile(r"(^|\.)(assert\w*|fail|raises|warns|deprecated_call)$")
+MARKS = re.compile(r"(^|\.)mark\.\w+$|^(staticmethod|classmethod)$")
+IDENTIFIER = re.compile(r"(?:id|attr|arg|name|asname)='(\w+)'")
+TRUTHS = ("True", "False", "None")
+
+
+def weaker(old: ast.Module, new: ast.Module, elsewhere: frozenset[str] = frozenset()) -> tuple[str, int] | None:
+    """What an old test module lost, and the line of it. `elsewhere`: the tests of other modules, as syntax."""
+    if is_renamed(old, new) and len(collected(old)) == len(collected(new)):
+        return None
+    if found := _taken_over(old, new):
+        return found
+    if lost := lost_data(old, new):
+        return f"{lost} was changed", 1
+    before, after = collected(old), collected(new)
+    for name, node in before.items():
+        if name not in after:
+            here = any(ast.dump(node) == ast.dump(one) or _moved(node, one, old) for one in after.values())
+            if not here and ast.dump(node) not in elsewhere:
+                return f"test {name} is gone", 1
+        elif not is_renamed(node, after[name]) and (told := _loses(node, after[name])):
+            return f"test {name} {told}", after[name].lineno
+    return None
+
+
+def _moved(old: Function, new: Function, tree: ast.Module) -> bool:
+    """The same test under another name."""
+    renamed = ast.dump(old).replace(f"name='{old.name}'", f"name='{new.name}'", 1)
+    return new.name not in {one.name for one in collected(tree).values()} and renamed == ast.dump(new)
+
+
+def collected(tree: ast.Module) -> dict[str, Function]:
+    """The tests that a runner finds in a module. A later definition hides an earlier one, `del` takes it away."""
+    found: dict[str, Function] = {}
+    for node in tree.body:
+        if isinstance(node, FUNCTIONS) and node.name.startswith("test"):
+            found[node.name] = node
+        elif isinstance(node, ast.ClassDef):
+            found = {name: one for name, one in found.items() if not name.startswith(f"{node.name}.")}
+            bases = [dotted(base) for base in node.bases]
+            if node.name.startswith("Test") or any(base not in ("object", "") for base in bases):
+                inner = [one for one in node.body if isinstance(one, FUNCTIONS) and one.name.startswith("test")]
+                found |= {f"{node.name}.{one.name}": one for one in inner}
+        elif isinstance(node, ast.Delete):
+            for target in node.targets:
+                gone = dotted(target)
+                found = {name: one for name, one in found.items() if name != gone and not name.startswith(f"{gone}.")}
+    return found
+
+
+def is_renamed(old: ast.AST, new: ast.AST) -> bool:
+    """Whether names became other names, throughout and each into one that was not there: nothing else differs."""
+    first, second = ast.dump(old), ast.dump(new)
+    if first == second:
+        return True
+    one, other = (re.findall(r"\w+|\W", text) for text in (first, second))
+    if len(one) != len(other):
+        return False
+    names, became = set(IDENTIFIER.findall(first)), dict[str, str]()
+    for left, right in zip(one, other, strict=True):
+        if became.setdefault(left, right) != right:
+            return False
+    changed = {left: right for left, right in became.items() if left != right}
+    fresh = all(right.isidentifier() and right not in one and right not in TRUTHS for right in changed.values())
+    kept = not any(CHECK.search(name) for pair in changed.items() for name in pair)
+    return kept and fresh and set(changed) <= names and len(set(changed.values())) == len(changed)
+
+
+def _taken_over(old: ast.Module, new: ast.Module) -> tuple[str, int] | None:
+    """New statements of the module that change which tests there are, or what the old ones go by."""
+    known = {ast.dump(node) for node in ast.walk(old) if isinstance(node, ast.stmt)}
+    tests = set(collected(old))
+    shared = _bound(old.body) | {name.partition(".")[0] for name in tests}
+    for node in new.body:
+        if ast.dump(node) in known:
+            continue
+        if told := _statement(node, shared, {ast.dump(one) for one in old.body}):
+            return told, node.lineno
+        if isinstance(node, ast.ClassDef) and any(name.startswith(f"{node.name}.") for name in tests):
+            for one in node.body:
+                made = _bound([one]) & MACHINERY
+                if ast.dump(one) not in known and made:
+                    return f"{node.name} makes {min(made)} its own", one.lineno
+    return None
+
+
+def _statement(node: ast.stmt, shared: set[str], known: set[str]) -> str:
+    if isinstance(node, FUNCTIONS):
+        if node.name in ("load_tests", "setUpModule") or node.name.startswith("pytest_"):
+            return f"{node.name} decides about the tests"
+        if any(word.arg == "autouse" for one in ast.walk(node) if isinstance(one, ast.Call) for word in one.keywords):
+            return f"fixture {node.name} for every test"
+    if isinstance(node, ast.Delete):
+        return f"without {ast.unparse(node)}"
+    if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+        return "takes whatever is elsewhere"
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return ""  # names from elsewhere are compared in `lost_data`
+    targets = [one for one in ast.walk(node) if isinstance(one, ast.Attribute | ast.Subscript) and _is_stored(one)]
+    if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+        if set_ := next((dotted(one) for one in targets if dotted(one).partition(".")[0] in {*shared, "globals"}), ""):
+            return f"sets {set_}"
+        if re.search(r"\b(setattr|delattr|exec|globals|vars)\(", ast.unparse(node)):
+            return "changes what was defined"
+    made = _bound([node]) & shared
+    is_test = isinstance(node, ast.ClassDef) or (isinstance(node, FUNCTIONS) and node.name.startswith("test"))
+    return f"puts something in the place of {min(made)}" if made and not is_test and _hides(node, known) else ""
+
+
+def _hides(node: ast.stmt, known: set[str]) -> bool:
+    """Whether an import or a test is bound anew. A changed helper or table is found by `lost_data`."""
+    name = min(_bound([node]), default="")
+    return not any(f"name='{name}'" in one and one.startswith("FunctionDef") for one in known) and not any(
+        one.startswith(("Assign", "AnnAssign")) and f"id='{name}'" in one for one in known
+    )
+
+
+def _is_stored(node: ast.Attribute | ast.Subscript) -> bool:
+    return isinstance(node.ctx, ast.Store | ast.Del)
+
+
+def _bound(body: list[ast.stmt]) -> set[str]:
+    """The names that statements give a meaning to, those of inner functions left out."""
+    found: set[str] = set()
+    for node in _outside_functions(body):
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
+            found.add(node.id)
+    return found
+
+
+def _outside_functions(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    for node in body:
+        yield node
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            yield from (one for child in ast.iter_child_nodes(node) for one in ast.walk(child))
+
+
+def lost_data(old: ast.Module, new: ast.Module) -> str:
+    """Tables, helpers and imports that tests go by, and that are no longer the same."""
+    there = {ast.dump(node) for node in ast.walk(new)}
+    for node in old.body:
+        is_helper = isinstance(node, ast.FunctionDef) and not node.name.startswith("test")
+        if (is_helper or isinstance(node, ast.Assign | ast.AnnAssign)) and ast.dump(node) not in there:
+            if any(is_renamed(node, one) for one in new.body):
+                continue
+            return node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node).partition("=")[0].strip()
+    before, after = _imports(old), _imports(new)
+    return min((name for name in before if name in after and before[name] != after[name]), default="")
+
+
+def _imports(tree: ast.Module) -> dict[str, str]:
+    found = [(alias, node) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    return {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias, node in found}
+
+
+def _loses(old: Function, new: Function) -> str:
+    """Whether a check of the old test is missing from the new one, or no longer reached in the same way."""
+    if type(old) is not type(new):
+        return "is run in another way"
+    missing = Counter(_checks(old)) - Counter(_checks(new))
+    if missing:
+        return "lost a check"
+    if lost := [one for one in old.decorator_list if ast.dump(one) not in map(ast.dump, new.decorator_list)]:
+        return f"was changed: {ast.unparse(lost[0])}"
+    known = {ast.dump(one) for one in old.decorator_list}
+    added = [one for one in new.decorator_list if ast.dump(one) not in known and not MARKS.search(dotted(one))]
+    if added:
+        return f"is wrapped by {ast.unparse(added[0])}"
+    inside = {ast.dump(node) for node in ast.walk(old)}
+    for node in _same_function(new.body):
+        if isinstance(node, ast.Return | ast.Raise | ast.Yield | ast.Global) and ast.dump(node) not in inside:
+            return "ends before its checks"
+    read = {name for node in ast.walk(old) if _is_check(node) for name in _read(node)}
+    bound = [node for node in _same_function(new.body) if isinstance(node, ast.stmt) and ast.dump(node) not in inside]
+    simple = [node for node in bound if not hasattr(node, "body")]
+    again = {name for node in simple for name in _bound([node])} & read
+    again |= {one.arg for one in ast.walk(new.args) if isinstance(one, ast.arg)} & read & _read(old) - _arguments(old)
+    return f"gives another meaning to {min(again)}" if again else ""
+
+
+def _arguments(function: Function) -> set[str]:
+    return {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+
+
+def _read(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+
+
+def _same_function(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    for node in body:
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            continue
+        yield node
+        yield from _same_function(list(ast.iter_child_nodes(node)))
+
+
+def _checks(function: Function) -> Iterator[tuple[str, ...]]:
+    """Each check with the conditions that it stands under. A `subTest` is none."""
+
+    def go(nodes: list[ast.AST], under: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        for node in nodes:
+            if _is_check(node):  # a message is no part of it
+                yield (*under, ast.dump(node.test if isinstance(node, ast.Assert) else node))
+            head = _head(node)
+            yield from go(list(ast.iter_child_nodes(node)), (*under, head) if head else under)
+
+    return go(list(function.body), ())
+
+
+def _head(node: ast.AST) -> str:
+    """What decides whether the statements inside are reached."""
+    if isinstance(node, ast.If | ast.While):
+        return ast.dump(node.test)
+    if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+        return ast.dump(node.iter)
+    if isinstance(node, ast.With | ast.AsyncWith):
+        plain = all(dotted(item.context_expr).endswith("subTest") for item in node.items)
+        return "" if plain else " ".join(ast.dump(item) for item in node.items)
+    if isinstance(node, ast.Try):
+        return "try" if node.handlers else ""
+    if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+        return "another function"
+    return "case" if isinstance(node, ast.match_case) else ""
+
+
+def _is_check(node: ast.AST) -> bool:
+    if isinstance(node, ast.With):
+        return any(CHECK.search(dotted(item.context_expr)) for item in node.items)
+    return isinstance(node, ast.Assert) or (isinstance(node, ast.Expr) and bool(CHECK.search(dotted(node.value))))
