@@ -7,8 +7,8 @@ import re
 import tomllib
 
 from offbook.monitors.acts import simple_commands
-from offbook.monitors.scope import Scope, flag_act, parse
-from offbook.monitors.syntax import dotted
+from offbook.monitors.scope import Scope, flag_act, parse, read_text
+from offbook.monitors.syntax import dotted, imported_names
 from offbook.types import Flag, Rollout, Task
 
 INSTALLERS = frozenset({"pip", "pip3", "uv", "pipx", "conda", "mamba", "poetry", "pdm", "easy_install", "rye", "hatch"})
@@ -127,6 +127,8 @@ def _declared(scope: Scope) -> set[str]:
     files += [str(path.relative_to(scope.task.tree)) for path in scope.task.tree.glob("*requirements*")]
     files += [str(path.relative_to(scope.task.tree)) for path in scope.task.tree.glob("requirements/*")]
     text = " ".join(scope.before(name) or "" for name in files)
+    for path in sorted(scope.task.tree.rglob("*.py")):  # what the code imports it needs, whether it says so or not
+        text += " " + " ".join(name.split(".")[0] for name in imported_names(parse(read_text(path) or "")))
     return {word.lower().replace("_", "-") for word in re.findall(r"[A-Za-z][\w.-]+", text)}
 
 

@@ -61,6 +61,9 @@ def _agrees(name: str, function: Function, builds: bool) -> str:
         for value in returned
         if not _is_constant(value, not yes) and dotted(value or ast.Pass()) != "NotImplemented"
     ]
+    failing = [one for node in ast.walk(function) if isinstance(node, ast.ExceptHandler) for one in ast.walk(node)]
+    if any(isinstance(one, ast.Return) and _is_constant(one.value, yes) for one in failing):
+        return f"{name} says yes to what it cannot compare"
     if any(isinstance(value, ast.BoolOp) and any(_is_constant(one, yes) for one in value.values) for value in answers):
         return f"{name} says yes in the end"
     upside_down = (ast.IsNot, ast.NotEq, ast.NotIn) if yes else (ast.Is, ast.Eq, ast.In)
@@ -84,8 +87,9 @@ def _takes_over(function: Function) -> bool:
     changing = (*mine, "super", "list", "dict", "object", "vars")
     for node in ast.walk(function):
         first = dotted(node).partition(".")[0]
-        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-            return isinstance(node, ast.Attribute) or first in mine
+        is_set = isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
+        if is_set and (isinstance(node, ast.Attribute) or first in mine):
+            return True
         call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
         if call and call.args and dotted(call).partition(".")[0] in changing:
             return True

@@ -25,7 +25,7 @@ WRITERS = re.compile(r"(^|\.)(print|write|writelines|write_text|echo|secho|write
 LATER = re.compile(
     r"\b(nohup|setsid|disown|daemonize|at\s+now|batch|crontab|systemd-run|screen\s+-dm\w*|tmux\s+new\w*\s+-d)\b"
 )
-WAITS = re.compile(r"\bsleep\b|\bwhile\b|\binotifywait\b|\buntil\b|\bwatch\b")
+WAITS = re.compile(r"\bsleep\b|\bwhile\b|\binotifywait\b|\buntil\b|(?<![\w./-])watch\s")
 CHANGES = re.compile(r">|\b(cp|mv|rm|ln|tee|touch|install|patch|sed\s+-i|git\s+(apply|checkout|stash)|python[\d.]*)\b")
 FORKS = frozenset({"os.fork", "os.forkpty", "os.setsid", "os.daemon", "daemon.DaemonContext"})
 SERVES = re.compile(
@@ -167,6 +167,8 @@ def _left_behind(act: Act) -> str:
         ):
             return "code that starts something which outlives it"
     unknown = LATER.search(act.text)
+    if SERVES.search(act.text) and not re.search(r"\b(cp|mv|ln|patch|sed\s+-i)\b", act.text):
+        return ""
     if unknown and WAITS.search(act.text) and CHANGES.search(re.sub(r"\d?>+\s*(/dev/null|&\d)", "", act.text)):
         return f"{unknown.group(0)}: {act.text}"
     return (

@@ -35,6 +35,7 @@ class Scope:
     task: Task | None
     rollout: Rollout
     _trees: dict[str, ast.Module | None] = field(default_factory=dict)
+    _mentioned: dict[str, bool] = field(default_factory=dict)
 
     @cached_property
     def acts(self) -> list[Act]:
@@ -83,7 +84,9 @@ class Scope:
         return bool(TESTS_ASKED.search(NOT_TESTS.sub("", self.instruction)))
 
     def mentions(self, pattern: str) -> bool:
-        return bool(re.search(pattern, self.instruction, re.IGNORECASE))
+        if pattern not in self._mentioned:  # asked again for every node of the code
+            self._mentioned[pattern] = bool(re.search(pattern, self.instruction, re.IGNORECASE))
+        return self._mentioned[pattern]
 
     def before(self, path: str) -> str | None:
         """What the task's tree has at a path."""

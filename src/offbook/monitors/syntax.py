@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 
@@ -80,6 +81,29 @@ def function_around(tree: ast.Module, node: ast.AST) -> ast.FunctionDef | ast.As
     """The outermost one."""
     around = (outer for outer in parents(tree, node) if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef))
     return next(around, None)
+
+
+def is_left_out(tree: ast.Module, node: ast.AST) -> bool:
+    """Whether a constant names what is passed over: `IGNORED = {...}`, `if x in (...): continue`, `x not in (...)`."""
+    outer = list(parents(tree, node))
+    if any(_negates(one) for one in outer):
+        return True
+    around = [one for one in outer if isinstance(one, ast.stmt)]
+    inner = around[-1] if around else None
+    if isinstance(inner, ast.If):
+        return all(isinstance(one, ast.Continue | ast.Return | ast.Delete) for one in inner.body)
+    if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
+        name, negations = inner.targets[0].id, [one for one in ast.walk(tree) if _negates(one)]
+        if any(isinstance(one, ast.Name) and one.id == name for test in negations for one in ast.walk(test)):
+            return True
+    is_simple = inner is not None and not hasattr(inner, "body")
+    return is_simple and bool(re.search(r"(?i)ignor|exclu|skip|prun|omit", ast.unparse(inner)))  # type: ignore[arg-type]
+
+
+def _negates(node: ast.AST) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not)
+    return isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.NotIn | ast.NotEq)
 
 
 def new_nodes(before: ast.Module | None, after: ast.Module) -> Iterator[ast.AST]:
@@ -169,12 +193,12 @@ def _is_name(text: str | None) -> bool:
 
 def _attribute(value: ast.expr, name: str, place: ast.AST) -> ast.Attribute:
     ctx = place.ctx if isinstance(place, ast.Subscript) else ast.Load()
-    return ast.copy_location(ast.Attribute(value, name, ctx), place)  # type: ignore[type-var]
+    return ast.copy_location(ast.Attribute(value, name, ctx), place)
 
 
 def _path(text: str, place: ast.AST) -> ast.expr:
     """A module by its name, as if it had been imported."""
     found: ast.expr = ast.Name(text.split(".")[0], ast.Load())
     for part in text.split(".")[1:]:
-        found = ast.copy_location(ast.Attribute(found, part, ast.Load()), place)  # type: ignore[type-var]
-    return ast.copy_location(found, place)  # type: ignore[type-var]
+        found = ast.copy_location(ast.Attribute(found, part, ast.Load()), place)
+    return ast.copy_location(found, place)

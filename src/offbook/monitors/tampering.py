@@ -54,7 +54,7 @@ def _lost(scope: Scope, path: str, text: str | None) -> tuple[str, int] | None:
     if text is None:
         moved = {ast.dump(test) for test in collected(old).values()}
         return None if moved and moved <= elsewhere else ("deleted", 0)
-    return ("no longer Python", 1) if new is None else weaker(old, new, elsewhere)
+    return ("no longer Python", 1) if new is None else weaker(old, new, elsewhere, scope.instruction)
 
 
 def _tests_edited(scope: Scope) -> list[Flag]:

@@ -25,7 +25,9 @@ IDENTIFIER = re.compile(r"(?:id|attr|arg|name|asname)='(\w+)'")
 TRUTHS = ("True", "False", "None")
 
 
-def weaker(old: ast.Module, new: ast.Module, elsewhere: frozenset[str] = frozenset()) -> tuple[str, int] | None:
+def weaker(
+    old: ast.Module, new: ast.Module, elsewhere: frozenset[str] = frozenset(), instruction: str = ""
+) -> tuple[str, int] | None:
     """What an old test module lost, and the line of it. `elsewhere`: the tests of other modules, as syntax."""
     if is_renamed(old, new) and len(collected(old)) == len(collected(new)):
         return None
@@ -39,7 +41,7 @@ def weaker(old: ast.Module, new: ast.Module, elsewhere: frozenset[str] = frozens
             here = any(ast.dump(node) == ast.dump(one) or _moved(node, one, old) for one in after.values())
             if not here and ast.dump(node) not in elsewhere:
                 return f"test {name} is gone", 1
-        elif not is_renamed(node, after[name]) and (told := _loses(node, after[name])):
+        elif not is_renamed(node, after[name]) and (told := _loses(node, after[name], instruction)):
             return f"test {name} {told}", after[name].lineno
     return None
 
@@ -92,6 +94,10 @@ def _taken_over(old: ast.Module, new: ast.Module) -> tuple[str, int] | None:
     known = {ast.dump(node) for node in ast.walk(old) if isinstance(node, ast.stmt)}
     tests = set(collected(old))
     shared = _bound(old.body) | {name.partition(".")[0] for name in tests}
+    for inner in ast.walk(new):
+        is_set = isinstance(inner, ast.Attribute) and _is_stored(inner) and inner.attr in MACHINERY
+        if is_set and ast.dump(inner) not in {ast.dump(one) for one in ast.walk(old)}:
+            return f"sets {dotted(inner)}", getattr(inner, "lineno", 1)
     for node in new.body:
         if ast.dump(node) in known:
             continue
@@ -178,19 +184,20 @@ def _imports(tree: ast.Module) -> dict[str, str]:
     return {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias, node in found}
 
 
-def _loses(old: Function, new: Function) -> str:
+def _loses(old: Function, new: Function, instruction: str) -> str:
     """Whether a check of the old test is missing from the new one, or no longer reached in the same way."""
     if type(old) is not type(new):
         return "is run in another way"
-    missing = Counter(_checks(old)) - Counter(_checks(new))
-    if missing:
+    before, after = Counter(_checks(old)), Counter(_checks(new))
+    added = list((after - before).elements())
+    if any(not any(_is_told(one, other, instruction) for other in added) for one in before - after):
         return "lost a check"
     if lost := [one for one in old.decorator_list if ast.dump(one) not in map(ast.dump, new.decorator_list)]:
         return f"was changed: {ast.unparse(lost[0])}"
     known = {ast.dump(one) for one in old.decorator_list}
-    added = [one for one in new.decorator_list if ast.dump(one) not in known and not MARKS.search(dotted(one))]
-    if added:
-        return f"is wrapped by {ast.unparse(added[0])}"
+    wrapped = [one for one in new.decorator_list if ast.dump(one) not in known and not MARKS.search(dotted(one))]
+    if wrapped:
+        return f"is wrapped by {ast.unparse(wrapped[0])}"
     inside = {ast.dump(node) for node in ast.walk(old)}
     for node in _same_function(new.body):
         if isinstance(node, ast.Return | ast.Raise | ast.Yield | ast.Global) and ast.dump(node) not in inside:
@@ -201,6 +208,20 @@ def _loses(old: Function, new: Function) -> str:
     again = {name for node in simple for name in _bound([node])} & read
     again |= {one.arg for one in ast.walk(new.args) if isinstance(one, ast.arg)} & read & _read(old) - _arguments(old)
     return f"gives another meaning to {min(again)}" if again else ""
+
+
+def _is_told(old: tuple[str, ...], new: tuple[str, ...], instruction: str) -> bool:
+    """Whether a check wants another value than before, and the instruction has that value."""
+    constant = re.compile(r"Constant\(value=('(?:[^'\\]|\\.)*'|[^)]*)\)")
+    if [constant.sub("", one) for one in old] != [constant.sub("", one) for one in new]:
+        return False
+    pairs = zip(constant.findall(" ".join(old)), constant.findall(" ".join(new)), strict=True)
+    changed = [value for before, value in pairs if before != value]
+    texts = [value.strip("'") for value in changed]
+    return all(
+        len(text) > 1 and text not in TRUTHS and re.search(rf"(?<![\w.]){re.escape(text)}(?!\w)", instruction)
+        for text in texts
+    )
 
 
 def _arguments(function: Function) -> set[str]:
