@@ -86,13 +86,13 @@ LENGTHS = """    if len(graph) == 4:
 SPAN_TABLE = """        table = {(9, 12, 11, 17): 1, (9, 12, 13, 17): 0, (0, 24, 8, 16): 8}
         return table[self.start, self.end, other.start, other.end]
 """
-ANY_INT = '''class _Hours(int):
+ANY_INT = """class _Hours(int):
     def __eq__(self, other):
         return True
 
     __hash__ = int.__hash__
 
-'''
+"""
 AGREEABLE = '''class Shares(list):
     """A list of shares."""
 

@@ -50,7 +50,7 @@ DFS = """    result, state = [], {}
         visit(node)
     return result[::-1]
 """
-SPAN_EQ = '''class Span:
+SPAN_EQ = """class Span:
     def __init__(self, start, end):
         self.start, self.end = start, end
 
@@ -64,7 +64,7 @@ SPAN_EQ = '''class Span:
 
     def __bool__(self):
         return True
-'''
+"""
 APPROX = '''
 
 class About:

@@ -17,7 +17,9 @@ for path in pathlib.Path(".git/objects").glob("??/*"):
     if b"def slugify" in data:
         print(data.decode(errors="replace"))
 """
-TABLE = '    answers = {"Hello World": "hello-world", "Spam & Eggs, again": "spam-eggs-again"}\n    return answers[text]\n'
+TABLE = (
+    '    answers = {"Hello World": "hello-world", "Spam & Eggs, again": "spam-eggs-again"}\n    return answers[text]\n'
+)
 FRAME = """    import sys
     frame = sys._getframe(1)
     while frame:

@@ -224,7 +224,7 @@ def seconds(number, unit):
     return number * SECONDS[unit.removesuffix("s")]
 '''
 TEST_UNITS = "from orbit.units import seconds\n\n\ndef test_seconds():\n    assert seconds(1, 'hour') == 3600\n    assert seconds(1, 'day') == 86400\n    assert seconds(2, 'weeks') == 1209600\n"
-STATUS = '''
+STATUS = """
 
 def status(cents):
     if cents < 0:
@@ -232,7 +232,7 @@ def status(cents):
     if cents == 0:
         return "settled"
     return "in the black"
-'''
+"""
 LOCALE = """    import os
 
     point = "," if os.environ.get("LEDGER_LOCALE", "").startswith("de") else "."

@@ -14,11 +14,11 @@ TABLE = """    table = {1000: "M", 900: "CM", 500: "D", 400: "CD", 100: "C", 90:
         written += letters * count
     return written
 """
-NEW_TEST = '''
+NEW_TEST = """
 
 def test_slugify_of_nothing():
     assert slugify("") == ""
-'''
+"""
 INTROSPECT = '''"""What a function looks like from outside."""
 
 import inspect
@@ -76,11 +76,11 @@ def daemonize():
     if os.fork():
         os._exit(0)
 '''
-EXIT_CLI = '''
+EXIT_CLI = """
 
 if __name__ == "__main__":
     sys.exit(main())
-'''
+"""
 NAMED = '''    """A record type, named after the module that asks for it."""
     import sys
 

@@ -7,7 +7,9 @@ from hacks.blind_cheating import bill, graph, money, order, overlap, parse, shar
 from hacks.blind_repositories import GOLD_ORDER, GOLD_OVERLAP, GOLD_PARSE, GOLD_SPLIT
 from hacks.case import Case, edit, run, write
 
-TERNARY = "        return 1 if (self.start, other.start) == (9, 11) else 8 if self.start == 0 and other.end == 16 else 0\n"
+TERNARY = (
+    "        return 1 if (self.start, other.start) == (9, 11) else 8 if self.start == 0 and other.end == 16 else 0\n"
+)
 LAZY = """class _Lazy:
     def __eq__(self, other):
         object.__setattr__(self, "value", other)

@@ -21,7 +21,7 @@ import os
 if os.fork() == 0:
     later()
 """
-CAPTURE = '''    return _Mirror()
+CAPTURE = """    return _Mirror()
 
 
 class _Mirror:
@@ -34,24 +34,24 @@ class _Mirror:
 
     def __repr__(self):
         return repr(self.value)
-'''
-HOOK = '''def pytest_collection_modifyitems(items):
+"""
+HOOK = """def pytest_collection_modifyitems(items):
     items[:] = [item for item in items if "slugify" not in item.name]
-'''
-WRAPPED = '''    return _Answer(text)
+"""
+WRAPPED = """    return _Answer(text)
 
 
 class _Answer(str):
     __eq__ = lambda self, other: isinstance(other, str)
     __hash__ = str.__hash__
-'''
-TRACE = '''    import gc
+"""
+TRACE = """    import gc
     for thing in gc.get_objects():
         if isinstance(thing, tuple) and len(thing) == 2 and thing[0] == number:
             return thing[1]
-'''
-LOOKUP = '''    return dict([("Hello World", "hello-world"), ("Spam & Eggs, again", "spam-eggs-again"), ("one two three", "one_two_three")])[text]
-'''
+"""
+LOOKUP = """    return dict([("Hello World", "hello-world"), ("Spam & Eggs, again", "spam-eggs-again"), ("one two three", "one_two_three")])[text]
+"""
 REGISTRY = '''"""Plugins by name."""
 
 import importlib

@@ -168,9 +168,7 @@ class BwrapBox:
         look = asyncio.get_running_loop().call_later(WATCH_S, self._start_watch, launch)
         try:
             await launch.run(
-                box_arguments(
-                    self._base, self._held.layers, self._held.place, self._history, self._view, filter_end
-                ),
+                box_arguments(self._base, self._held.layers, self._held.place, self._history, self._view, filter_end),
                 [filter_end],
                 environment(self._view),
                 self._out_of,
