@@ -255,6 +255,9 @@ def test_small_parts_that_the_product_says_twice_are_no_leak() -> None:
         (replace(twice, path="deps/pkg/b.py"), ["pkg"], [replace(twice, path="deps/pkg/b.py")]),
     ):
         assert given_away([leak], removed, ["a.py::target"], product) == leaks
+    committed = replace(twice, path="tree/.git!blob 0123")
+    assert given_away([committed, twice], removed, ["a.py::target"], ["pkg"]) == []
+    assert given_away([committed], removed, ["a.py::target"], ["pkg"]) == [committed]
     assert given_away([twice], {**removed, "a.py::helper": "y\n" * 20}, ["a.py::target"], ["pkg"]) == [twice]
 
 

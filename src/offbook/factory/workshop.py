@@ -43,12 +43,18 @@ def given_away(
     """All leaks, unless they are no more than the product repeating itself: small parts of what was removed, no target
     among them, that other code of the product has as well. Whoever reads that code does what the task asks for."""
     wanted = {*targets}
+    repeated_in_product = {leak.what for leak in leaks if _is_in(leak.path, product)}
     for leak in leaks:
-        path = leak.path.removeprefix("tree/")
-        if leak.what in wanted or not any(path == place or path.startswith(f"{place}/") for place in product):
+        committed = leak.path.startswith("tree/.git!") and leak.what in repeated_in_product  # the same file once more
+        if leak.what in wanted or not (committed or _is_in(leak.path, product)):
             return list(leaks)
     repeated = sum(len(removed[what].split("\n")) for what in {leak.what for leak in leaks})
     return [] if repeated <= REPEATED * sum(len(source.split("\n")) for source in removed.values()) else list(leaks)
+
+
+def _is_in(path: str, product: Sequence[str]) -> bool:
+    inside = path.removeprefix("tree/")
+    return any(inside == place or inside.startswith(f"{place}/") for place in product)
 
 
 def open_workshop(repository: Repository, map: Map) -> Workshop:
