@@ -60,7 +60,9 @@ def main() -> NoReturn:
         _say(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
-        if debug or error.errno not in UNWRITABLE:
+        # What a full disk looks like to a library that wants a temporary file while it is imported.
+        nowhere = error.errno == errno.ENOENT and "temporary directory" in str(error.strerror)
+        if debug or not (nowhere or error.errno in UNWRITABLE):
             raise
         _say(f"cannot write {error.filename or 'a file'}: {error.strerror}; free some space or choose another folder")
         sys.exit(1)

@@ -107,7 +107,6 @@ async def make_tasks(
             made.unprepared = str(error)
             log = folder / "prepare.log"
             made.log = str(log) if log.is_file() else ""
-            progress(f"{source}: {error}")
             on_outcome(made)
             continue
         repository = workshop.repository
@@ -245,7 +244,6 @@ async def make_proposed(
                 workshops[proposal.source] = await _prepared(proposal.source, folder, spec, settings, progress)
         except Unprepared as error:
             made.unprepared = str(error)
-            progress(f"{proposal.source}: {error}")
             continue
         workshop = workshops[proposal.source]
         made.name, made.version = workshop.repository.name, workshop.repository.version
