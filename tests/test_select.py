@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from offbook.loop.order import Selected
 from offbook.runfolder import RunFolder
 from offbook.tasks.select import LEAST, History, Record, Sampler
 from offbook.types import OffbookError, Reward, Rollout, Task, Usage
@@ -104,3 +105,17 @@ def test_history_is_read_from_run_folders(tmp_path: Path) -> None:
     assert History.of_runs([]).records == {}
     with pytest.raises(OffbookError, match="is not a folder"):
         History.of_runs([tmp_path / "three"])
+
+
+def test_a_run_goes_on_selecting_where_it_stopped(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.config_file.touch()
+    whole = Selected(TASKS, 7, folder, done=0)
+    first = whole.tasks_of(1, 4)
+    groups = [[rollout(one.id, solved) for solved in (True, False)] for one in first]
+    whole.learn(groups)
+    folder.write_rollouts(1, [one for group in groups for one in group])
+    resumed = Selected(TASKS, 7, folder, done=1)
+    second = [one.id for one in resumed.tasks_of(2, 4)]
+    assert second == [one.id for one in whole.tasks_of(2, 4)]
+    assert not {*second} & {one.id for one in first}

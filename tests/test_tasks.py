@@ -28,7 +28,7 @@ from offbook.tasks.folder import NewTask, write_files, write_task
 from offbook.tasks.pocket_functions import ALL_STEPS, Function, Step
 from offbook.tasks.pocket_repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, render_tests
 from offbook.tasks.suite import SuiteRun, run_suite, suite_box
-from offbook.types import OffbookError, Rollout, Suite, Task
+from offbook.types import Deleted, OffbookError, Rollout, Suite, Task
 
 # --- deletion: {name} stands for the function; the stubbed form of each is given beside it
 
@@ -540,3 +540,48 @@ def test_a_place_without_tasks_is_an_error(tmp_path: Path) -> None:
     for root in (tmp_path, tmp_path / "missing"):
         with pytest.raises(OffbookError, match="holds no task folders"):
             load_tasks(root)
+
+
+HALVES = "from pkg import f\n\n\ndef test_one(): assert f(1) == 1\n\n\ndef test_two(): assert f(2) == 4\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "floor", "binary", "partial"),
+    [
+        ("n * n", 0.0, 1.0, 1.0),
+        ("n", 0.0, 0.0, 0.5),
+        ("n", 0.25, 0.0, 1 / 3),
+        ("n", 0.5, 0.0, 0.0),  # what a trivial body passes earns nothing
+        ("-n", 0.0, 0.0, 0.0),
+        ("other(n)", 0.0, 0.0, 0.0),  # one half is right, and a test fails that passed before
+    ],
+)
+def test_partial_credit_begins_at_the_floor(
+    tmp_path: Path, body: str, floor: float, binary: float, partial: float
+) -> None:
+    stub = "def f(n):\n    raise NotImplementedError\n\n\ndef other(n):\n    return 7\n"
+    new = NewTask(
+        instruction="Bring back f.",
+        tree={"pkg.py": stub},
+        gold={"pkg.py": stub.replace("raise NotImplementedError", "return n * n")},
+        hidden_tests={
+            "test_f.py": HALVES,
+            "test_g.py": "from pkg import other\n\n\ndef test_g(): assert other(0) == 7\n",
+        },
+        test_files=("test_f.py", "test_g.py"),
+        id="f",
+        origin="pkg",
+        difficulty="normal",
+        tools=("read_file", "edit_file", "finish"),
+        fail_to_pass=("test_f.py::test_one", "test_f.py::test_two"),
+        pass_to_pass=("test_g.py::test_g",),
+        deleted=Deleted("single", "stub", ("pkg.py::f",), ("pkg.py::f",), 1, 1, 0, floor),
+    )
+    write_task(tmp_path / "f", new)
+    task = load_task(tmp_path / "f")
+    done = stub.replace("raise NotImplementedError", f"return {body}")
+    if body == "other(n)":
+        done = done.replace("return other(n)", "return n").replace("return 7", "return 8")
+    rollout = Rollout("r", "f", "g", task.tools, changed={"pkg.py": done})
+    assert asyncio.run(Grader().outcome(task, rollout)) == binary
+    assert asyncio.run(Grader(partial=True).outcome(task, rollout)) == pytest.approx(partial)
