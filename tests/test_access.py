@@ -116,7 +116,7 @@ def test_places() -> None:
     assert place_of("/x/lib/python3.11/site-packages/pkg-1.0.dist-info/RECORD", own) == "package_copy"
     assert place_of("/x/lib/python3.11/site-packages/pkgutil_more/a.py", own) is None
     assert place_of("/usr/lib/python3.11/json/__init__.py", own) is None
-    assert place_of("/work/tasks/other/solution/gold.patch", own) == "outside"
+    assert place_of("/srv/tasks/other/solution/gold.patch", own) == "outside"
     assert place_of("/app/tests/test_a.py", own) == "tests"
 
 

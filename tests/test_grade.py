@@ -426,6 +426,15 @@ def test_making_all_pass_and_then_waiting_for_the_deadline_does_not_solve_a_task
     assert (result.solved, result.share(task)) == (False, 0.0)
 
 
+def test_right_code_that_keeps_the_run_from_ending_earns_no_share(task: Task) -> None:
+    waits = (
+        "import time, _pytest.terminal\n_pytest.terminal.TerminalReporter.summary_stats = lambda *a: time.sleep(60)\n"
+    )
+    result = graded(task, {"pkg/core.py": waits + GOLD}, 4.0)
+    assert (result.run.timed_out, result.missing, result.invalid) == (True, frozenset(), "")
+    assert (result.solved, result.share(task)) == (False, 0.0)
+
+
 # --- what cannot be seen from inside the same process, and is left to the monitors, who read the changes
 
 UNSEEN = {

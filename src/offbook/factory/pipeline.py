@@ -99,20 +99,11 @@ async def make_tasks(
     for source in sources:
         made = Made(source, split=splits[source])
         result.append(made)
-        folder = out / ".factory" / folder_name(source)
         began = time.monotonic()
-        try:
-            workshop = await _prepared(source, folder, spec, settings, progress)
-        except Unprepared as error:
-            made.unprepared = str(error)
-            log = folder / "prepare.log"
-            made.log = str(log) if log.is_file() else ""
+        workshop = await _prepared(made, out, spec, settings, progress)
+        if workshop is None:
             on_outcome(made)
             continue
-        repository = workshop.repository
-        made.name, made.version = repository.name, repository.version
-        made.num_tests, made.num_excluded = len(repository.tests), len(repository.excluded)
-        made.prepare_s = time.monotonic() - began
         await _make_from(workshop, out / made.split, made, spec, settings, on_outcome)
         if settings.propose:
             progress(f"{made.name}: asking a model what could be deleted")
@@ -139,14 +130,33 @@ def split_of(sources: Iterable[str], heldout: float) -> dict[str, str]:
     return {source: "heldout" if place < count else "train" for place, source in enumerate(order)}
 
 
-async def _prepared(source: str, folder: Path, spec: BoxSpec, settings: FactorySettings, progress: Told) -> Workshop:
-    repository = await prepare(
-        source, folder, spec, progress, settings.prepare, settings.python, settings.pytest_options, settings.start
-    )
-    progress(f"{repository.name}: finding out which test enters which function")
-    tests = await map_tests(repository, spec)
+async def _prepared(made: Made, out: Path, spec: BoxSpec, settings: FactorySettings, progress: Told) -> Workshop | None:
+    """The repository of `made`, which is told about it; None where it cannot be prepared, and then why."""
+    folder, began = out / ".factory" / folder_name(made.source), time.monotonic()
+    try:
+        repository = await prepare(
+            made.source,
+            folder,
+            spec,
+            progress,
+            settings.prepare,
+            settings.python,
+            settings.pytest_options,
+            settings.start,
+        )
+        progress(f"{repository.name}: finding out which test enters which function")
+        tests = await map_tests(repository, spec)
+    except Unprepared as error:
+        made.unprepared = str(error)
+        log = folder / "prepare.log"
+        made.log = str(log) if log.is_file() else ""
+        return None
     progress(f"{repository.name}: reading everything that an agent could read")
-    return await asyncio.to_thread(open_workshop, repository, tests)
+    workshop = await asyncio.to_thread(open_workshop, repository, tests)
+    made.name, made.version = repository.name, repository.version
+    made.num_tests, made.num_excluded = len(repository.tests), len(repository.excluded)
+    made.prepare_s = time.monotonic() - began
+    return workshop
 
 
 async def _make_from(
@@ -238,15 +248,10 @@ async def make_proposed(
         made = result.setdefault(proposal.source, Made(proposal.source))
         if made.unprepared:
             continue
-        try:
-            if proposal.source not in workshops:
-                folder = out / ".factory" / folder_name(proposal.source)
-                workshops[proposal.source] = await _prepared(proposal.source, folder, spec, settings, progress)
-        except Unprepared as error:
-            made.unprepared = str(error)
+        workshop = workshops.get(proposal.source) or await _prepared(made, out, spec, settings, progress)
+        if workshop is None:
             continue
-        workshop = workshops[proposal.source]
-        made.name, made.version = workshop.repository.name, workshop.repository.version
+        workshops[proposal.source] = workshop
         made.candidates += 1
         made.outcomes.append(await _proposed(workshop, proposal, out / made.split, spec, settings))
         on_outcome(made)

@@ -114,7 +114,7 @@ class Grade:
 
     def share(self, task: Task) -> float:
         """Of the tests that need the feature, those that pass; 0 where one fails that passed without it."""
-        if self.invalid or self.missing & {*task.pass_to_pass}:
+        if self.invalid or self.run.timed_out or self.missing & {*task.pass_to_pass}:
             return 0.0
         return 1 - len(self.missing) / len(task.fail_to_pass)
 
