@@ -59,7 +59,7 @@ def reencoded(model: PreTrainedModel, sample: Sample, branch: Branch) -> Tensor:
 
 
 def trainer_for(model: PreTrainedModel, **feedback: object) -> Trainer:
-    return Trainer(model, TrainConfig(micro_tokens=128), FeedbackConfig(token_cap=UNCAPPED, **feedback))
+    return Trainer(model, TrainConfig(micro_tokens=128), FeedbackConfig(token_cap=UNCAPPED, gate=0.0, **feedback))
 
 
 def hinted_logp(trainer: Trainer, batch: Batch) -> Tensor:
@@ -131,7 +131,7 @@ def test_recomputation_changes_no_bit(teacher: str, recompute: str) -> None:
     found = []
     for mode in ("none", recompute):
         settings = TrainConfig(recompute=mode)
-        found.append(gradients(Trainer(tiny_model(), settings, FeedbackConfig(teacher=teacher)), samples))
+        found.append(gradients(Trainer(tiny_model(), settings, FeedbackConfig(teacher=teacher, gate=0.0)), samples))
     for reference, ours in zip(*found, strict=True):
         assert torch.equal(reference, ours)
         assert reference.abs().max() > 0

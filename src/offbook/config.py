@@ -103,7 +103,20 @@ class FeedbackConfig(Section):
     anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
     anneal_to: float = Field(default=0.0, ge=0)
     rule_weights: dict[str, float] = Field(default={}, description="by rule, on top of `weight`; 1 where not named")
-    max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout that get a hint")
+    rules: list[str] = Field(default=[], description="the rules of docs/feedback.md that readers go by; none: all")
+    max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout whose hint may teach")
+    max_candidates: int = Field(default=6, ge=1, description="faulty messages of a rollout that are given a hint")
+    gate: float = Field(
+        default=0.05, ge=0, description="nats by which a hint has to move its message, and away from it; 0 is no gate"
+    )
+    control: Literal["", "none", "donor", "random_target", "every_turn", "constant_negative"] = Field(
+        default="", description="what stands in for the hint, to compare with: docs/feedback.md; empty is nothing"
+    )
+    anchor_share: float = Field(
+        default=0.0, ge=0, le=1, description="of the targets, whose hinted reading is held where it was at the start"
+    )
+    anchor_weight: float = Field(default=1.0, gt=0, description="beside an RL loss of weight 1")
+    top: int = Field(default=5, ge=1, description="likeliest tokens recorded where student and teacher differ")
     teacher: Literal["live", "ema", "frozen", "trust_region"] = "frozen"
     ema_decay: float = Field(default=0.99, gt=0, lt=1, description="teacher `ema` only")
     trust_mix: float = Field(default=0.1, gt=0, lt=1, description="teacher `trust_region` only: share of the live one")
@@ -111,6 +124,14 @@ class FeedbackConfig(Section):
     token_cap: float = Field(default=2.0, gt=0, description="nats a token may count for")
     entry_cap: float = Field(default=0.0, ge=0, description="nats a vocabulary entry may count for; 0 is no cap")
     importance_cap: float = Field(default=0.0, ge=0, description="weight by min(pi / mu, cap); 0 is no weighting")
+    model_url: str = Field(default="", description="of a model that reads rollouts for mistakes too; empty is none")
+    model_name: str = ""
+    model_rate: float = Field(default=0.0, ge=0, le=1, description="share of the rollouts that it reads")
+
+    @property
+    def threshold(self) -> float:
+        """The gate, which controls go without: it would take away what they are there to show."""
+        return 0.0 if self.control else self.gate
 
 
 class EffortConfig(Section):

@@ -58,6 +58,14 @@ class Deleted:
 
 
 @dataclass(frozen=True, slots=True)
+class Interrupt:
+    """What the user says in the middle: after so many turns, or when the agent would end before."""
+
+    after_turns: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A Harbor task folder with an `[offbook]` table, loaded. See docs/tasks.md for the folder's layout."""
 
@@ -77,6 +85,8 @@ class Task:
     sources: tuple[str, ...] = ()  # folders and files that are the product: only changes to these are graded
     deleted: Deleted | None = None
     script: str = ""  # what judges instead of the tests, in folders that others made
+    leave: bool = False  # the right answer is to change nothing
+    interrupt: Interrupt | None = None
 
 
 def is_test_file(path: str) -> bool:
@@ -266,6 +276,9 @@ class Hint:
     text: str
 
 
+Likely = list[tuple[int, float]]  # the likeliest tokens at a place, with their log-probabilities
+
+
 @dataclass(slots=True)
 class Feedback:
     """A target with its hint and, once trained on, what the hint did to each of the message's tokens."""
@@ -276,6 +289,9 @@ class Feedback:
     student: list[float] = field(default_factory=list)  # log-probability of each sampled token without the hint
     teacher: list[float] = field(default_factory=list)  # the same with the hint
     divergence: list[float] = field(default_factory=list)  # over the whole vocabulary, at each token
+    skipped: str = ""  # why the hint did not teach
+    student_top: list[list[tuple[str, float]]] = field(default_factory=list)  # at each token the likeliest ones, as text,
+    teacher_top: list[list[tuple[str, float]]] = field(default_factory=list)  # where the two differ
 
 
 @dataclass(slots=True)
@@ -291,6 +307,7 @@ class Branch:
     target_end: int
     weight: float = 1.0
     key: str = ""  # names the target in the records: rollout/segment/message
+    anchor: bool = False  # not a lesson: the context holds the hint already, and the start's reading of it is kept
 
 
 @dataclass(slots=True)
@@ -303,3 +320,4 @@ class Sample:
     rl_weight: list[float]
     ce_weight: list[float]
     branches: list[Branch] = field(default_factory=list)
+    lessons: int | None = None  # at most so many branches teach, those whose hint moves most; None is all

@@ -8,7 +8,7 @@ from offbook.types import Branch, Hint, Sample, Segment, Target
 
 def hint_block(chat: Chat, hint: Hint) -> list[int]:
     """A closed message of its own, so that the header of the target follows it exactly as it did without the hint."""
-    return chat.block("user", hint.text)
+    return chat.block("user", hint.text) if hint.text else []
 
 
 def target_key(target: Target) -> str:
@@ -30,3 +30,15 @@ def add_branch(sample: Sample, segment: Segment, target: Target, hint: Hint, cha
     branch = Branch(message.start, hint_block(chat, hint), message.body, target_end, weight, target_key(target))
     sample.branches.append(branch)
     return branch
+
+
+def anchor_sample(sample: Sample, branch: Branch, weight: float) -> Sample:
+    """The hinted context as a sample of its own, to be read as the run's start reads it: a teacher that is the student
+    can only teach as long as the student heeds hints."""
+    ids = [*sample.ids[: branch.insert], *branch.hint_ids, *sample.ids[branch.insert : branch.target_end]]
+    by = len(branch.hint_ids)
+    held = Branch(
+        branch.insert + by, [], branch.target_start + by, branch.target_end + by, weight, branch.key, anchor=True
+    )
+    nothing = [0.0] * len(ids)
+    return Sample(ids, nothing, nothing, nothing, nothing, [held])

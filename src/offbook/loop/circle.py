@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from offbook.algo import add_branch, hint_weight, rl_samples, target_key
+from offbook.algo import target_key
 from offbook.config import Config
 from offbook.engine import LocalEngine
-from offbook.feedback import read_rollout, write_hint
+from offbook.feedback import refuse_unknown_rules
+from offbook.loop.annotate import annotate
 from offbook.loop.collect import chat_of, collect, grader_of, harness_of
 from offbook.loop.measure import summarize
 from offbook.loop.order import Selected, Walk
@@ -31,8 +32,9 @@ from offbook.rewards import compose
 from offbook.runfolder import RunFolder, write_atomic
 from offbook.tokens import Chat
 from offbook.train.checkpoint import checkpoint_path, finished_steps, load_training_state, save_checkpoint
+from offbook.train.targets import Measured
 from offbook.train.trainer import Trainer
-from offbook.types import Feedback, OffbookError, Rollout, Sample
+from offbook.types import Feedback, Likely, OffbookError, Rollout, Task
 
 OnStep = Callable[[dict[str, Any]], None]
 
@@ -43,10 +45,12 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     folder = RunFolder(config.out)
     _refuse_another_run(folder, config)
     refuse_missing_tasks(config)
+    refuse_unknown_rules([*config.feedback.rules, *config.feedback.rule_weights])
     rewards = compose(config.rewards, config.harness)
     monitors = monitors_of(config.monitors)
     start = model_folder(config.model, config.seed, progress)
     tasks = task_sets(config, progress).train
+    by_id = {task.id: task for task in tasks}
     chat = chat_of(start, config)
     done = _claim(folder, config)
     trainer = Trainer(load_model(start), config.train, config.feedback, config.engine.temperature)
@@ -80,7 +84,7 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
             groups = runner.run(rollouts)
             collected = time.monotonic()
             order.learn(groups)
-            row = {"step": step, **learn(step, groups, config, chat, trainer, folder)}
+            row = {"step": step, **learn(step, groups, by_id, config, chat, trainer, folder)}
             if monitors is not None:
                 row["quarantined"] = len(monitors.quarantined)
             row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected, "grades": grader.runs}
@@ -125,14 +129,20 @@ def _claim(folder: RunFolder, config: Config) -> int:
 
 
 def learn(
-    step: int, groups: list[list[Rollout]], config: Config, chat: Chat, trainer: Trainer, folder: RunFolder
+    step: int,
+    groups: list[list[Rollout]],
+    tasks: dict[str, Task],
+    config: Config,
+    chat: Chat,
+    trainer: Trainer,
+    folder: RunFolder,
 ) -> dict[str, Any]:
     """One optimizer step on scored rollouts. They and what the hints did to them go to the run folder."""
-    samples, feedback = annotate(groups, config, chat, step)
+    samples, feedback = annotate(groups, config.feedback, chat, step, tasks)
     result = trainer.step(samples, lr_scale=min(1.0, step / max(1, config.train.warmup_steps)))
     for item in feedback:
-        measured = result.measured[target_key(item.target)]
-        item.student, item.teacher, item.divergence = measured.student, measured.teacher, measured.divergence
+        if measured := result.measured.get(target_key(item.target)):
+            record(item, measured, chat)
     folder.write_rollouts(step, [rollout for group in groups for rollout in group])
     folder.write_feedback(step, feedback)
     rules = Counter(item.target.rule for item in feedback)
@@ -145,21 +155,13 @@ def learn(
     }
 
 
-def annotate(groups: list[list[Rollout]], config: Config, chat: Chat, step: int) -> tuple[list[Sample], list[Feedback]]:
-    """Rollouts to samples: the group's advantage on all sampled tokens, a hint branch on each target."""
-    samples, feedback = [], []
-    settings = config.feedback
-    for group in groups:
-        for rollout, of_segments in zip(group, rl_samples(group), strict=True):
-            samples += of_segments
-            if not settings.weight:
-                continue
-            for target in read_rollout(rollout, settings.max_targets):
-                segment = rollout.segments[target.segment]
-                hint = write_hint(target.rule, rollout.tools)
-                of_rule = settings.rule_weights.get(target.rule, 1.0)
-                weight = hint_weight(settings.weight, step, settings.anneal_steps, settings.anneal_to, of_rule)
-                branch = add_branch(of_segments[target.segment], segment, target, hint, chat, weight)
-                pieces = chat.pieces(segment.ids[branch.target_start : branch.target_end])
-                feedback.append(Feedback(target, hint, pieces))
-    return samples, feedback
+def record(item: Feedback, measured: Measured, chat: Chat) -> None:
+    """What the hint did to its message, for people and for `offbook view`."""
+    item.student, item.teacher, item.divergence = measured.student, measured.teacher, measured.divergence
+    item.skipped = measured.skipped
+    item.student_top = [_as_text(likely, chat) for likely in measured.student_top]
+    item.teacher_top = [_as_text(likely, chat) for likely in measured.teacher_top]
+
+
+def _as_text(likely: Likely, chat: Chat) -> list[tuple[str, float]]:
+    return [(chat.decode([token]), round(logprob, 3)) for token, logprob in likely]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from offbook.monitors.scope import Scope, parse, read_text
 from offbook.monitors.syntax import dotted, strings_in
@@ -141,12 +141,13 @@ def _pairs_of_tests(scope: Scope) -> set[Pair]:
     files = {root / name for root in roots for name in scope.task.test_files}
     found: set[Pair] = set()
     for path in sorted(files):
-        found |= _pairs_in(path)
+        found |= _pairs_in(read_text(path) or "")
     return found
 
 
-def _pairs_in(path: Path) -> set[Pair]:
-    tree = parse(read_text(path) or "")
+@functools.lru_cache(maxsize=1024)  # every rollout of a task is held against the same tests
+def _pairs_in(text: str) -> frozenset[Pair]:
+    tree = parse(text)
     found: set[Pair] = set()
     known = _constants(tree) if tree else {}
     for node in ast.walk(tree) if tree else ():
@@ -164,7 +165,7 @@ def _pairs_in(path: Path) -> set[Pair]:
                 found |= {(one, literals[-1]) for one in literals[:-1] if one is not None}
                 whole = _literal(ast.Tuple(row[:-1], ast.Load()), known)
                 found |= {(whole, literals[-1])} if whole else set()
-    return found
+    return frozenset(found)
 
 
 def _rows(node: ast.AST) -> list[list[ast.expr]]:

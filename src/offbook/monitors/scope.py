@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import warnings
 from dataclasses import dataclass, field
@@ -183,7 +184,9 @@ def read_text(path: Path) -> str | None:
         return None
 
 
+@functools.lru_cache(maxsize=128)  # several rules read the same files, and rollouts of one task much the same ones
 def parse(text: str) -> ast.Module | None:
+    """For reading only: the tree is shared."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)

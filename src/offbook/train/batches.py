@@ -13,14 +13,22 @@ from offbook.types import Branch, Sample
 
 
 def micro_batches(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
-    """Samples of like length together, padding counted, at most `max_tokens` a batch; a longer sample goes alone."""
+    """Samples of like length together, padding counted, at most `max_tokens` a batch; a longer sample goes alone.
+
+    Anchors have another teacher than lessons, so the two are never in one batch.
+    """
     batches: list[list[Sample]] = []
-    for sample in sorted(samples, key=lambda sample: -len(sample.ids)):
-        if batches and (len(batches[-1]) + 1) * len(batches[-1][0].ids) <= max_tokens:
+    for sample in sorted(samples, key=lambda sample: (is_anchor(sample), -len(sample.ids))):
+        room = batches and (len(batches[-1]) + 1) * len(batches[-1][0].ids) <= max_tokens
+        if room and is_anchor(batches[-1][0]) == is_anchor(sample):
             batches[-1].append(sample)
         else:
             batches.append([sample])
     return batches
+
+
+def is_anchor(sample: Sample) -> bool:
+    return any(branch.anchor for branch in sample.branches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,8 @@ class Batch:
     rl_weight_BT: Tensor
     ce_weight_BT: Tensor
     branches: list[tuple[int, Branch]]  # (row, branch)
+    limit_B: Tensor  # how many branches of a row may teach
+    anchors: bool
 
     @classmethod
     def collate(cls, samples: list[Sample], device: torch.device) -> Batch:
@@ -49,6 +59,11 @@ class Batch:
             rl_weight_BT=pad([sample.rl_weight for sample in samples], torch.float32),
             ce_weight_BT=pad([sample.ce_weight for sample in samples], torch.float32),
             branches=[(row, branch) for row, sample in enumerate(samples) for branch in sample.branches],
+            limit_B=torch.tensor(
+                [len(sample.branches) if sample.lessons is None else sample.lessons for sample in samples],
+                device=device,
+            ),
+            anchors=is_anchor(samples[0]),
         )
 
     def predicted(self) -> Tensor:
@@ -72,14 +87,14 @@ class Batch:
             order_N = other_N.argsort(stable=True)
             row_N, token_N, row_M = row_N[order_N], token_N[order_N], order_N.argsort()[row_M]
             num_first = len(row_N) - int(other_N.sum())
-        weights = [
-            branch.weight for (_, branch), part in zip(self.branches, parts, strict=True) for _ in range(len(part))
-        ]
+        numbers = [number for number, part in enumerate(parts) for _ in range(len(part))]
+        weights = [self.branches[number][1].weight for number in numbers]
         streams = (self.ids_BT, self.logprobs_BT, self.advantage_BT, self.rl_weight_BT, self.ce_weight_BT)
         return Tokens(
             rows=Rows(*(stream_BT[row_N, token_N] for stream_BT in streams)),
             predictors=(row_N, token_N - 1),
             targets=Targets(row_M, torch.tensor(weights, device=mask_BT.device)),
+            branch_M=torch.tensor(numbers, dtype=torch.long, device=mask_BT.device),
             places=row_M.tolist(),
             chunks=[  # of targets smaller ones, since a teacher's logits lie beside the student's
                 slice(start, min(start + size, end))
@@ -96,6 +111,7 @@ class Tokens:
     rows: Rows
     predictors: tuple[Tensor, Tensor]  # row and position whose output predicts each
     targets: Targets  # branch after branch
+    branch_M: Tensor  # the number of each target's branch
     places: list[int]  # of the targets among the rows
     chunks: list[slice]
 

@@ -58,9 +58,6 @@ class Terms(NamedTuple):
     hint: Tensor
     logp_N: Tensor
     entropy_N: Tensor
-    student_M: Tensor
-    teacher_M: Tensor
-    divergence_M: Tensor
 
 
 def chunk_terms(
@@ -81,23 +78,18 @@ def chunk_terms(
         entropy_N = -(logp_NV.detach().exp() * logp_NV.detach()).sum(-1)
     ce_N = -rows.ce_weight_N * logp_N
     if not teacher_logits_MV:
-        return Terms(rl_N.sum(), ce_N.sum(), none.sum(), logp_N.detach(), entropy_N, none, none, none)
+        return Terms(rl_N.sum(), ce_N.sum(), none.sum(), logp_N.detach(), entropy_N)
     teacher_logp_MV = losses.log_mix(
         [torch.log_softmax(logits_MV.float() / objective.temperature, dim=-1) for logits_MV in teacher_logits_MV],
         objective.shares,
     )
     student_logp_MV = logp_NV if aligned else logp_NV[targets.row_M]
-    capped_M = divergence_M = losses.divergence(student_logp_MV, teacher_logp_MV, objective.direction)
-    if objective.entry_cap:
-        capped_M = losses.divergence(student_logp_MV, teacher_logp_MV, objective.direction, objective.entry_cap)
-    hint_M = targets.weight_M * losses.cap_values(capped_M, objective.token_cap)
-    student_M = logp_N.detach()[targets.row_M]
+    nats_M = losses.divergence(student_logp_MV, teacher_logp_MV, objective.direction, objective.entry_cap)
+    hint_M = targets.weight_M * losses.cap_values(nats_M, objective.token_cap)
     if objective.importance_cap:
-        hint_M = hint_M * losses.importance(student_M, rows.behaviour_N[targets.row_M], objective.importance_cap)
-    teacher_M = teacher_logp_MV.gather(1, rows.ids_N[targets.row_M][:, None])[:, 0]
-    return Terms(
-        rl_N.sum(), ce_N.sum(), hint_M.sum(), logp_N.detach(), entropy_N, student_M, teacher_M, divergence_M.detach()
-    )
+        logp_M, behaviour_M = logp_N.detach()[targets.row_M], rows.behaviour_N[targets.row_M]
+        hint_M = hint_M * losses.importance(logp_M, behaviour_M, objective.importance_cap)
+    return Terms(rl_N.sum(), ce_N.sum(), hint_M.sum(), logp_N.detach(), entropy_N)
 
 
 compiled_chunk_terms = torch.compile(chunk_terms)

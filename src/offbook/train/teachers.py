@@ -24,14 +24,16 @@ class Teacher:
         self.kind = feedback.teacher
         self.ema_decay = feedback.ema_decay
         self.rides = self.kind in ("live", "trust_region")  # reads the student's own forward
-        self.own = None if self.kind == "live" else _copied(student)
+        self.own = _copied(student) if self.kind != "live" or feedback.anchor_share else None
         self.model = student.model if self.own is None else self.own.model
         mix = feedback.trust_mix
         self.shares = (1 - mix, mix) if self.kind == "trust_region" else (1.0,)
 
     def readings(self, batch: Batch, branches: BranchBatch) -> list[tuple[nn.Module, Tensor]]:
         """The head and the hinted hidden states of its own weights; before the student's forward fills the memory."""
-        return [] if self.own is None else [(self.model.get_output_embeddings(), self.own.targets(batch, branches))]
+        if self.own is None or (self.kind == "live" and not batch.anchors):
+            return []
+        return [(self.model.get_output_embeddings(), self.own.targets(batch, branches))]
 
     @torch.no_grad()
     def follow(self, student: PreTrainedModel) -> None:

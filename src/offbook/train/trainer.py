@@ -5,7 +5,7 @@ Left out on purpose: critics, trust-region clipping, entropy bonuses, several ep
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +17,9 @@ from offbook.train.batches import Batch, BranchBatch, Tokens, micro_batches
 from offbook.train.forward import Decoder
 from offbook.train.head import Objective, Rows, Targets, Terms
 from offbook.train.muon import Muon
+from offbook.train.targets import VERDICTS, Gate, Measured, Readings, by_branch, read_targets, told
 from offbook.train.teachers import Teacher
 from offbook.types import Branch, Sample
-
-
-@dataclass(slots=True)
-class Measured:
-    """What a hint did to the tokens of its target: log-probabilities of the sampled tokens and divergence, each."""
-
-    student: list[float]
-    teacher: list[float]
-    divergence: list[float]
 
 
 @dataclass(slots=True)
@@ -45,15 +37,18 @@ class _Ledger:
 
     counts: dict[str, int]
     sums: dict[str, list[Tensor]] = field(default_factory=dict)
-    targets: list[tuple[list[Branch], Tensor]] = field(default_factory=list)  # [student, teacher, divergence] by token
+    targets: list[tuple[list[Branch], Readings, Tensor]] = field(default_factory=list)  # and the gate's verdicts
 
     @classmethod
     def open(cls, samples: list[Sample]) -> _Ledger:
+        tokens = [(branch.anchor, _num_targets(branch)) for sample in samples for branch in sample.branches]
         return cls(
             {
                 "rl": sum(weight != 0 for sample in samples for weight in sample.rl_weight),
                 "ce": sum(weight != 0 for sample in samples for weight in sample.ce_weight),
-                "hint": sum(_num_targets(branch) for sample in samples for branch in sample.branches),
+                "hint": sum(count for anchor, count in tokens if not anchor),
+                "anchor": sum(count for anchor, count in tokens if anchor),
+                "target": sum(not anchor for anchor, _ in tokens),
             }
         )
 
@@ -68,11 +63,7 @@ class _Ledger:
         }
 
     def measured(self) -> dict[str, Measured]:
-        found: dict[str, Measured] = {}
-        for branches, values_3M in self.targets:
-            parts = values_3M.cpu().split([_num_targets(branch) for branch in branches], dim=1)
-            found |= {branch.key: Measured(*part.tolist()) for branch, part in zip(branches, parts, strict=True)}
-        return found
+        return {key: value for part in self.targets for key, value in told(*part).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +74,7 @@ class _Scoring:
     teachers: list[tuple[nn.Module, Tensor]]  # heads, and hidden states [M, D]
     objective: Objective
     compiled: bool
-    values_3M: Tensor  # student, teacher, divergence at each target token
+    component: str  # of the loss, that the targets belong to: hint or anchor
     ledger: _Ledger
 
     def loss(self, logits_NV: Tensor, part: slice) -> Tensor:
@@ -96,14 +87,12 @@ class _Scoring:
         score = head.compiled_chunk_terms if self.compiled else head.chunk_terms
         targets = Targets(row_M - part.start, weight_M)
         terms = score(logits_NV, teacher_logits, rows, targets, self.objective, aligned)
-        if inside:
-            self.values_3M[:, chosen] = torch.stack([terms.student_M, terms.teacher_M, terms.divergence_M])
         self._record(terms, rows)
         return self._sum(terms)
 
     def _sum(self, terms: Terms) -> Tensor:
         loss = torch.zeros((), device=terms.rl.device)
-        for name, total in (("rl", terms.rl), ("ce", terms.ce), ("hint", terms.hint)):
+        for name, total in (("rl", terms.rl), ("ce", terms.ce), (self.component, terms.hint)):
             if self.ledger.counts[name]:
                 loss = loss + total / self.ledger.counts[name]
         return loss
@@ -117,9 +106,6 @@ class _Scoring:
             add("rl/entropy", terms.entropy_N * sampled_N)
         if self.ledger.counts["ce"]:
             add("ce/loss", terms.ce)
-        if self.ledger.counts["hint"]:
-            add("hint/kl", terms.divergence_M)
-            add("hint/capped", terms.divergence_M > self.objective.token_cap)
 
 
 class Trainer:
@@ -149,21 +135,62 @@ class Trainer:
         return StepResult({**ledger.means(), **metrics}, ledger.measured())
 
     def _loss(self, batch: Batch, ledger: _Ledger) -> Tensor:
-        compiled = self.settings.compile
-        entries = head.COMPILED_CHUNK_ENTRIES if compiled else head.CHUNK_ENTRIES
-        tokens = batch.tokens(chunk_rows=max(1, entries // self.model.config.vocab_size))
+        tokens = batch.tokens(self._chunk_rows)
         branches = BranchBatch.collate(batch) if batch.branches else None
         teachers = [] if branches is None else self.teacher.readings(batch, branches)
-        hidden_BTD, own_MD = self.student.hidden(batch.ids_BT, branches if self.teacher.rides else None)
+        rides = self.teacher.rides and not batch.anchors
+        hidden_BTD, own_MD = self.student.hidden(batch.ids_BT, branches if rides else None)
         output = self.model.get_output_embeddings()
         if own_MD is not None:
             teachers.append((output, own_MD))
-        values_3M = torch.empty(3, len(tokens.places), device=batch.ids_BT.device)
-        ledger.targets.append(([branch for _, branch in batch.branches], values_3M))
-        scoring = _Scoring(tokens, teachers, self._objective(ledger), compiled, values_3M, ledger)
-        return head.in_chunks(hidden_BTD[tokens.predictors], output, scoring.loss, tokens.chunks)
+        hidden_ND = hidden_BTD[tokens.predictors]
+        objective = self._objective(ledger, len(teachers))
+        if teachers:
+            tokens = self._gated(batch, tokens, hidden_ND, teachers, objective, ledger)
+        component = "anchor" if batch.anchors else "hint"
+        scoring = _Scoring(tokens, teachers, objective, self.settings.compile, component, ledger)
+        return head.in_chunks(hidden_ND, output, scoring.loss, tokens.chunks)
 
-    def _objective(self, ledger: _Ledger) -> Objective:
+    @property
+    def _chunk_rows(self) -> int:
+        entries = head.COMPILED_CHUNK_ENTRIES if self.settings.compile else head.CHUNK_ENTRIES
+        return max(1, entries // self.model.config.vocab_size)
+
+    @torch.no_grad()
+    def _gated(
+        self,
+        batch: Batch,
+        tokens: Tokens,
+        hidden_ND: Tensor,
+        teachers: list[tuple[nn.Module, Tensor]],
+        objective: Objective,
+        ledger: _Ledger,
+    ) -> Tokens:
+        """The same tokens, where branches that may not teach weigh nothing. What the hints did is recorded."""
+        row_M, weight_M = tokens.targets
+        student = (self.model.get_output_embeddings(), hidden_ND.detach()[row_M])
+        ids_M, compiled = tokens.rows.ids_N[row_M], self.settings.compile
+        rows = -(-self._chunk_rows // 2)  # a teacher's logits lie beside the student's
+        readings = read_targets(student, teachers, ids_M, objective, self.feedback.top, rows, compiled)
+        if batch.anchors:
+            ledger.add("anchor/kl", readings.divergence_M)
+            return tokens
+        count = len(batch.branches)
+        shift_B = by_branch(readings.divergence_M, tokens.branch_M, count)
+        gain_B = by_branch(readings.student_M - readings.teacher_M, tokens.branch_M, count)
+        sample_B = torch.tensor([row for row, _ in batch.branches], device=shift_B.device)
+        verdict_B = Gate(self.feedback.threshold).verdicts(shift_B, gain_B, sample_B, batch.limit_B[sample_B])
+        ledger.targets.append(([branch for _, branch in batch.branches], readings, verdict_B))
+        ledger.add("hint/kl", readings.divergence_M)
+        ledger.add("hint/capped", readings.divergence_M > objective.token_cap)
+        ledger.add("target/shift", shift_B)
+        ledger.add("target/gain", gain_B)
+        for number, reason in enumerate(VERDICTS):
+            ledger.add(f"target/{reason or 'taught'}", verdict_B == number)
+        taught_M = (verdict_B == 0)[tokens.branch_M]
+        return replace(tokens, targets=Targets(row_M, weight_M * taught_M))
+
+    def _objective(self, ledger: _Ledger, teachers: int) -> Objective:
         return Objective(
             temperature=self.temperature,
             ratio_cap=self.settings.ratio_cap,
@@ -171,7 +198,7 @@ class Trainer:
             token_cap=self.feedback.token_cap,
             entry_cap=self.feedback.entry_cap,
             importance_cap=self.feedback.importance_cap,
-            shares=self.teacher.shares,
+            shares=self.teacher.shares if teachers > 1 else (1.0,),
             policy=bool(ledger.counts["rl"]),
         )
 

@@ -1,0 +1,68 @@
+"""Stand-ins for the hint, one for each way in which a gain might have nothing to do with it.
+
+none               the same targets and the same divergence, and no hint: is it only being held to the teacher?
+donor              a hint about another rule: would any words do?
+random_target      the same hint before another message of the rollout: does it matter which message is taught?
+every_turn         the hint before every message of a faulty rollout: what is the gain from picking one?
+constant_negative  no teacher, an advantage of -1 on the target's tokens: would saying "no" be enough?
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from offbook.feedback.hints import write_hint
+from offbook.types import Hint, Rollout, Target
+
+Pairs = list[tuple[Target, Hint]]
+NEGATIVE = -1.0  # the advantage of a failure where all others of its group succeeded
+
+
+def stand_in(pairs: Pairs, rollout: Rollout, control: str, rules: list[str]) -> Pairs:
+    """The pairs of one rollout as the control has them. Dice come from the rollout's id."""
+    dice = random.Random(f"{control} {rollout.id}")
+    if control == "none":
+        return [(target, Hint(hint.rule, "")) for target, hint in pairs]
+    if control == "donor":
+        return [(target, _donor(hint, rollout, rules, dice)) for target, hint in pairs]
+    if control == "random_target":
+        return _elsewhere(pairs, rollout, dice)
+    if control == "every_turn":
+        return _everywhere(pairs, rollout)
+    return pairs
+
+
+def _donor(hint: Hint, rollout: Rollout, rules: list[str], dice: random.Random) -> Hint:
+    return write_hint(dice.choice([rule for rule in rules if rule != hint.rule]), rollout.tools)
+
+
+def _elsewhere(pairs: Pairs, rollout: Rollout, dice: random.Random) -> Pairs:
+    """As many as there are messages that are no targets; each once."""
+    taken = {(target.segment, target.message) for target, _ in pairs}
+    free = [place for place in own_messages(rollout) if place not in taken]
+    dice.shuffle(free)
+    return [
+        (replace(target, segment=segment, message=message), hint)
+        for (target, hint), (segment, message) in zip(pairs, free, strict=False)
+    ]
+
+
+def _everywhere(pairs: Pairs, rollout: Rollout) -> Pairs:
+    """Each message gets the hint of the next target, and what follows the last target the last one's."""
+    found: Pairs = []
+    for segment, message in own_messages(rollout) if pairs else ():
+        later = [pair for pair in pairs if (pair[0].segment, pair[0].message) >= (segment, message)]
+        target, hint = (later or pairs[-1:])[0]
+        found.append((replace(target, segment=segment, message=message), hint))
+    return found
+
+
+def own_messages(rollout: Rollout) -> list[tuple[int, int]]:
+    """Where the messages are that the model wrote."""
+    return [
+        (number, index)
+        for number, segment in enumerate(rollout.segments)
+        for index, message in enumerate(segment.messages)
+        if message.role == "assistant" and any(segment.sampled[message.body : message.end])
+    ]

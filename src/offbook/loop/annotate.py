@@ -1,0 +1,80 @@
+"""Rollouts to samples: the group's advantage on all sampled tokens, a hint branch on each target."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+
+from offbook.algo import add_branch, anchor_sample, hint_weight, rl_samples
+from offbook.config import FeedbackConfig
+from offbook.feedback import NEGATIVE, RULES, Pairs, read_rollout, stand_in, write_hint
+from offbook.tokens import Chat
+from offbook.types import Feedback, Rollout, Sample, Task
+
+
+def annotate(
+    groups: list[list[Rollout]],
+    settings: FeedbackConfig,
+    chat: Chat,
+    step: int,
+    tasks: Mapping[str, Task] | None = None,
+    written: Mapping[str, Pairs] | None = None,
+) -> tuple[list[Sample], list[Feedback]]:
+    """`tasks` by id, for readers that look at the repository; `written` are a reader model's pairs by rollout."""
+    samples: list[Sample] = []
+    feedback: list[Feedback] = []
+    for group in groups:
+        for rollout, of_segments in zip(group, rl_samples(group), strict=True):
+            samples += of_segments
+            if settings.weight:
+                pairs = candidates(
+                    rollout, settings, (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])
+                )
+                anchors, items = _hang(rollout, of_segments, pairs, settings, chat, step)
+                samples += anchors
+                feedback += items
+    return samples, feedback
+
+
+def candidates(rollout: Rollout, settings: FeedbackConfig, task: Task | None, written: Pairs) -> Pairs:
+    """Faulty messages with their hints, those that rules found first; or what a control has in their place."""
+    limit = settings.max_candidates if settings.threshold else settings.max_targets
+    targets = read_rollout(rollout, limit, task, tuple(settings.rules))
+    pairs = [(target, write_hint(target.rule, rollout.tools)) for target in targets]
+    taken = {(target.segment, target.message) for target in targets}
+    pairs += [pair for pair in written if (pair[0].segment, pair[0].message) not in taken]
+    return stand_in(pairs[:limit], rollout, settings.control, settings.rules or list(RULES))
+
+
+def _hang(
+    rollout: Rollout, of_segments: list[Sample], pairs: Pairs, settings: FeedbackConfig, chat: Chat, step: int
+) -> tuple[list[Sample], list[Feedback]]:
+    anchors: list[Sample] = []
+    feedback: list[Feedback] = []
+    for target, hint in pairs:
+        segment, sample = rollout.segments[target.segment], of_segments[target.segment]
+        of_rule = settings.rule_weights.get(target.rule, 1.0)
+        weight = hint_weight(settings.weight, step, settings.anneal_steps, settings.anneal_to, of_rule)
+        branch = add_branch(sample, segment, target, hint, chat, weight)
+        feedback.append(Feedback(target, hint, chat.pieces(segment.ids[branch.target_start : branch.target_end])))
+        if settings.control == "constant_negative":
+            count = branch.target_end - branch.target_start
+            sample.advantage[branch.target_start : branch.target_end] = [NEGATIVE] * count
+            sample.branches.remove(branch)
+        elif random.Random(f"anchor {branch.key}").random() < settings.anchor_share:
+            anchors.append(anchor_sample(sample, branch, settings.anchor_weight))
+    if settings.control != "every_turn":
+        _share_lessons(of_segments, settings.max_targets)
+    return anchors, feedback
+
+
+def _share_lessons(of_segments: list[Sample], max_targets: int) -> None:
+    """At most `max_targets` of a rollout teach; where several segments have some, they take turns."""
+    lessons: Counter[int] = Counter()
+    for _ in range(max_targets):
+        open_ones = [place for place, sample in enumerate(of_segments) if lessons[place] < len(sample.branches)]
+        if open_ones:
+            lessons[min(open_ones, key=lambda place: lessons[place])] += 1
+    for place, sample in enumerate(of_segments):
+        sample.lessons = lessons[place]

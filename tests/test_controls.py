@@ -1,0 +1,167 @@
+"""From rollouts to samples: hints on targets, what controls put in their place, what anchors add."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from test_summaries import TOOLS, Forgetful
+from toolbench import small_tree
+
+from offbook.config import FeedbackConfig
+from offbook.feedback import RULES, Pairs, read_rollout, refuse_unknown_rules, write_hint
+from offbook.feedback.controls import own_messages
+from offbook.harness import Harness, run_agent
+from offbook.loop.annotate import annotate
+from offbook.sandbox import open_box
+from offbook.tokens import ChatFormat, render_call
+from offbook.types import Feedback, Limits, OffbookError, Rollout, Sample, Target, Task
+
+FOUR = ["unknown_tool", "malformed_arguments", "repeated_call", "edited_tests"]
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, chat: ChatFormat) -> Rollout:
+    """Six messages: an unknown tool, a look, the same look again, wrong arguments, another look, the end."""
+    tree = small_tree(tmp_path)
+    read = render_call("read_file", {"path": "README.md"})
+    lines = [
+        render_call("grep_all", {"pattern": "two"}),
+        read,
+        read,
+        render_call("read_file", {"file": "README.md"}),
+        render_call("read_file", {"path": "pkg/calc.py"}),
+    ]
+    task = Task("t", tree, "Count to three.", tree, tree, (), (), (), TOOLS, "test")
+    limits = Limits(turns=9, tokens=30_000, context=30_000, message_tokens=400, command_s=5)
+
+    async def run() -> Rollout:
+        async with await open_box(tree) as box:
+            policy = Forgetful(chat, *lines)
+            return await run_agent(task, box, policy, chat, Harness(limits, profile="pocket"), "r", "g")
+
+    return asyncio.run(run())
+
+
+def annotated(rollout: Rollout, chat: ChatFormat, **feedback: object) -> tuple[list[Sample], list[Feedback]]:
+    settings = FeedbackConfig(rules=FOUR, **feedback)  # type: ignore[arg-type]
+    return annotate([[rollout]], settings, chat, step=1)
+
+
+def hinted(sample: Sample, chat: ChatFormat) -> dict[str, str]:
+    """What each branch has in front of which message."""
+    return {
+        chat.decode(sample.ids[branch.target_start : branch.target_end]): chat.decode(branch.hint_ids)
+        for branch in sample.branches
+    }
+
+
+def text_of(rule: str) -> str:
+    return write_hint(rule, TOOLS).text
+
+
+def test_each_target_has_the_hint_of_its_rule(faulty: Rollout, chat: ChatFormat) -> None:
+    (sample,), feedback = annotated(faulty, chat)
+    assert [item.target.rule for item in feedback] == ["unknown_tool", "repeated_call", "malformed_arguments"]
+    found = list(hinted(sample, chat).items())
+    assert len(found) == 3
+    for (message, hint), item in zip(found, feedback, strict=True):
+        assert text_of(item.target.rule) in hint
+        assert message == "".join(item.pieces)
+    assert "grep_all" in found[0][0]
+
+
+def test_a_gate_is_given_more_candidates_than_may_teach(faulty: Rollout, chat: ChatFormat) -> None:
+    (sample,), feedback = annotated(faulty, chat, max_targets=2)
+    assert (len(sample.branches), sample.lessons, len(feedback)) == (3, 2, 3)
+    (sample,), feedback = annotated(faulty, chat, max_targets=2, gate=0.0)
+    assert (len(sample.branches), len(feedback)) == (2, 2), "without one the first are taken"
+
+
+def test_none_is_the_same_target_without_a_hint(faulty: Rollout, chat: ChatFormat) -> None:
+    (plain,), _ = annotated(faulty, chat)
+    (sample,), _ = annotated(faulty, chat, control="none")
+    assert [branch.hint_ids for branch in sample.branches] == [[], [], []]
+    assert [branch.key for branch in sample.branches] == [branch.key for branch in plain.branches]
+
+
+def test_a_donor_hint_is_about_another_rule(faulty: Rollout, chat: ChatFormat) -> None:
+    (plain,), _ = annotated(faulty, chat)
+    (sample,), _ = annotated(faulty, chat, control="donor")
+    assert [branch.key for branch in sample.branches] == [branch.key for branch in plain.branches]
+    texts = {text_of(rule) for rule in FOUR}
+    for mine, other in zip(plain.branches, sample.branches, strict=True):
+        assert mine.hint_ids != other.hint_ids
+        assert any(text in chat.decode(other.hint_ids) for text in texts)
+
+
+def test_random_targets_are_other_messages_of_the_same_count(faulty: Rollout, chat: ChatFormat) -> None:
+    (plain,), _ = annotated(faulty, chat)
+    (sample,), feedback = annotated(faulty, chat, control="random_target")
+    assert len(sample.branches) == len(plain.branches)
+    assert not {branch.insert for branch in sample.branches} & {branch.insert for branch in plain.branches}
+    for item in feedback:
+        assert faulty.segments[0].messages[item.target.message].role == "assistant"
+    assert annotated(faulty, chat, control="random_target")[1] == feedback, "the dice come from the rollout"
+
+
+def test_every_turn_of_a_faulty_rollout(faulty: Rollout, chat: ChatFormat) -> None:
+    (sample,), _ = annotated(faulty, chat, control="every_turn")
+    assert len(sample.branches) == len(own_messages(faulty)) == 6
+    assert sample.lessons is None, "none is left out"
+    good = Rollout("good", "t", "g", TOOLS, [faulty.segments[0]])
+    good.segments[0].messages[:] = [message for message in good.segments[0].messages if message.role != "tool"]
+    (sample,), _ = annotated(good, chat, control="every_turn")
+    assert sample.branches == [], "a rollout without a fault is left alone"
+
+
+def test_a_constant_negative_needs_no_teacher(faulty: Rollout, chat: ChatFormat) -> None:
+    (plain,), _ = annotated(faulty, chat)
+    (sample,), feedback = annotated(faulty, chat, control="constant_negative")
+    assert sample.branches == []
+    assert len(feedback) == 3
+    punished = {place for place, value in enumerate(sample.advantage) if value == -1.0}
+    assert punished == {p for branch in plain.branches for p in range(branch.target_start, branch.target_end)}
+
+
+def test_anchors_come_beside_their_targets(faulty: Rollout, chat: ChatFormat) -> None:
+    samples, _ = annotated(faulty, chat, anchor_share=1.0, anchor_weight=3.0)
+    assert len(samples) == 4
+    for branch, anchor in zip(samples[0].branches, samples[1:], strict=True):
+        assert chat.decode(branch.hint_ids) in chat.decode(anchor.ids)
+        assert [held.weight for held in anchor.branches] == [3.0]
+        assert not any(anchor.rl_weight)
+
+
+def test_what_a_model_wrote_comes_after_the_rules_and_not_on_the_same_message(
+    faulty: Rollout, chat: ChatFormat
+) -> None:
+    """Rules are precise by construction, so they have the first word."""
+    (first, *_) = read_rollout(faulty, 9, None, tuple(FOUR))
+    last = own_messages(faulty)[-1]
+    written: Pairs = [
+        (first, write_hint("edited_tests", TOOLS)),
+        (Target("r", *last, "edited_tests", "it stopped"), write_hint("edited_tests", TOOLS)),
+    ]
+    settings = FeedbackConfig(rules=FOUR)
+    (sample,), feedback = annotate([[faulty]], settings, chat, 1, written={"r": written})
+    assert [item.target.rule for item in feedback] == [
+        "unknown_tool",
+        "repeated_call",
+        "malformed_arguments",
+        "edited_tests",
+    ]
+    assert len(sample.branches) == 4
+
+
+def test_segments_take_turns(faulty: Rollout, chat: ChatFormat) -> None:
+    twice = Rollout("r", "t", "g", TOOLS, [faulty.segments[0], faulty.segments[0]])
+    samples, _ = annotated(twice, chat, max_targets=3)
+    assert [sample.lessons for sample in samples] == [2, 1]
+
+
+def test_a_rule_that_is_not_there_is_named() -> None:
+    refuse_unknown_rules(list(RULES))
+    with pytest.raises(OffbookError, match=r"there is no rule tidy; the rules are unknown_tool"):
+        refuse_unknown_rules(["tidy"])

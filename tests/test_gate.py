@@ -1,0 +1,178 @@
+"""Which hints may teach: the gate, the limit, controls, anchors."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import random_ids, tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbook.algo import anchor_sample
+from offbook.config import FeedbackConfig, TrainConfig
+from offbook.train.batches import micro_batches
+from offbook.train.targets import VERDICTS, Gate
+from offbook.train.trainer import StepResult, Trainer
+from offbook.types import Branch, Sample
+
+
+def verdicts(shift: list[float], gain: list[float], samples: list[int], limits: list[int], nats: float) -> list[str]:
+    found = Gate(nats).verdicts(
+        torch.tensor(shift), torch.tensor(gain), torch.tensor(samples), torch.tensor(limits)[torch.tensor(samples)]
+    )
+    return [VERDICTS[verdict] for verdict in found.tolist()]
+
+
+def test_a_hint_must_move_its_message_and_away_from_it() -> None:
+    assert verdicts([1.0, 0.01, 1.0], [0.5, 0.5, -0.5], [0, 0, 0], [3], nats=0.1) == ["", "no_shift", "towards_mistake"]
+
+
+def test_without_a_gate_all_teach() -> None:
+    assert verdicts([1.0, 0.0, 1.0], [0.5, 0.5, -0.5], [0, 0, 0], [3], nats=0.0) == ["", "", ""]
+
+
+def test_those_that_move_most_come_first_and_samples_do_not_take_from_each_other() -> None:
+    found = verdicts([1.0, 3.0, 2.0, 0.5], [1.0] * 4, [0, 0, 0, 1], [2, 1], nats=0.1)
+    assert found == ["over_limit", "", "", ""]
+    refused_first = verdicts([9.0, 1.0, 0.5], [-1.0, 1.0, 1.0], [0, 0, 0], [1], nats=0.1)
+    assert refused_first == ["towards_mistake", "", "over_limit"], "a refused one takes no place"
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 5, width=32), st.floats(-5, 5, width=32), st.integers(0, 3)), min_size=1, max_size=12
+    ),
+    st.data(),
+)
+def test_never_more_than_the_limit(branches: list[tuple[float, float, int]], data: st.DataObject) -> None:
+    limits = data.draw(st.lists(st.integers(0, 4), min_size=4, max_size=4))
+    nats = data.draw(st.sampled_from([0.0, 0.5]))
+    shift, gain, samples = (list(column) for column in zip(*branches, strict=True))
+    found = verdicts(shift, gain, samples, limits, nats)
+    for number in range(4):
+        mine = [(verdict, s, g) for verdict, s, g, n in zip(found, shift, gain, samples, strict=True) if n == number]
+        able = [s for _, s, g in mine if not nats or (s >= nats and g > 0)]
+        taught = [s for verdict, s, _ in mine if verdict == ""]
+        assert len(taught) == min(len(able), limits[number])
+        assert sorted(taught, reverse=True) == sorted(able, reverse=True)[: len(taught)]
+
+
+def sample_of(rng: random.Random, branches: list[Branch]) -> Sample:
+    nothing = [0.0] * 40
+    return Sample(random_ids(rng, 40), nothing, nothing, nothing, nothing, branches)
+
+
+def step_of(samples: list[Sample], **feedback: object) -> tuple[StepResult, Trainer]:
+    trainer = Trainer(tiny_model(), TrainConfig(learning_rate=1e-2), FeedbackConfig(**feedback))  # type: ignore[arg-type]
+    return trainer.step(samples), trainer
+
+
+def moved(trainer: Trainer) -> float:
+    before = tiny_model().state_dict()
+    return max(float((value - before[name]).abs().max()) for name, value in trainer.model.state_dict().items())
+
+
+def test_what_the_gate_refuses_moves_nothing() -> None:
+    """One branch whose hint is empty: the live teacher says what the student says."""
+    branch = Branch(10, [], 12, 20, 1.0, "same")
+    refused, trainer = step_of([sample_of(random.Random(1), [branch])], teacher="live", gate=0.05)
+    assert refused.measured["same"].skipped == "no_shift"
+    assert refused.metrics["target/no_shift"] == 1.0
+    assert moved(trainer) == 0.0
+    hinted = replace(branch, hint_ids=random_ids(random.Random(2), 6))
+    let_through, trainer = step_of([sample_of(random.Random(1), [hinted])], teacher="live", gate=0.0)
+    assert let_through.measured["same"].skipped == ""
+    assert moved(trainer) > 0.0
+
+
+def test_the_gate_and_the_record_agree() -> None:
+    """Verdicts follow from the recorded log-probabilities and divergences, whatever the random model says."""
+    rng = random.Random(3)
+    branches = [Branch(5 * n, random_ids(rng, 5), 5 * n + 2, 5 * n + 5, 1.0, str(n)) for n in range(7)]
+    for direction in ("forward", "reverse", "jsd"):
+        result, _ = step_of([sample_of(rng, branches)], teacher="live", gate=0.02, direction=direction)
+        reasons = set()
+        for measured in result.measured.values():
+            towards = sum(measured.teacher) >= sum(measured.student)
+            expected = "no_shift" if sum(measured.divergence) < 0.02 else "towards_mistake" if towards else ""
+            assert measured.skipped == expected
+            reasons.add(expected)
+        if direction == "forward":
+            assert reasons >= {"", "towards_mistake"}, "both kinds occur, or this shows nothing"
+
+
+def test_a_sample_teaches_at_most_its_lessons() -> None:
+    rng = random.Random(4)
+    branches = [Branch(10 * n, random_ids(rng, 5), 10 * n + 2, 10 * n + 8, 1.0, str(n)) for n in range(3)]
+    sample = replace(sample_of(rng, branches), lessons=1)
+    result, _ = step_of([sample], teacher="live", gate=0.0)
+    shifts = {key: sum(measured.divergence) for key, measured in result.measured.items()}
+    taught = [key for key, measured in result.measured.items() if not measured.skipped]
+    assert taught == [max(shifts, key=lambda key: shifts[key])]
+
+
+def test_the_likeliest_tokens_are_told_where_the_two_differ() -> None:
+    branch = Branch(10, random_ids(random.Random(5), 6), 12, 20, 1.0, "one")
+    result, _ = step_of([sample_of(random.Random(6), [branch])], teacher="live", gate=0.0, top=3)
+    measured = result.measured["one"]
+    told = [place for place, nats in enumerate(measured.divergence) if nats > 0.01]
+    assert told
+    for place in range(8):
+        for likely in (measured.student_top[place], measured.teacher_top[place]):
+            logprobs = [logprob for _, logprob in likely]
+            assert len(likely) == (3 if place in told else 0)
+            assert logprobs == sorted(logprobs, reverse=True)
+    ids = sample_of(random.Random(6), [branch]).ids
+    for place in told:
+        as_sampled = [logprob for token, logprob in measured.teacher_top[place] if token == ids[12 + place]]
+        assert as_sampled in ([], [pytest.approx(measured.teacher[place], abs=1e-4)])
+
+
+def anchored(rng: random.Random) -> tuple[Sample, Sample]:
+    sample = sample_of(rng, [Branch(10, random_ids(rng, 6), 12, 20, 1.0, "one")])
+    return sample, anchor_sample(sample, sample.branches[0], weight=2.0)
+
+
+def test_an_anchor_is_the_hinted_context() -> None:
+    sample, anchor = anchored(random.Random(7))
+    branch, held = sample.branches[0], anchor.branches[0]
+    assert anchor.ids == [*sample.ids[:10], *branch.hint_ids, *sample.ids[10:20]]
+    assert anchor.ids[held.target_start : held.target_end] == sample.ids[12:20]
+    assert held.anchor
+    assert not held.hint_ids
+    assert sample.branches == [branch], "the sample itself is as it was"
+    batches = micro_batches([sample, anchor, sample], 10_000)
+    assert [len(batch) for batch in batches] == [2, 1], "anchors are never in a batch with lessons"
+
+
+def test_an_anchor_holds_hinted_readings_where_they_were() -> None:
+    """A live teacher drifts with its student. Held by anchors, the hinted reading stays near the start's."""
+    drift = {}
+    for share in (0.0, 1.0):
+        trainer = Trainer(
+            tiny_model(),
+            TrainConfig(learning_rate=3e-3),
+            FeedbackConfig(teacher="live", gate=0.0, anchor_share=share, weight=1.0),
+        )
+        sample, anchor = anchored(random.Random(8))
+        pushed = replace(sample, advantage=[1.0] * 40, rl_weight=[1.0] * 40, logprobs=[-5.0] * 40)
+        for _ in range(12):
+            result = trainer.step([pushed, *([anchor] if share else [])])
+        if share:
+            assert result.metrics["anchor/kl"] >= 0.0
+        start = Trainer(tiny_model(), TrainConfig(), FeedbackConfig(teacher="live", gate=0.0)).step([sample])
+        hinted = trainer.step([sample]).measured["one"].teacher
+        drift[share] = sum(abs(a - b) for a, b in zip(hinted, start.measured["one"].teacher, strict=True))
+    assert drift[1.0] < 0.5 * drift[0.0]
+
+
+def test_anchors_do_not_dilute_lessons() -> None:
+    """Each component is a mean over its own tokens."""
+    sample, anchor = anchored(random.Random(9))
+    with_anchor, _ = step_of([sample, anchor], teacher="live", gate=0.0, anchor_share=1.0)
+    alone, _ = step_of([sample], teacher="live", gate=0.0)
+    assert with_anchor.metrics["hint/kl"] == pytest.approx(alone.metrics["hint/kl"], abs=1e-5)
+    assert set(with_anchor.measured) == {"one"}
