@@ -16,11 +16,11 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from offbook.config import FeedbackConfig, TrainConfig
-from offbook.feedback import RULES, write_hint
+from offbook.feedback import write_hint
 from offbook.feedback.hints import TEXTS
 from offbook.harness import make_toolset
 from offbook.harness.toolsets import prompt
-from offbook.pocket.demonstrations import make_demonstrations
+from offbook.pocket.demonstrations import LEARNED, make_demonstrations
 from offbook.pocket.script import Habits, Script
 from offbook.runfolder import whole_folder
 from offbook.tasks import draft_tasks
@@ -83,7 +83,7 @@ def _corpus(recipe: Recipe, seed: int) -> Iterator[str]:
         yield from draft.files.values()
         script = Script(draft, rng, recipe.habits)
         yield from (script.next_message() for _ in range(4))
-        yield from (write_hint(rule, draft.tools).text for rule in RULES)
+        yield from (write_hint(rule, draft.tools).text for rule in LEARNED)
         yield from ("system", "user", "assistant", "tool", "edited", "done", "error: there is no tool")
 
 
@@ -112,7 +112,7 @@ def _phrases() -> Iterator[str]:
     """What is said in the same words every time is one token: shorter episodes, and nothing to learn about them."""
     yield prompt("pocket").partition("{signatures}")[0]
     yield from ('{"name": "', '", "arguments": {')
-    yield from (text.partition("{tools}")[0] for text in TEXTS.values())
+    yield from (TEXTS[rule].partition("{tools}")[0] for rule in LEARNED)
 
 
 def _clone(
@@ -140,7 +140,7 @@ def _clone(
             initializer_range=0.05,
             offbook_profile="pocket",  # how tools are shown to it; a checkpoint made from it says so too
         )
-    )
+    ).to("cuda" if torch.cuda.is_available() else "cpu")
     settings = TrainConfig(optimizer="muon", learning_rate=recipe.learning_rate, weight_decay=0.01)
     trainer = Trainer(model, settings, FeedbackConfig(teacher="live"))
     batches = _batches(samples, recipe.episodes_a_step, random.Random(seed))

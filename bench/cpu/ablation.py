@@ -1,0 +1,278 @@
+"""What hints teach, and why: every teacher, direction, weight and control of targeted feedback, on held-out tasks.
+
+    python bench/cpu/ablation.py --seeds 0 1 2 --jobs 2 --json figures.json --markdown docs/results/feedback.md
+
+Arms of one seed start from the same weights and train on the same tasks in the same order. Some go on for four times
+as many steps, to look for collapse. A run that was stopped goes on where it was; what is finished is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that spin while they wait take the cores from the others
+
+RULES = '["unknown_tool", "malformed_arguments", "repeated_call", "edited_tests"]'  # what the pocket model does wrong
+COMMON = {"train.groups": "3", "feedback.rules": RULES, "checkpoint.every": "5"}
+HINTS: dict[str, dict[str, str]] = {
+    "rl": {"weight": "0"},
+    "hints": {},
+    "ungated": {"gate": "0"},
+    "ema": {"teacher": "ema"},
+    "trust_region": {"teacher": "trust_region"},
+    "live": {"teacher": "live"},
+    "live_anchored": {"teacher": "live", "anchor_share": "0.25", "anchor_weight": "5"},
+    "live_capped": {"teacher": "live", "entry_cap": "0.06"},
+    "live_annealed": {"teacher": "live", "anneal_steps": "20", "anneal_to": "0.5"},
+    "reverse": {"direction": "reverse"},
+    "jsd": {"direction": "jsd"},
+    "weight_0.1": {"weight": "0.1"},
+    "weight_0.3": {"weight": "0.3"},
+    "weight_1": {"weight": "1"},
+    "none": {"control": "none"},
+    "donor": {"control": "donor"},
+    "random_target": {"control": "random_target"},
+    "every_turn": {"control": "every_turn"},
+    "constant_negative": {"control": "constant_negative"},
+}
+LABELS = {
+    "rl": "RL only",
+    "hints": "RL + hints (frozen teacher, forward, weight 5, gate)",
+    "ungated": "without the gate",
+    "ema": "teacher ema",
+    "trust_region": "teacher trust_region",
+    "live": "teacher live",
+    "live_anchored": "teacher live, a quarter of the targets anchored",
+    "live_capped": "teacher live, entries capped at 0.06 nats",
+    "live_annealed": "teacher live, weight 5 to 0.5 over 20 steps",
+    "reverse": "reverse KL",
+    "jsd": "JSD",
+    "weight_0.1": "weight 0.1",
+    "weight_0.3": "weight 0.3",
+    "weight_1": "weight 1",
+    "none": "control: no hint",
+    "donor": "control: hint of another rule",
+    "random_target": "control: another message",
+    "every_turn": "control: every message of a faulty rollout",
+    "constant_negative": "control: advantage -1, no teacher",
+}
+LONG = ("rl", "hints", "ema", "live", "live_anchored", "live_capped", "live_annealed")
+TIMES = 4
+COLUMNS = {
+    "solved": "solved",
+    "invalid_per_100": "invalid per 100",
+    "turns": "turns",
+    "tokens": "tokens",
+    "fault": "log p of the first faults",
+    "hinted_fault": "the same, hinted",
+}
+
+
+def settings_of(arm: str, seed: int, steps: int, arguments: argparse.Namespace) -> dict[str, str]:
+    feedback = {f"feedback.{key}": value for key, value in HINTS[arm].items()}
+    return {
+        **COMMON,
+        **feedback,
+        **dict(option.split("=", 1) for option in arguments.set),
+        "seed": str(seed),
+        "model": str(arguments.out / f"model-{seed}"),
+        "tasks.source": str(arguments.out / f"tasks-{seed}"),
+        "train.steps": str(steps),
+        "out": str(arguments.out / arm / f"seed-{seed}"),
+    }
+
+
+def prepare(seed: int, arguments: argparse.Namespace) -> None:
+    """The seed's model and tasks, and how the model does before any training."""
+    import asyncio
+
+    from offbook.pocket.model import make_pocket
+    from offbook.tasks import make_pocket_tasks
+
+    model, tasks = arguments.out / f"model-{seed}", arguments.out / f"tasks-{seed}"
+    if not model.exists():
+        made = make_pocket(arguments.out / "models", seed, lambda what, share: None, threads=1)
+        model.symlink_to(made.resolve())
+    if not tasks.exists():
+        asyncio.run(make_pocket_tasks(tasks, seed, 120, 48, lambda share: None))
+
+
+def run_arm(arm: str, seed: int, steps: int, arguments: argparse.Namespace) -> None:
+    """Train up to a step and measure; what has been measured is left as it is."""
+    from offbook.config import load_config
+    from offbook.loop.circle import latest_checkpoint, train
+    from offbook.runfolder import RunFolder
+
+    settings = settings_of(arm, seed, steps, arguments)
+    folder = Path(settings["out"])
+    result = folder / f"result-{steps}.json"
+    if result.exists():
+        return
+    started = time.monotonic()
+    train(load_config([], settings))
+    figures = measure(latest_checkpoint(RunFolder(folder)), folder, settings)
+    result.write_text(json.dumps({**figures, "seconds": time.monotonic() - started}, indent=2) + "\n")
+
+
+def run_before(seed: int, arguments: argparse.Namespace) -> None:
+    """The start itself, on the same held-out tasks, and on the faults of its own first step."""
+    folder = arguments.out / "before" / f"seed-{seed}"
+    if not (folder / "result-0.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = settings_of("rl", seed, 1, arguments)
+        figures = measure(Path(settings["model"]), Path(settings["out"]), settings)
+        (folder / "result-0.json").write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def measure(model: Path, run: Path, settings: dict[str, str]) -> dict[str, Any]:
+    from offbook.config import load_config
+    from offbook.loop.evaluate import evaluate
+    from offbook.tasks import load_tasks
+
+    config = load_config([], settings)
+    summary, _ = evaluate(model, load_tasks(Path(settings["tasks.source"]) / "heldout"), config)
+    keys = ("solved", "invalid_per_100", "turns", "tokens")
+    return {**{key: summary[key] for key in keys}, **hint_following(model, run, config)}
+
+
+def hint_following(model: Path, run: Path, config: Any) -> dict[str, float]:
+    """How likely a model finds the faults of the run's first step, without and with their hints. The rollouts of the
+    first step are the same in every arm. Hinted, a fault should be unlikely; if that goes, no teacher is left."""
+    from offbook.algo import add_branch, rl_samples
+    from offbook.feedback import read_rollout, write_hint
+    from offbook.loop.collect import chat_of
+    from offbook.loop.setup import load_model
+    from offbook.runfolder import RunFolder
+    from offbook.train.trainer import Trainer
+
+    rollouts, _ = RunFolder(run).rollouts(1)
+    chat = chat_of(model, config)
+    samples = []
+    for rollout in rollouts:
+        (of_segments,) = rl_samples([rollout])  # alone in its group: no advantage
+        for target in read_rollout(rollout, 3, None, tuple(config.feedback.rules)):
+            hint = write_hint(target.rule, rollout.tools)
+            add_branch(of_segments[target.segment], rollout.segments[target.segment], target, hint, chat, 1.0)
+        samples += [sample for sample in of_segments if sample.branches]
+    feedback = config.feedback.model_copy(update={"teacher": "live", "gate": 0.0, "control": "", "anchor_share": 0.0})
+    measured = Trainer(load_model(model), config.train, feedback).step(samples).measured.values()
+    return {
+        "fault": mean(sum(one.student) for one in measured),
+        "hinted_fault": mean(sum(one.teacher) for one in measured),
+    }
+
+
+def in_process(arguments: argparse.Namespace, *job: str) -> None:
+    """One job in a process of its own, with one thread, so that as many run side by side as there are cores."""
+    name = "-".join(job)
+    options = [part for option in arguments.set for part in ("--set", option)]
+    command = [sys.executable, __file__, "--out", str(arguments.out), "--steps", str(arguments.steps), *options]
+    log = arguments.out / "logs" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with log.open("ab") as stream:
+        code = subprocess.run([*command, "--job", *job], stdout=stream, stderr=stream).returncode
+    print(f"{name}: {'done' if not code else f'failed, see {log}'} in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def run_all(arguments: argparse.Namespace) -> None:
+    arms = arguments.arms or list(HINTS)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(lambda seed: in_process(arguments, "prepare", str(seed)), arguments.seeds))
+        last = {arm: arguments.steps * (TIMES if arm in LONG and not arguments.short else 1) for arm in arms}
+        longest_first = sorted(last, key=lambda arm: -last[arm])
+        jobs = [(arm, str(seed), str(last[arm])) for arm in longest_first for seed in arguments.seeds]
+        list(pool.map(lambda job: in_process(arguments, *job), jobs))
+        list(pool.map(lambda seed: in_process(arguments, "before", str(seed)), arguments.seeds))
+
+
+def run_job(arguments: argparse.Namespace) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    kind, seed = arguments.job[0], int(arguments.job[1])
+    if kind == "prepare":
+        prepare(seed, arguments)
+    elif kind == "before":
+        run_before(seed, arguments)
+    else:
+        last = int(arguments.job[2])
+        for steps in sorted({arguments.steps, last}):
+            run_arm(kind, seed, steps, arguments)
+
+
+def results(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
+    """By row, by seed. A row is an arm and its number of steps."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    wanted = [("before", 0), *((arm, steps) for steps in (arguments.steps, TIMES * arguments.steps) for arm in HINTS)]
+    for arm, steps in wanted:
+        for seed in arguments.seeds:
+            path = arguments.out / arm / f"seed-{seed}" / f"result-{steps}.json"
+            if path.exists():
+                found.setdefault(f"{arm}/{steps}", {})[str(seed)] = json.loads(path.read_text())
+    return found
+
+
+def table(found: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+    lines = ["| | steps | seeds | " + " | ".join(COLUMNS.values()) + " |", "|---|---:|---:|" + "---:|" * len(COLUMNS)]
+    for row, seeds in found.items():
+        arm, steps = row.split("/")
+        cells = [cell(key, [one[key] for one in seeds.values()]) for key in COLUMNS]
+        lines.append(f"| {LABELS.get(arm, arm)} | {steps} | {len(seeds)} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def cell(key: str, values: list[float]) -> str:
+    shown = [f"{100 * value:.1f}%" if key == "solved" else f"{value:.1f}" for value in (mean(values), spread(values))]
+    return f"{shown[0]} ± {shown[1]}" if len(values) > 1 else shown[0]
+
+
+def spread(values: list[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--arms", nargs="+", choices=list(HINTS), help="only these")
+    parser.add_argument("--short", action="store_true", help="without the four times longer runs")
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every run")
+    parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path, help="replace the table between the two marks of this page")
+    parser.add_argument("--job", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.out = arguments.out.resolve()
+    if arguments.job:
+        run_job(arguments)
+        return
+    run_all(arguments)
+    report(arguments)
+
+
+def report(arguments: argparse.Namespace) -> None:
+    found = results(arguments)
+    lines = table(found)
+    print("\n".join(lines))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    if arguments.markdown:
+        before, _, rest = arguments.markdown.read_text().partition("<!-- ablation -->\n")
+        _, _, after = rest.partition("<!-- end of ablation -->")
+        filled = f"{before}<!-- ablation -->\n{chr(10).join(lines)}\n<!-- end of ablation -->{after}"
+        arguments.markdown.write_text(filled)
+
+
+if __name__ == "__main__":
+    main()
