@@ -20,15 +20,17 @@ from offbook.types import Branch, Likely
 
 VERDICTS = ("", "no_shift", "towards_mistake", "over_limit")  # why a branch does not teach; the first is: it does
 TOLD_NATS = 0.01  # a token at which the two agree better than this is not worth telling its likeliest
+TOLD_TOKENS = 256  # of a micro-batch: sorting a large vocabulary at every token would cost more than all the rest
 
 
 class Readings(NamedTuple):
-    """Of each target token: log-probability of the sampled one, divergence, the likeliest ones."""
+    """Of each target token the sampled one's log-probability and the divergence; where it is largest, the likeliest."""
 
     student_M: Tensor
     teacher_M: Tensor
     divergence_M: Tensor
-    student_top: tuple[Tensor, Tensor]  # log-probabilities and ids [M, K]
+    told_P: Tensor  # which tokens these are
+    student_top: tuple[Tensor, Tensor]  # log-probabilities and ids [P, K]
     teacher_top: tuple[Tensor, Tensor]
 
 
@@ -56,27 +58,32 @@ def read_targets(
 ) -> Readings:
     """`student` and each of the `teachers` are a head and hidden states [M, D]."""
     read = _compiled_chunk if compiled else _read_chunk
+    readers = (student, *teachers)
     parts = []
     for start in range(0, len(ids_M), chunk_rows):
         part = slice(start, start + chunk_rows)
-        logits = [head(hidden_MD[part]) for head, hidden_MD in (student, *teachers)]
-        parts.append(read(logits[0], logits[1:], ids_M[part], objective, top))
-    columns = zip(*parts, strict=True)
-    student_M, teacher_M, divergence_M, *tops = (torch.cat(column) for column in columns)
-    return Readings(student_M, teacher_M, divergence_M, (tops[0], tops[1]), (tops[2], tops[3]))
+        logits = [head(hidden_MD[part]) for head, hidden_MD in readers]
+        parts.append(read(logits, ids_M[part], objective))
+    student_M, teacher_M, divergence_M = (torch.cat(column) for column in zip(*parts, strict=True))
+    told_P = divergence_M.topk(min(TOLD_TOKENS, chunk_rows, len(ids_M))).indices
+    likeliest = [
+        logp_PV.topk(top)
+        for logp_PV in _log_probabilities([head(hidden[told_P]) for head, hidden in readers], objective)
+    ]
+    tops = [(values_PK, ids_PK) for values_PK, ids_PK in likeliest]
+    return Readings(student_M, teacher_M, divergence_M, told_P, *tops)
 
 
-def _read_chunk(
-    logits_MV: Tensor, teacher_logits_MV: list[Tensor], ids_M: Tensor, objective: Objective, top: int
-) -> tuple[Tensor, ...]:
-    student_MV = torch.log_softmax(logits_MV.float() / objective.temperature, dim=-1)
-    teacher_MV = losses.log_mix(
-        [torch.log_softmax(logits.float() / objective.temperature, dim=-1) for logits in teacher_logits_MV],
-        objective.shares,
-    )
+def _read_chunk(logits: list[Tensor], ids_M: Tensor, objective: Objective) -> tuple[Tensor, ...]:
+    student_MV, teacher_MV = _log_probabilities(logits, objective)
     sampled = [logp_MV.gather(1, ids_M[:, None])[:, 0] for logp_MV in (student_MV, teacher_MV)]
-    divergence_M = losses.divergence(student_MV, teacher_MV, objective.direction)
-    return *sampled, divergence_M, *student_MV.topk(top), *teacher_MV.topk(top)
+    return *sampled, losses.divergence(student_MV, teacher_MV, objective.direction)
+
+
+def _log_probabilities(logits: list[Tensor], objective: Objective) -> tuple[Tensor, Tensor]:
+    """Of the student, and of its teachers taken together."""
+    student, *teachers = (torch.log_softmax(each.float() / objective.temperature, dim=-1) for each in logits)
+    return student, losses.log_mix(teachers, objective.shares)
 
 
 _compiled_chunk = torch.compile(_read_chunk)
@@ -111,20 +118,21 @@ def by_branch(values_M: Tensor, branch_M: Tensor, num_branches: int) -> Tensor:
 
 def told(branches: list[Branch], readings: Readings, verdict_B: Tensor) -> dict[str, Measured]:
     """The readings by the branch's key, as plain numbers; this waits for the device."""
-    sizes = [branch.target_end - branch.target_start for branch in branches]
-    lists = [values.float().cpu().split(sizes) for values in readings[:3]]
-    tops = [tuple(part.cpu().split(sizes) for part in top) for top in (readings.student_top, readings.teacher_top)]
-    found = {}
-    for number, (branch, verdict) in enumerate(zip(branches, verdict_B.tolist(), strict=True)):
-        student, teacher, divergence = (parts[number].tolist() for parts in lists)
-        likeliest = [
-            [
-                list(zip(tokens, logprobs, strict=True)) if nats > TOLD_NATS else []
-                for tokens, logprobs, nats in zip(
-                    ids[number].tolist(), values[number].tolist(), divergence, strict=True
-                )
-            ]
-            for values, ids in tops
-        ]
-        found[branch.key] = Measured(student, teacher, divergence, VERDICTS[verdict], *likeliest)
+    student, teacher, divergence = (values.float().tolist() for values in readings[:3])
+    tops = [_by_token(readings.told_P, top, divergence) for top in (readings.student_top, readings.teacher_top)]
+    found, start = {}, 0
+    for branch, verdict in zip(branches, verdict_B.tolist(), strict=True):
+        part = slice(start, start + branch.target_end - branch.target_start)
+        start = part.stop
+        found[branch.key] = Measured(
+            student[part], teacher[part], divergence[part], VERDICTS[verdict], *(likely[part] for likely in tops)
+        )
     return found
+
+
+def _by_token(told_P: Tensor, top: tuple[Tensor, Tensor], divergence: list[float]) -> list[Likely]:
+    likely: list[Likely] = [[] for _ in divergence]
+    for place, logprobs, ids in zip(told_P.tolist(), *(part.tolist() for part in top), strict=True):
+        if divergence[place] > TOLD_NATS:
+            likely[place] = list(zip(ids, logprobs, strict=True))
+    return likely
