@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,8 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
-
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that spin while they wait take the cores from the others
 
 RULES = '["unknown_tool", "malformed_arguments", "repeated_call", "edited_tests"]'  # what the pocket model does wrong
 COMMON = {"train.groups": "3", "feedback.rules": RULES, "checkpoint.every": "5"}

@@ -98,11 +98,12 @@ def run_seed(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Model and tasks, both arms side by side, and what each spends on held-out tasks."""
     started = time.monotonic()
     out = arguments.out / f"seed-{seed}"
-    model = make_pocket(arguments.out / "models", seed, progress, Recipe(habits=HABITS, episodes=arguments.episodes))
+    recipe = Recipe(habits=HABITS, episodes=arguments.episodes)
+    model = make_pocket(arguments.out / "models", seed, progress, recipe, threads=1)  # seeds may run side by side
     tasks = arguments.out / f"tasks-{seed}"
     make_tasks(tasks, seed, arguments.tasks, arguments.tasks // 3)
     common = {**COMMON, "seed": str(seed), "model": str(model), "tasks.source": str(tasks)}
-    common["train.steps"] = str(arguments.steps)
+    common |= {"train.steps": str(arguments.steps), **dict(option.split("=", 1) for option in arguments.set)}
     train_arms(out, common)
     heldout = load_tasks(tasks / "heldout")
     difficulty = {task.id: task.difficulty for split in ("train", "heldout") for task in load_tasks(tasks / split)}
@@ -217,6 +218,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--episodes", type=int, default=10_000, help="demonstrations that the model is made from")
     parser.add_argument("--tasks", type=int, default=360, help="made before choosing; about half can be searched")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every run")
     parser.add_argument("--out", type=Path, default=Path("runs/effort"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path, help="replace the table between the two marks; the figure goes beside")

@@ -2,8 +2,10 @@
 
 config.toml              the resolved configuration
 metrics.jsonl            one line a step
+tasks.jsonl              one line a task: the instruction, the tests, the deleted code
 rollouts/step_00003.jsonl    every rollout of step 3, scored
 feedback/step_00003.jsonl    every target of step 3 with its hint and what the hint did
+feedback/coach.jsonl     what `offbook coach` found in the stored rollouts, in the same form
 eval/NAME.json, eval/NAME.rollouts.jsonl    a measurement and the rollouts behind it
 ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DONE is an unfinished write
 logs/

@@ -18,7 +18,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from offbook.algo import hint_block, sft_sample
-from offbook.feedback import RULES, read_rollout, write_hint
+from offbook.feedback import read_rollout, write_hint
 from offbook.harness import Harness, run_agent
 from offbook.pocket.script import Habits, Script
 from offbook.sandbox import ProcessBox
@@ -31,6 +31,7 @@ HINTED_EPISODES = 0.6
 HINTED_MESSAGES = 0.5
 CONTEXT_WEIGHT = 0.1
 CHUNK = 250
+LEARNED = ("unknown_tool", "malformed_arguments", "repeated_call", "edited_tests")  # the rules whose hints it knows
 
 
 class Demonstrator:
@@ -98,10 +99,10 @@ def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, 
     """Hint blocks before some messages that broke no rule: whoever reads a hint follows it."""
     if rng.random() > HINTED_EPISODES:
         return {}
-    faulty = {target.message for target in read_rollout(rollout, max_targets=HARNESS.limits.turns)}
+    faulty = {target.message for target in read_rollout(rollout, HARNESS.limits.turns, rules=LEARNED)}
     messages = rollout.segments[0].messages
     good = [index for index, message in enumerate(messages) if message.calls and index not in faulty]
-    rules = sorted(RULES)
+    rules = sorted(LEARNED)
     return {
         index: hint_block(chat, write_hint(rng.choice(rules), rollout.tools))
         for index in good

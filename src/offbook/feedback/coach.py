@@ -1,0 +1,95 @@
+"""Stored work read for mistakes: a run folder, or a file of any agent's trajectories. Nothing is trained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from offbook.feedback.hints import write_hint
+from offbook.feedback.model import Reading
+from offbook.feedback.readers import read_all
+from offbook.runfolder import RunFolder
+from offbook.trajectories import read_trajectories
+from offbook.types import Feedback, OffbookError, Rollout, Task
+
+
+@dataclass(slots=True)
+class Found:
+    rollout: Rollout
+    feedback: Feedback
+    source: str
+
+
+@dataclass(slots=True)
+class Stored:
+    """The rollouts of one run folder or file."""
+
+    source: str
+    folder: RunFolder | None  # None for a file
+    rollouts: list[Rollout] = field(default_factory=list)
+    unreadable: int = 0
+
+
+def stored_at(path: Path) -> Stored:
+    """One sentence if there is nothing to read."""
+    if path.is_dir():
+        folder = RunFolder.open(path)
+        stored = Stored(str(path), folder)
+        for step in folder.steps():
+            rollouts, unreadable = folder.rollouts(step)
+            stored.rollouts += rollouts
+            stored.unreadable += unreadable
+        if not stored.rollouts:
+            raise OffbookError(f"{path} has no rollouts that can be read yet")
+        return stored
+    if not path.exists():
+        raise OffbookError(f"there is no {path}; give a run folder, or a file of trajectories")
+    loaded = read_trajectories(path)
+    _tell_apart(loaded.rollouts)
+    return Stored(str(path), None, loaded.rollouts, loaded.unreadable)
+
+
+def _tell_apart(rollouts: list[Rollout]) -> None:
+    """Files often name several attempts by the task alone."""
+    seen: Counter[str] = Counter()
+    for rollout in rollouts:
+        seen[rollout.id] += 1
+        if seen[rollout.id] > 1:
+            rollout.id = f"{rollout.id}#{seen[rollout.id]}"
+
+
+def by_rules(
+    stored: Stored, tasks: Mapping[str, Task], progress: Callable[[float], None] = lambda share: None
+) -> list[Found]:
+    """Every message that broke a rule, with its hint. `tasks` are by id, as far as they are at hand."""
+    found = []
+    for number, rollout in enumerate(stored.rollouts, 1):
+        for target in read_all(rollout, tasks.get(rollout.task)):
+            hint = write_hint(target.rule, rollout.tools)
+            found.append(Found(rollout, Feedback(target, hint), stored.source))
+        progress(number / len(stored.rollouts))
+    return found
+
+
+def by_model(stored: Stored, reading: Reading) -> list[Found]:
+    rollouts = {rollout.id: rollout for rollout in stored.rollouts}
+    return [Found(rollouts[target.rollout], Feedback(target, hint), stored.source) for target, hint in reading.found]
+
+
+def grouped(found: list[Found]) -> dict[str, list[Found]]:
+    """By rule, the most frequent one first."""
+    counts = Counter(one.feedback.target.rule for one in found)
+    return {rule: [one for one in found if one.feedback.target.rule == rule] for rule, _ in counts.most_common()}
+
+
+def num_rollouts(found: list[Found]) -> int:
+    return len({(one.source, one.rollout.id) for one in found})
+
+
+def spread_out(found: list[Found], limit: int) -> Iterator[Found]:
+    """At most `limit` of each rule, from the first to the last."""
+    for of_rule in grouped(found).values():
+        count = min(limit, len(of_rule))
+        yield from (of_rule[len(of_rule) * number // count] for number in range(count))

@@ -1,0 +1,202 @@
+"""A model that reads rollouts for mistakes that no rule sees, behind a URL that speaks OpenAI's chat completions.
+
+It is asked once for each pattern of prompts/ and is shown the conversation, never the reward, the solution or hidden
+tests. Each mistake has to point at a message of the agent's own, quote the record and come with a hint that holds for
+other tasks too; what does not is refused and counted by the reason. A server that fails costs a count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from offbook.asking import Asked
+from offbook.feedback.leaks import leak
+from offbook.feedback.shown import show, words_of
+from offbook.types import Hint, OffbookError, Rollout, Target, Task
+
+PROMPTS = resources.files("offbook.feedback") / "prompts"
+FRAME = "frame"  # the prompt around each pattern
+PREFIX = "model/"  # of the rules of targets that a model found
+MAX_MISTAKES = 4  # in one reply
+MAX_WORDS = 60  # of a hint
+QUOTE_CHARS = 8  # the least that a quotation must have
+AT_ONCE = 8  # questions under way
+GIVE_UP_AFTER = 8  # questions in a row that got no answer: the rest of a reading is not asked
+
+
+class Mistake(BaseModel):
+    segment: int = 0
+    message: int
+    rule: str
+    hint: str
+    quote: str
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a model found, and what became of the rest."""
+
+    found: list[tuple[Target, Hint]] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)  # by reason: replies, and mistakes in replies
+    rollouts: int = 0  # that were read
+    asked: int = 0  # questions
+    unchecked: int = 0  # hints found in rollouts whose task is not at hand: nobody knows whether they leak
+
+    def add(self, other: Reading) -> None:
+        self.found += other.found
+        self.refused += other.refused
+        self.rollouts += other.rollouts
+        self.asked += other.asked
+        self.unchecked += other.unchecked
+
+    def by_rollout(self) -> dict[str, list[tuple[Target, Hint]]]:
+        pairs: dict[str, list[tuple[Target, Hint]]] = {}
+        for target, hint in self.found:
+            pairs.setdefault(target.rollout, []).append((target, hint))
+        return pairs
+
+
+@cache
+def patterns() -> dict[str, str]:
+    """By the name of the mistake that each one describes."""
+    files = [path for path in PROMPTS.iterdir() if path.name.endswith(".md") and path.name != f"{FRAME}.md"]
+    return {path.name.removesuffix(".md"): path.read_text() for path in sorted(files, key=lambda path: path.name)}
+
+
+def is_sampled(rollout_id: str, rate: float) -> bool:
+    """The same rollouts every time, as many as the rate says."""
+    digest = hashlib.blake2b(rollout_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) < rate * 2**64
+
+
+class ModelReader:
+    """`key_env` names the variable with the server's key, if it wants one."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        rate: float = 1.0,
+        at_once: int = AT_ONCE,
+        timeout_s: float = 120.0,
+        key_env: str = "OPENAI_API_KEY",
+    ):
+        self.rate, self.at_once = rate, at_once
+        self._asked = Asked(url, model, timeout_s, key_env)
+
+    async def read(
+        self,
+        rollouts: Iterable[tuple[Rollout, Task | None]],
+        progress: Callable[[float], None] = lambda share: None,
+    ) -> Reading:
+        """Mistakes in the sampled share of these rollouts, in their order. Each comes with its task, if there is one.
+
+        `progress` is told the share that is done.
+        """
+        chosen = [(rollout, task) for rollout, task in rollouts if is_sampled(rollout.id, self.rate)]
+        questions = [(rollout, task, rule) for rollout, task in chosen for rule in patterns()]
+        turn, silent, done = asyncio.Semaphore(self.at_once), 0, 0
+
+        async def one(rollout: Rollout, task: Task | None, rule: str) -> Reading:
+            nonlocal silent, done
+            async with turn:
+                try:
+                    if silent >= GIVE_UP_AFTER:
+                        return Reading(refused=Counter({"not asked, the server had failed": 1}))
+                    reply = await self._asked.ask(question(rollout, task, rule))
+                    silent = 0
+                except OffbookError:
+                    silent += 1
+                    return Reading(refused=Counter({"the server did not answer": 1}), asked=1)
+                finally:
+                    done += 1
+                    progress(done / len(questions))
+            reading = await asyncio.to_thread(read_reply, reply, rule, rollout, task)  # a large tree takes a moment
+            reading.asked = 1
+            return reading
+
+        whole = Reading(rollouts=len(chosen))
+        for reading in await asyncio.gather(*(one(*each) for each in questions)):
+            whole.add(reading)
+        return whole
+
+
+def question(rollout: Rollout, task: Task | None, rule: str) -> str:
+    instruction = task.instruction if task is not None else "It is in the record."
+    frame = (PROMPTS / f"{FRAME}.md").read_text()
+    return frame.format(pattern=patterns()[rule].strip(), rule=rule, instruction=instruction, rollout=show(rollout))
+
+
+def read_reply(reply: str, rule: str, rollout: Rollout, task: Task | None = None) -> Reading:
+    """The mistakes of a reply that hold, and the reasons why the others do not."""
+    reading = Reading()
+    mistakes = _listed(reply)
+    if mistakes is None:
+        reading.refused["no JSON"] += 1
+        return reading
+    taken: set[tuple[int, int]] = set()
+    for number, value in enumerate(mistakes):
+        try:
+            mistake = Mistake.model_validate(value)
+        except ValidationError:
+            reading.refused["not in the form asked for"] += 1
+            continue
+        place = mistake.segment, mistake.message
+        reason = "too many" if number >= MAX_MISTAKES else refusal(mistake, rule, rollout, task)
+        if place in taken:
+            reason = reason or "the same message twice"
+        if reason:
+            reading.refused[reason] += 1
+            continue
+        taken.add(place)
+        evidence = " ".join(mistake.quote.split())[:240]
+        target = Target(rollout.id, *place, f"{PREFIX}{rule}", evidence)
+        reading.found.append((target, Hint(target.rule, " ".join(mistake.hint.split()))))
+        reading.unchecked += task is None
+    return reading
+
+
+def refusal(mistake: Mistake, rule: str, rollout: Rollout, task: Task | None) -> str | None:
+    """Why a mistake does not hold, or None."""
+    if mistake.rule != rule:
+        return "unknown rule"
+    if not 0 <= mistake.segment < len(rollout.segments):
+        return "no such message"
+    segment = rollout.segments[mistake.segment]
+    if not 0 <= mistake.message < len(segment.messages):
+        return "no such message"
+    if segment.messages[mistake.message].role != "assistant":
+        return "not the agent's message"
+    if not mistake.hint.strip():
+        return "empty hint"
+    if len(mistake.hint.split()) > MAX_WORDS:
+        return f"hint of more than {MAX_WORDS} words"
+    quote = " ".join(mistake.quote.split())
+    texts = [text for message in segment.messages for text in words_of(message)]
+    if len(quote) < QUOTE_CHARS or not any(quote in " ".join(text.split()) for text in texts):
+        return "a quote that is not in the record"
+    leaked = leak(mistake.hint, task) if task is not None else None
+    return f"leaks {leaked}" if leaked else None
+
+
+def _listed(reply: str) -> list[Any] | None:
+    """The list of a reply, with or without the object around it; None where there is none."""
+    answer = reply.rpartition("</think>")[2]
+    starts = [start for start in map(answer.find, "[{") if start >= 0]
+    end = max(map(answer.rfind, "]}"))
+    try:
+        value = json.loads(answer[min(starts, default=0) : end + 1])
+    except (ValueError, RecursionError):
+        return None
+    listed = value.get("mistakes") if isinstance(value, dict) else value
+    return listed if isinstance(listed, list) else None

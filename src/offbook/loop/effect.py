@@ -1,0 +1,164 @@
+"""How far a hint moves the message that it is about: one pass without gradients, by the trainer's own branches.
+
+The student is the model as it is, the teacher the same model with the hint right before the message. Rollouts whose ids
+are another tokenizer's, or that have none, are written down again in the model's own chat; then the figures say what
+this model makes of another agent's words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from offbook.algo import add_branch
+from offbook.tokens import HERMES, Chat, ChatFormat, RenderedChat, Transcript
+from offbook.train import head
+from offbook.train.batches import Batch, BranchBatch, micro_batches
+from offbook.train.forward import Decoder
+from offbook.train.head import Objective
+from offbook.train.targets import read_targets
+from offbook.types import Branch, Completion, Feedback, Message, Rollout, Sample, Segment
+
+MICRO_TOKENS = 8192  # in one forward
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Of the hints of one rule. `log_odds` is how much likelier the hint makes a faulty message: below 0 is good."""
+
+    rule: str
+    targets: int
+    tokens: int
+    kl: float  # nats a token, a mean over tokens
+    largest: float  # nats at one token
+    log_odds: float  # nats a message: teacher's minus student's log-probability of what was sampled, a mean
+
+
+def effects_of(feedback: Iterable[Feedback]) -> list[Effect]:
+    """By rule, of what has been measured; the hints that move most come first."""
+    by_rule: dict[str, list[Feedback]] = defaultdict(list)
+    for item in feedback:
+        if item.divergence:
+            by_rule[item.target.rule].append(item)
+    found = []
+    for rule, items in by_rule.items():
+        nats = [value for item in items for value in item.divergence]
+        odds = [sum(item.teacher) - sum(item.student) for item in items]
+        found.append(Effect(rule, len(items), len(nats), sum(nats) / len(nats), max(nats), sum(odds) / len(odds)))
+    return sorted(found, key=lambda effect: -effect.kl)
+
+
+def measure(
+    pairs: Sequence[tuple[Rollout, Feedback]],
+    model: PreTrainedModel,
+    chat: Chat,
+    temperature: float = 1.0,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Counter[str]:
+    """Fill in what each hint does to each token of its message. Returns what could not be measured, by reason.
+
+    Under `written again` it counts targets that were measured, on ids that are not the ones of the rollout.
+    """
+    counts: Counter[str] = Counter()
+    samples = _samples(pairs, model, chat, counts)
+    decoder = Decoder(model)
+    total, done = sum(len(sample.branches) for sample in samples), 0
+    for micro in micro_batches(samples, MICRO_TOKENS):
+        for branch, values in _read(decoder, micro, temperature):
+            item = pairs[int(branch.key)][1]
+            item.student, item.teacher, item.divergence = values
+            done += 1
+        progress(done / total)
+    return +counts
+
+
+@torch.no_grad()
+def _read(decoder: Decoder, micro: list[Sample], temperature: float) -> list[tuple[Branch, list[list[float]]]]:
+    """Log-probabilities of student and teacher and the divergence, at each token of each branch."""
+    batch = Batch.collate(micro, decoder.model.device)
+    tokens = batch.tokens(chunk_rows := max(1, head.CHUNK_ENTRIES // 2 // decoder.model.config.vocab_size))
+    hidden_BTD, hinted_MD = decoder.hidden(batch.ids_BT, BranchBatch.collate(batch))
+    assert hinted_MD is not None
+    row_M, output = tokens.targets.row_M, decoder.model.get_output_embeddings()
+    student, teacher = (output, hidden_BTD[tokens.predictors][row_M]), (output, hinted_MD)
+    objective = Objective(temperature, 1.0, "forward", 1.0, 0.0, 0.0, (1.0,), policy=False)
+    readings = read_targets(student, [teacher], tokens.rows.ids_N[row_M], objective, 1, chunk_rows, compiled=False)
+    branches = [branch for _, branch in batch.branches]
+    sizes = [branch.target_end - branch.target_start for branch in branches]
+    parts = zip(*(values_M.float().cpu().split(sizes) for values_M in readings[:3]), strict=True)
+    return [(branch, [part.tolist() for part in three]) for branch, three in zip(branches, parts, strict=True)]
+
+
+def _samples(
+    pairs: Sequence[tuple[Rollout, Feedback]], model: PreTrainedModel, chat: Chat, counts: Counter[str]
+) -> list[Sample]:
+    """One for each segment that has targets, up to the last of them. Branches are named by their number in `pairs`."""
+    window = model.config.to_dict().get("max_position_embeddings") or 1 << 30
+    laid: dict[tuple[int, int], tuple[Segment, Sample]] = {}
+    for number, (rollout, item) in enumerate(pairs):
+        place = id(rollout), item.target.segment
+        told = rollout.segments[item.target.segment]
+        if place not in laid:
+            segment = told if _is_in(told, chat, model.config.vocab_size) else written_again(told, chat)
+            nothing = [0.0] * len(segment.ids)
+            laid[place] = segment, Sample(segment.ids, *(nothing,) * 4)
+        segment, sample = laid[place]
+        branch = add_branch(sample, segment, item.target, item.hint, chat, 1.0)
+        branch.key = str(number)
+        if branch.target_end == branch.target_start:
+            counts["nothing in the message was sampled"] += 1
+        elif branch.target_end + len(branch.hint_ids) > window:
+            counts["beyond the model's context"] += 1
+        else:
+            counts["written again"] += segment is not told
+            item.pieces = chat.pieces(segment.ids[branch.target_start : branch.target_end])
+            continue
+        sample.branches.remove(branch)
+    return [_shortened(sample) for _, sample in laid.values() if sample.branches]
+
+
+def _shortened(sample: Sample) -> Sample:
+    end = max(branch.target_end for branch in sample.branches)
+    nothing = [0.0] * end
+    return dataclasses.replace(
+        sample, ids=sample.ids[:end], logprobs=nothing, advantage=nothing, rl_weight=nothing, ce_weight=nothing
+    )
+
+
+def _is_in(segment: Segment, chat: Chat, vocabulary: int) -> bool:
+    """Whether the ids are this chat's: they say in it what the messages say."""
+    if not segment.ids or max(segment.ids) >= vocabulary:
+        return False
+    own = [message for message in segment.messages if message.role == "assistant"]
+    return all(chat.decode(segment.ids[message.body : message.body_end]) == message.text for message in own)
+
+
+def written_again(segment: Segment, chat: Chat) -> Segment:
+    """The same messages in this chat's ids. What the agent said counts as sampled; tools are not told of."""
+    transcript = Transcript(chat)
+    for message in segment.messages:
+        if message.role == "assistant":
+            ids = [*chat.encode(_text(message, bool(segment.ids), chat)), chat.end_id]
+            transcript.add_sampled(Completion(ids, [0.0] * len(ids), [-1] * len(ids)))
+        else:
+            transcript.add(message.role, message.text, message.status)
+    return transcript.segment
+
+
+def _text(message: Message, is_whole: bool, chat: Chat) -> str:
+    """Where there were ids the text has the calls in it. A call that the chat's dialect cannot write is hermes'."""
+    if is_whole:
+        return message.text
+    known = chat.dialect if isinstance(chat, ChatFormat | RenderedChat) else None
+    parts = [message.text]
+    for call in message.calls:
+        try:
+            parts.append((known or HERMES).render(call.name, call.arguments))
+        except (ValueError, KeyError):
+            parts.append(HERMES.render(call.name, call.arguments))
+    return "\n".join(filter(None, parts))

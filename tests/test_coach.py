@@ -1,0 +1,282 @@
+"""Coaching stored work: what hints do, against a reading from scratch, and the verb as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny_model
+from test_model_reader import mistake
+from test_remote import reply, serving
+from test_trajectories import atif, openai, written
+from transformers import PreTrainedModel
+
+from offbook.algo import hint_block
+from offbook.config import Config
+from offbook.feedback.coach import Found, by_rules, grouped, num_rollouts, spread_out, stored_at
+from offbook.feedback.model import patterns
+from offbook.loop.effect import effects_of, measure, written_again
+from offbook.runfolder import RunFolder, load_lines
+from offbook.tokens import ChatFormat, Transcript, render_call
+from offbook.types import Completion, Feedback, Hint, OffbookError, Rollout, Target
+
+HINT = Hint("unknown_tool", "Reminder: available tools are read_file, finish.")
+READ = render_call("read_file", {"path": "a.py"})
+GUESS = render_call("open_file", {"path": "a.py"})
+
+
+def rollout_of(chat: ChatFormat, name: str = "step1/t/0", *said: str) -> Rollout:
+    """A conversation as the harness records it: a call that is answered, one to a tool that is not there, a word."""
+    transcript = Transcript(chat)
+    transcript.add("system", "You have tools.")
+    transcript.add("user", "Bring back one in a.py.")
+    for text in said or (READ, GUESS, "It is done."):
+        ids = [*chat.encode(text), chat.end_id]
+        transcript.add_sampled(Completion(ids, [-1.0] * len(ids), [0] * len(ids)))
+        if text.startswith("<tool_call>"):
+            known = "open_file" not in text
+            answer = "def one(): ..." if known else "there is no tool open_file"
+            transcript.add("tool", answer, "ok" if known else "unknown_tool")
+    return Rollout(name, "t", "g", ("read_file", "finish"), [transcript.segment], "answer")
+
+
+def feedback_on(rollout: Rollout, message: int, hint: Hint = HINT) -> Feedback:
+    return Feedback(Target(rollout.id, 0, message, hint.rule, "open_file"), hint)
+
+
+def from_scratch(model: PreTrainedModel, rollout: Rollout, item: Feedback, chat: ChatFormat, temperature: float) -> Any:
+    """Log-probabilities at the message's tokens without and with the hint, each by one plain forward."""
+    segment = rollout.segments[0]
+    message = segment.messages[item.target.message]
+    end = message.body + sum(segment.sampled[message.body : message.end])
+    found = []
+    for hint in ([], hint_block(chat, item.hint)):
+        ids = [*segment.ids[: message.start], *hint, *segment.ids[message.start : end]]
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0].float() / temperature
+        found.append(torch.log_softmax(logits, -1)[message.body + len(hint) - 1 : end + len(hint) - 1])
+    return *found, segment.ids[message.body : end]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_effects_equal_a_reading_from_scratch(chat: ChatFormat, temperature: float) -> None:
+    model = tiny_model(vocabulary=320)
+    long, short = rollout_of(chat), rollout_of(chat, "step1/t/1", GUESS)
+    again = Hint("repeated_call", "Reminder: do not repeat a call, its answer is above.")
+    pairs = [
+        (long, feedback_on(long, 4)),
+        (long, feedback_on(long, 2, again)),
+        (long, feedback_on(long, 4, again)),  # two rules on one message
+        (short, feedback_on(short, 2)),
+    ]
+    shares: list[float] = []
+    assert not measure(pairs, model, chat, temperature, shares.append)
+    assert shares[-1] == 1.0
+    reference = tiny_model(vocabulary=320)
+    for rollout, item in pairs:
+        student, teacher, ids = from_scratch(reference, rollout, item, chat, temperature)
+        rows = range(len(ids))
+        assert item.student == pytest.approx(student[rows, ids].tolist(), abs=1e-4)
+        assert item.teacher == pytest.approx(teacher[rows, ids].tolist(), abs=1e-4)
+        kl = (teacher.exp() * (teacher - student)).sum(-1)
+        assert item.divergence == pytest.approx(kl.tolist(), abs=1e-4)
+        assert max(item.divergence) > 0.03
+        message = rollout.segments[0].messages[item.target.message]
+        assert "".join(item.pieces) == message.text + "<|im_end|>"
+
+
+def test_an_effect_by_hand() -> None:
+    def measured(rule: str, student: list[float], teacher: list[float], divergence: list[float]) -> Feedback:
+        return Feedback(Target("r", 0, 1, rule, ""), Hint(rule, ""), [], student, teacher, divergence)
+
+    strong = measured("a", [-1.0, -2.0], [-3.0, -2.5], [0.5, 1.5])
+    weak = measured("a", [-1.0], [-0.5], [0.1])
+    other = measured("b", [-1.0], [-1.0], [0.0])
+    unmeasured = measured("c", [], [], [])
+    first, second = effects_of([other, strong, weak, unmeasured])
+    assert (first.rule, first.targets, first.tokens, first.largest) == ("a", 2, 3, 1.5)
+    assert (first.kl, first.log_odds) == (pytest.approx(0.7), pytest.approx((-2.5 + 0.5) / 2))
+    assert (second.rule, second.kl) == ("b", 0.0)
+
+
+def test_other_agents_words_are_written_again(chat: ChatFormat) -> None:
+    """Without ids, and with another tokenizer's, the figures are those of the same words in this chat."""
+    own = rollout_of(chat)
+    bare = rollout_of(chat, "bare")
+    for message in bare.segments[0].messages:
+        message.text = "" if message.calls else message.text  # as ATIF has it: calls stand beside the text
+        message.start = message.body = message.body_end = message.end = 0
+    bare.segments[0] = replace(bare.segments[0], ids=[], sampled=[], logprobs=[], versions=[])
+    foreign = rollout_of(chat, "foreign")
+    foreign.segments[0].ids = [(id + 7) % 250 for id in foreign.segments[0].ids]
+    beyond = rollout_of(chat, "beyond")
+    beyond.segments[0].ids[5] = 100_000
+    pairs = [(rollout, feedback_on(rollout, 4)) for rollout in (own, bare, foreign, beyond)]
+    counts = measure(pairs, tiny_model(vocabulary=320), chat)
+    assert counts == {"written again": 3}
+    for _, item in pairs[1:]:
+        assert item.divergence == pytest.approx(pairs[0][1].divergence, abs=1e-4)
+        assert item.pieces == pairs[0][1].pieces
+    assert written_again(bare.segments[0], chat).ids == own.segments[0].ids
+
+
+def test_what_cannot_be_measured_is_counted(chat: ChatFormat) -> None:
+    model = tiny_model(vocabulary=320)
+    rollout, silent = rollout_of(chat), rollout_of(chat, "silent")
+    silent.segments[0].sampled = [False] * len(silent.segments[0].ids)
+    message = rollout.segments[0].messages[2]
+    model.config.max_position_embeddings = message.end + 80  # room for the first call with its hint
+    pairs = [(rollout, feedback_on(rollout, 2)), (rollout, feedback_on(rollout, 6)), (silent, feedback_on(silent, 2))]
+    counts = measure(pairs, model, chat)
+    assert counts == {"beyond the model's context": 1, "nothing in the message was sampled": 1}
+    assert [bool(item.divergence) for _, item in pairs] == [True, False, False]
+    assert not measure([], model, chat)
+
+
+CALLS = [("bash", {"command": "ls"}), ("bash", {"command": "ls"}), ("bash", {"command": "pytest -q"})]
+
+
+def test_files_of_other_agents_are_read(tmp_path: Path) -> None:
+    lines = [json.dumps({"id": "same", "messages": openai(*CALLS)})] * 2 + ["not json"]
+    stored = stored_at(written(tmp_path / "a.jsonl", "\n".join(lines)))
+    assert ([rollout.id for rollout in stored.rollouts], stored.unreadable) == (["same", "same#2"], 1)
+    shares: list[float] = []
+    found = grouped(by_rules(stored, {}, shares.append))["repeated_call"]
+    assert [one.feedback.target.rollout for one in found] == ["same", "same#2"]
+    assert (num_rollouts(found), shares) == (2, [0.5, 1.0])
+    assert found[0].feedback.hint.text.startswith("Reminder:")
+
+
+def test_measured_targets_are_spread_over_the_whole(chat: ChatFormat) -> None:
+    rollout = rollout_of(chat)
+    found = [Found(rollout, feedback_on(rollout, number), "s") for number in range(10)]
+    found.append(Found(rollout, feedback_on(rollout, 99, Hint("other", "x")), "s"))
+    messages = [one.feedback.target.message for one in spread_out(found, 3)]
+    assert messages == [0, 3, 6, 99]
+    assert len(list(spread_out(found, 50))) == 11
+
+
+def test_nothing_to_read_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(OffbookError, match="not a run folder"):
+        stored_at(tmp_path / "run")
+    (tmp_path / "run" / "config.toml").write_text("")
+    with pytest.raises(OffbookError, match="no rollouts"):
+        stored_at(tmp_path / "run")
+    with pytest.raises(OffbookError, match="there is no"):
+        stored_at(tmp_path / "nothing")
+
+
+def run_with_checkpoint(folder: Path, chat: ChatFormat) -> RunFolder:
+    run = RunFolder(folder)
+    run.path.mkdir()
+    run.config_file.write_text(Config(out=str(folder)).to_toml())
+    rollouts = [rollout_of(chat, f"step1/t/{number}") for number in range(4)]
+    rollouts.append(rollout_of(chat, "step1/t/4", READ, "Nothing."))
+    run.write_rollouts(1, rollouts)
+    run.write_feedback(1, [feedback_on(rollouts[0], 4)])
+    checkpoint = folder / "ckpt" / "step_00001"
+    tiny_model(vocabulary=320).save_pretrained(checkpoint)
+    chat.tokenizer.save(str(checkpoint / "tokenizer.json"))
+    (checkpoint / "DONE").touch()
+    return run
+
+
+def coach(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "offbook", "coach", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_the_verb_on_a_run(tmp_path: Path, chat: ChatFormat) -> None:
+    run = run_with_checkpoint(tmp_path / "run", chat)
+    before = (run.path / "feedback" / "step_00001.jsonl").read_bytes()
+    done = coach(run.path, "--limit", "2", "--json", tmp_path / "result.json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "result.json").read_text())
+    assert told["rules"]["unknown_tool"] == {"targets": 4, "rollouts": 4, "share": 0.8}
+    effect = next(effect for effect in told["effects"] if effect["rule"] == "unknown_tool")
+    assert (effect["targets"], told["models"]) == (2, [str(run.path / "ckpt" / "step_00001")])
+    assert effect["kl"] > 0.001
+    assert "unknown_tool: 4 in 4 rollouts (80%)" in done.stdout
+    assert "step1/t/0, message 4: open_file" in done.stdout
+    assert "hint: Reminder: available tools are read_file, finish." in done.stdout
+    assert "and 1 more" in done.stdout
+    assert "nats a token" in done.stdout
+    assert "reading" in done.stderr
+    assert (run.path / "feedback" / "step_00001.jsonl").read_bytes() == before
+    kept, unreadable = load_lines(run.path / "feedback" / "coach.jsonl", Feedback)
+    of_rule = [item for item in kept if item.target.rule == "unknown_tool"]
+    assert unreadable == 0
+    assert [bool(item.divergence) for item in of_rule] == [True, False, True, False]
+    assert run.steps() == [1]
+
+    quick = coach(run.path, "--no-effect", "--out", tmp_path / "out.jsonl")
+    assert "nats a token" not in quick.stdout
+    assert len(load_lines(tmp_path / "out.jsonl", Feedback)[0]) == len(kept)
+
+
+def test_the_verb_on_files_with_a_reader_model(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.json", atif(*CALLS))
+    good = mistake(message=1, rule="inefficient_search", quote='"command": "ls"')
+    with serving(reply(json.dumps([good]))) as server:  # to questions about other rules too
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        done = coach(path, "--url", url, "--reader-model", "m", "--json", tmp_path / "result.json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "result.json").read_text())
+    num = len(patterns())
+    assert told["reader"] == {
+        "rollouts": 1,
+        "asked": num,
+        "found": 1,
+        "refused": {"unknown rule": num - 1},
+        "unchecked": 1,
+    }
+    assert told["rules"]["model/inefficient_search"]["targets"] == 1
+    assert told["rules"]["repeated_call"]["targets"] == 1
+    assert f"refused {num - 1}: unknown rule" in done.stdout
+    assert f"    hint: {good['hint']}" in done.stdout
+    assert "no model to measure the hints" in done.stdout
+    assert "1 hint of m not checked for leaks" in done.stdout
+    assert [path.name for path in tmp_path.iterdir() if path.name != "a.json"] == ["result.json"]
+
+
+def test_the_verb_measures_files_on_a_model(tmp_path: Path, chat: ChatFormat) -> None:
+    model = run_with_checkpoint(tmp_path / "run", chat).path / "ckpt" / "step_00001"
+    path = written(tmp_path / "a.json", atif(*CALLS))
+    done = coach(path, "--model", model, "--json", tmp_path / "result.json")
+    assert done.returncode == 0, done.stderr
+    effects = json.loads((tmp_path / "result.json").read_text())["effects"]
+    assert "repeated_call" in {effect["rule"] for effect in effects}
+    assert "measured on ids of step_00001, not their own" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere"], "there is no nowhere; give a run folder, or a file of trajectories"),
+        (["FILE", "--url", "http://127.0.0.1:9/v1"], "a reader model needs both --url and --reader-model"),
+        (["FILE", "--url", "ftp://x", "--reader-model", "m"], "a model's URL looks like https://host/v1, not ftp://x"),
+        (["FILE", "--tasks", "FOLDER"], "has no task in it"),
+        (["FILE", "--model", "./no-model"], "there is no model folder ./no-model"),
+        (["BAD"], "has no trajectory in it"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    (tmp_path / "folder").mkdir()
+    places = {
+        "FILE": written(tmp_path / "a.json", atif(*CALLS)),
+        "BAD": written(tmp_path / "b.json", "{}"),
+        "FOLDER": tmp_path / "folder",
+    }
+    done = coach(*(places.get(argument, argument) for argument in arguments))
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("offbook: ")
+    assert sentence in last
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,256 @@
+"""A model that reads rollouts, behind a real server: what it finds, what is refused, what it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_hint_leaks import made
+from test_remote import reply, serving
+
+from offbook.feedback.model import GIVE_UP_AFTER, ModelReader, is_sampled, patterns, read_reply
+from offbook.feedback.shown import LEAST, cut, level, show
+from offbook.types import Event, Hint, Message, Reward, Rollout, Segment, Target, Task, ToolCall
+
+HINT = "Reminder: run the tests before you say that you are done."
+
+
+def conversation(name: str = "r", answer: str = "1 failed, 3 passed") -> Rollout:
+    call = ToolCall("run_command", {"command": "pytest -q\necho done"})
+    messages = [
+        Message("user", "Bring it back.", 0, 0, 0, 0),
+        Message("assistant", "I know what spread does.", 0, 0, 0, 0, (call,)),
+        Message("tool", answer, 0, 0, 0, 0, status="ok"),
+        Message("assistant", "All tests pass now.", 0, 0, 0, 0),
+    ]
+    rollout = Rollout(name, "little-spread", "g", (), [Segment(messages=messages)], reward=Reward({"outcome": 0.125}))
+    rollout.events.append(Event(-1, "grade", "test_spread_of_nothing failed"))
+    return rollout
+
+
+def mistake(**changed: Any) -> dict[str, Any]:
+    return {"message": 3, "rule": "unverified", "hint": HINT, "quote": "All tests pass now.", **changed}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    tests = ("tests/test_figures.py::test_spread", "tests/test_figures.py::test_spread_of_nothing")
+    return made(tmp_path_factory.mktemp("tasks") / "spread", "little/figures.py", "spread", tests)
+
+
+def reader_of(server: Any, **options: Any) -> ModelReader:
+    return ModelReader(f"http://127.0.0.1:{server.server_port}/v1", "coach", **options)
+
+
+def failing() -> Any:
+    answer = reply("no")
+    answer.status = 400  # not tried again
+    return answer
+
+
+def test_mistakes_over_a_real_socket(task: Task) -> None:
+    """Questions go out one at a time, so the answers come in the order of the patterns."""
+    answers = dict.fromkeys(patterns(), '{"mistakes": []}')
+    answers["unverified"] = "<think>[hm]</think>```json\n" + json.dumps({"mistakes": [mistake()]}) + "\n```"
+    answers["ignored_output"] = json.dumps([mistake(rule="ignored_output", message=2), "nonsense"])
+    answers["wrong_scope"] = "There is nothing to say."
+    with serving(*map(reply, answers.values())) as server:
+        reading = asyncio.run(reader_of(server, at_once=1).read([(conversation(), task)]))
+        prompts = [body["messages"][0]["content"] for _, _, body in server.asked]
+    target = Target("r", 0, 3, "model/unverified", "All tests pass now.")
+    assert reading.found == [(target, Hint("model/unverified", HINT))]
+    assert reading.by_rollout() == {"r": reading.found}
+    assert reading.refused == {"not the agent's message": 1, "not in the form asked for": 1, "no JSON": 1}
+    assert (reading.asked, reading.rollouts, reading.unchecked) == (len(patterns()), 1, 0)
+    assert len(patterns()) >= 7
+    for rule, prompt in zip(patterns(), prompts, strict=True):
+        assert patterns()[rule].strip() in prompt
+        assert f'"rule": "{rule}"' in prompt
+        assert "[segment 0 message 2] answer: 1 failed, 3 passed" in prompt
+        assert task.instruction in prompt
+
+
+def test_a_reader_sees_neither_solution_nor_tests_nor_reward(task: Task) -> None:
+    with serving(reply('{"mistakes": []}')) as server:
+        asyncio.run(reader_of(server).read([(conversation(), task)]))
+        asked = "\n".join(body["messages"][0]["content"] for _, _, body in server.asked)
+    patch = (task.folder / "solution" / "gold.patch").read_text()
+    gold = [line[1:].strip() for line in patch.splitlines() if line.startswith("+ ")]
+    hidden = [line.strip() for path in task.hidden_tests.rglob("*.py") for line in path.read_text().splitlines()]
+    assert len(gold) >= 5
+    for secret in (*gold, *(line for line in hidden if "test_spread" in line), "0.125", "outcome"):
+        assert secret not in asked
+
+
+REFUSED = {
+    "no such message": [mistake(message=4), mistake(message=-1), mistake(segment=1), mistake(segment=-1)],
+    "not the agent's message": [mistake(message=0, quote="Bring it back."), mistake(message=2)],
+    "unknown rule": [mistake(rule="clumsiness"), mistake(rule="wrong_scope"), mistake(rule="")],
+    "empty hint": [mistake(hint=""), mistake(hint=" \n ")],
+    "hint of more than 60 words": [mistake(hint="Reminder: " + "check " * 60)],
+    "a quote that is not in the record": [mistake(quote="All tests passed"), mistake(quote=""), mistake(quote="All")],
+    "not in the form asked for": [{}, 7, None, mistake(message="three"), mistake(hint=None), mistake(quote=["x"])],
+    "leaks code of the solution": [mistake(hint="Reminder: return highest - lowest.")],
+    "leaks a hidden test": [mistake(hint="Reminder: run test_spread_of_nothing before you stop.")],
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_does_not_hold_is_refused_by_its_reason(reason: str, task: Task) -> None:
+    for bad in REFUSED[reason]:
+        reading = read_reply(json.dumps({"mistakes": [bad, mistake(message=1)]}), "unverified", conversation(), task)
+        assert [target.message for target, _ in reading.found] == [1], bad
+        assert reading.refused == {reason: 1}, bad
+
+
+NO_LIST = [
+    "",
+    "I see none.",
+    "{",
+    '{"mistakes": 3}',
+    "[1, 2",
+    '{"findings": []}',
+    "[" * 10**6,
+    "[" * 10**5 + "]" * 10**5,
+]
+
+
+@pytest.mark.timeout(20)  # a reply of brackets is no reason to wait
+@pytest.mark.parametrize("text", NO_LIST, ids=range(len(NO_LIST)))
+def test_a_reply_that_is_no_list_is_refused_as_a_whole(text: str) -> None:
+    reading = read_reply(text, "unverified", conversation())
+    assert (reading.found, reading.refused) == ([], {"no JSON": 1})
+
+
+def test_quotes_may_come_from_calls_and_answers() -> None:
+    for quote in ("1 failed, 3 passed", r"pytest -q\necho done", "pytest -q\n echo done", "All  tests\npass now."):
+        assert read_reply(json.dumps([mistake(quote=quote)]), "unverified", conversation()).found, quote
+
+
+def test_a_message_counts_once_and_a_reply_has_an_end() -> None:
+    twice = [mistake(), mistake(hint="Reminder: another one.")]
+    reading = read_reply(json.dumps(twice), "unverified", conversation())
+    assert (len(reading.found), reading.refused) == (1, {"the same message twice": 1})
+    reading = read_reply(json.dumps([mistake(message=9)] * 4 + [mistake()]), "unverified", conversation())
+    assert (reading.found, reading.refused) == ([], {"no such message": 4, "too many": 1})
+
+
+def test_hints_are_one_line_and_unchecked_ones_are_counted() -> None:
+    reading = read_reply(json.dumps([mistake(hint="Reminder:\n  look  twice. ")]), "unverified", conversation())
+    assert [hint.text for _, hint in reading.found] == ["Reminder: look twice."]
+    assert reading.unchecked == 1
+
+
+def test_a_server_that_fails_costs_counts_and_no_endless_wait() -> None:
+    rollouts = [(conversation(str(number)), None) for number in range(3)]
+    with serving(reply('{"mistakes": []}'), failing()) as server:
+        reading = asyncio.run(reader_of(server, at_once=1).read(rollouts))
+        assert len(server.asked) == 1 + GIVE_UP_AFTER
+    rest = 3 * len(patterns()) - 1 - GIVE_UP_AFTER
+    assert reading.found == []
+    assert reading.refused == {
+        "the server did not answer": GIVE_UP_AFTER,
+        "not asked, the server had failed": rest,
+    }
+    assert reading.asked == 1 + GIVE_UP_AFTER
+
+
+def test_one_answer_in_between_keeps_the_reading_going() -> None:
+    answers = [failing() for _ in range(GIVE_UP_AFTER - 1)]
+    with serving(*answers, reply("[]"), *answers, reply("[]")) as server:
+        reading = asyncio.run(reader_of(server, at_once=1).read([(conversation(str(n)), None) for n in range(4)]))
+    assert reading.refused == {"the server did not answer": 2 * len(answers)}
+    assert reading.asked == 4 * len(patterns())
+
+
+def test_questions_go_out_together_up_to_a_limit() -> None:
+    answer = reply("[]")
+    answer.delay_s = 0.05
+    told: list[float] = []
+    with serving(answer) as server:
+        asyncio.run(reader_of(server, at_once=3).read([(conversation(str(n)), None) for n in range(3)], told.append))
+        assert server.most_at_once == 3
+    assert told == sorted(told)
+    assert (len(told), told[-1]) == (3 * len(patterns()), 1.0)
+
+
+def test_the_sampled_share_is_the_same_every_time() -> None:
+    names = [f"step{step}/task/{number}" for step in range(50) for number in range(20)]
+    chosen = {rate: {name for name in names if is_sampled(name, rate)} for rate in (0.0, 0.25, 0.5, 1.0)}
+    assert not chosen[0.0]
+    assert len(chosen[1.0]) == len(names)
+    assert 200 < len(chosen[0.25]) < 300
+    assert chosen[0.25] < chosen[0.5]
+    with serving(reply("[]")) as server:
+        pairs = [(conversation(name), None) for name in names[:12]]
+        reading = asyncio.run(reader_of(server, rate=0.5).read(pairs))
+    assert reading.rollouts == len(chosen[0.5] & {*names[:12]})
+    assert 0 < reading.rollouts < 12
+
+
+def long_rollout(own: int, other: int, count: int) -> Rollout:
+    messages = [Message("user", "Bring it back.", 0, 0, 0, 0)]
+    for number in range(count):
+        messages.append(Message("assistant", f"<{number}>" + "a" * own + f"</{number}>", 0, 0, 0, 0))
+        messages.append(Message("tool", f"({number})" + "t" * other + f"(/{number})", 0, 0, 0, 0, status="ok"))
+    return Rollout("r", "t", "g", (), [Segment(messages=messages)])
+
+
+def test_long_output_is_cut_and_the_agent_is_not() -> None:
+    rollout = long_rollout(own=800, other=5000, count=20)
+    shown = show(rollout, 20_000)
+    for number in range(20):
+        assert f"[segment 0 message {2 * number + 1}] agent: <{number}>{'a' * 800}</{number}>\n" in shown
+        assert f"[segment 0 message {2 * number + 2}] answer: ({number})ttt" in shown
+        assert f"ttt(/{number})" in shown
+    assert shown.count("characters left out") == 20
+    assert len(shown) < 20_000 + 41 * 80
+    assert "left out" not in show(rollout, 200_000)
+
+
+def test_even_without_room_every_message_is_there() -> None:
+    shown = show(long_rollout(own=5000, other=5000, count=40), 1000)
+    for number in range(40):
+        assert f"[segment 0 message {2 * number + 1}] agent: <{number}>aaa" in shown
+        assert f"[segment 0 message {2 * number + 2}] answer: ({number})ttt" in shown
+    assert len(shown) < 81 * (LEAST + 80)
+
+
+def test_calls_of_other_agents_are_shown_and_sampled_ones_not_twice() -> None:
+    rollout = conversation()
+    assert 'calls run_command {"command": "pytest -q\\necho done"}' in show(rollout)
+    rollout.segments[0].ids = [1, 2, 3]
+    assert "calls" not in show(rollout)
+    rollout.segments[0].messages[2].status = "malformed"
+    assert "answer (malformed): 1 failed" in show(rollout)
+
+
+@given(st.lists(st.integers(0, 200), max_size=12), st.integers(-5, 1500))
+def test_the_level_is_the_largest_that_fits(lengths: list[int], budget: int) -> None:
+    limit = level(lengths, budget)
+    assert sum(min(length, limit) for length in lengths) <= max(0, budget)
+    if any(length > limit for length in lengths):
+        assert sum(min(length, limit + 1) for length in lengths) > budget
+
+
+@given(st.text(max_size=80), st.integers(0, 90))
+def test_what_is_cut_keeps_its_ends(text: str, limit: int) -> None:
+    shown = cut(text, limit)
+    if len(text) <= limit:
+        assert shown == text
+    else:
+        head, _, tail = shown.partition(f" [... {len(text) - limit} characters left out ...] ")
+        assert (len(head) + len(tail), text.startswith(head), text.endswith(tail)) == (limit, True, True)
+
+
+def test_braces_in_a_record_are_just_text() -> None:
+    rollout = conversation(answer="{not} a {field} {{0}}")
+    with serving(reply("[]")) as server:
+        reading = asyncio.run(reader_of(server).read([(rollout, None)]))
+        assert all("{not} a {field} {{0}}" in body["messages"][0]["content"] for _, _, body in server.asked)
+    assert reading.refused == Counter()
