@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart tasks-demo test test-slow check format clean
+.PHONY: quickstart tasks-demo test test-slow test-browser check format clean
 
 quickstart: $(VENV)/ready
 	$(BIN)/offbook quickstart
@@ -11,10 +11,16 @@ tasks-demo: $(VENV)/ready
 	$(BIN)/python bench/cpu/tasks.py --out runs/tasks-demo --json docs/results/tasks.json --report docs/results/tasks.md
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not browser"
 
 test-slow: $(VENV)/ready
 	$(BIN)/python -m pytest -m slow
+
+# The machine's own Chromium is used; where none can be had, the tests are skipped and say so.
+test-browser: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,browser]"
+	command -v chromium || command -v google-chrome || (apt-get update -qq && apt-get install -y -qq chromium) || true
+	$(BIN)/python -m pytest -m browser -rs tests/test_view_browser.py
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -1,21 +1,74 @@
-"""offbook view: a run as a page to look at."""
+"""offbook view: runs as a page to look at."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from offbook.view.index import RunIndex
+
 
 def view(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are shown side by side.")],
-    static: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them; several are compared.")],
+    static: Annotated[Path | None, typer.Option(help="Write the page as one file that can be mailed.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a report to read from top to bottom instead.")] = None,
+    port: Annotated[int, typer.Option(help="Of the local server; 0 is any that is free.")] = 8620,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Write one self-contained HTML page about one or more runs; it opens offline and can be mailed."""
-    from offbook.runfolder import RunFolder
-    from offbook.view.report import write_report
+    """Look at runs, also while they are going on: a page on this machine alone, until Ctrl-C."""
+    from offbook.view.index import RunIndex
 
-    folders = {run.name: RunFolder.open(run).path for run in runs}
-    write_report(static, folders, before=None, title=" / ".join(folders), seconds=None)
-    print(static)
+    folders = _folders(runs)
+    if report:
+        from offbook.view.report import write_report
+
+        write_report(report, folders, before=None, title=" / ".join(folders), seconds=None)
+        print(report)
+    if static:
+        from offbook.view.single import write_single
+
+        write_single(static, [RunIndex(name, path) for name, path in folders.items()], " / ".join(folders))
+        print(static)
+    if not report and not static:
+        _serve([RunIndex(name, path) for name, path in folders.items()], port, open_browser)
+
+
+def _folders(given: list[Path]) -> dict[str, Path]:
+    """Runs by name; a folder that is none but has some in it stands for them."""
+    from offbook.runfolder import RunFolder
+
+    paths: list[Path] = []
+    for path in given:
+        inner = sorted(child.parent for child in path.glob("*/config.toml")) if path.is_dir() else []
+        is_run = (path / "config.toml").is_file()
+        paths += [path] if is_run or not inner else inner
+    folders: dict[str, Path] = {}
+    for path in paths:
+        real = RunFolder.open(path).path.resolve()
+        name = real.name if real.name not in folders else f"{real.parent.name}/{real.name}"
+        folders[name if name not in folders else str(real)] = real
+    return folders
+
+
+def _serve(runs: list[RunIndex], port: int, open_browser: bool) -> None:
+    import webbrowser
+
+    from offbook.types import OffbookError
+    from offbook.view.server import Server
+
+    try:
+        server = Server(runs, port)
+    except OSError as error:
+        raise OffbookError(f"cannot listen on port {port}: {error.strerror}; --port 0 takes any free one") from None
+    print(f"{server.url}  (Ctrl-C ends it)", flush=True)
+    if open_browser:
+        webbrowser.open(server.url)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass  # how one leaves it
+    finally:
+        server.server_close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,7 +10,9 @@ from typing import Any, TypeGuard
 
 from offbook.runfolder import RunFolder
 from offbook.types import Feedback, Rollout
+from offbook.view.markup import plural
 
+LARGEST = 1e300  # a JSON file can hold whole numbers that are no floats
 MAX_STEPS_READ = 48  # feedback files opened per run when picking rollouts; a long run is sampled evenly
 
 
@@ -49,12 +50,46 @@ def load_run(name: str, path: Path) -> Run:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
 def series(run: Run, key: str) -> list[tuple[float, float]]:
     """(step, value) where the row has a finite number under `key`."""
     return [(row["step"], row[key]) for row in run.rows if is_number(row.get(key))]
+
+
+def sentence(configs: list[dict[str, Any]], rows: list[list[dict[str, Any]]]) -> str:
+    """What was done, as far as the configurations say it and agree."""
+    config = _agreed([flatten(one) for one in configs])
+    wanted, done = config.get("train.steps"), max((len({row["step"] for row in one}) for one in rows), default=0)
+    steps = plural(done, "step")
+    if is_number(wanted):
+        steps = plural(int(wanted), "step") if done >= wanted else f"{done} of {plural(int(wanted), 'step')}"
+    text = f"The model {config['model']}" if "model" in config else "A model"
+    text += f" was trained for {steps}"
+    groups, group_size = config.get("train.groups"), config.get("train.group_size")
+    if is_number(groups) and is_number(group_size):
+        text += f" of {groups * group_size} rollouts"
+    if is_number(config.get("tasks.num_train")):
+        text += f" on {plural(config['tasks.num_train'], 'task')}"
+    if is_number(config.get("tasks.num_heldout")):
+        text += f", and measured on {config['tasks.num_heldout']} others"
+    if is_number(config.get("seed")):
+        text += f" (seed {config['seed']})"
+    return text + "."
+
+
+def _agreed(configs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The settings that all runs share."""
+    first = configs[0] if configs else {}
+    return {name: value for name, value in first.items() if all(one.get(name) == value for one in configs)}
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat.update(flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value})
+    return flat
 
 
 def peak(feedback: Feedback) -> float:

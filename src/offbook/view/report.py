@@ -22,7 +22,7 @@ from offbook.view.charts import (
     rule_totals,
     run_class,
 )
-from offbook.view.load import Pick, Run, is_number, load_run, pick_rollouts
+from offbook.view.load import Pick, Run, flatten, is_number, load_run, pick_rollouts, sentence
 from offbook.view.markup import MINUS, Html, duration, number, plural, tag
 from offbook.view.rollouts import rollout_section
 from offbook.view.scales import max_points
@@ -81,41 +81,19 @@ def _header(title: str, runs: list[Run], seconds: float | None) -> Html:
         "header",
         tag("div", tag("nav", *links, aria_label="Sections"), button, class_="bar-top"),
         tag("h1", title),
-        tag("p", _sentence(runs), f" It took {duration(seconds)}." if seconds is not None else "", class_="lead"),
+        tag(
+            "p",
+            sentence([run.config for run in runs], [run.rows for run in runs]),
+            f" It took {duration(seconds)}." if seconds is not None else "",
+            class_="lead",
+        ),
         _differences(runs),
     )
 
 
-def _sentence(runs: list[Run]) -> str:
-    """What was done, as far as the configurations say it and agree."""
-    config = _agreed([_flatten(run.config) for run in runs])
-    wanted, done = config.get("train.steps"), max((len({row["step"] for row in run.rows}) for run in runs), default=0)
-    steps = plural(done, "step")
-    if is_number(wanted):
-        steps = plural(int(wanted), "step") if done >= wanted else f"{done} of {plural(int(wanted), 'step')}"
-    text = f"The model {config['model']}" if "model" in config else "A model"
-    text += f" was trained for {steps}"
-    groups, group_size = config.get("train.groups"), config.get("train.group_size")
-    if is_number(groups) and is_number(group_size):
-        text += f" of {groups * group_size} rollouts"
-    if is_number(config.get("tasks.num_train")):
-        text += f" on {plural(config['tasks.num_train'], 'task')}"
-    if is_number(config.get("tasks.num_heldout")):
-        text += f", and measured on {config['tasks.num_heldout']} others"
-    if is_number(config.get("seed")):
-        text += f" (seed {config['seed']})"
-    return text + "."
-
-
-def _agreed(configs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The settings that all runs share."""
-    first = configs[0] if configs else {}
-    return {name: value for name, value in first.items() if all(one.get(name) == value for one in configs)}
-
-
 def _differences(runs: list[Run]) -> Html:
     """Which settings tell the runs apart."""
-    flat = [_flatten(run.config) for run in runs]
+    flat = [flatten(run.config) for run in runs]
     keys = [name for name in dict.fromkeys(name for one in flat for name in one) if name != "out"]
     rows = [
         tag("tr", tag("th", name, scope="row"), *(tag("td", str(one.get(name, "—"))) for one in flat))
@@ -135,13 +113,6 @@ def _differences(runs: list[Run]) -> Html:
 
 def _run_heading(index: int, run: Run) -> Html:
     return tag("th", tag("span", class_=f"swatch {run_class(index)}"), run.name, scope="col")
-
-
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat.update(_flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value})
-    return flat
 
 
 def _result(runs: list[Run], before: dict[str, Any] | None) -> Html:

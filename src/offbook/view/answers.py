@@ -1,0 +1,179 @@
+"""What the page asks for of a run as a whole, as plain data. Each public function answers one address of the server."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from typing import Any
+
+from offbook.types import OffbookError
+from offbook.view.index import RunIndex, Said
+from offbook.view.lines import Lines
+from offbook.view.load import flatten, is_number, sentence
+from offbook.view.scales import max_points, smooth, thin
+
+COLUMNS = [
+    "source",
+    "number",
+    "id",
+    "task",
+    "group",
+    "stop",
+    "reward",
+    "solved",
+    "flags",
+    "turns",
+    "calls",
+    "invalid_calls",
+    "sampled_tokens",
+    "prompt_tokens",
+    "summaries",
+    "rules",
+    "peak",
+]
+RECENT_S = 60.0  # a run that wrote less than this ago, or than three steps take, counts as going on
+
+
+def to_json(value: Any) -> bytes:
+    """JSON that a browser reads: what is not a finite number becomes null, half a surrogate pair a question mark."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else None
+
+
+def overview(run: RunIndex) -> dict[str, Any]:
+    """What the head of every page needs, and how to see that a run went on."""
+    rows, flat = run.rows(), flatten(run.config)
+    last = max((row["step"] for row in rows), default=0)
+    wanted = flat.get("train.steps")
+    age = time.time() - run.changed_at
+    over = is_number(wanted) and last >= wanted
+    step_s = sum(rows[-1][key] for key in ("rollout_s", "train_s") if is_number(rows[-1].get(key))) if rows else 0.0
+    return {
+        "name": run.name,
+        "version": run.version,
+        "sentence": sentence([run.config], [rows]),
+        "steps": last,
+        "wanted": wanted if is_number(wanted) else None,
+        "live": bool(rows or run.rollouts) and not over and age < max(RECENT_S, 3 * step_s),
+        "changed_at": run.changed_at,
+        "rollouts": sum(len(lines.places) for lines in run.rollouts.values()),
+        "targets": sum(len(lines.places) for lines in run.feedback.values()),
+        "unreadable": dict(run.unreadable),
+        "evals": run.evals,
+        "config": {name: value for name, value in flat.items() if name != "out"},
+    }
+
+
+def curves(run: RunIndex) -> dict[str, Any]:
+    """Every number of metrics.jsonl as a line of its own: thinned where it is long, and a moving average."""
+    rows = run.rows()
+    keys = dict.fromkeys(name for row in rows for name in row if name != "step")
+    series: dict[str, Any] = {}
+    for key in keys:
+        found = [(row["step"], row[key]) for row in rows if key in row]
+        points = [(step, value) for step, value in found if is_number(value)]
+        drawn = thin(points, max_points(1))
+        numeric = [value for _, value in found if not isinstance(value, str | list | dict | bool)]
+        if drawn or numeric:
+            series[key] = {
+                "points": [(step, _short(value)) for step, value in drawn],
+                "smooth": [(step, _short(value)) for step, value in smooth(drawn)],
+                "skipped": len(numeric) - len(points),
+            }
+    return {"version": run.version, "series": series, "thinned": len(rows) > max_points(1)}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def in_order(run: RunIndex) -> list[tuple[str, Lines[Said]]]:
+    """The files of rollouts, steps first and evaluations last."""
+    return sorted(run.rollouts.items(), key=lambda pair: (pair[0].startswith("eval"), pair[0]))
+
+
+def rollout_list(run: RunIndex) -> dict[str, Any]:
+    """Every rollout of the run in a line."""
+    rows = []
+    for source, lines in in_order(run):
+        rules, peaks = targets_of(run, source)
+        for number, place in enumerate(lines.places):
+            name = place.said["id"]
+            said = {**place.said, "source": source, "number": number, "rules": rules.get(name, [])}
+            said["peak"], said["reward"] = _short(peaks.get(name, 0.0)), _short(said["reward"])
+            rows.append([said[column] for column in COLUMNS])
+    return {"version": run.version, "columns": COLUMNS, "rows": rows}
+
+
+def targets_of(run: RunIndex, source: str) -> tuple[dict[str, list[str]], dict[str, float]]:
+    rules: dict[str, list[str]] = {}
+    peaks: dict[str, float] = {}
+    lines = run.feedback.get(source)
+    for place in lines.places if lines else []:
+        name = place.said["rollout"]
+        rules.setdefault(name, []).append(place.said["rule"])
+        peaks[name] = max(peaks.get(name, 0.0), place.said["peak"])
+    return rules, peaks
+
+
+def tasks(run: RunIndex) -> dict[str, Any]:
+    """Every task that was recorded or tried, and how often it was solved."""
+    recorded = {place.said["id"]: place.said for place in run.tasks.places} if run.tasks else {}
+    tried: dict[str, list[Said]] = {}
+    steps: dict[str, list[Any]] = {}
+    for source, lines in in_order(run):
+        for place in lines.places:
+            tried.setdefault(place.said["task"], []).append(place.said)
+        for name, (count, solved) in _by_task(lines.places).items():
+            steps.setdefault(name, []).append([source, solved, count])
+    rows = []
+    for name in sorted({*recorded, *tried}):
+        found, task = tried.get(name, []), recorded.get(name, {})
+        rows.append(
+            {
+                "id": name,
+                "split": task.get("split", ""),
+                "difficulty": task.get("difficulty", ""),
+                "origin": task.get("origin", ""),
+                "rollouts": len(found),
+                "solved": sum(one["solved"] for one in found),
+                "turns": sum(one["turns"] for one in found) / len(found) if found else None,
+                "steps": steps.get(name, []),
+            }
+        )
+    return {"version": run.version, "recorded": len(recorded), "tasks": rows}
+
+
+def _by_task(places: list[Any]) -> dict[str, tuple[int, int]]:
+    count, solved = Counter[str](), Counter[str]()
+    for place in places:
+        count[place.said["task"]] += 1
+        solved[place.said["task"]] += place.said["solved"]
+    return {name: (count[name], solved[name]) for name in count}
+
+
+def task(run: RunIndex, name: str) -> dict[str, Any]:
+    """One task: what the folder recorded of it or, failing that, what its first rollout was asked."""
+    found = next((place.said for place in run.tasks.places if place.said["id"] == name), None) if run.tasks else None
+    if found is not None:
+        return {**found, "recorded": True}
+    for source, lines in run.rollouts.items():
+        for number, place in enumerate(lines.places):
+            if place.said["task"] == name:
+                first = run.rollout(source, number).segments[:1]
+                words = [message.text for segment in first for message in segment.messages if message.role == "user"]
+                return {"id": name, "recorded": False, "instruction": words[0] if words else ""}
+    raise OffbookError(f"{run.name} has no task {name}")

@@ -1,0 +1,209 @@
+"""A run folder as the viewer knows it: an index that grows with the run; single records are read when asked for.
+
+Paths are never taken from a request: what can be served is what the index found, and it looks only inside the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import threading
+import time
+import tomllib
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from offbook.runfolder import RunFolder
+from offbook.types import Feedback, OffbookError, Rollout
+from offbook.view.lines import (
+    Lines,
+    Place,
+    is_inside,
+    parse_feedback,
+    parse_metrics,
+    parse_object,
+    parse_rollout,
+    parse_task,
+)
+
+CACHED_ROLLOUTS = 4
+REFRESH_S = 0.5  # requests that come closer together see the same state
+_ROLLOUT, _FEEDBACK = TypeAdapter(Rollout), TypeAdapter(Feedback)
+
+Said = dict[str, Any]
+
+
+class Unreadable(OffbookError):
+    """A rollout whose line has a head and a tail, and something wrong between them."""
+
+
+class RunIndex:
+    """One run. `version` changes whenever something in the folder did."""
+
+    def __init__(self, name: str, path: Path):
+        self.name = name
+        self.root = RunFolder.open(path).path.resolve()
+        self.folder = RunFolder(self.root)
+        self.version = 0
+        self.changed_at = 0.0  # when the folder last changed, by the clock of its files
+        self.config: dict[str, Any] = {}
+        self.evals: dict[str, dict[str, Any]] = {}
+        self.metrics: Lines[Said] | None = None
+        self.tasks: Lines[Said] | None = None
+        self.rollouts: dict[str, Lines[Said]] = {}  # by source: step_00003, eval-final
+        self.feedback: dict[str, Lines[Said]] = {}
+        self.outside: set[str] = set()  # links that lead out of the folder, and what is no file
+        self._small: dict[Path, tuple[int, Any]] = {}  # small files by the time of their last change
+        self._parents: dict[Path, bool] = {}  # folders that were seen to lie inside, during one refresh
+        self._cache: OrderedDict[tuple[str, int, tuple[int, int, int]], Rollout] = OrderedDict()
+        self.lock = threading.RLock()  # held while a request is answered: the index does not change meanwhile
+        self._looked = 0.0
+
+    def refresh(self) -> None:
+        """Read what is new. Hold the lock."""
+        if time.monotonic() - self._looked < REFRESH_S:
+            return
+        self.version += self._refresh()
+        self._looked = time.monotonic()
+
+    def _refresh(self) -> bool:
+        self.outside, self._parents = set(), {}
+        changed = self._refresh_small()
+        self.metrics, new = self._refresh_file(self.folder.metrics_file, self.metrics, parse_metrics)
+        changed |= new
+        self.tasks, new = self._refresh_file(self.root / "tasks.jsonl", self.tasks, parse_task)
+        changed |= new
+        steps = self._steps("rollouts")
+        evals = {f"eval-{path.name.split('.')[0]}": path for path in self.root.glob("eval/*.rollouts.jsonl")}
+        changed |= self._refresh_files(self.rollouts, steps | evals, parse_rollout)
+        return changed | self._refresh_files(self.feedback, self._steps("feedback"), parse_feedback)
+
+    def _steps(self, room: str) -> dict[str, Path]:
+        found = sorted((self.root / room).glob("step_*.jsonl"))
+        return {path.stem: path for path in found if re.fullmatch(r"step_\d+", path.stem)}
+
+    def _refresh_files(self, known: dict[str, Lines[Said]], found: dict[str, Path], parse: Any) -> bool:
+        changed = False
+        for source in [source for source in known if source not in found]:
+            del known[source]
+            changed = True
+        for source, path in found.items():
+            lines, new = self._refresh_file(path, known.get(source), parse)
+            changed |= new
+            if lines is not None:
+                known[source] = lines
+            else:
+                known.pop(source, None)
+        return changed
+
+    def _refresh_file(self, path: Path, lines: Lines[Said] | None, parse: Any) -> tuple[Lines[Said] | None, bool]:
+        if not self._is_ours(path):
+            return None, lines is not None
+        lines = lines or Lines(path, parse)
+        try:
+            new = lines.refresh()
+        except FileNotFoundError:  # removed between the look and the read
+            return None, True
+        if new:
+            self.changed_at = max(self.changed_at, lines.mark[2] / 1e9)
+        return lines, new
+
+    def _is_ours(self, path: Path) -> bool:
+        if path.parent not in self._parents:
+            self._parents[path.parent] = path.parent.resolve().is_relative_to(self.root)
+        try:
+            plain = self._parents[path.parent] and stat.S_ISREG(os.lstat(path).st_mode)
+        except OSError:
+            return False
+        if plain or is_inside(path, self.root):
+            return True
+        if path.is_symlink() or path.exists():
+            self.outside.add(str(path.relative_to(self.root)))
+        return False
+
+    def _refresh_small(self) -> bool:
+        changed, evals = False, {}
+        for path in [self.folder.config_file, *self.root.glob("eval/*.json")]:
+            if not self._is_ours(path):
+                continue
+            stamp = path.stat().st_mtime_ns
+            if self._small.get(path, (0, None))[0] != stamp:
+                self._small[path] = stamp, _read_small(path)
+                changed = True
+            if path.suffix == ".json" and self._small[path][1] is not None:
+                evals[path.stem] = self._small[path][1]
+        self.config = self._small.get(self.folder.config_file, (0, None))[1] or {}
+        self.evals = evals
+        return changed
+
+    @property
+    def unreadable(self) -> Counter[str]:
+        """What was left out, by what it is."""
+        count = Counter({"file outside the run folder": len(self.outside)})
+        kinds: dict[str, list[Lines[Said] | None]] = {
+            "metrics line": [self.metrics],
+            "task line": [self.tasks],
+            "rollout line": [*self.rollouts.values()],
+            "feedback line": [*self.feedback.values()],
+        }
+        for kind, files in kinds.items():
+            count[kind] += sum(lines.unreadable + lines.torn for lines in files if lines is not None)
+        count["settings or result file"] = sum(value is None for _, value in self._small.values())
+        return +count
+
+    def rows(self) -> list[Said]:
+        """The metrics, one dictionary a step."""
+        return [place.said for place in self.metrics.places] if self.metrics else []
+
+    def place(self, source: str, number: int) -> Place[Said]:
+        lines = self.rollouts.get(source)
+        if lines is None or not 0 <= number < len(lines.places):
+            raise OffbookError(f"{self.name} has no rollout {number} in {source}")
+        return lines.places[number]
+
+    def rollout(self, source: str, number: int) -> Rollout:
+        """The whole rollout, from its place in the file; the last few are kept."""
+        place = self.place(source, number)
+        key = (source, number, self.rollouts[source].mark)
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        try:
+            rollout = _ROLLOUT.validate_json(self.rollouts[source].read(place))
+        except (ValidationError, OSError):
+            raise Unreadable(f"rollout {number} of {source} cannot be read") from None
+        self._cache[key] = rollout
+        while len(self._cache) > CACHED_ROLLOUTS:
+            self._cache.popitem(last=False)
+        return rollout
+
+    def hints(self, source: str, rollout: str) -> tuple[list[Said], int]:
+        """Every target of a rollout as it was recorded, in order, and how many of its lines could not be read."""
+        lines = self.feedback.get(source)
+        found, broken = [], 0
+        for place in lines.places if lines else []:
+            if place.said["rollout"] != rollout:
+                continue
+            record = parse_object(lines.read(place)) if lines else None
+            try:
+                _FEEDBACK.validate_python(record)
+            except ValidationError:
+                broken += 1
+            else:
+                found.append(record or {})
+        return sorted(found, key=lambda one: (one["target"]["segment"], one["target"]["message"])), broken
+
+
+def _read_small(path: Path) -> dict[str, Any] | None:
+    """None where it cannot be read; the index counts it."""
+    try:
+        text = path.read_text()
+        found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

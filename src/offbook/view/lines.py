@@ -1,0 +1,159 @@
+"""JSONL files that may still be growing, read line by line and each line once.
+
+Of a rollout only what stands before and after its segments is parsed: of thousands of them in a second, and its
+conversation is read from its place in the file when somebody opens it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from offbook.view.load import is_number
+
+T = TypeVar("T")
+HEAD, TAIL = b',"segments":[', b'],"stop":"'
+MISSING = (0, 0, 0)
+WRONG = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)  # a line that is no record
+
+
+@dataclass(frozen=True, slots=True)
+class Place(Generic[T]):
+    """A line that was read: where it lies, and what a list needs to say of it."""
+
+    offset: int
+    length: int
+    said: T
+
+
+@dataclass(slots=True)
+class Lines(Generic[T]):
+    """The readable lines of one file so far. `refresh` goes on where the last one stopped."""
+
+    path: Path
+    parse: Callable[[bytes], T | None]
+    places: list[Place[T]] = field(default_factory=list)
+    unreadable: int = 0
+    torn: bool = False  # the last line has no end: a write is under way, or was cut off
+    mark: tuple[int, int, int] = MISSING  # inode, size, time of the last change
+    done: int = 0  # bytes that were read for good
+
+    def refresh(self) -> bool:
+        """Read what is new. True if anything changed."""
+        if _mark(os.stat(self.path)) == self.mark:
+            return False
+        with open(self.path, "rb") as file:
+            mark = _mark(os.fstat(file.fileno()))
+            if mark[0] != self.mark[0] or mark[1] <= self.mark[1]:  # another file, or not just longer
+                self.places, self.unreadable, self.done = [], 0, 0
+            self.mark, self.torn = mark, False
+            file.seek(self.done)
+            for line in file:
+                self._take(line)
+        return True
+
+    def _take(self, line: bytes) -> None:
+        said = self.parse(line) if line.strip() else None
+        if said is not None:
+            self.places.append(Place(self.done, len(line), said))
+        elif not line.endswith(b"\n"):
+            self.torn = True
+            return
+        elif line.strip():
+            self.unreadable += 1
+        self.done += len(line)
+
+    def read(self, place: Place[T]) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(place.offset)
+            return file.read(place.length)
+
+
+def _mark(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def is_inside(path: Path, root: Path) -> bool:
+    """Whether this is a plain file that really lies under `root`, itself resolved: a link may lead anywhere."""
+    try:
+        real = path.resolve(strict=True)
+        return real.is_relative_to(root) and stat.S_ISREG(real.stat().st_mode)
+    except (OSError, RuntimeError):  # gone meanwhile, or a circle of links
+        return False
+
+
+def parse_object(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def parse_metrics(line: bytes) -> dict[str, Any] | None:
+    row = parse_object(line)
+    return row if row and is_number(row.get("step")) else None
+
+
+def parse_task(line: bytes) -> dict[str, Any] | None:
+    task = parse_object(line)
+    return task if task and isinstance(task.get("id"), str) else None
+
+
+def parse_rollout(line: bytes) -> dict[str, Any] | None:
+    """What a list says of a rollout, without its segments."""
+    head, tail = line.find(HEAD), line.rfind(TAIL)
+    short = None
+    if 0 < head < tail and line.count(HEAD) == 1:  # two of them: a torn line that another one was written behind
+        short = parse_object(line[: head + len(HEAD)] + line[tail:])
+    short = short or parse_object(line)
+    try:
+        return _summary(short) if short else None
+    except WRONG:
+        return None
+
+
+def _summary(rollout: dict[str, Any]) -> dict[str, Any]:
+    usage, reward = rollout.get("usage", {}), rollout.get("reward", {})
+    parts, weights = reward.get("parts", {}), reward.get("weights", {})
+    counts = ("turns", "calls", "invalid_calls", "sampled_tokens", "prompt_tokens", "summaries")
+    return {
+        "id": str(rollout["id"]),
+        "task": str(rollout["task"]),
+        "group": str(rollout["group"]),
+        "stop": str(rollout.get("stop", "crash")),
+        "reward": sum(weights.get(name, 1.0) * value for name, value in parts.items()),
+        "solved": parts.get("outcome", 0.0) >= 1.0,
+        "flags": sorted({str(flag["kind"]) for flag in rollout.get("flags", [])}),
+        **{name: int(usage.get(name, 0)) for name in counts},
+    }
+
+
+def parse_feedback(line: bytes) -> dict[str, Any] | None:
+    """What a list says of a target. The tokens' alternatives are most of a line, and they are left alone."""
+    pieces, divergence = line.find(b',"pieces":['), line.find(b'"divergence":[')
+    try:
+        if 0 < pieces < divergence:
+            start = divergence + len(b'"divergence":')
+            short = json.loads(line[:pieces] + b"}")
+            values = json.loads(line[start : line.index(b"]", start) + 1])
+            if not line.rstrip().endswith(b"}"):
+                return None
+        else:
+            short = json.loads(line)
+            values = short.get("divergence", [])
+        target = short["target"]
+        return {
+            "rollout": str(target["rollout"]),
+            "segment": int(target["segment"]),
+            "message": int(target["message"]),
+            "rule": str(target["rule"]),
+            "peak": max((value for value in values if is_number(value)), default=0.0),
+        }
+    except WRONG:
+        return None

@@ -1,0 +1,141 @@
+"use strict";
+
+// The page of one run. What it shares with the comparison of several: panels, the table of measurements, what was left out.
+
+const PANELS = [
+  { key: "solved", label: "Solved in training", aside: "higher is better", percent: true, fromZero: true },
+  { key: "reward", label: "Reward", aside: "higher is better" },
+  { key: "invalid_per_100", label: "Invalid calls per 100", aside: "lower is better", fromZero: true },
+  { key: "hint/kl", label: "Divergence from teacher", aside: "nats a token", fromZero: true },
+  { key: "rl/kl", label: "KL from the start", aside: "nats a token", fromZero: true },
+  { key: "staleness", label: "Staleness", aside: "steps behind", fromZero: true },
+  { key: "rl/mismatch", label: "Engine against trainer", aside: "nats a token", fromZero: true },
+  { key: "tokens", label: "Effort: tokens", aside: "sampled, per rollout", fromZero: true },
+  { key: "turns", label: "Effort: turns", aside: "per rollout" },
+  { key: "hinted_targets", label: "Messages hinted", aside: "per step", fromZero: true },
+  { key: "flagged", label: "Flagged rollouts", aside: "share of all", percent: true, fromZero: true },
+];
+const FRACTIONS = /^(solved|flagged|padding_share|hint\/capped|stop\/.*)$/;
+const SAID_ELSEWHERE = /^(reward\/outcome|targets\/.*|flags\/.*)$/; // by `solved` and by the stacked bars
+const MEASURES = [["solved", "solved", 1], ["invalid_per_100", "invalid calls per 100", -1], ["turns", "turns", 0], ["tokens", "tokens", 0]];
+const section = (id, heading, ...inside) => h("section", { id }, h("h2", null, heading), ...inside);
+
+// Which curves are shown at once, and which are folded away: every number of metrics.jsonl is in one of the two.
+function panelsOf(keys) {
+  const drawn = keys.filter((key) => !SAID_ELSEWHERE.test(key));
+  const parts = drawn.filter((key) => key.startsWith("reward/"))
+    .map((key) => ({ key, label: `Reward part: ${spaced(key.slice(7))}`, aside: "before its weight" }));
+  const stale = drawn.filter((key) => key.includes("stale") && key !== "staleness")
+    .map((key) => ({ key, label: spaced(key), aside: "steps behind", fromZero: true }));
+  const shown = [...PANELS.slice(0, 2), ...parts, ...PANELS.slice(2), ...stale].filter((panel) => drawn.includes(panel.key));
+  const rest = drawn.filter((key) => !shown.some((panel) => panel.key === key));
+  return { shown, rest: rest.map((key) => ({ key, label: spaced(key), percent: FRACTIONS.test(key) })) };
+}
+
+const lineOf = (curves, key, name, kind) => ({ name, kind, points: [], smooth: [], skipped: 0, ...curves.series[key] });
+
+// Panels that are drawn when somebody unfolds them.
+function foldedPanels(panels, draw, label) {
+  if (!panels.length) return null;
+  const more = h("details", { class: "more" }, h("summary", null, label));
+  more.addEventListener("toggle", () => {
+    if (more.open && more.children.length === 1) more.append(h("div", { class: "panels" }, panels.map(draw)));
+  });
+  return more;
+}
+
+// All numbers whose names begin with `prefix`, one on top of the other.
+function stackOf(curves, prefix, label) {
+  const keys = Object.keys(curves.series).filter((key) => key.startsWith(prefix));
+  const layers = keys.map((key) => {
+    const { points } = curves.series[key], rule = key.slice(prefix.length);
+    return { rule, name: spaced(rule), points, total: points.reduce((sum, point) => sum + point[1], 0) };
+  }).filter((layer) => layer.total > 0).sort((a, b) => b.total - a.total);
+  layers.forEach((layer, index) => { layer.kind = `rule-${index % NUM_COLOURS}`; });
+  return { layers, panel: layers.length ? stackPanel({ label, aside: "per step" }, layers) : null };
+}
+
+function stackRow(run, stack, filter, heading) {
+  const row = (layer) => h("tr", null,
+    h("th", { scope: "row" }, swatch(layer.kind), link("", `#/rollouts/${run}?${new URLSearchParams({ [filter]: layer.rule })}`, layer.name)),
+    h("td", null, number(layer.total)));
+  const head = h("tr", null, h("th", { scope: "col" }, heading), h("th", { scope: "col" }, "in all"));
+  return h("div", { class: "rule-row" }, stack.panel,
+    h("table", { class: "rule-table" }, h("thead", null, head), h("tbody", null, stack.layers.map(row))));
+}
+
+function curveSections(run, curves) {
+  const keys = Object.keys(curves.series), { shown, rest } = panelsOf(keys), name = state.runs[run].name;
+  if (!keys.length) return section("curves", "Curves", empty("No step is recorded yet. The curves appear after the first one."));
+  const draw = (panel) => linePanel(panel, [lineOf(curves, panel.key, name, "run-0")]);
+  const hints = stackOf(curves, "targets/", "Hints by rule"), flags = stackOf(curves, "flags/", "Monitor flags");
+  const faint = curves.thinned ? "means of neighbouring steps" : "every step";
+  const note = `Faint: ${faint}. Bold: a moving average. Rollouts on training tasks.`;
+  return [
+    h("section", { id: "curves" },
+      h("div", { class: "key" }, h("h2", null, "Curves"), h("p", { class: "aside" }, note)),
+      h("div", { class: "panels" }, shown.map(draw)),
+      foldedPanels(rest, draw, `${plural(rest.length, "other number")} of metrics.jsonl`)),
+    section("hints", "Hints", hints.panel ? stackRow(run, hints, "rule", "rule that was broken") : empty("No message was hinted in this run.")),
+    section("monitors", "Monitors", flags.panel ? stackRow(run, flags, "flag", "what was found") : empty("No monitor found anything.")),
+  ];
+}
+
+const measured = (key, value) => (key === "solved" ? share(value) : key === "tokens" ? whole(value) : value.toFixed(1));
+
+function measureCell(key, better, result, most, kind) {
+  const value = result[key], interval = result[`${key}_ci`];
+  if (!Number.isFinite(value)) return h("td", { class: "missing" }, "\u2014");
+  const bound = (at) => measured(key, interval[at]).replace("%", "");
+  return h("td", null, span("figure", measured(key, value)),
+    span("beside", interval?.length === 2 && span("interval", `${bound(0)} to ${bound(1)}`)),
+    better !== 0 && most > 0 && h("span", { class: `meter ${kind}`, style: { "--share": (value / most).toFixed(3) } }));
+}
+
+// rows: [{name, kind, result}]. A bar needs another to be compared with, but for the share that was solved.
+function resultTable(rows) {
+  const highest = (key) => (rows.length > 1 ? Math.max(0, ...rows.map((row) => row.result[key] || 0)) : 0);
+  const most = Object.fromEntries(MEASURES.map(([key]) => [key, key === "solved" ? 1 : highest(key)]));
+  const line = ({ name, kind, result }) => h("tr", null, h("th", { scope: "row" }, swatch(kind), name),
+    MEASURES.map(([key, , better]) => measureCell(key, better, result, most[key], kind)));
+  const head = h("tr", null, h("td"), MEASURES.map(([, heading]) => h("th", { scope: "col" }, heading)));
+  return h("div", { class: "scroll" }, h("table", { class: "result" }, h("thead", null, head), h("tbody", null, rows.map(line))));
+}
+
+function unreadableNote(runs) {
+  const of = (run) => (runs.length > 1 ? ` of ${run.name}` : "");
+  const found = runs.flatMap((run) => Object.entries(run.unreadable).map(([what, count]) => plural(count, what) + of(run)));
+  if (!found.length) return null;
+  const why = ". A crash in the middle of a write leaves such lines.";
+  return h("p", { class: "unreadable" }, "Left out, because unreadable: ", h("strong", null, found.join(", ")), why);
+}
+
+function configSection(run) {
+  const text = (value) => (typeof value === "string" ? value || "\u2014" : JSON.stringify(value));
+  const rows = Object.entries(run.config).map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name), h("td", null, text(value))));
+  const table = h("div", { class: "scroll" }, h("table", { class: "differences" }, h("tbody", null, rows)));
+  return h("section", null, h("details", { class: "more" }, h("summary", null, `${plural(rows.length, "setting")} of config.toml`), table));
+}
+
+async function runPage(page, run) {
+  let curves = await ofRun(run, "curves");
+  const head = h("div"), body = h("div");
+  const door = (href, count, name) => link("door", href, h("b", null, count), name);
+  function draw() {
+    const about = state.runs[run];
+    const rows = Object.entries(about.evals).map(([name, result], index) => ({ name, kind: runClass(index), result }));
+    put(head, h("h1", null, about.name), h("p", { class: "lead" }, about.sentence), unreadableNote([about]),
+      h("p", { class: "doors" },
+        door(`#/rollouts/${run}`, whole(about.rollouts), about.rollouts === 1 ? "rollout" : "rollouts"),
+        door(`#/rollouts/${run}?rule=any&order=most+moved+by+a+hint`, whole(about.targets), about.targets === 1 ? "hinted message" : "hinted messages"),
+        door(`#/tasks/${run}`, "\u2192", "tasks")));
+    const open = [...body.querySelectorAll("details")].map((one) => one.open);
+    const focused = [...body.querySelectorAll("svg")].indexOf(document.activeElement);
+    put(body, rows.length > 0 && section("result", "Measured on held-out tasks", resultTable(rows)), curveSections(run, curves), configSection(about));
+    [...body.querySelectorAll("details")].forEach((one, index) => { one.open = open[index] || false; });
+    if (focused >= 0) body.querySelectorAll("svg")[focused]?.focus({ preventScroll: true });
+  }
+  draw();
+  put(page, head, body);
+  return { title: state.runs[run].name, update: async () => { curves = await ofRun(run, "curves"); draw(); } };
+}

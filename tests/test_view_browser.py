@@ -1,0 +1,362 @@
+"""The page of `offbook view` in a real browser. `make test-browser` runs these; they are skipped where there is none.
+
+With OFFBOOK_SCREENSHOTS=docs the pictures of docs/view.md are taken again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from viewdata import add_step, make_rollout, make_run
+
+from offbook.runfolder import RunFolder
+from offbook.view.index import RunIndex
+from offbook.view.server import Server
+from offbook.view.single import write_single
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test-browser does it")
+expect = sync_api.expect
+pytestmark = pytest.mark.browser
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+STRONGEST = """() => {
+  const heat = (token) => Number(token.style.getPropertyValue("--d"));
+  const token = [...document.querySelectorAll(".tok.on")].sort((a, b) => heat(b) - heat(a))[0];
+  token.closest(".message").previousElementSibling.scrollIntoView();
+  token.focus({ preventScroll: true });
+}"""
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=[*QUIET, "--disable-sync", "--no-first-run"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    make_run(root, "rl", hinted=False)
+    return make_run(root, "rl_hints", extra=HOSTILE).parent
+
+
+@contextmanager
+def serving(*runs: RunIndex) -> Iterator[Server]:
+    made = Server([*runs], 0)
+    thread = threading.Thread(target=made.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.shutdown()
+        thread.join()
+        made.server_close()
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with serving(*[RunIndex(name, folder / name) for name in ("rl_hints", "rl")]) as made:
+        yield made
+
+
+class Watched:
+    """A page that remembers what it should not have done."""
+
+    def __init__(self, browser: Any, start: str, **options: Any):
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.errors: list[str] = []
+        self.asked: list[str] = []
+        self.page.on(
+            "console", lambda said: self.errors.append(said.text) if said.type in ("error", "warning") else None
+        )
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.start = start
+
+    def open(self, address: str = "", ready: str = "h1") -> Any:
+        self.page.goto(f"{self.start}#{address}")
+        self.page.wait_for_selector(f"main[data-shown='#{address}'] {ready}")
+        return self.page
+
+    def sideways(self) -> bool:
+        return self.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+
+    def check(self) -> None:
+        assert self.errors == []
+        assert [url for url in self.asked if not url.startswith((self.start, "data:"))] == []
+        assert self.page.title() != "owned"
+        assert self.page.evaluate("document.querySelectorAll('main script, main img').length") == 0
+
+
+@pytest.fixture
+def watched(browser: Any, server: Server) -> Iterator[Watched]:
+    made = Watched(browser, server.url, viewport={"width": 1200, "height": 900}, color_scheme="light")
+    yield made
+    made.check()
+    made.context.close()
+
+
+EVERY_PAGE = [
+    ("/run/0", ".panel svg"),
+    ("/rollouts/0", ".row .task"),
+    ("/rollout/0/step_00001/0", ".message.filled .strip"),
+    ("/group/0/step_00001/step1%2Fotter-birch", ".member"),
+    ("/tasks/0/otter-birch", ".task-item .diff"),
+    ("/compare", ".panel svg"),
+]
+
+
+@pytest.mark.parametrize(("address", "ready"), EVERY_PAGE)
+def test_every_page_opens_also_on_a_phone_and_in_the_dark(watched: Watched, address: str, ready: str) -> None:
+    page = watched.open(address, ready)
+    assert not watched.sideways()
+    page.set_viewport_size(PHONE)
+    page.emulate_media(color_scheme="dark")
+    assert not watched.sideways()
+    assert "\u2014" in page.title() or "offbook" in page.title()
+
+
+def test_the_run_shows_its_curves_hints_and_flags(watched: Watched) -> None:
+    page = watched.open("/run/0", ".panel svg")
+    labels = page.locator("section#curves .panels > .panel strong").all_inner_texts()
+    for label in (
+        "Solved in training",
+        "Reward",
+        "Reward part: effort",
+        "Invalid calls per 100",
+        "Staleness",
+        "Effort: tokens",
+    ):
+        assert label in labels
+    assert page.locator("#result tbody td").all_inner_texts() == ["72.5%\n60.0 to 80.0", "3.2", "4.0", "180"]
+    assert page.locator("#hints .rule-table a").all_inner_texts() == ["unknown tool"]
+    assert page.locator("#monitors .rule-table a").all_inner_texts() == ["test edit"]
+    chart = page.locator("#curves svg").first
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#curves .tip").first.inner_text().split() == ["step", "2", "rl_hints", "40.0%"]
+    page.locator("#monitors .rule-table a").click()
+    page.wait_for_selector(".row .chip.flag")
+    assert page.locator(".count").inner_text() == "16 of 25 rollouts"
+
+
+def test_the_list_filters_and_is_walked_by_keys(watched: Watched) -> None:
+    page = watched.open("/rollouts/0", ".row .task")
+    assert page.locator(".count").inner_text() == "25 rollouts"
+    page.locator("select[name=result]").select_option("solved")
+    assert page.locator(".count").inner_text() == "9 of 25 rollouts"
+    page.locator("select[name=source]").select_option("step_00002")
+    assert page.locator(".count").inner_text() == "2 of 25 rollouts"
+    page.keyboard.press("Escape")
+    page.locator(".rows").focus()
+    page.keyboard.press("/")
+    page.keyboard.type("heron")
+    assert page.locator(".count").inner_text() == "1 of 25 rollouts"
+    assert "text=heron" in page.url
+    page.locator("input[type=search]").fill("no such thing")
+    page.get_by_role("button", name="show all").click()
+    expect(page.locator(".count")).to_have_text("25 rollouts")
+    page.locator(".rows").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".page-rollout .message.filled")
+    assert page.url.endswith("#/rollout/0/step_00001/2")
+    page.keyboard.press("k")
+    page.wait_for_selector("main[data-shown='#/rollout/0/step_00001/1'] .message.filled")
+    page.keyboard.press("g")
+    page.wait_for_selector(".member")
+    page.keyboard.press("3")
+    page.wait_for_selector(".task-item")
+
+
+def test_a_target_shows_what_both_sides_would_have_written(watched: Watched) -> None:
+    page = watched.open("/rollouts/0?rule=any", ".row .chip.hinted")
+    page.locator(".spacer .row").first.click()
+    page.wait_for_selector(".strip")
+    hint = page.locator(".hint + .message.target")
+    assert hint.count() == 1
+    panel = page.locator(".inspector")
+    assert "token 3 of 7" in panel.inner_text()  # the one that the hint moved most
+    sides = panel.locator(".side")
+    assert sides.nth(0).locator("li").count() == 5
+    assert "60%" in sides.nth(0).locator("li").first.inner_text()
+    assert "90%" in sides.nth(1).locator("li").first.inner_text()
+    assert "not in the first five" in sides.nth(1).inner_text()
+    assert "available tools are read_file" in panel.locator(".said").inner_text()
+    page.locator(".tok").nth(4).hover()
+    assert "token 5 of 7" in panel.inner_text()
+    page.keyboard.press("n")
+    page.keyboard.press("ArrowLeft")
+    assert "token 4 of 7" in panel.inner_text()
+    page.keyboard.press("Home")
+    assert "token 1 of 7" in panel.inner_text()
+    assert HOSTILE in page.locator(".strip").inner_text().replace("\u00b7", " ").replace("\n", "")
+
+
+def test_a_tap_shows_a_token_on_a_phone(browser: Any, server: Server) -> None:
+    watched = Watched(browser, server.url, viewport=PHONE, has_touch=True, is_mobile=True)
+    page = watched.open("/rollout/0/step_00001/0/0.4", ".strip")
+    page.locator(".tok").nth(1).tap()
+    assert "token 2 of 7" in page.locator(".inspector").inner_text()
+    assert not watched.sideways()
+    watched.check()
+    watched.context.close()
+
+
+def test_tool_output_is_folded_and_the_diff_is_there(watched: Watched) -> None:
+    page = watched.open("/rollout/0/step_00001/0", ".message.filled .fold")
+    fold = page.locator(".message.tool .fold").first
+    assert fold.locator(".size").inner_text() == "40 lines"
+    assert not fold.locator(".text").count()
+    page.keyboard.press("e")
+    assert HOSTILE in fold.locator(".text").inner_text()
+    assert page.locator(".diff .added").all_text_contents() == [f"+    return value * 2{HOSTILE}\n"]
+    assert page.locator(".reward tfoot td").all_inner_texts()[-1] == "\u22120.33"
+
+
+def test_long_things_are_drawn_as_they_come_near(browser: Any, tmp_path: Path) -> None:
+    path = make_run(tmp_path, "long", steps=1)
+    rollout = make_rollout("long", "t", "g", solved=False)
+    rollout.segments[0].messages *= 50
+    RunFolder(path).write_rollouts(1, [rollout, *[make_rollout(str(n), "t", "h", solved=True) for n in range(600)]])
+    with serving(RunIndex("long", path)) as server:
+        watched = Watched(browser, server.url, viewport={"width": 1000, "height": 600})
+        page = watched.open("/rollouts/0", ".row .task")
+        assert page.locator(".count").inner_text() == "602 rollouts"
+        assert page.locator(".spacer .row").count() < 60
+        page.keyboard.press("End")
+        expect(page.locator(".row.on .when")).to_have_text("evaluation final")
+        page = watched.open("/rollout/0/step_00001/0", ".message.filled")
+        assert page.locator(".message").count() == 400
+        assert 40 <= page.locator(".message.filled").count() <= 80
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        page.wait_for_selector("[data-index='360'].filled")
+        assert page.locator(".message.filled").count() < 240
+        watched.open("/rollout/0/step_00001/0/0.200", "[data-index='200'].filled")
+        page.wait_for_timeout(300)
+        assert 0 < page.locator("[data-index='200']").bounding_box()["y"] < 300
+        watched.check()
+        watched.context.close()
+
+
+def test_the_theme_is_switched_and_kept(watched: Watched) -> None:
+    page = watched.open("/run/0", ".panel svg")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(paper)
+    page.locator("#theme").click()
+    after = page.evaluate(paper)
+    assert before != after
+    page.reload()
+    page.wait_for_selector(".panel svg")
+    assert page.evaluate(paper) == after
+    page.keyboard.press("t")
+    assert page.evaluate(paper) == before
+    page.keyboard.press("?")
+    expect(page.locator("#help")).to_contain_text("next and previous target")
+    page.get_by_role("button", name="close").click()
+    expect(page.locator("#help")).to_be_hidden()
+
+
+def test_runs_are_compared(watched: Watched) -> None:
+    page = watched.open("/compare", ".panel svg")
+    assert page.locator(".differences tbody th").all_inner_texts() == ["feedback.weight"]
+    assert page.locator(".panel").first.locator("text.name").all_text_contents() == ["rl_hints", "rl"]
+    page.get_by_label("rl", exact=True).uncheck()
+    assert page.locator(".panel").first.locator("g .line").count() == 1
+    page.locator("#run").select_option("1")
+    expect(page.locator("h1")).to_have_text("rl")
+
+
+def test_a_run_that_goes_on_is_seen_without_a_reload(browser: Any, tmp_path: Path) -> None:
+    path = make_run(tmp_path, "going", steps=1, wanted=3)
+    with open(path / "rollouts" / "step_00001.jsonl", "a") as file:
+        file.write('{"id": "torn')
+    with serving(RunIndex("going", path)) as server:
+        watched = Watched(browser, server.url)
+        page = watched.open("/run/0", ".panel svg")
+        assert page.locator("#live").inner_text() == "live, step 1 of 3"
+        assert page.locator(".unreadable strong").inner_text() == "1 rollout line"
+        add_step(RunFolder(path), 2)
+        expect(page.locator("#live")).to_have_text("live, step 2 of 3")
+        expect(page.locator(".door b").first).to_have_text("13")
+        watched.check()
+        watched.context.close()
+
+
+def test_the_single_file_opens_from_the_disk(browser: Any, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    write_single(out, [RunIndex(name, folder / name) for name in ("rl_hints", "rl")], "mailed", max_bytes=1)
+    watched = Watched(browser, out.as_uri())
+    page = watched.open("/rollouts/0", ".row .task")
+    assert page.locator(".count").inner_text() == "25 rollouts"
+    assert page.locator(".aside").inner_text().startswith("4 rollouts can be opened in this file")
+    assert page.locator(".row.away").count() == page.locator(".spacer .row").count() - 4
+    watched.open("rollout-1-message-0-4", ".strip")  # an address that `offbook audit` gives
+    assert "token 3 of 7" in page.locator(".inspector").inner_text()
+    watched.open("/compare", ".panel svg")
+    watched.open("/rollout/1/eval-final/0", ".empty")
+    assert "does not hold it" in page.locator(".empty").inner_text()
+    watched.check()
+    watched.context.close()
+
+
+def test_an_empty_run_and_a_wrong_address_say_so(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.toml").write_text("")
+    with serving(RunIndex("new", tmp_path / "new")) as server:
+        watched = Watched(browser, server.url)
+        for address, sentence in (
+            ("/run/0", "No step is recorded yet"),
+            ("/rollouts/0", "No rollout is stored yet"),
+            ("/tasks/0", "No task was tried yet"),
+            ("/compare", "One run is open"),
+            ("/nowhere", "There is no such page"),
+            ("/run/9", "There is no such page"),
+        ):
+            page = watched.open(address, ".empty")
+            assert sentence in page.locator("main").inner_text()
+        watched.check()
+        watched.open("/rollout/0/step_00001/0", ".empty")  # the server's 404 is told in the console too
+        watched.context.close()
+
+
+@pytest.mark.skipif("OFFBOOK_SCREENSHOTS" not in os.environ, reason="OFFBOOK_SCREENSHOTS names no folder")
+def test_screenshots(browser: Any) -> None:
+    """Of the run that OFFBOOK_SCREENSHOTS_RUN names."""
+    out, run = Path(os.environ["OFFBOOK_SCREENSHOTS"]), Path(os.environ["OFFBOOK_SCREENSHOTS_RUN"])
+    with serving(RunIndex(run.name, run)) as server:
+        watched = Watched(browser, server.url, viewport={"width": 1100, "height": 760}, color_scheme="light")
+        page = watched.open("/run/0", ".panel svg")
+        page.set_viewport_size({"width": 1100, "height": 1560})
+        page.screenshot(path=out / "view-run.png")
+        page.set_viewport_size({"width": 1100, "height": 760})
+        page = watched.open("/rollouts/0?rule=any&order=most+moved+by+a+hint", ".row")
+        page.locator(".spacer .row").first.click()
+        page.wait_for_selector(".strip")
+        page.mouse.move(1, 1)
+        page.mouse.wheel(0, 300)
+        page.wait_for_timeout(300)
+        page.screenshot(path=out / "view-rollout.png")
+        page.emulate_media(color_scheme="dark")
+        page.evaluate(STRONGEST)
+        page.wait_for_timeout(300)
+        page.screenshot(path=out / "view-target.png")
+        watched.context.close()
