@@ -1,14 +1,29 @@
 """Which message went wrong, and the one-line rule that would have helped."""
 
+from collections.abc import Iterable
+
 from offbook.feedback.controls import NEGATIVE, Pairs, stand_in
 from offbook.feedback.hints import write_hint
+from offbook.feedback.model import PREFIX, ModelReader, Reading, patterns
 from offbook.feedback.readers import RULES, read_rollout
 from offbook.types import OffbookError
 
-__all__ = ["NEGATIVE", "RULES", "Pairs", "read_rollout", "refuse_unknown_rules", "stand_in", "write_hint"]
+__all__ = [
+    "NEGATIVE",
+    "RULES",
+    "ModelReader",
+    "Pairs",
+    "Reading",
+    "read_rollout",
+    "refuse_unknown_rules",
+    "stand_in",
+    "write_hint",
+]
 
 
-def refuse_unknown_rules(names: list[str]) -> None:
-    for name in names:
-        if name not in RULES:
-            raise OffbookError(f"there is no rule {name}; the rules are {', '.join(RULES)}")
+def refuse_unknown_rules(chosen: Iterable[str], weighted: Iterable[str] = ()) -> None:
+    """Readers can be chosen among RULES; what a reader model finds has a weight too."""
+    for names, known in ((chosen, list(RULES)), (weighted, [*RULES, *(f"{PREFIX}{name}" for name in patterns())])):
+        for name in names:
+            if name not in known:
+                raise OffbookError(f"there is no rule {name}; the rules are {', '.join(known)}")

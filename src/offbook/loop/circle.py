@@ -21,11 +21,13 @@ import torch
 from offbook.algo import target_key
 from offbook.config import Config
 from offbook.engine import LocalEngine
-from offbook.feedback import refuse_unknown_rules
+from offbook.feedback import Reading, refuse_unknown_rules
 from offbook.loop.annotate import annotate
 from offbook.loop.collect import chat_of, collect, grader_of, harness_of
 from offbook.loop.measure import summarize
 from offbook.loop.order import Selected, Walk
+from offbook.loop.reader import reader_of, reader_row
+from offbook.loop.record import record_tasks
 from offbook.loop.setup import Progress, load_model, model_folder, quiet, refuse_missing_tasks, task_sets
 from offbook.monitors import monitors_of
 from offbook.rewards import compose
@@ -45,14 +47,17 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     folder = RunFolder(config.out)
     _refuse_another_run(folder, config)
     refuse_missing_tasks(config)
-    refuse_unknown_rules([*config.feedback.rules, *config.feedback.rule_weights])
+    refuse_unknown_rules(config.feedback.rules, config.feedback.rule_weights)
     rewards = compose(config.rewards, config.harness)
     monitors = monitors_of(config.monitors)
+    reader = reader_of(config.feedback)
     start = model_folder(config.model, config.seed, progress)
-    tasks = task_sets(config, progress).train
+    sets = task_sets(config, progress)
+    tasks = sets.train
     by_id = {task.id: task for task in tasks}
     chat = chat_of(start, config)
     done = _claim(folder, config)
+    record_tasks(folder, {"train": sets.train, "heldout": sets.heldout})
     trainer = Trainer(load_model(start), config.train, config.feedback, config.engine.temperature)
     if done:
         path = checkpoint_path(folder.path / "ckpt", done)
@@ -84,7 +89,8 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
             groups = runner.run(rollouts)
             collected = time.monotonic()
             order.learn(groups)
-            row = {"step": step, **learn(step, groups, by_id, config, chat, trainer, folder)}
+            written = Reading() if reader is None else runner.run(reader.read(_with_tasks(groups, by_id)))
+            row = {"step": step, **learn(step, groups, by_id, written, config, chat, trainer, folder)}
             if monitors is not None:
                 row["quarantined"] = len(monitors.quarantined)
             row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected, "grades": grader.runs}
@@ -132,13 +138,14 @@ def learn(
     step: int,
     groups: list[list[Rollout]],
     tasks: dict[str, Task],
+    written: Reading,
     config: Config,
     chat: Chat,
     trainer: Trainer,
     folder: RunFolder,
 ) -> dict[str, Any]:
     """One optimizer step on scored rollouts. They and what the hints did to them go to the run folder."""
-    samples, feedback = annotate(groups, config.feedback, chat, step, tasks)
+    samples, feedback = annotate(groups, config.feedback, chat, step, tasks, written.by_rollout())
     result = trainer.step(samples, lr_scale=min(1.0, step / max(1, config.train.warmup_steps)))
     for item in feedback:
         if measured := result.measured.get(target_key(item.target)):
@@ -151,8 +158,13 @@ def learn(
         **result.metrics,
         "hinted_targets": len(feedback),
         **{f"targets/{rule}": count for rule, count in sorted(rules.items())},
+        **reader_row(written),
         "groups_without_signal": sum(len({rollout.reward.total for rollout in group}) == 1 for group in groups),
     }
+
+
+def _with_tasks(groups: list[list[Rollout]], tasks: dict[str, Task]) -> list[tuple[Rollout, Task | None]]:
+    return [(rollout, tasks.get(rollout.task)) for group in groups for rollout in group]
 
 
 def record(item: Feedback, measured: Measured, chat: Chat) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,18 @@ import torch
 
 from offbook.config import Config
 from offbook.engine import RemoteEngine
+from offbook.harness import Harness
 from offbook.loop.circle import local_engine
-from offbook.loop.collect import Watch, chat_of, collect, grader_of, harness_of
+from offbook.loop.collect import Engine, Watch, chat_of, collect, grader_of, harness_of
 from offbook.loop.measure import summarize
 from offbook.loop.models import model_folder
+from offbook.loop.record import record_tasks
 from offbook.loop.setup import Progress, quiet, task_sets
 from offbook.monitors import monitors_of
 from offbook.rewards import Rewards, compose
 from offbook.runfolder import RunFolder, write_atomic
 from offbook.tasks import load_task, load_tasks
-from offbook.tokens import byte_chat, render_call
+from offbook.tokens import Chat, byte_chat, render_call
 from offbook.types import OffbookError, Rollout, Task
 
 RECORD = 0  # these rollouts belong to no training step
@@ -63,6 +67,7 @@ def roll_out(
     rewards = compose(config.rewards, config.harness)
     model = None if is_url(config.model) else model_folder(config.model, config.seed, progress)
     write_atomic(folder.config_file, config.to_toml())
+    record_tasks(folder, {"": tasks})
     started = time.monotonic()
 
     def keep(rollout: Rollout, over: bool) -> None:
@@ -85,12 +90,22 @@ async def _collect(
     remote_name: str,
     rewards: Rewards,
 ) -> list[list[Rollout]]:
-    grader, harness, monitors = grader_of(config), harness_of(config), monitors_of(config.monitors)
+    grader, monitors = grader_of(config), monitors_of(config.monitors)
+    async with open_engine(config, model, remote_name) as (engine, chat, harness):
+        return await collect(tasks, samples, engine, chat, grader, harness, "rollout", watch, rewards, monitors)
+
+
+@asynccontextmanager
+async def open_engine(
+    config: Config, model: Path | None, remote_name: str = ""
+) -> AsyncIterator[tuple[Engine, Chat, Harness]]:
+    """The model in its folder or, without one, behind the URL `config.model`; its chat format; the harness for it."""
+    harness = harness_of(config)
     if model is not None:
         torch.set_num_threads(config.threads)
         chat = chat_of(model, config)
-        engine = local_engine(model, chat, config)
-        return await collect(tasks, samples, engine, chat, grader, harness, "rollout", watch, rewards, monitors)
+        yield local_engine(model, chat, config), chat, harness
+        return
     dialect = "bash" if harness.profile == "bash" else "hermes"
     # The model's own ids stay behind the URL: the record is for reading, not for training.
     recorder = byte_chat(dialect)
@@ -103,7 +118,6 @@ async def _collect(
         render_call=render_call,
     )
     try:
-        told = replace(harness, told=True)
-        return await collect(tasks, samples, remote, recorder, grader, told, "rollout", watch, rewards, monitors)
+        yield remote, recorder, replace(harness, told=True)
     finally:
         await remote.aclose()
