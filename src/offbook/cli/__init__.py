@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 import typer
 
-from offbook.cli import audit, doctor, evaluate, quickstart, rollout, tasks, train, view
+from offbook.cli import audit, coach, compare, doctor, evaluate, export, quickstart, rollout, tasks, train, view
 from offbook.types import OffbookError
 
 app = typer.Typer(
@@ -30,6 +30,9 @@ app.add_typer(tasks.app, name="tasks")
 app.command("rollout", context_settings=CONFIGURED)(rollout.rollout)
 app.command("train", context_settings=CONFIGURED)(train.train)
 app.command("eval", context_settings=CONFIGURED)(evaluate.evaluate)
+app.command("compare")(compare.compare)
+app.command("export")(export.export)
+app.command("coach")(coach.coach)
 app.command("view")(view.view)
 app.command("audit")(audit.audit)
 app.command("doctor")(doctor.doctor)

@@ -16,6 +16,9 @@ SPACIOUS = {
     "harness.summary_tokens": "2048",
     "harness.command_s": "60",
     "harness.wall_s": "3600",
+    "train.learning_rate": "1e-6",
+    "feedback.weight": "1",
+    "feedback.rules": "[]",
 }
 # A model behind a URL keeps its tokenizer to itself, so its conversation is counted in bytes here.
 REMOTE = {

@@ -98,6 +98,7 @@ class _Episode:
     transcript: Transcript = field(init=False)
     packages: frozenset[str] = field(init=False)
     fed: list[int] = field(default_factory=list)  # the ids of this segment that the policy has seen and written
+    interrupted: bool = False
 
     def __post_init__(self) -> None:
         self.packages = own_packages(self.task.tree)
@@ -124,12 +125,32 @@ class _Episode:
             message = await self._sample(room)
             usage.turns += 1
             finished = await self._answer(message)
+            interrupted = self._interrupt(ending=finished or not message.calls)
             self.on_turn(self.rollout)
+            if interrupted:
+                continue
             if finished:
                 return "finish"
             if not message.calls:
                 return "answer"
         return "turns"
+
+    def _interrupt(self, ending: bool) -> bool:
+        """The user speaks once, when its turn has come or the agent would end before."""
+        interrupt = self.task.interrupt
+        if interrupt is None or self.interrupted:
+            return False
+        if not ending and self.rollout.usage.turns < interrupt.after_turns:
+            return False
+        self.interrupted = True
+        self.transcript.add("user", interrupt.text)
+        self.record("interrupted", interrupt.text)
+        return True
+
+    def _request(self) -> str:
+        """What the user has said so far."""
+        said = [self.task.interrupt.text] if self.task.interrupt and self.interrupted else []
+        return "\n\n".join([self.task.instruction, *said])
 
     async def _sample(self, room: int) -> Message:
         ids = self.transcript.prompt()
@@ -199,7 +220,7 @@ class _Episode:
         await self.bench.box.publish(name, _readable(self.transcript.segment))
         self._open_segment(
             prompt("resume").format(
-                task=self.task.instruction,
+                task=self._request(),
                 summary=message.text.rpartition("</think>")[2].strip(),
                 todos=self.bench.todo_text() or "none",
                 count=usage.summaries,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -59,10 +59,12 @@ async def collect(
     watch: Watch = lambda rollout, over: None,
     rewards: Rewards = Rewards(),  # noqa: B008  (frozen)
     monitors: Monitors | None = None,
+    done: Collection[str] = (),
 ) -> list[list[Rollout]]:
     """For each task, one group of `samples` scored rollouts. `name` makes their ids, and so their dice, unique.
 
-    A rollout whose box could not be opened or graded is a crashed rollout with an event, and the others go on.
+    Those with an id in `done` are left out. A rollout whose box could not be opened or graded is a crashed rollout with
+    an event, and the others go on.
     """
 
     spec = replace(grader.spec, watch=monitors is not None and monitors.watch)
@@ -91,8 +93,9 @@ async def collect(
         watch(rollout, True)
         return rollout
 
-    keys = [(task, f"{name}/{task.id}/{number}") for task in tasks for number in range(samples)]
-    opened = [(task, engine.open(key), key) for task, key in keys]  # all before the first asks: they decode together
+    keys = [[key for number in range(samples) if (key := f"{name}/{task.id}/{number}") not in done] for task in tasks]
+    # All are opened before the first asks: they decode together.
+    opened = [(task, engine.open(key), key) for task, of_task in zip(tasks, keys, strict=True) for key in of_task]
     try:
         async with asyncio.TaskGroup() as jobs:
             running = [jobs.create_task(one(*each)) for each in opened]
@@ -101,8 +104,8 @@ async def collect(
             if isinstance(problem, OffbookError):  # a reward that broke, in one sentence
                 raise problem from None
         raise
-    rollouts = [job.result() for job in running]
-    groups = [rollouts[start : start + samples] for start in range(0, len(rollouts), samples)]
+    rollouts = iter([job.result() for job in running])
+    groups = [[next(rollouts) for _ in of_task] for of_task in keys]
     if monitors is not None:
         for group in groups:
             monitors.settle(group)

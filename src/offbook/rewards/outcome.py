@@ -36,8 +36,10 @@ class Grader:
         if task.script:
             reward, _ = await reward_by_script(task, rollout.changed, self.spec, self._timeout_s)
             return min(1.0, max(0.0, reward))
+        if task.leave and (_edited(task, rollout) or rollout.stop not in ("finish", "answer")):
+            return 0.0  # whoever breaks off has not answered either
         changes = {path: text for path, text in rollout.changed.items() if counted(task, path)}
-        if not changes:
+        if not changes and not task.leave:
             return 0.0  # the tests were seen red on this very tree when the task was made
         key = task.id, hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()
         if key not in self._grades:
@@ -52,3 +54,8 @@ class Grader:
         async with self._slots:
             self.runs += 1
             return await grade(task, changes, self.spec, self._timeout_s)
+
+
+def _edited(task: Task, rollout: Rollout) -> bool:
+    """Whether a file of the repository is another one now, or a new one is code. Scratch files are neither."""
+    return any((task.tree / path).is_file() or path.endswith(".py") for path in rollout.changed)

@@ -15,6 +15,8 @@ TIMEOUT_S = 600.0
 
 def gold_changes(task: Task) -> dict[str, str | None]:
     """What the gold patch makes of the task's tree: path -> text, None where a file goes."""
+    if task.leave:
+        return {}
     file = task.folder / "solution" / "gold.patch"
     if not file.is_file():
         raise OffbookError(f"{task.folder} has no solution/gold.patch to check it with")
@@ -33,6 +35,9 @@ async def check(task: Task, spec: BoxSpec | None = None, timeout_s: float = TIME
     spec = spec or BoxSpec()
     if task.script:
         return await _check_script(task, spec, timeout_s)
+    if task.leave:
+        untouched = await grade(task, {}, spec, timeout_s)
+        return "" if untouched.solved else f"nothing is to be changed, and it is refused: {_why(untouched)}"
     if not task.fail_to_pass:
         return "it names no test that needs the feature"
     if why := await check_gold(task, spec, timeout_s):

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from offbook.tasks.patch import gold_patch
 from offbook.tasks.script import foreign_task
-from offbook.types import Deleted, OffbookError, Suite, Task
+from offbook.types import Deleted, Interrupt, OffbookError, Suite, Task
 
 SCHEMA_VERSION = "1.4"
 VERIFIER_TIMEOUT_S = 600.0
@@ -76,6 +76,13 @@ class DeletedTable(BaseModel):
     floor: float
 
 
+class InterruptTable(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    after_turns: int
+    text: str
+
+
 class OffbookTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -93,6 +100,8 @@ class OffbookTable(BaseModel):
     start: str = ""
     sources: tuple[str, ...] = ()
     deleted: DeletedTable | None = None
+    leave: bool = False
+    interrupt: InterruptTable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +127,8 @@ class NewTask:
     deleted: Deleted | None = None
     instructions: Mapping[str, str] = field(default_factory=dict)
     removed: Mapping[str, str] = field(default_factory=dict)
+    leave: bool = False
+    interrupt: Interrupt | None = None
 
 
 def write_task(folder: Path, task: NewTask) -> None:
@@ -136,6 +147,8 @@ def write_task(folder: Path, task: NewTask) -> None:
         start=task.suite.start,
         sources=task.sources,
         deleted=DeletedTable(**asdict(task.deleted)) if task.deleted else None,
+        leave=task.leave,
+        interrupt=InterruptTable(**asdict(task.interrupt)) if task.interrupt else None,
     )
     config = {
         "schema_version": SCHEMA_VERSION,
@@ -214,6 +227,8 @@ def load_task(folder: Path, wording: str = "") -> Task:
         suite=Suite(environment, table.import_roots, table.pytest_options, table.start),
         sources=table.sources,
         deleted=Deleted(**table.deleted.model_dump()) if table.deleted else None,
+        leave=table.leave,
+        interrupt=Interrupt(**table.interrupt.model_dump()) if table.interrupt else None,
     )
 
 

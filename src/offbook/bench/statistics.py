@@ -1,0 +1,132 @@
+"""What can be said of a measurement: estimators, intervals, tests. Tasks are the unit: rollouts of one are alike.
+
+A metric is a ratio of two sums over tasks (a mean has ones below). Every task counts the same, however many rollouts it
+has. Axes: T tasks, D draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+DRAWS = 4000
+MAX_EXACT = 16  # tasks that differ: up to so many, every assignment of signs is tried
+LEVEL = 0.95
+TINY = 1e-12
+
+
+def pass_at_k(num_rollouts: int, num_solved: int, k: int) -> float:
+    """The chance that one of k rollouts, drawn without putting back, is solved (Chen et al. 2021, eq. 1): unbiased."""
+    if k > num_rollouts:
+        raise ValueError(f"{k} of {num_rollouts} rollouts cannot be drawn")
+    return 1.0 - math.comb(num_rollouts - num_solved, k) / math.comb(num_rollouts, k)
+
+
+def best_of_k(values: Sequence[float], k: int) -> float:
+    """The mean of the best of k values, over all ways to draw k of them: unbiased. Of zeros and ones it is pass@k."""
+    if k > len(values):
+        raise ValueError(f"{k} of {len(values)} values cannot be drawn")
+    ways = math.comb(len(values), k)
+    return sum(value * math.comb(rank, k - 1) for rank, value in enumerate(sorted(values))) / ways
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A metric task by task: above_T over below_T, both means over the task's rollouts."""
+
+    above_T: Floats
+    below_T: Floats
+
+    @property
+    def value(self) -> float | None:
+        """None where there is nothing to divide by: no calls, no added lines."""
+        below = float(self.below_T.sum())
+        return float(self.above_T.sum()) / below if below else None
+
+
+def interval(ratio: Ratio, seed: int = 0, draws: int = DRAWS) -> tuple[float, float] | None:
+    """Percentile bootstrap over tasks; the rollouts of a task stay together. None for fewer than two tasks."""
+    if len(ratio.above_T) < 2:
+        return None
+    counts_DT = _resampled(len(ratio.above_T), seed, draws)
+    return _percentiles(_divided(counts_DT @ ratio.above_T, counts_DT @ ratio.below_T))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`other` less `base`, on the tasks that both have."""
+
+    value: float | None
+    interval: tuple[float, float] | None
+    p: float | None
+    num_tasks: int
+    exact: bool  # every assignment was tried; else a sample of them
+
+
+def compare_paired(base: Ratio, other: Ratio, seed: int = 0, draws: int = DRAWS) -> Difference:
+    """The same tasks in the same order on both sides."""
+    num_tasks = len(base.above_T)
+    if base.value is None or other.value is None or num_tasks < 2:
+        value = None if base.value is None or other.value is None else other.value - base.value
+        return Difference(value, None, None, num_tasks, True)
+    counts_DT = _resampled(num_tasks, seed, draws)
+    sides = [_divided(counts_DT @ side.above_T, counts_DT @ side.below_T) for side in (base, other)]
+    p, exact = swap_test(base, other, seed, draws)
+    return Difference(other.value - base.value, _percentiles(sides[1] - sides[0]), p, num_tasks, exact)
+
+
+def swap_test(base: Ratio, other: Ratio, seed: int = 0, draws: int = DRAWS) -> tuple[float, bool]:
+    """Two-sided p of "it makes no difference which side a task's results are on", and whether it is exact.
+
+    Of a mean this is the sign-flip test on the differences of the tasks.
+    """
+    gap_above, gap_below = other.above_T - base.above_T, other.below_T - base.below_T
+    differ = (np.abs(gap_above) > TINY) | (np.abs(gap_below) > TINY)
+    num_differ = int(differ.sum())
+    if not num_differ:
+        return 1.0, True
+    exact = num_differ <= MAX_EXACT
+    if exact:
+        swapped_DT = (np.arange(2**num_differ)[:, None] >> np.arange(num_differ)) & 1
+    else:
+        swapped_DT = np.random.default_rng(seed).integers(0, 2, (draws, num_differ))
+    moved_above, moved_below = swapped_DT @ gap_above[differ], swapped_DT @ gap_below[differ]
+    here = _divided(other.above_T.sum() - moved_above, other.below_T.sum() - moved_below)
+    there = _divided(base.above_T.sum() + moved_above, base.below_T.sum() + moved_below)
+    observed = abs((other.value or 0.0) - (base.value or 0.0))
+    as_far = int((np.abs(np.nan_to_num(here - there)) >= observed - TINY).sum())
+    # A sample has the observed assignment in it, or its p could be 0 (Phipson and Smyth 2010).
+    return (as_far / len(swapped_DT), True) if exact else ((as_far + 1) / (draws + 1), False)
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Over seeds. One value has no deviation."""
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _resampled(num_tasks: int, seed: int, draws: int) -> Floats:
+    """How often each task is drawn."""
+    rng = np.random.default_rng(seed)
+    return rng.multinomial(num_tasks, np.full(num_tasks, 1 / num_tasks), size=draws).astype(np.float64)
+
+
+def _divided(above_D: Floats, below_D: Floats) -> Floats:
+    """Draws without anything to divide by say nothing."""
+    return np.divide(above_D, below_D, out=np.full(len(above_D), np.nan), where=below_D != 0)
+
+
+def _percentiles(values_D: Floats) -> tuple[float, float] | None:
+    known = values_D[~np.isnan(values_D)]
+    if not len(known):
+        return None
+    low, high = np.percentile(known, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return float(low), float(high)

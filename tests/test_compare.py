@@ -1,0 +1,210 @@
+"""offbook compare: evaluations task by task, training runs arm by arm, and what could not be read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from offbook.bench import arms
+from offbook.bench.compare import compare, find_evaluation, load_evaluation, said_of
+from offbook.bench.figure import effort_figure, solved_within
+from offbook.bench.metrics import Row, measure, row_of
+from offbook.bench.tables import markdown
+from offbook.config import Config
+from offbook.runfolder import RunFolder, write_atomic
+from offbook.types import Feedback, Hint, OffbookError, Reward, Rollout, Target, Usage
+
+
+def rollout(task: str, number: int, solved: bool, tokens: int = 20, invalid: int = 0) -> Rollout:
+    usage = Usage(turns=3, calls=4, invalid_calls=invalid, sampled_tokens=tokens)
+    return Rollout(
+        f"eval/{task}/{number}", task, "g", (), stop="finish", usage=usage, reward=Reward({"outcome": float(solved)})
+    )
+
+
+def rows_of(solved: dict[str, int], samples: int = 2, tokens: int = 20, difficulty: str = "normal") -> list[Row]:
+    made = []
+    for task, count in solved.items():
+        for number in range(samples):
+            row = row_of(rollout(task, number, number < count, tokens), None, "suite")
+            made.append(Row(row.id, task, "suite", difficulty, row.stop, row.numbers))
+    return made
+
+
+def write_evaluation(folder: Path, rows: list[Row]) -> Path:
+    result = {"model": folder.name, "suites": ["suite"], **measure(rows), "rows": [asdict(row) for row in rows]}
+    write_atomic(folder / "results.json", json.dumps(result))
+    write_atomic(folder / "claim.json", "{}")
+    write_atomic(folder / "config.toml", Config().to_toml())
+    return folder
+
+
+def offbook(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "offbook", "compare", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    worse = dict.fromkeys([f"t{number}" for number in range(6)], 0)
+    write_evaluation(tmp_path / "before", rows_of(worse, tokens=40) + rows_of({"only-here": 2}))
+    write_evaluation(tmp_path / "after", rows_of({**worse, **dict.fromkeys(["t0", "t1", "t2", "t3", "t4"], 2)}))
+    return tmp_path
+
+
+def test_evaluations_are_paired_by_task(two: Path) -> None:
+    done = offbook(two, "before", "after", "--json", "c.json", "--markdown", "c.md", "--figure", "c.svg")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((two / "c.json").read_text())
+    assert figures["paired_tasks"] == {"after": 6}
+    solved = figures["metrics"]["solved"]
+    assert solved["values"]["after"] == pytest.approx(5 / 6)
+    difference = solved["differences"]["after"]
+    assert difference["value"] == pytest.approx(5 / 6), "on the tasks that both have: the seventh does not count"
+    assert (difference["p"], difference["exact"], difference["num_tasks"]) == (2 / 32, True, 6)
+    assert difference["interval"][0] >= 0.3
+    assert figures["metrics"]["tokens"]["differences"]["after"]["value"] == -20
+    page = (two / "c.md").read_text()
+    assert "| solved ↑ | 14.3%" in page
+    assert "n = 6 tasks, paired" in page
+    assert "1 and 0" in page
+    assert "0.062" in done.stderr
+    svg = ElementTree.fromstring((two / "c.svg").read_text())
+    assert svg.tag.endswith("svg")
+
+
+def test_three_are_each_compared_with_the_first(two: Path) -> None:
+    write_evaluation(two / "third", rows_of({f"t{number}": 1 for number in range(6)}))
+    done = offbook(two, "before", "after", "third", "--json", "-")
+    figures = json.loads(done.stdout)
+    assert figures["metrics"]["solved"]["differences"]["third"]["value"] == pytest.approx(0.5)
+    assert figures["metrics"]["pass@2"]["differences"]["third"]["value"] == pytest.approx(1.0)
+
+
+def test_without_a_common_task_nothing_is_paired(tmp_path: Path) -> None:
+    one, other = (
+        load_evaluation(name, find_evaluation(write_evaluation(tmp_path / name, rows_of({name: 1, f"{name}2": 0}))))  # type: ignore[arg-type]
+        for name in ("a", "b")
+    )
+    found = compare([one, other])
+    assert found.differences["solved"][0].p is None
+    assert "no task in common" in said_of(found)[0]
+
+
+def test_an_unfinished_evaluation_counts_as_far_as_it_is(two: Path) -> None:
+    folder = two / "half"
+    write_atomic(folder / "claim.json", "{}")
+    run = RunFolder(folder)
+    write_atomic(run.config_file, Config().to_toml())
+    for number in range(3):
+        run.append_rollout(0, rollout(f"t{number}", 0, True))
+    with open(folder / "rollouts" / "step_00000.jsonl", "ab") as file:
+        file.write(b'{"id": "eval/t3/0", "task": \n{}\n')
+    done = offbook(two, "before", "half")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "half: 2 unreadable lines were skipped" in said
+    assert "half is not finished, or was never summed up: 3 rollouts so far" in said
+    assert "n = 3 tasks" in said
+
+
+def train_run(folder: Path, solved: float, steps: int = 6, final: float | None = None) -> Path:
+    run = RunFolder(folder)
+    write_atomic(run.config_file, Config().to_toml())
+    for step in range(1, steps + 1):
+        run.append_metrics({"step": step, "solved": solved * step / steps, "turns": 4.0, "tokens": 50.0})
+        target = Target("r", 0, 2, "unknown_tool", "x")
+        run.write_rollouts(step, [rollout("t", 0, True)])
+        run.write_feedback(step, [Feedback(target, Hint("unknown_tool", "h"), ["a"], [-1.0], [-2.0], [0.5])])
+    if final is not None:
+        run.write_eval("final", {"solved": final, "invalid_per_100": 3.0, "turns": 4.0, "tokens": 60.0, "drift": 0}, [])
+    return folder
+
+
+def test_training_runs_are_grouped_by_arm_and_paired_by_seed(tmp_path: Path) -> None:
+    for arm, values in {"rl": (0.5, 0.6, 0.7), "hints": (0.8, 0.9, 1.0)}.items():
+        for seed, value in enumerate(values):
+            train_run(tmp_path / arm / f"seed-{seed}", 0.5, final=value)
+    names = [f"{arm}/seed-{seed}" for arm in ("rl", "hints") for seed in range(3)]
+    done = offbook(tmp_path, *names, "--markdown", "t.md", "--json", "t.json", "--figure", "t.svg")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "t.json").read_text())
+    assert figures["held_out"]
+    assert figures["arms"]["rl"]["solved"] == {"mean": pytest.approx(0.6), "sd": pytest.approx(0.1), "n": 3}
+    assert figures["arms"]["hints"]["hinted_probability"]["mean"] == pytest.approx(0.1353, abs=1e-3)
+    page = (tmp_path / "t.md").read_text()
+    assert "| rl | 3 | 60.0% ± 10.0% |" in page
+    assert "| hints - rl | 3 paired | +30.0% (p 0.25) |" in page
+    assert "hinted probability" in page
+    ElementTree.fromstring((tmp_path / "t.svg").read_text())
+    grouped = offbook(tmp_path, "--group", "a=rl/seed-*", "--group", "b=hints/*", "--json", "-", "--metric", "solved")
+    found = json.loads(grouped.stdout)["arms"]
+    assert (found["b"]["solved"]["mean"], "tokens" in found["b"]) == (pytest.approx(0.9), False)
+
+
+def test_without_evaluations_the_first_and_last_steps_are_compared(tmp_path: Path) -> None:
+    one, other = train_run(tmp_path / "a", 0.6), train_run(tmp_path / "b", 1.2)
+    with open(one / "metrics.jsonl", "a") as file:
+        file.write('{"step": 7, "solv\n')
+    found = arms.load_arms([one, other], {}, ["solved"])
+    assert not found.held_out
+    assert found.members["a"][0].numbers["solved, first 2"] == pytest.approx(0.15)
+    assert found.members["a"][0].numbers["solved, last 2"] == pytest.approx(0.55)
+    assert any("1 unreadable: a metrics line skipped" in sentence for sentence in arms.said_of(found))
+
+
+@pytest.mark.parametrize(
+    ("path", "arm", "seed"),
+    [
+        ("runs/rl/seed-2", "rl", "2"),
+        ("runs/seed-0/rl_hints", "rl_hints", "0"),
+        ("runs/hints-seed1", "hints", "1"),
+        ("runs/plain", "plain", ""),
+    ],
+)
+def test_what_a_path_says_of_arm_and_seed(path: str, arm: str, seed: str) -> None:
+    assert arms.arm_and_seed(Path(path)) == (arm, seed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["before"], "at least two"),
+        (["before", "gone"], "gone is not there"),
+        (["before", "."], "has no config.toml"),
+        (["before", "--group", "x"], "give NAME=GLOB"),
+        (["before", "--group", "x=gone/*"], "there is no folder gone/*"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_in_a_sentence(two: Path, arguments: list[str], sentence: str) -> None:
+    done = offbook(two, *arguments)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_file_that_is_no_result_is_said_so(two: Path) -> None:
+    (two / "after" / "results.json").write_text("[1, 2")
+    with pytest.raises(OffbookError, match="is no result"):
+        load_evaluation("after", find_evaluation(two / "after"))  # type: ignore[arg-type]
+
+
+def test_the_effort_curve_is_solved_within_so_many_tokens() -> None:
+    rows = [*rows_of({"a": 2}, tokens=10), *rows_of({"b": 1}, tokens=30, difficulty="hard")]
+    points = solved_within(rows, 50.0)
+    at = {tokens: max(share for where, share in points if where <= tokens) for tokens in (5, 10, 29, 30, 50)}
+    assert at == {5: 0.0, 10: 0.5, 29: 0.5, 30: 0.75, 50: 0.75}
+    drawn = effort_figure({"<one>": rows, "other": rows_of({"a": 0})})
+    tree = ElementTree.fromstring(drawn)
+    assert len(tree.findall("{http://www.w3.org/2000/svg}g")) == 3, "all, normal and hard"
+    assert "&lt;one&gt;" in drawn
+
+
+def test_a_pipe_in_a_name_does_not_break_the_page() -> None:
+    assert markdown([["", "a|b"], ["x", "1"]]) == "|  | a\\|b |\n| --- | ---: |\n| x | 1 |\n"
