@@ -74,7 +74,7 @@ def to_samples(group: list[Rollout], chat: ChatFormat) -> list[Sample]:
             rl_weight=sampled,
             ce_weight=[0.0] * len(sampled),
         )
-        for target in read_rollout(rollout, max_targets=CONFIG.feedback.max_targets):
+        for target in read_rollout(rollout, CONFIG.feedback.max_targets, rules=CONFIG.feedback.rules):
             hint = write_hint(target.rule, rollout.tools)
             add_branch(sample, segment, target, hint, chat, weight=CONFIG.feedback.weight)
         samples.append(sample)
@@ -84,7 +84,7 @@ def to_samples(group: list[Rollout], chat: ChatFormat) -> list[Sample]:
 def show_a_target(groups: list[list[Rollout]], chat: ChatFormat, measured: dict[str, Measured]) -> None:
     """What one hint did: the probability of each token of the faulty message, without and with the hint."""
     for rollout in (rollout for group in groups for rollout in group):
-        for target in read_rollout(rollout, max_targets=CONFIG.feedback.max_targets):
+        for target in read_rollout(rollout, CONFIG.feedback.max_targets, rules=CONFIG.feedback.rules):
             if target_key(target) not in measured:
                 continue
             message = rollout.segments[target.segment].messages[target.message]

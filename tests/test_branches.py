@@ -102,7 +102,7 @@ def test_hinted_logits_equal_reencoding(kind: str, teacher: str, device: str) ->
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("teacher", ["live", "frozen"])
+@pytest.mark.parametrize("teacher", ["live", "frozen", "ema", "trust_region"])
 def test_in_bfloat16_hidden_states_equal_reencoding_to_its_rounding(teacher: str) -> None:
     """The same products in another order: 3% of the norm over three layers, where the hint itself moves them by 30%."""
     rng = random.Random(6)

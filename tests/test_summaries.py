@@ -6,12 +6,14 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import tiny_model
 
 from offbook.algo import rl_samples
 from offbook.config import FeedbackConfig, TrainConfig
 from offbook.feedback import read_rollout
 from offbook.harness import Harness, run_agent
+from offbook.loop.annotate import annotate
 from offbook.sandbox import open_box
 from offbook.tokens import ChatFormat, render_call
 from offbook.train.trainer import Trainer
@@ -132,6 +134,26 @@ def test_readers_see_every_segment(tree: Path, chat: ChatFormat) -> None:
     targets = read_rollout(rollout, max_targets=99)
     assert {target.segment for target in targets} > {0}
     assert {target.rule for target in targets} == {"repeated_call"}
+
+
+@pytest.mark.parametrize("teacher", ["live", "frozen"])
+def test_hints_after_a_summary_equal_reencoding(tree: Path, chat: ChatFormat, teacher: str) -> None:
+    """Segments of different length in one batch, targets in several of them."""
+    rollout = long_rollout(tree, chat)
+    settings = FeedbackConfig(max_targets=9, gate=0.0, teacher=teacher)  # type: ignore[arg-type]
+    samples, feedback = annotate([[rollout]], settings, chat, step=1)
+    assert {item.target.segment for item in feedback} > {0}
+    vocabulary = chat.tokenizer.get_vocab_size()
+    measured = Trainer(tiny_model(vocabulary=vocabulary), TrainConfig(), settings).step(samples).measured
+    model = tiny_model(vocabulary=vocabulary)
+    for sample in samples:
+        for branch in sample.branches:
+            ids = [*sample.ids[: branch.insert], *branch.hint_ids, *sample.ids[branch.insert : branch.target_end]]
+            target = sample.ids[branch.target_start : branch.target_end]
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([ids])).logits[0, -len(target) - 1 : -1]
+            expected = logits.log_softmax(-1).gather(1, torch.tensor(target)[:, None])[:, 0].tolist()
+            assert measured[branch.key].teacher == pytest.approx(expected, abs=2e-4)
 
 
 def test_without_a_trigger_the_window_ends_the_rollout(tree: Path, chat: ChatFormat) -> None:

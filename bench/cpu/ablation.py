@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from panels import Lines, figure, mean_curve
+
 RULES = '["unknown_tool", "malformed_arguments", "repeated_call", "edited_tests"]'  # what the pocket model does wrong
 COMMON = {"train.groups": "3", "feedback.rules": RULES, "checkpoint.every": "5"}
 HINTS: dict[str, dict[str, str]] = {
@@ -64,6 +66,7 @@ LABELS = {
 }
 LONG = ("rl", "hints", "ema", "live", "live_anchored", "live_capped", "live_annealed")
 TIMES = 4
+CURVES = {"invalid calls per 100": "invalid_per_100", "solved": "solved"}
 COLUMNS = {
     "solved": "solved",
     "invalid_per_100": "invalid per 100",
@@ -228,6 +231,27 @@ def table(found: dict[str, dict[str, dict[str, float]]]) -> list[str]:
     return lines
 
 
+def drawn(arguments: argparse.Namespace) -> str:
+    """What the runs that went on for longer did, step by step, on their training tasks; the mean of the seeds."""
+    panels = {title: curves(arguments, key) for title, key in CURVES.items()}
+    return figure(panels, percent=("solved",))
+
+
+def curves(arguments: argparse.Namespace, key: str) -> Lines:
+    lines: Lines = {}
+    for arm in LONG:
+        folders = [arguments.out / arm / f"seed-{seed}" for seed in arguments.seeds]
+        rows = [read_rows(folder / "metrics.jsonl") for folder in folders if (folder / "metrics.jsonl").exists()]
+        points = mean_curve([[(float(row["step"]), float(row[key])) for row in run] for run in rows])
+        if points and points[-1][0] > arguments.steps:
+            lines[arm.replace("_", " ")] = points
+    return lines
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def cell(key: str, values: list[float]) -> str:
     shown = [f"{100 * value:.1f}%" if key == "solved" else f"{value:.1f}" for value in (mean(values), spread(values))]
     return f"{shown[0]} ± {shown[1]}" if len(values) > 1 else shown[0]
@@ -269,6 +293,8 @@ def report(arguments: argparse.Namespace) -> None:
         _, _, after = rest.partition("<!-- end of ablation -->")
         filled = f"{before}<!-- ablation -->\n{chr(10).join(lines)}\n<!-- end of ablation -->{after}"
         arguments.markdown.write_text(filled)
+        if curves(arguments, "solved"):
+            arguments.markdown.with_suffix(".svg").write_text(drawn(arguments))
 
 
 if __name__ == "__main__":

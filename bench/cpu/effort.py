@@ -23,6 +23,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import tomli_w
+from panels import figure, mean_curve
 
 from offbook.config import load_config
 from offbook.loop.circle import latest_checkpoint
@@ -33,10 +34,7 @@ from offbook.pocket.script import Habits
 from offbook.runfolder import RunFolder, whole_folder
 from offbook.tasks import load_task, load_tasks, make_pocket_tasks
 from offbook.types import Rollout
-from offbook.view.charts import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Frame
-from offbook.view.markup import Html, join, tag
-from offbook.view.scales import Points, smooth
-from offbook.view.scales import spread as spread_out
+from offbook.view.scales import Points
 
 HABITS = Habits(unknown_tool=0.03, malformed=0.0, reread=0.25, edit_tests=0.0, explore=0.5, pathless=0.5)
 COMMON = {
@@ -59,11 +57,6 @@ ROWS = {"before": "before", "rl": "RL only", "rl_effort": "RL + effort"}
 DIFFICULTIES = ("normal", "hard")
 COLUMNS = {"solved": "solved", "tokens": "sampled tokens", "turns": "turns", "searched": "searched"}
 FINDERS = ("search_codebase", "list_dir")
-STYLE = (
-    "text{font:11px sans-serif;fill:#555}.grid{stroke:#ddd}.line{fill:none;stroke-width:2}"
-    "path.rl{stroke:#8a8a8a}path.rl_effort{stroke:#c2410c}text.rl{fill:#6a6a6a}text.rl_effort{fill:#c2410c}"
-    ".name{font-weight:600}.title{font-size:13px;fill:#222}"
-)
 
 
 def make_tasks(root: Path, seed: int, num_train: int, num_heldout: int) -> None:
@@ -182,34 +175,15 @@ def spread(key: str, values: list[float]) -> str:
     return f" ± {show(key, stdev(values))}" if len(values) > 1 else ""
 
 
-def figure(results: dict[int, dict[str, Any]]) -> str:
+def drawn(results: dict[int, dict[str, Any]]) -> str:
     """Tokens by step, a panel a difficulty, both on one scale; the mean of the seeds."""
-    lines = {
-        (kind, arm): mean_curve([result["curves"][arm][kind] for result in results.values()])
+    panels = {
+        f"{kind} tasks: sampled tokens": {
+            ROWS[arm]: mean_curve([result["curves"][arm][kind] for result in results.values()]) for arm in ARMS
+        }
         for kind in DIFFICULTIES
-        for arm in ARMS
     }
-    every = [point for points in lines.values() for point in points]
-    values = [value for _, value in every]
-    panels = []
-    for place, kind in enumerate(DIFFICULTIES):
-        frame = Frame([step for step, _ in every], min(values), max(values), right=90)
-        drawn = [frame.grid(), tag("text", f"{kind} tasks: sampled tokens", x=LEFT, y=-8, class_="title")]
-        smoothed = {arm: smooth(lines[kind, arm]) for arm in ARMS}
-        ends = spread_out([frame.y(points[-1][1]) for points in smoothed.values()], 13, TOP, HEIGHT - BOTTOM)
-        for (arm, points), y in zip(smoothed.items(), ends, strict=True):
-            drawn.append(tag("path", d=frame.path(points), class_=f"line {arm}"))
-            drawn.append(tag("text", ROWS[arm], x=frame.end + 8, y=y + 4, class_=f"name {arm}"))
-        panels.append(tag("g", join(drawn), transform=f"translate({place * WIDTH} {TOP + 14})"))
-    height = HEIGHT + TOP + BOTTOM
-    box = f"0 0 {len(panels) * WIDTH} {height}"
-    style = Html(f"<style>{STYLE}</style>")
-    return tag("svg", style, *panels, xmlns="http://www.w3.org/2000/svg", viewBox=box, width=len(panels) * WIDTH) + "\n"
-
-
-def mean_curve(curves: list[Points]) -> Points:
-    steps = sorted({step for points in curves for step, _ in points})
-    return [(step, mean(dict(points)[step] for points in curves if step in dict(points))) for step in steps]
+    return figure(panels, one_scale=True)
 
 
 def main() -> None:
@@ -228,14 +202,14 @@ def main() -> None:
     seconds = ", ".join(f"{result['seconds']:.0f}" for result in results.values())
     lines += ["", f"Seconds, with the making of what was not there yet: {seconds}."]
     print("\n".join(lines))
-    (arguments.out / "effort.svg").write_text(figure(results))
+    (arguments.out / "effort.svg").write_text(drawn(results))
     if arguments.json:
         arguments.json.write_text(json.dumps({str(seed): result for seed, result in results.items()}, indent=2) + "\n")
     if arguments.markdown:
         before, _, rest = arguments.markdown.read_text().partition("<!-- table -->\n")
         _, _, after = rest.partition("<!-- end -->")
         arguments.markdown.write_text(f"{before}<!-- table -->\n{chr(10).join(lines)}\n<!-- end -->{after}")
-        arguments.markdown.with_suffix(".svg").write_text(figure(results))
+        arguments.markdown.with_suffix(".svg").write_text(drawn(results))
 
 
 if __name__ == "__main__":

@@ -103,7 +103,10 @@ class FeedbackConfig(Section):
     anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
     anneal_to: float = Field(default=0.0, ge=0)
     rule_weights: dict[str, float] = Field(default={}, description="by rule, on top of `weight`; 1 where not named")
-    rules: list[str] = Field(default=[], description="the rules of docs/feedback.md that readers go by; none: all")
+    rules: list[str] = Field(
+        default=["unknown_tool", "malformed_arguments", "repeated_call", "edited_tests"],
+        description="the rules of docs/feedback.md that readers go by; empty: all",
+    )
     max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout whose hint may teach")
     max_candidates: int = Field(default=6, ge=1, description="faulty messages of a rollout that are given a hint")
     gate: float = Field(

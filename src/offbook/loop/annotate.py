@@ -40,7 +40,7 @@ def annotate(
 def candidates(rollout: Rollout, settings: FeedbackConfig, task: Task | None, written: Pairs) -> Pairs:
     """Faulty messages with their hints, those that rules found first; or what a control has in their place."""
     limit = settings.max_candidates if settings.threshold else settings.max_targets
-    targets = read_rollout(rollout, limit, task, tuple(settings.rules))
+    targets = read_rollout(rollout, limit, task, settings.rules)
     pairs = [(target, write_hint(target.rule, rollout.tools)) for target in targets]
     taken = {(target.segment, target.message) for target in targets}
     pairs += [pair for pair in written if (pair[0].segment, pair[0].message) not in taken]
