@@ -277,6 +277,7 @@ class Hint:
 
 
 Likely = list[tuple[int, float]]  # the likeliest tokens at a place, with their log-probabilities
+Likeliest = list[tuple[str, float]]  # the same as text
 
 
 @dataclass(slots=True)
@@ -290,8 +291,8 @@ class Feedback:
     teacher: list[float] = field(default_factory=list)  # the same with the hint
     divergence: list[float] = field(default_factory=list)  # over the whole vocabulary, at each token
     skipped: str = ""  # why the hint did not teach
-    student_top: list[list[tuple[str, float]]] = field(default_factory=list)  # at each token the likeliest ones, as text,
-    teacher_top: list[list[tuple[str, float]]] = field(default_factory=list)  # where the two differ
+    student_top: list[Likeliest] = field(default_factory=list)  # at each token, empty where the two hardly differ
+    teacher_top: list[Likeliest] = field(default_factory=list)
 
 
 @dataclass(slots=True)
