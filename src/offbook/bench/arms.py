@@ -136,7 +136,9 @@ def _a_token(logprobs: Sequence[float]) -> float:
 
 
 def cells(arms: Arms) -> Cells:
-    """A row an arm. From the second one on also the difference to the first, where both have the same seeds."""
+    """By arm, from the second one on also the difference to the first, where both have the same seeds. Arms are rows,
+    but columns where there are more numbers than arms: a table is easier to read when it is long than when it is wide.
+    """
     table = [["", "runs", *(_label(key) for key in arms.keys)]]
     base = next(iter(arms.members))
     for arm, members in arms.members.items():
@@ -144,7 +146,7 @@ def cells(arms: Arms) -> Cells:
         if arm != base and (pairs := _paired(arms, base, arm)):
             row = [f"{arm} - {base}", f"{len(pairs)} paired"]
             table.append([*row, *(_apart(pairs, key) for key in arms.keys)])
-    return table
+    return table if len(arms.keys) <= len(arms.members) else [list(column) for column in zip(*table, strict=True)]
 
 
 def _label(key: str) -> str:

@@ -96,15 +96,18 @@ def without_path(instruction: str, path: str) -> str:
 
 
 def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, list[int]]:
-    """Hint blocks before some messages that broke no rule: whoever reads a hint follows it."""
+    """Hint blocks before some messages. Whoever reads a hint heeds that rule, and other faults are as common as ever:
+    if any words would do, nothing could be learned here about what a hint says."""
     if rng.random() > HINTED_EPISODES:
         return {}
-    faulty = {target.message for target in read_rollout(rollout, HARNESS.limits.turns, rules=LEARNED)}
-    messages = rollout.segments[0].messages
-    good = [index for index, message in enumerate(messages) if message.calls and index not in faulty]
-    rules = sorted(LEARNED)
+    broken = {target.message: target.rule for target in read_rollout(rollout, HARNESS.limits.turns, rules=LEARNED)}
+    chosen = {
+        index: rng.choice(LEARNED)
+        for index, message in enumerate(rollout.segments[0].messages)
+        if message.calls and rng.random() < HINTED_MESSAGES
+    }
     return {
-        index: hint_block(chat, write_hint(rng.choice(rules), rollout.tools))
-        for index in good
-        if rng.random() < HINTED_MESSAGES
+        index: hint_block(chat, write_hint(rule, rollout.tools))
+        for index, rule in chosen.items()
+        if broken.get(index) != rule
     }
