@@ -126,8 +126,11 @@ def test_a_constant_negative_needs_no_teacher(faulty: Rollout, chat: ChatFormat)
 
 
 def test_anchors_come_beside_their_targets(faulty: Rollout, chat: ChatFormat) -> None:
-    samples, _ = annotated(faulty, chat, anchor_share=1.0, anchor_weight=3.0)
+    samples, _ = annotated(faulty, chat, anchor_share=1.0, anchor_weight=3.0, anchor_tokens=100_000)
     assert len(samples) == 4
+    lengths = [len(anchor.ids) for anchor in samples[1:]]
+    short, _ = annotated(faulty, chat, anchor_share=1.0, anchor_tokens=lengths[0])
+    assert [len(anchor.ids) for anchor in short[1:]] == lengths[:1], "long contexts are not held"
     for branch, anchor in zip(samples[0].branches, samples[1:], strict=True):
         assert chat.decode(branch.hint_ids) in chat.decode(anchor.ids)
         assert [held.weight for held in anchor.branches] == [3.0]

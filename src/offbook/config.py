@@ -119,6 +119,7 @@ class FeedbackConfig(Section):
         default=0.0, ge=0, le=1, description="of the targets, whose hinted reading is held where it was at the start"
     )
     anchor_weight: float = Field(default=1.0, gt=0, description="beside an RL loss of weight 1")
+    anchor_tokens: int = Field(default=4096, ge=1, description="longer contexts are not held: they would cost the most")
     top: int = Field(default=5, ge=1, description="likeliest tokens recorded where student and teacher differ")
     teacher: Literal["live", "ema", "frozen", "trust_region"] = "frozen"
     ema_decay: float = Field(default=0.99, gt=0, lt=1, description="teacher `ema` only")

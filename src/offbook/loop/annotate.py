@@ -10,7 +10,7 @@ from offbook.algo import add_branch, anchor_sample, hint_weight, rl_samples
 from offbook.config import FeedbackConfig
 from offbook.feedback import NEGATIVE, RULES, Pairs, read_rollout, stand_in, write_hint
 from offbook.tokens import Chat
-from offbook.types import Feedback, Rollout, Sample, Task
+from offbook.types import Branch, Feedback, Rollout, Sample, Task
 
 
 def annotate(
@@ -62,11 +62,16 @@ def _hang(
             count = branch.target_end - branch.target_start
             sample.advantage[branch.target_start : branch.target_end] = [NEGATIVE] * count
             sample.branches.remove(branch)
-        elif random.Random(f"anchor {branch.key}").random() < settings.anchor_share:
+        elif _is_anchored(branch, settings):
             anchors.append(anchor_sample(sample, branch, settings.anchor_weight))
     if settings.control != "every_turn":
         _share_lessons(of_segments, settings.max_targets)
     return anchors, feedback
+
+
+def _is_anchored(branch: Branch, settings: FeedbackConfig) -> bool:
+    is_short = branch.target_end + len(branch.hint_ids) <= settings.anchor_tokens
+    return is_short and random.Random(f"anchor {branch.key}").random() < settings.anchor_share
 
 
 def _share_lessons(of_segments: list[Sample], max_targets: int) -> None:
