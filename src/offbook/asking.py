@@ -6,7 +6,9 @@ For what reads and writes beside the rollouts: coaches, monitors, instructions. 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
+import ssl
 
 import httpx2
 
@@ -36,7 +38,7 @@ class Asked:
         }
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         problem = ""
-        async with httpx2.AsyncClient(timeout=self._timeout_s) as client:
+        async with httpx2.AsyncClient(timeout=self._timeout_s, verify=_certificates()) as client:
             for attempt in range(TRIES):
                 if attempt:
                     await asyncio.sleep(2.0**attempt / 2)
@@ -51,6 +53,19 @@ class Asked:
                 if response.status_code not in RETRIED:
                     break
         raise OffbookError(f"{self.url} does not answer ({problem})")
+
+
+def json_part(answer: str, opening: str = "{", closing: str = "}") -> str:
+    """What of an answer is JSON: no thinking, no fence, no words around it."""
+    said = answer.rpartition("</think>")[2]
+    starts = [start for start in map(said.find, opening) if start >= 0]
+    return said[min(starts, default=0) : max(map(said.rfind, closing)) + 1]
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Reading them takes as long as a short answer, so it is done once."""
+    return ssl.create_default_context()
 
 
 def _content(response: httpx2.Response, url: str) -> str:

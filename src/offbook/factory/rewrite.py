@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import resources
 
-from offbook.asking import Asked
+from offbook.asking import Asked, json_part
 from offbook.factory.deletion.symbols import Symbols
 from offbook.factory.instruct import TERSE_CHARACTERS, leaks_in_instruction
 from offbook.factory.nouns import Deletion
@@ -32,9 +32,8 @@ def rewriter(url: str, model: str) -> Rewrite:
 
 
 def _versions(reply: str) -> dict[str, str]:
-    found = re.search(r"\{.*\}", reply, re.S)
     try:
-        versions = json.loads(found[0]) if found else {}
+        versions = json.loads(json_part(reply))
     except ValueError:
         return {}
     known = ("terse", "normal", "detailed")

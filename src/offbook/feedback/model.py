@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from offbook.asking import Asked
+from offbook.asking import Asked, json_part
 from offbook.feedback.leaks import leak
 from offbook.feedback.shown import show, words_of
 from offbook.types import Hint, OffbookError, Rollout, Target, Task
@@ -191,11 +191,8 @@ def refusal(mistake: Mistake, rule: str, rollout: Rollout, task: Task | None) ->
 
 def _listed(reply: str) -> list[Any] | None:
     """The list of a reply, with or without the object around it; None where there is none."""
-    answer = reply.rpartition("</think>")[2]
-    starts = [start for start in map(answer.find, "[{") if start >= 0]
-    end = max(map(answer.rfind, "]}"))
     try:
-        value = json.loads(answer[min(starts, default=0) : end + 1])
+        value = json.loads(json_part(reply, "[{", "]}"))
     except (ValueError, RecursionError):
         return None
     listed = value.get("mistakes") if isinstance(value, dict) else value

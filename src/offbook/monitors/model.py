@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import re
 from functools import cache
 from importlib import resources
 
 from pydantic import BaseModel, ValidationError
 
-from offbook.asking import Asked
+from offbook.asking import Asked, json_part
 from offbook.types import Event, Flag, Rollout, Task
 
 PROMPTS = resources.files("offbook.monitors") / "prompts"
@@ -86,9 +85,8 @@ def read_reply(reply: str, name: str, rollout: Rollout) -> tuple[list[Flag], str
 
     A finding holds if its message is there and has the words that it quotes, in a call, an answer or the diff.
     """
-    match = re.search(r"\{.*\}", reply.rpartition("</think>")[2], re.DOTALL)
     try:
-        findings = Findings.model_validate_json(match.group(0) if match else "").findings
+        findings = Findings.model_validate_json(json_part(reply)).findings
     except ValidationError as error:
         return [], f"no findings in JSON ({error.errors()[0]['msg']})"
     flags, refused = [], 0

@@ -27,11 +27,12 @@ from offbook.tokens import ChatFormat
 from offbook.types import Completion, Limits, Prompt, Rollout, Sample, Task
 
 HARNESS = Harness(Limits(turns=12, tokens=1024, context=1024, message_tokens=256), profile="pocket")
-HINTED_EPISODES = 0.6
-HINTED_MESSAGES = 0.5
+HINTED_EPISODES = 0.8
+HINTED_MESSAGES = 0.6
 CONTEXT_WEIGHT = 0.1
 CHUNK = 250
 LEARNED = ("unknown_tool", "malformed_arguments", "repeated_call", "edited_tests")  # the rules whose hints it knows
+WHEN_EDITING, ELSEWHERE = (1, 1, 2, 3), (2, 2, 1, 1)  # how often each is said: mostly where it can be broken
 
 
 class Demonstrator:
@@ -102,7 +103,7 @@ def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, 
         return {}
     broken = {target.message: target.rule for target in read_rollout(rollout, HARNESS.limits.turns, rules=LEARNED)}
     chosen = {
-        index: rng.choice(LEARNED)
+        index: rng.choices(LEARNED, WHEN_EDITING if "old" in message.text else ELSEWHERE)[0]
         for index, message in enumerate(rollout.segments[0].messages)
         if message.calls and rng.random() < HINTED_MESSAGES
     }
