@@ -96,6 +96,13 @@ def test_a_donor_hint_is_about_another_rule(faulty: Rollout, chat: ChatFormat) -
         assert any(text in chat.decode(other.hint_ids) for text in texts)
 
 
+def test_a_single_rule_has_donors_too(faulty: Rollout, chat: ChatFormat) -> None:
+    settings = FeedbackConfig(rules=["unknown_tool"], control="donor")
+    (sample,), (item,) = annotate([[faulty]], settings, chat, step=1)
+    assert item.hint.rule != "unknown_tool"
+    assert item.hint.text in chat.decode(sample.branches[0].hint_ids)
+
+
 def test_random_targets_are_other_messages_of_the_same_count(faulty: Rollout, chat: ChatFormat) -> None:
     (plain,), _ = annotated(faulty, chat)
     (sample,), feedback = annotated(faulty, chat, control="random_target")

@@ -44,7 +44,8 @@ def candidates(rollout: Rollout, settings: FeedbackConfig, task: Task | None, wr
     pairs = [(target, write_hint(target.rule, rollout.tools)) for target in targets]
     taken = {(target.segment, target.message) for target in targets}
     pairs += [pair for pair in written if (pair[0].segment, pair[0].message) not in taken]
-    return stand_in(pairs[:limit], rollout, settings.control, settings.rules or list(RULES))
+    donors = settings.rules if len(settings.rules) > 1 else list(RULES)
+    return stand_in(pairs[:limit], rollout, settings.control, donors)
 
 
 def _hang(
