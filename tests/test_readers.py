@@ -323,6 +323,13 @@ def test_thoughts_before_a_command_that_ends_the_task_are_not_a_last_message() -
     assert [one.rule for one in read_all(rollout)] == ["final_too_long", "final_names_nothing"]
 
 
+def test_a_task_that_is_to_be_left_alone_may_end_without_an_edit(tree: Path) -> None:
+    task = Task("t", tree, INSTRUCTION, tree, tree, (), ("tests/a.py::b",), (), tuple(OWN), "test")
+    ended = talk(READ, FINISH)
+    assert [one.rule for one in read_all(ended, task)] == ["finished_without_edit"]
+    assert read_all(ended, replace(task, leave=True)) == []
+
+
 def test_a_deleted_file_counts_if_it_was_there(tree: Path) -> None:
     task = Task("t", tree, INSTRUCTION, tree, tree, (), (), (), tuple(OWN), "test")
     rollout = talk(sh("rm -f tests/test_calc.py"), sh("rm -f tests/test_other.py"), sh("rm -r tests"))

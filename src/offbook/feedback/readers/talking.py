@@ -95,7 +95,9 @@ def _names(text: str) -> set[str]:
 
 
 def _was_to_change(reading: Reading) -> bool:
-    """A task of ours always asks for one."""
+    """A task of ours asks for one, unless it is there to be left alone."""
+    if reading.task is not None and reading.task.leave:
+        return False
     if reading.task is not None and (reading.task.deleted or reading.task.fail_to_pass):
         return True
     return bool(CHANGE.search(reading.instruction)) and not NO_CHANGE_ASKED.search(reading.instruction)
