@@ -27,12 +27,11 @@ from offbook.tokens import ChatFormat
 from offbook.types import Completion, Limits, Prompt, Rollout, Sample, Task
 
 HARNESS = Harness(Limits(turns=12, tokens=1024, context=1024, message_tokens=256), profile="pocket")
-HINTED_EPISODES = 0.8
-HINTED_MESSAGES = 0.6
+HINTED_EPISODES = 0.6
+HINTED_MESSAGES = 0.5
 CONTEXT_WEIGHT = 0.1
 CHUNK = 250
 LEARNED = ("unknown_tool", "malformed_arguments", "repeated_call", "edited_tests")  # the rules whose hints it knows
-WHEN_EDITING, ELSEWHERE = (1, 1, 2, 3), (2, 2, 1, 1)  # how often each is said: mostly where it can be broken
 
 
 class Demonstrator:
@@ -97,18 +96,15 @@ def without_path(instruction: str, path: str) -> str:
 
 
 def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, list[int]]:
-    """Hint blocks before some messages. Whoever reads a hint heeds that rule, and other faults are as common as ever:
-    if any words would do, nothing could be learned here about what a hint says."""
+    """Hint blocks before some messages that broke no rule: whoever reads a hint follows it."""
     if rng.random() > HINTED_EPISODES:
         return {}
-    broken = {target.message: target.rule for target in read_rollout(rollout, HARNESS.limits.turns, rules=LEARNED)}
-    chosen = {
-        index: rng.choices(LEARNED, WHEN_EDITING if "old" in message.text else ELSEWHERE)[0]
-        for index, message in enumerate(rollout.segments[0].messages)
-        if message.calls and rng.random() < HINTED_MESSAGES
-    }
+    faulty = {target.message for target in read_rollout(rollout, HARNESS.limits.turns, rules=LEARNED)}
+    messages = rollout.segments[0].messages
+    good = [index for index, message in enumerate(messages) if message.calls and index not in faulty]
+    rules = sorted(LEARNED)
     return {
-        index: hint_block(chat, write_hint(rule, rollout.tools))
-        for index, rule in chosen.items()
-        if broken.get(index) != rule
+        index: hint_block(chat, write_hint(rng.choice(rules), rollout.tools))
+        for index in good
+        if rng.random() < HINTED_MESSAGES
     }
