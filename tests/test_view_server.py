@@ -462,7 +462,13 @@ def test_a_folder_of_runs_stands_for_them(tmp_path: Path) -> None:
 def test_the_verb_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     path = make_run(tmp_path, "rl_hints", steps=1)
     command = [sys.executable, "-m", "offbook", "view", str(path), "--port"]
-    served = subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    served = subprocess.Popen(
+        [*command, "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a background job
+    )
     try:
         assert served.stdout
         url = served.stdout.readline().split()[0]
