@@ -119,7 +119,8 @@ def run_arm(arm: str, seed: int, steps: int, arguments: argparse.Namespace) -> N
         return
     started = time.monotonic()
     train(load_config([], settings))
-    figures = measure(latest_checkpoint(RunFolder(folder)), folder, settings)
+    figures, summary, rollouts = measure(latest_checkpoint(RunFolder(folder)), folder, settings)
+    RunFolder(folder).write_eval("final", summary, rollouts)  # for `offbook compare` and `offbook view`
     result.write_text(json.dumps({**figures, "seconds": time.monotonic() - started}, indent=2) + "\n")
 
 
@@ -129,19 +130,20 @@ def run_before(seed: int, arguments: argparse.Namespace) -> None:
     if not (folder / "result-0.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         settings = settings_of("rl", seed, 1, arguments)
-        figures = measure(Path(settings["model"]), Path(settings["out"]), settings)
+        figures, _, _ = measure(Path(settings["model"]), Path(settings["out"]), settings)
         (folder / "result-0.json").write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def measure(model: Path, run: Path, settings: dict[str, str]) -> dict[str, Any]:
+def measure(model: Path, run: Path, settings: dict[str, str]) -> tuple[dict[str, float], dict[str, Any], list[Any]]:
+    """The numbers of the table, all numbers, and the rollouts."""
     from offbook.config import load_config
     from offbook.loop.evaluate import evaluate
     from offbook.tasks import load_tasks
 
     config = load_config([], settings)
-    summary, _ = evaluate(model, load_tasks(Path(settings["tasks.source"]) / "heldout"), config)
+    summary, rollouts = evaluate(model, load_tasks(Path(settings["tasks.source"]) / "heldout"), config)
     keys = ("solved", "invalid_per_100", "turns", "tokens")
-    return {**{key: summary[key] for key in keys}, **hint_following(model, run, config)}
+    return {**{key: summary[key] for key in keys}, **hint_following(model, run, config)}, summary, rollouts
 
 
 def hint_following(model: Path, run: Path, config: Any) -> dict[str, float]:
