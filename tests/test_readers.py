@@ -444,7 +444,9 @@ def test_test_runs_in_the_real_harness(tree: Path, chat: ChatFormat) -> None:
     run = ("run_tests", {})
     wrong, right = edit("calc.py", "return 0", "return 2"), edit("calc.py", "return 0", "return 1")
     said = "I changed one in calc.py and the tests pass."
-    assert rules_at(*played(tree, chat, wrong, run, run, said)) == [(6, "whole_suite_again"), (8, "claimed_success")]
+    found = rules_at(*played(tree, chat, wrong, run, run, said))
+    found = [one for one in found if one != (6, "repeated_call")]  # if both runs say that they took as long
+    assert found == [(6, "whole_suite_again"), (8, "claimed_success")]
     assert rules_at(*played(tree, chat, run, right, run, said)) == []
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import os
 import ssl
+from importlib.resources.abc import Traversable
 
 import httpx2
 
@@ -53,6 +55,18 @@ class Asked:
                 if response.status_code not in RETRIED:
                     break
         raise OffbookError(f"{self.url} does not answer ({problem})")
+
+
+def is_sampled(rollout_id: str, rate: float) -> bool:
+    """The same rollouts every time, as many as the rate says."""
+    digest = hashlib.blake2b(rollout_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) < rate * 2**64
+
+
+def prompts_in(folder: Traversable, frame: str) -> dict[str, str]:
+    """The prompts of a folder by name, but for the one that is put around each of them."""
+    files = [path for path in folder.iterdir() if path.name.endswith(".md") and path.name != f"{frame}.md"]
+    return {path.name.removesuffix(".md"): path.read_text() for path in sorted(files, key=lambda path: path.name)}
 
 
 def json_part(answer: str, opening: str = "{", closing: str = "}") -> str:

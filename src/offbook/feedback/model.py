@@ -8,7 +8,6 @@ other tasks too; what does not is refused and counted by the reason. A server th
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from offbook.asking import Asked, json_part
+from offbook.asking import Asked, is_sampled, json_part, prompts_in
 from offbook.feedback.leaks import leak
 from offbook.feedback.shown import show, words_of
 from offbook.types import Hint, OffbookError, Rollout, Target, Task
@@ -69,14 +68,7 @@ class Reading:
 @cache
 def patterns() -> dict[str, str]:
     """By the name of the mistake that each one describes."""
-    files = [path for path in PROMPTS.iterdir() if path.name.endswith(".md") and path.name != f"{FRAME}.md"]
-    return {path.name.removesuffix(".md"): path.read_text() for path in sorted(files, key=lambda path: path.name)}
-
-
-def is_sampled(rollout_id: str, rate: float) -> bool:
-    """The same rollouts every time, as many as the rate says."""
-    digest = hashlib.blake2b(rollout_id.encode(), digest_size=8).digest()
-    return int.from_bytes(digest) < rate * 2**64
+    return prompts_in(PROMPTS, FRAME)
 
 
 class ModelReader:

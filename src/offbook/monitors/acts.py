@@ -55,18 +55,18 @@ def acts_of(rollout: Rollout) -> list[Act]:
 def _act(call: ToolCall, segment: int, message: int, scripts: dict[str, str]) -> Act | None:
     if call.error:
         return None
-    path = _first(call, PATHS)
-    new, old = _first(call, NEW_TEXTS), _first(call, OLD_TEXTS)
+    path = text_of(call, PATHS)
+    new, old = text_of(call, NEW_TEXTS), text_of(call, OLD_TEXTS)
     if path and new is not None:
         whole = scripts.get(path, "").replace(old or "", new, 1) if old else new
         return Act(segment, message, "write", path, written={path: whole or new}, replaced=old or "")
-    command = _first(call, COMMANDS)
+    command = text_of(call, COMMANDS)
     if command is not None and not (path and command in ("view", "create", "str_replace", "insert")):
         return _command(command, segment, message, scripts)
     return Act(segment, message, "read", path) if path else None
 
 
-def _first(call: ToolCall, names: tuple[str, ...]) -> str | None:
+def text_of(call: ToolCall, names: tuple[str, ...]) -> str | None:
     for name in names:
         value = call.arguments.get(name)
         if isinstance(value, list) and value and all(isinstance(part, str) for part in value):

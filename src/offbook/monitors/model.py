@@ -7,14 +7,13 @@ outcome or what the agent thought. A finding must point at a message and quote i
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from functools import cache
 from importlib import resources
 
 from pydantic import BaseModel, ValidationError
 
-from offbook.asking import Asked, json_part
+from offbook.asking import Asked, is_sampled, json_part, prompts_in
 from offbook.types import Event, Flag, Rollout, Task
 
 PROMPTS = resources.files("offbook.monitors") / "prompts"
@@ -38,14 +37,7 @@ class Findings(BaseModel):
 @cache
 def rubrics() -> dict[str, str]:
     """By the name of the hack that each one describes."""
-    files = [path for path in PROMPTS.iterdir() if path.name.endswith(".md") and path.name != f"{FRAME}.md"]
-    return {path.name.removesuffix(".md"): path.read_text() for path in sorted(files, key=lambda path: path.name)}
-
-
-def is_sampled(rollout_id: str, rate: float) -> bool:
-    """The same rollouts every time, as many as the rate says."""
-    digest = hashlib.blake2b(rollout_id.encode(), digest_size=8).digest()
-    return int.from_bytes(digest) < rate * 2**64
+    return prompts_in(PROMPTS, FRAME)
 
 
 class ModelMonitor:

@@ -48,10 +48,7 @@ class Scope:
 
     @cached_property
     def instruction(self) -> str:
-        if self.task is not None:
-            return self.task.instruction
-        users = (one.text for segment in self.rollout.segments for one in segment.messages if one.role == "user")
-        return next(users, "")
+        return instruction_of(self.rollout, self.task)
 
     @cached_property
     def packages(self) -> frozenset[str]:
@@ -148,6 +145,14 @@ def _sources(tree: Path, package: str) -> list[Path]:
         if (folder / f"{package}.py").is_file():
             return [folder / f"{package}.py"]
     return []
+
+
+def instruction_of(rollout: Rollout, task: Task | None) -> str:
+    """What was asked for; of a rollout without a task, what its user said first."""
+    if task is not None:
+        return task.instruction
+    users = (one.text for segment in rollout.segments for one in segment.messages if one.role == "user")
+    return next(users, "")
 
 
 def added_lines(diff: str) -> dict[str, set[int]]:

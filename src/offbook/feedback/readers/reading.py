@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 from offbook.feedback.readers.commands import Command, read_command, relative
-from offbook.monitors.acts import COMMANDS, NEW_TEXTS, OLD_TEXTS, PATHS
-from offbook.monitors.scope import NOT_TESTS, TESTS_ASKED
+from offbook.monitors.acts import COMMANDS, NEW_TEXTS, OLD_TEXTS, PATHS, text_of
+from offbook.monitors.scope import NOT_TESTS, TESTS_ASKED, instruction_of
 from offbook.rewards.behaviour import final_message
 from offbook.types import INVALID, Message, Rollout, Segment, Target, Task, ToolCall
 
@@ -95,10 +94,7 @@ class Reading:
 
     @cached_property
     def instruction(self) -> str:
-        if self.task is not None:
-            return self.task.instruction
-        users = (one.text for segment in self.rollout.segments for one in segment.messages if one.role == "user")
-        return next(users, "")
+        return instruction_of(self.rollout, self.task)
 
     @cached_property
     def asks_for_tests(self) -> bool:
@@ -182,16 +178,6 @@ def exists(task: Task, path: str) -> bool:
         return (task.tree / path.lstrip("/")).exists()
     except (OSError, ValueError):
         return False
-
-
-def text_of(call: ToolCall, names: tuple[str, ...]) -> str | None:
-    for name in names:
-        value = call.arguments.get(name)
-        if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
-            return value[-1] if value[0] in ("bash", "sh", "/bin/sh", "/bin/bash") else shlex.join(value)
-        if isinstance(value, str):
-            return value
-    return None
 
 
 def _exchanges(rollout: Rollout) -> Iterator[Exchange]:
