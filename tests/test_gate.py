@@ -131,6 +131,22 @@ def test_the_likeliest_tokens_are_told_where_the_two_differ() -> None:
         assert as_sampled in ([], [pytest.approx(measured.teacher[place], abs=1e-4)])
 
 
+def test_where_the_two_agree_nothing_is_told() -> None:
+    same = Branch(10, [], 12, 20, 1.0, "same")
+    result, _ = step_of([sample_of(random.Random(6), [same])], teacher="live", gate=0.0)
+    assert result.measured["same"].student_top == [[]] * 8
+
+
+def test_only_the_tokens_that_differ_most_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sorting a large vocabulary at every token costs more than the teacher."""
+    monkeypatch.setattr("offbook.train.targets.TOLD_TOKENS", 2)
+    branch = Branch(10, random_ids(random.Random(5), 6), 12, 20, 1.0, "one")
+    result, _ = step_of([sample_of(random.Random(6), [branch])], teacher="live", gate=0.0)
+    measured = result.measured["one"]
+    told = [place for place, likely in enumerate(measured.teacher_top) if likely]
+    assert told == sorted(sorted(range(8), key=lambda place: -measured.divergence[place])[:2])
+
+
 def anchored(rng: random.Random) -> tuple[Sample, Sample]:
     sample = sample_of(rng, [Branch(10, random_ids(rng, 6), 12, 20, 1.0, "one")])
     return sample, anchor_sample(sample, sample.branches[0], weight=2.0)
