@@ -275,6 +275,16 @@ def test_ema_teacher_follows_and_frozen_stays() -> None:
         assert moved == moves
 
 
+def test_a_refreshed_teacher_takes_the_students_weights_every_so_many_steps() -> None:
+    trainer = trainer_for(tiny_model(), teacher="frozen", refresh_steps=2)
+    equal = []
+    for seed in range(4):
+        trainer.step([sample_with_branches(random.Random(seed))])
+        pairs = zip(trainer.teacher.model.parameters(), trainer.model.parameters(), strict=True)
+        equal.append(all((mine == its).all() for mine, its in pairs))
+    assert equal == [False, True, False, True]
+
+
 def test_a_padded_row_does_not_change_its_neighbour() -> None:
     rng = random.Random(5)
     short, long = sample_with_branches(rng, 50), sample_with_branches(rng, 64)

@@ -123,6 +123,9 @@ class FeedbackConfig(Section):
     top: int = Field(default=5, ge=1, description="likeliest tokens recorded where student and teacher differ")
     teacher: Literal["live", "ema", "frozen", "trust_region"] = "frozen"
     ema_decay: float = Field(default=0.99, gt=0, lt=1, description="teacher `ema` only")
+    refresh_steps: int = Field(
+        default=0, ge=0, description="teacher `frozen` only: steps until it takes the student's weights; 0 is never"
+    )
     trust_mix: float = Field(default=0.1, gt=0, lt=1, description="teacher `trust_region` only: share of the live one")
     direction: Literal["forward", "reverse", "jsd"] = "forward"
     token_cap: float = Field(default=2.0, gt=0, description="nats a token may count for")

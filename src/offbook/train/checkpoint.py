@@ -47,7 +47,7 @@ def _write(trainer: Trainer, path: Path, step: int, tokenizer_from: Path) -> Non
         if (tokenizer_from / name).exists():
             shutil.copyfile(tokenizer_from / name, path / name)
     save_file(_optimizer_tensors(trainer), path / "optimizer.safetensors")
-    if trainer.teacher.kind == "ema":
+    if trainer.teacher.moves:
         save_file(dict(trainer.teacher.model.named_parameters()), path / "teacher.safetensors")
     (path / "state.json").write_text(json.dumps({"step": step}) + "\n")
     (path / "DONE").touch()
@@ -60,7 +60,8 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
     for key, tensor in tensors.items():
         name, state = key.rsplit("/", 1)
         trainer.optimizer.state[parameters[name]][state] = tensor.to(parameters[name].device)
-    if trainer.teacher.kind == "ema":
+    trainer.teacher.steps = json.loads((path / "state.json").read_text())["step"]
+    if trainer.teacher.moves:
         slow = load_file(path / "teacher.safetensors")
         with torch.no_grad():
             for name, parameter in trainer.teacher.model.named_parameters():

@@ -1,7 +1,7 @@
 """Who the hinted teacher is. Every kind is the same branch pass; they differ in the weights that run it.
 
 live          the student as it is now: its branches go along with the RL forward and cost only their own tokens
-frozen        the model the run started from, on a trunk of its own without gradients
+frozen        the model the run started from, or was `refresh_steps` ago, on a trunk of its own without gradients
 ema           a slow average of the student, likewise
 trust_region  between the two, in logits: frozen ** (1 - trust_mix) * live ** trust_mix (SDPO, section 3)
 """
@@ -23,6 +23,9 @@ class Teacher:
     def __init__(self, student: Decoder, feedback: FeedbackConfig):
         self.kind = feedback.teacher
         self.ema_decay = feedback.ema_decay
+        self.refresh_steps = feedback.refresh_steps if self.kind == "frozen" else 0
+        self.moves = self.kind == "ema" or self.refresh_steps > 0
+        self.steps = 0
         self.rides = self.kind in ("live", "trust_region")  # reads the student's own forward
         self.own = _copied(student) if self.kind != "live" or feedback.anchor_share else None
         self.model = student.model if self.own is None else self.own.model
@@ -38,10 +41,13 @@ class Teacher:
     @torch.no_grad()
     def follow(self, student: PreTrainedModel) -> None:
         """After each step."""
-        if self.kind == "ema":
-            for slow, fast in zip(self.model.parameters(), student.parameters(), strict=True):
-                if slow is not fast:
-                    slow.lerp_(fast, 1 - self.ema_decay)
+        self.steps += 1
+        if not self.moves or (self.refresh_steps and self.steps % self.refresh_steps):
+            return
+        share = 1.0 if self.refresh_steps else 1 - self.ema_decay
+        for slow, fast in zip(self.model.parameters(), student.parameters(), strict=True):
+            if slow is not fast:
+                slow.lerp_(fast, share)
 
 
 def _copied(student: Decoder) -> Decoder:
