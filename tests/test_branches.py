@@ -11,16 +11,16 @@ from conftest import random_ids, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from offbook.config import FeedbackConfig, TrainConfig
 from offbook.train import attention, forward
-from offbook.train.attention import BLOCK, BranchRow, Handover, branch_blocks
+from offbook.train.attention import BranchRow, Handover, branch_blocks
 from offbook.train.batches import Batch, BranchBatch
 from offbook.train.forward import reencoded as naive
+from offbook.train.host import BLOCK
 from offbook.train.losses import divergence, log_mix
 from offbook.train.trainer import Trainer, _Ledger
 from offbook.types import Branch, Sample
@@ -206,13 +206,14 @@ def test_blocks_of_the_fused_kernel_are_those_of_the_mask(data: st.DataObject) -
     assert torch.equal(blocks.mask_mod(0, 0, query, key), mask)
     pad = torch.nn.functional.pad(mask, (0, -total % BLOCK, 0, -start % BLOCK))
     inside = pad.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).any(3).any(1)
-    assert torch.equal(blocks.to_dense()[0, 0].bool(), inside)
+    dense = blocks.to_dense()[:, 0]
+    assert torch.equal(dense.sum(0), inside.int()), "each block is in one part"
+    assert (dense.sum(2).amax(0) - dense.sum(2).amin(0) <= 1).all(), "each part has its share"
     edge = torch.nn.functional.pad(mask, (0, -total % BLOCK, 0, -start % BLOCK), value=True)
     whole = edge.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).all(3).all(1)
-    for block, (count, order) in enumerate(
-        zip(blocks.full_kv_num_blocks[0, 0], blocks.full_kv_indices[0, 0], strict=True)
-    ):
-        assert all(whole[block, place] for place in order[:count].tolist()), "a block taken for whole is whole"
+    for counts, orders in zip(blocks.full_kv_num_blocks[:, 0], blocks.full_kv_indices[:, 0], strict=True):
+        for block, (count, order) in enumerate(zip(counts, orders, strict=True)):
+            assert all(whole[block, place] for place in order[:count].tolist()), "a block taken for whole is whole"
 
 
 @torch.no_grad()
@@ -224,7 +225,7 @@ def test_the_fused_kernel_reads_what_the_plain_one_reads() -> None:
     plain = attention._read(query, key, value, None, Handover(rows, keys=trunk_key, values=trunk_value))
     keys, values = attention._flat(trunk_key, key), attention._flat(trunk_value, value)
     blocks = branch_blocks(rows, 2, 40, torch.device("cpu"))
-    fused = flex_attention(query, keys, values, block_mask=blocks, enable_gqa=True)
+    fused = attention.in_parts(query, keys, values, blocks, None, {})
     assert (plain - fused).abs().max() < 1e-5
 
 

@@ -3,25 +3,31 @@
 A Qwen3 of 0.6B with random weights in bfloat16. Rollouts of random tokens, every other 400 of them sampled by the
 model; targets are sampled messages of 400 tokens spread evenly over the rollout, their hints 60 tokens. A step is
 `Trainer.step`: batches, teacher, forward, backward, clipping, AdamW. `naive` encodes prefix + hint + message again for
-each target, with the same kernels. The ceiling is a bfloat16 matrix product measured in the same run. Operations
-counted: 2 a weight and token forward, 4 backward, what is recomputed once more; causal attention half of the square,
-its backward pass 2.5 times the forward one.
+each target, with the same kernels. `sdpo_rl` and `sdpo` are TRL's trainer, where that is installed, without and with
+the targets (sdpo.py). `--mixed` takes rollouts of ever different lengths instead.
+
+The ceiling is a bfloat16 matrix product measured in the same run. Operations counted: 2 a weight and token forward,
+4 backward, what is recomputed once more; causal attention half of the square, its backward pass 2.5 times the forward
+one.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import json
 import random
 import statistics
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import DeviceType
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from offbook.config import FeedbackConfig, TrainConfig
@@ -32,7 +38,8 @@ from offbook.types import Branch, Sample
 
 MESSAGE, HEADER, HINT = 400, 3, 60
 VOCABULARY = 151_936
-ARMS = ("rl", "live", "frozen", "ema", "trust_region", "naive")
+OURS = ("rl", "live", "frozen", "ema", "trust_region", "naive")
+THEIRS = ("sdpo_rl", "sdpo")
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,12 @@ class Shape:
     def name(self) -> str:
         return f"{self.rollouts} x {self.tokens} tokens, {self.targets} targets"
 
+    @property
+    def is_long(self) -> bool:
+        return self.tokens > 50_000
 
-SHAPES = {"32k": Shape(1, 32_768, 8), "100k": Shape(1, 100_000, 10), "8x4k": Shape(8, 4_096, 2)}
+
+SHAPES = {"32k": Shape(1, 32_768, 8), "8x4k": Shape(8, 4_096, 2), "100k": Shape(1, 100_000, 10)}
 
 
 class NaiveTeacher(Teacher):
@@ -61,7 +72,8 @@ class NaiveTeacher(Teacher):
     def readings(self, batch: Batch, branches: BranchBatch) -> list[tuple[nn.Module, Tensor]]:
         hidden = []
         for row, (_, branch) in zip(branches.rows, batch.branches, strict=True):
-            ids = torch.cat([batch.ids_BT[row.trunk_row, : row.insert], branches.ids_1L[0, row.start : row.end]])
+            end = row.start + len(branch.hint_ids) + branch.target_end - branch.insert
+            ids = torch.cat([batch.ids_BT[row.trunk_row, : row.insert], branches.ids_1L[0, row.start : end]])
             count = branch.target_end - branch.target_start
             hidden.append(self.student.hidden(ids[None])[0][0, -count - 1 : -1])
         return [(self.student.model.get_output_embeddings(), torch.cat(hidden))]
@@ -142,59 +154,126 @@ def operations(model: Qwen3ForCausalLM, shape: Shape, recompute: str) -> float:
     )
 
 
-def time_arm(trainer: Trainer, arm: str, shape: Shape, repeats: int) -> dict[str, float]:
-    """Seconds of a step, the median, and the peak of allocated memory."""
-    gc.collect()
-    torch.cuda.empty_cache()
+def time_ours(trainer: Trainer, arm: str, shape: Shape, repeats: int) -> dict[str, Any]:
+    free_memory()
     kind = "live" if arm in ("rl", "naive") else arm
     trainer.teacher = (
         NaiveTeacher(trainer) if arm == "naive" else Teacher(trainer.student, FeedbackConfig(teacher=kind))
     )
     samples = make_samples(shape, hints=arm != "rl")
+    row = time_steps(lambda: trainer.step(samples), shape, repeats)
+    return {**row, "hint_kl": trainer.step(samples).metrics.get("hint/kl", 0.0)} if arm == "live" else row
+
+
+def time_theirs(arm: str, shape: Shape, repeats: int) -> dict[str, Any]:
+    from sdpo import DidNotFit, SdpoStep
+
+    free_memory()
+    try:
+        step = SdpoStep(make_model(), make_samples(shape, hints=True), with_targets=arm == "sdpo").step
+        return time_steps(step, shape, 0 if shape.is_long else repeats)
+    except DidNotFit as trouble:
+        return {"failed": str(trouble)}
+
+
+def free_memory() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def time_once(step: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
     started = time.monotonic()
-    trainer.step(samples)
+    step()
     torch.cuda.synchronize()
-    warm_s = time.monotonic() - started
-    if shape.tokens < 50_000:
-        trainer.step(samples)
-    torch.cuda.synchronize()
+    return time.monotonic() - started
+
+
+def time_steps(step: Callable[[], Any], shape: Shape, repeats: int) -> dict[str, Any]:
+    """Seconds of a step, the median, and the peak of allocated memory. Without repeats the first step is taken."""
+    warm_s = time_once(step)
+    if not shape.is_long:
+        step()
     torch.cuda.reset_peak_memory_stats()
-    times = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        started = time.monotonic()
-        result = trainer.step(samples)
-        torch.cuda.synchronize()
-        times.append(time.monotonic() - started)
+    times = [time_once(step) for _ in range(repeats)] or [warm_s]
     return {
         "step_s": statistics.median(times),
         "spread_s": max(times) - min(times),
         "first_s": warm_s,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
         "tokens_per_s": shape.rollouts * shape.tokens / statistics.median(times),
-        "hint_kl": result.metrics.get("hint/kl", 0.0),
     }
 
 
 def bench(shape: Shape, arms: list[str], settings: TrainConfig, repeats: int, ceiling: float) -> dict[str, Any]:
     torch._dynamo.reset()
     trainer = Trainer(make_model(), settings, FeedbackConfig(teacher="live"))
-    rows = {}
-    for arm in [*arms, "rl again"]:
-        rows[arm] = time_arm(trainer, arm.removesuffix(" again"), shape, repeats)
-        print(f"  {arm}: {rows[arm]['step_s']:.3f} s, the first {rows[arm]['first_s']:.0f} s", flush=True)
     work = operations(trainer.model, shape, settings.recompute)
+    rows = {}
+    for arm in [*(arm for arm in arms if arm in OURS), "rl again"]:
+        rows[arm] = time_ours(trainer, arm.removesuffix(" again"), shape, repeats)
+        print(f"  {arm}: {rows[arm]['step_s']:.3f} s, the first {rows[arm]['first_s']:.0f} s", flush=True)
+    apart = difference(trainer, shape) if shape.rollouts > 1 else None
+    del trainer
+    for arm in (arm for arm in arms if arm in THEIRS):
+        rows[arm] = time_theirs(arm, shape, max(2, repeats // 2))
+        print(f"  {arm}: {rows[arm].get('step_s', rows[arm].get('failed'))}", flush=True)
+    compare(rows, "rl", (*OURS, "rl again"))
+    compare(rows, "sdpo_rl", THEIRS)
     if "rl" in rows:
-        base = rows["rl"]
-        base["ceiling_share"] = work / base["step_s"] / ceiling
-        for row in rows.values():
-            row["overhead"] = row["step_s"] / base["step_s"] - 1
-            row["extra_memory"] = row["peak_gib"] / base["peak_gib"] - 1
-    return {"shape": asdict(shape), "recompute": settings.recompute, "rl_tflop": work / 1e12, "arms": rows}
+        rows["rl"]["ceiling_share"] = work / rows["rl"]["step_s"] / ceiling
+    return {
+        "shape": asdict(shape),
+        "recompute": settings.recompute,
+        "rl_tflop": work / 1e12,
+        "apart": apart,
+        "arms": rows,
+    }
 
 
-def profile(shape: Shape, settings: TrainConfig) -> None:
-    """Where the time of the hinted step goes: kernels by how much longer they take than in the RL step, in ms."""
+@torch.no_grad()
+def difference(trainer: Trainer, shape: Shape) -> float:
+    """How far the hidden states of hinted targets are from those of re-encoding, as a share of their norm."""
+    batch = Batch.collate(make_samples(shape, hints=True), torch.device("cuda"))
+    branches = BranchBatch.collate(batch)
+    _, found = trainer.student.hidden(batch.ids_BT, branches)
+    ((_, wanted),) = NaiveTeacher(trainer).readings(batch, branches)
+    assert found is not None
+    return float((found - wanted).float().norm() / wanted.float().norm())
+
+
+def compare(rows: dict[str, dict[str, Any]], base: str, arms: Iterable[str]) -> None:
+    """Fill in what each arm takes more than the base."""
+    finished = {arm: row for arm, row in rows.items() if "step_s" in row}
+    for arm in arms if base in finished else ():
+        if arm in finished:
+            rows[arm]["overhead"] = rows[arm]["step_s"] / rows[base]["step_s"] - 1
+            rows[arm]["extra_memory"] = rows[arm]["peak_gib"] / rows[base]["peak_gib"] - 1
+
+
+def mixed(settings: TrainConfig, longest: int = 32_768, count: int = 8) -> dict[str, Any]:
+    """Rollouts whose lengths differ from step to step, as real ones do: tokens a second when a length is met for the
+    first time, and when all have been met. Two steps of other lengths come first, so that compiling is not counted."""
+    trainer = Trainer(make_model(), settings, FeedbackConfig(teacher="live"))
+    rng = random.Random(0)
+    lengths = [rng.randrange(longest * 3 // 4, longest) for _ in range(count + 2)]
+    rows = {}
+    for arm in ("rl", "live"):
+        steps = [make_samples(Shape(1, length, 8), hints=arm == "live") for length in lengths]
+        for samples in steps[:2]:
+            trainer.step(samples)
+        rates = [
+            sum(lengths[2:]) / sum(time_once(lambda taken=taken: trainer.step(taken)) for taken in steps[2:])
+            for _ in range(2)
+        ]
+        print(f"{arm}: {rates[0]:,.0f} tokens/s at new lengths, {rates[1]:,.0f} at known ones", flush=True)
+        rows[arm] = {"new_tokens_per_s": rates[0], "tokens_per_s": rates[1]}
+    return {"lengths": lengths, "arms": rows}
+
+
+def profile(shape: Shape, settings: TrainConfig) -> dict[str, Any]:
+    """Where the time of the hinted step goes: kernels by how much longer they take than in the RL step, in ms; and
+    where the GPU waits for the processor."""
     trainer = Trainer(make_model(), settings, FeedbackConfig(teacher="live"))
     spent: dict[str, list[float]] = {}
     for column, hints in enumerate((False, True)):
@@ -206,11 +285,31 @@ def profile(shape: Shape, settings: TrainConfig) -> None:
             torch.cuda.synchronize()
         for event in trace.key_averages():
             spent.setdefault(event.key, [0.0, 0.0])[column] += event.self_device_time_total / 1e3
+        show_waits("live" if hints else "rl", trace)
     print(
         f"\n{'rl':>9}{'live':>9}  all kernels: {[round(sum(column)) for column in zip(*spent.values(), strict=True)]}"
     )
     for name, (alone, hinted) in sorted(spent.items(), key=lambda item: item[1][0] - item[1][1])[:20]:
         print(f"{alone:9.2f}{hinted:9.2f}  {name[:90]}")
+    return {"kernels_ms": spent}
+
+
+def show_waits(arm: str, trace: torch.profiler.profile, least_ms: float = 0.3) -> None:
+    """The stretches in which no kernel runs, the longest first, and between which kernels they lie."""
+    kernels = sorted((event for event in trace.events() if event.device_type == DeviceType.CUDA), key=_start_of)
+    waits, last = [], kernels[0]
+    for kernel in kernels[1:]:
+        waits.append(((_start_of(kernel) - last.time_range.end) / 1e3, last.name, kernel.name))
+        last = max(last, kernel, key=lambda event: event.time_range.end)
+    long = sorted((wait for wait in waits if wait[0] > least_ms), reverse=True)
+    total, told = (sum(wait[0] for wait in some) for some in (waits, long))
+    print(f"\n{arm}: no kernel runs for {total:.1f} ms in all, {told:.1f} of it in {len(long)} long waits")
+    for wait, before, after in long[:15]:
+        print(f"{wait:9.2f}  {before[:60]} ... {after[:60]}")
+
+
+def _start_of(event: Any) -> float:
+    return event.time_range.start
 
 
 def show(entry: dict[str, Any]) -> None:
@@ -219,7 +318,12 @@ def show(entry: dict[str, Any]) -> None:
     print(
         f"{'':14}{'step s':>9}{'spread':>8}{'overhead':>10}{'tokens/s':>10}{'peak GiB':>10}{'memory':>8}{'ceiling':>9}"
     )
+    if entry["apart"] is not None:
+        print(f"hidden states of targets differ from re-encoding by {entry['apart']:.2%} of their norm")
     for arm, row in entry["arms"].items():
+        if "failed" in row:
+            print(f"{arm:14}{row['failed']}")
+            continue
         share = f"{row['ceiling_share']:.1%}" if "ceiling_share" in row else ""
         print(
             f"{arm:14}{row['step_s']:9.3f}{row['spread_s']:8.3f}{row.get('overhead', 0):10.1%}"
@@ -232,19 +336,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    installed = THEIRS if importlib.util.find_spec("trl") else ()
+    parser.add_argument("--arms", nargs="+", choices=(*OURS, *THEIRS), default=[*OURS, *installed])
     parser.add_argument("--recompute", choices=("none", "layers", "all"), default="layers")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="instead: which kernels the first shape's hints cost")
+    parser.add_argument("--mixed", action="store_true", help="instead: rollouts of different lengths")
     options = parser.parse_args()
     ceiling = matrix_ceiling()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {ceiling / 1e12:.0f} TFLOP/s in bf16 products")
     settings = TrainConfig(micro_tokens=131_072, recompute=options.recompute, compile=True, learning_rate=1e-6)
-    if options.profile:
-        profile(SHAPES[options.shapes[0]], settings)
+    if options.profile or options.mixed:
+        figures = mixed(settings) if options.mixed else profile(SHAPES[options.shapes[0]], settings)
+        if options.json:
+            options.json.write_text(json.dumps(figures, indent=2) + "\n")
+        return
     entries = []
-    for name in [] if options.profile else options.shapes:
-        repeats = options.repeats if SHAPES[name].tokens < 50_000 else max(2, options.repeats // 2)
+    for name in options.shapes:
+        repeats = max(2, options.repeats // 2) if SHAPES[name].is_long else options.repeats
         entry = bench(SHAPES[name], options.arms, settings, repeats, ceiling)
         entries.append({"ceiling_tflops": ceiling / 1e12, "gpu": torch.cuda.get_device_name(), **entry})
         show(entry)

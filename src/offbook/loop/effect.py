@@ -84,10 +84,10 @@ def _read(decoder: Decoder, micro: list[Sample], temperature: float) -> list[tup
     tokens = batch.tokens(chunk_rows := max(1, head.CHUNK_ENTRIES // 2 // decoder.model.config.vocab_size))
     hidden_BTD, hinted_MD = decoder.hidden(batch.ids_BT, BranchBatch.collate(batch))
     assert hinted_MD is not None
-    row_M, output = tokens.targets.row_M, decoder.model.get_output_embeddings()
-    student, teacher = (output, hidden_BTD[tokens.predictors][row_M]), (output, hinted_MD)
+    output = decoder.model.get_output_embeddings()
+    student, teacher = (output, hidden_BTD.flatten(0, 1)[tokens.predictor_N]), (output, hinted_MD)
     objective = Objective(temperature, 1.0, "forward", 1.0, 0.0, 0.0, (1.0,), policy=False)
-    readings = read_targets(student, [teacher], tokens.rows.ids_N[row_M], objective, 1, chunk_rows, compiled=False)
+    readings = read_targets(student, [teacher], tokens.rows.ids_N, objective, 1, chunk_rows, compiled=False)
     branches = [branch for _, branch in batch.branches]
     sizes = [branch.target_end - branch.target_start for branch in branches]
     parts = zip(*(values_M.float().cpu().split(sizes) for values_M in readings[:3]), strict=True)

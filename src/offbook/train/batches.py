@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from offbook.train.attention import BranchRow
-from offbook.train.head import Rows, Targets
+from offbook.train.head import Rows
+from offbook.train.host import round_length, sent
 from offbook.types import Branch, Sample
 
 
@@ -33,95 +35,99 @@ def is_anchor(sample: Sample) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Right-padded rows. A stream's value at t is the weight of *predicting* token t from what stands before it."""
+    """Right-padded rows. A stream's value at t is the weight of *predicting* token t from what stands before it.
 
+    Which tokens count is worked out on the host, so that a GPU is never waited for.
+    """
+
+    samples: list[Sample]
     ids_BT: Tensor
-    logprobs_BT: Tensor
-    advantage_BT: Tensor
-    rl_weight_BT: Tensor
-    ce_weight_BT: Tensor
     branches: list[tuple[int, Branch]]  # (row, branch)
-    limit_B: Tensor  # how many branches of a row may teach
     anchors: bool
 
     @classmethod
     def collate(cls, samples: list[Sample], device: torch.device) -> Batch:
-        length = max(len(sample.ids) for sample in samples)
-
-        def pad(rows: list[list[int]] | list[list[float]], dtype: torch.dtype) -> Tensor:
-            padded = [[*row, *[0] * (length - len(row))] for row in rows]
-            return torch.tensor(padded, dtype=dtype, device=device)
-
+        length = row_length(samples, device)
         return cls(
-            ids_BT=pad([sample.ids for sample in samples], torch.long),
-            logprobs_BT=pad([sample.logprobs for sample in samples], torch.float32),
-            advantage_BT=pad([sample.advantage for sample in samples], torch.float32),
-            rl_weight_BT=pad([sample.rl_weight for sample in samples], torch.float32),
-            ce_weight_BT=pad([sample.ce_weight for sample in samples], torch.float32),
+            samples=samples,
+            ids_BT=sent(_padded([sample.ids for sample in samples], length, torch.long), device),
             branches=[(row, branch) for row, sample in enumerate(samples) for branch in sample.branches],
-            limit_B=torch.tensor(
-                [len(sample.branches) if sample.lessons is None else sample.lessons for sample in samples],
-                device=device,
-            ),
             anchors=is_anchor(samples[0]),
         )
 
-    def predicted(self) -> Tensor:
-        """[B, T] mask of the tokens whose prediction matters to some component."""
-        mask = (self.rl_weight_BT != 0) | (self.ce_weight_BT != 0)
-        for row, branch in self.branches:
-            mask[row, branch.target_start : branch.target_end] = True
-        mask[:, 0] = False
-        return mask
+    def owners(self) -> tuple[Tensor, Tensor]:
+        """Of each branch: the row of its sample, and how many branches of that may teach."""
+        limits = [len(sample.branches) if sample.lessons is None else sample.lessons for sample in self.samples]
+        pairs = torch.tensor([[row, limits[row]] for row, _ in self.branches])
+        row_B, limit_B = sent(pairs, self.ids_BT.device).unbind(1)
+        return row_B, limit_B
 
     def tokens(self, chunk_rows: int) -> Tokens:
-        """What is to be predicted. Where that takes several chunks the targets come first, so few chunks have any."""
-        mask_BT = self.predicted()
-        row_N, token_N = mask_BT.nonzero(as_tuple=True)
-        index_BT = mask_BT.flatten().cumsum(0).view_as(mask_BT) - 1
-        parts = [index_BT[row, branch.target_start : branch.target_end] for row, branch in self.branches]
-        row_M = torch.cat(parts) if parts else index_BT.new_empty(0)
-        num_first = 0
-        if len(row_N) > chunk_rows and parts:
-            other_N = torch.ones_like(row_N).index_fill_(0, row_M, 0)
-            order_N = other_N.argsort(stable=True)
-            row_N, token_N, row_M = row_N[order_N], token_N[order_N], order_N.argsort()[row_M]
-            num_first = len(row_N) - int(other_N.sum())
-        numbers = [number for number, part in enumerate(parts) for _ in range(len(part))]
-        weights = [self.branches[number][1].weight for number in numbers]
-        streams = (self.ids_BT, self.logprobs_BT, self.advantage_BT, self.rl_weight_BT, self.ce_weight_BT)
-        return Tokens(
-            rows=Rows(*(stream_BT[row_N, token_N] for stream_BT in streams)),
-            predictors=(row_N, token_N - 1),
-            targets=Targets(row_M, torch.tensor(weights, device=mask_BT.device)),
-            branch_M=torch.tensor(numbers, dtype=torch.long, device=mask_BT.device),
-            places=row_M.tolist(),
-            chunks=[  # of targets smaller ones, since a teacher's logits lie beside the student's
-                slice(start, min(start + size, end))
-                for begin, end, size in ((0, num_first, -(-chunk_rows // 2)), (num_first, len(row_N), chunk_rows))
-                for start in range(begin, end, size)
-            ],
+        """What is to be predicted: the targets first, branch after branch, so that few chunks have any."""
+        device, length = self.ids_BT.device, self.ids_BT.shape[1]
+        weights_2F = torch.stack([self._flat("rl_weight"), self._flat("ce_weight")])
+        weights_2F[:, ::length] = 0  # nothing predicts the first token of a row
+        places, weights = [torch.empty(0, dtype=torch.long)], [torch.empty(2, 0)]
+        for row, branch in self.branches:
+            part = slice(row * length + branch.target_start, row * length + branch.target_end)
+            places.append(torch.arange(part.start, part.stop))
+            weights.append(weights_2F[:, part].clone())
+            weights_2F[:, part] = 0  # has been counted, also where a message has a second branch
+        target_M, other = torch.cat(places), weights_2F.any(0).nonzero()[:, 0]
+        place_N = torch.cat([target_M, other])
+        rl_weight_N, ce_weight_N = torch.cat([*weights, weights_2F[:, other]], dim=1)
+        ids_N, logprobs_N, advantage_N = (
+            self._flat(name, dtype)[place_N]
+            for name, dtype in (("ids", torch.long), ("logprobs", torch.float32), ("advantage", torch.float32))
         )
+        streams = (ids_N, logprobs_N, advantage_N, rl_weight_N, ce_weight_N)
+        sizes = torch.tensor([len(part) for part in places[1:]], dtype=torch.long)
+        of_branches = torch.tensor([branch.weight for _, branch in self.branches])
+        return Tokens(
+            rows=Rows(*(sent(stream_N, device) for stream_N in streams)),
+            predictor_N=sent(place_N - 1, device),
+            weight_M=sent(of_branches.repeat_interleave(sizes), device),
+            branch_M=sent(torch.arange(len(sizes)).repeat_interleave(sizes), device),
+            chunks=_chunks(len(target_M), len(place_N), chunk_rows),
+        )
+
+    def _flat(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A stream of all samples, padded, row after row."""
+        return _padded([getattr(sample, name) for sample in self.samples], self.ids_BT.shape[1], dtype).flatten()
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a batch that are predicted, in chunks, and which of them are targets."""
+    """The tokens of a batch that are predicted, in chunks; the first M of them are targets."""
 
     rows: Rows
-    predictors: tuple[Tensor, Tensor]  # row and position whose output predicts each
-    targets: Targets  # branch after branch
+    predictor_N: Tensor  # the place, all rows of the batch counted through, whose output predicts each
+    weight_M: Tensor
     branch_M: Tensor  # the number of each target's branch
-    places: list[int]  # of the targets among the rows
     chunks: list[slice]
 
-    def targets_in(self, chunk: slice) -> tuple[list[int], bool]:
-        """Numbers of the targets in a chunk; and whether these are exactly its rows, one by one."""
-        inside = [number for number, place in enumerate(self.places) if chunk.start <= place < chunk.stop]
-        by_place = sorted(inside, key=self.places.__getitem__)
-        if [self.places[number] for number in by_place] == list(range(chunk.start, chunk.stop)):
-            return by_place, True
-        return inside, False
+    def targets_in(self, chunk: slice) -> slice:
+        """Those of a chunk, which are its first rows."""
+        return slice(min(chunk.start, len(self.weight_M)), min(chunk.stop, len(self.weight_M)))
+
+
+def _chunks(num_targets: int, num_tokens: int, size: int) -> list[slice]:
+    """One, if that is enough. Chunks of targets are smaller, since a teacher's logits lie beside the student's."""
+    if num_tokens <= size:
+        return [slice(0, num_tokens)]
+    parts = ((0, num_targets, -(-size // 2)), (num_targets, num_tokens, size))
+    return [slice(at, min(at + step, end)) for begin, end, step in parts for at in range(begin, end, step)]
+
+
+def row_length(samples: list[Sample], device: torch.device) -> int:
+    return round_length(max(len(sample.ids) for sample in samples), device)
+
+
+def _padded(rows: Sequence[Sequence[float]], length: int, dtype: torch.dtype) -> Tensor:
+    padded = torch.zeros(len(rows), length, dtype=dtype)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = torch.tensor(row, dtype=dtype)
+    return padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +146,7 @@ class BranchBatch:
         rows: dict[int, BranchRow] = {}
         longest_first = sorted(enumerate(batch.branches), key=lambda item: -item[1][1].insert)  # evens out a GPU's load
         for number, (trunk_row, branch) in longest_first:
-            message = batch.ids_BT[trunk_row, branch.insert : branch.target_end].tolist()
+            message = batch.samples[trunk_row].ids[branch.insert : branch.target_end]
             start = len(ids)
             ids += [*branch.hint_ids, *message]
             positions += range(branch.insert, branch.insert + len(ids) - start)
@@ -150,9 +156,14 @@ class BranchBatch:
             end = rows[number].end - 1
             predictors += range(end - (branch.target_end - branch.target_start), end)
         device = batch.ids_BT.device
+        if filler := round_length(len(ids), device) - len(ids):  # behind the last message, where nothing reads it
+            last = longest_first[-1][0]
+            rows[last] = replace(rows[last], end=rows[last].end + filler)
+            positions += range(positions[-1] + 1, positions[-1] + 1 + filler)
+            ids += [0] * filler
         return cls(
-            ids_1L=torch.tensor([ids], device=device),
-            positions_1L=torch.tensor([positions], device=device),
+            ids_1L=sent(torch.tensor([ids]), device),
+            positions_1L=sent(torch.tensor([positions]), device),
             rows=[rows[number] for number in range(len(rows))],
-            predictors=torch.tensor(predictors, device=device),
+            predictors=sent(torch.tensor(predictors), device),
         )

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from offbook.train import attention
 from offbook.train.attention import BranchRow, Handover
 from offbook.train.batches import Batch, BranchBatch
+from offbook.train.host import round_length
 from offbook.types import Branch, Sample
 
 Recompute = Literal["none", "layers", "all"]
@@ -65,13 +66,12 @@ class Decoder:
     def targets(self, batch: Batch, branches: BranchBatch) -> Tensor:
         """What `hidden` gives for the targets, for a model that is only a teacher.
 
-        Its trunk holds the rows that have branches, and ends where the last hint is inserted; in round numbers,
-        because kernels like them.
+        Its trunk holds the rows that have branches, and ends where the last hint is inserted.
         """
         if not self.plain:
             return reencoded(self.model, batch.ids_BT, branches)
         rows = sorted({row.trunk_row for row in branches.rows})
-        length = min(batch.ids_BT.shape[1], -(-max(row.insert for row in branches.rows) // 1024) * 1024)
+        length = round_length(max(row.insert for row in branches.rows), batch.ids_BT.device)
         trunk_rows = {row: place for place, row in enumerate(rows)}
         moved = [BranchRow(trunk_rows[row.trunk_row], row.insert, row.start, row.end) for row in branches.rows]
         short = BranchBatch(branches.ids_1L, branches.positions_1L, moved, branches.predictors)

@@ -43,13 +43,6 @@ class Rows(NamedTuple):
     ce_weight_N: Tensor
 
 
-class Targets(NamedTuple):
-    """Tokens that are also distilled: where they stand among the rows, what they count for."""
-
-    row_M: Tensor
-    weight_M: Tensor
-
-
 class Terms(NamedTuple):
     """What a chunk adds up to, differentiable, and what is recorded of its tokens."""
 
@@ -64,11 +57,10 @@ def chunk_terms(
     logits_NV: Tensor,
     teacher_logits_MV: list[Tensor],
     rows: Rows,
-    targets: Targets,
+    weight_M: Tensor,
     objective: Objective,
-    aligned: bool = False,
 ) -> Terms:
-    """`aligned` says that the targets are the rows, one by one: then nothing of size [M, V] has to be gathered."""
+    """The first M rows are also distilled."""
     logp_NV = torch.log_softmax(logits_NV.float() / objective.temperature, dim=-1)
     logp_N = logp_NV.gather(1, rows.ids_N[:, None])[:, 0]
     rl_N = entropy_N = none = logp_N.detach()[:0]
@@ -83,11 +75,11 @@ def chunk_terms(
         [torch.log_softmax(logits_MV.float() / objective.temperature, dim=-1) for logits_MV in teacher_logits_MV],
         objective.shares,
     )
-    student_logp_MV = logp_NV if aligned else logp_NV[targets.row_M]
-    nats_M = losses.divergence(student_logp_MV, teacher_logp_MV, objective.direction, objective.entry_cap)
-    hint_M = targets.weight_M * losses.cap_values(nats_M, objective.token_cap)
+    num_targets = len(weight_M)
+    nats_M = losses.divergence(logp_NV[:num_targets], teacher_logp_MV, objective.direction, objective.entry_cap)
+    hint_M = weight_M * losses.cap_values(nats_M, objective.token_cap)
     if objective.importance_cap:
-        logp_M, behaviour_M = logp_N.detach()[targets.row_M], rows.behaviour_N[targets.row_M]
+        logp_M, behaviour_M = logp_N.detach()[:num_targets], rows.behaviour_N[:num_targets]
         hint_M = hint_M * losses.importance(logp_M, behaviour_M, objective.importance_cap)
     return Terms(rl_N.sum(), ce_N.sum(), hint_M.sum(), logp_N.detach(), entropy_N)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from offbook.train import losses
 from offbook.train.head import Objective
@@ -32,6 +33,10 @@ class Readings(NamedTuple):
     told_P: Tensor  # which tokens these are
     student_top: tuple[Tensor, Tensor]  # log-probabilities and ids [P, K]
     teacher_top: tuple[Tensor, Tensor]
+
+    def on_host(self) -> Readings:
+        """On their way there: not to be looked at before the device has been waited for."""
+        return tree_map(lambda values: values.to("cpu", non_blocking=True), self)
 
 
 @dataclass(slots=True)
@@ -117,7 +122,7 @@ def by_branch(values_M: Tensor, branch_M: Tensor, num_branches: int) -> Tensor:
 
 
 def told(branches: list[Branch], readings: Readings, verdict_B: Tensor) -> dict[str, Measured]:
-    """The readings by the branch's key, as plain numbers; this waits for the device."""
+    """The readings by the branch's key, as plain numbers."""
     student, teacher, divergence = (values.float().tolist() for values in readings[:3])
     tops = [_by_token(readings.told_P, top, divergence) for top in (readings.student_top, readings.teacher_top)]
     found, start = {}, 0

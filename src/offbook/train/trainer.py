@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from offbook.config import FeedbackConfig, TrainConfig
 from offbook.train import head
-from offbook.train.batches import Batch, BranchBatch, Tokens, micro_batches
+from offbook.train.batches import Batch, BranchBatch, Tokens, micro_batches, row_length
 from offbook.train.forward import Decoder
-from offbook.train.head import Objective, Rows, Targets, Terms
+from offbook.train.head import Objective, Rows, Terms
 from offbook.train.muon import Muon
 from offbook.train.targets import VERDICTS, Gate, Measured, Readings, by_branch, read_targets, told
 from offbook.train.teachers import Teacher
@@ -32,7 +32,7 @@ class StepResult:
 class _Ledger:
     """What one step adds up over its micro-batches. `counts` are the tokens each component is a mean over, in all.
 
-    Values stay on the device until the step is over: reading one would wait for all the work before it.
+    Values are not read until the step is over: reading one would wait for all the work before it.
     """
 
     counts: dict[str, int]
@@ -44,8 +44,8 @@ class _Ledger:
         tokens = [(branch.anchor, _num_targets(branch)) for sample in samples for branch in sample.branches]
         return cls(
             {
-                "rl": sum(weight != 0 for sample in samples for weight in sample.rl_weight),
-                "ce": sum(weight != 0 for sample in samples for weight in sample.ce_weight),
+                "rl": sum(sum(map(bool, sample.rl_weight)) for sample in samples),
+                "ce": sum(sum(map(bool, sample.ce_weight)) for sample in samples),
                 "hint": sum(count for anchor, count in tokens if not anchor),
                 "anchor": sum(count for anchor, count in tokens if anchor),
                 "target": sum(not anchor for anchor, _ in tokens),
@@ -63,6 +63,7 @@ class _Ledger:
         }
 
     def measured(self) -> dict[str, Measured]:
+        """After the means, which wait for the device."""
         return {key: value for part in self.targets for key, value in told(*part).items()}
 
 
@@ -79,14 +80,12 @@ class _Scoring:
 
     def loss(self, logits_NV: Tensor, part: slice) -> Tensor:
         rows = Rows(*(stream_N[part] for stream_N in self.tokens.rows))
-        inside, aligned = self.tokens.targets_in(part)
-        chosen = torch.tensor(inside, dtype=torch.long, device=logits_NV.device)
-        row_M, weight_M = (values_M[chosen] for values_M in self.tokens.targets)
+        targets = self.tokens.targets_in(part)
+        teachers = self.teachers if targets.stop > targets.start else []
         with torch.no_grad():
-            teacher_logits = [output(hidden_MD[chosen]) for output, hidden_MD in self.teachers] if inside else []
+            teacher_logits = [output(hidden_MD[targets]) for output, hidden_MD in teachers]
         score = head.compiled_chunk_terms if self.compiled else head.chunk_terms
-        targets = Targets(row_M - part.start, weight_M)
-        terms = score(logits_NV, teacher_logits, rows, targets, self.objective, aligned)
+        terms = score(logits_NV, teacher_logits, rows, self.tokens.weight_M[targets], self.objective)
         self._record(terms, rows)
         return self._sum(terms)
 
@@ -129,21 +128,21 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.teacher.follow(self.model)
-        padded = sum(len(micro) * len(micro[0].ids) for micro in batches)
+        padded = sum(len(micro) * row_length(micro, self.model.device) for micro in batches)
         used = sum(len(sample.ids) for sample in samples)
         metrics = {"gradient_norm": float(gradient_norm), "train_tokens": used, "padding_share": 1 - used / padded}
         return StepResult({**ledger.means(), **metrics}, ledger.measured())
 
     def _loss(self, batch: Batch, ledger: _Ledger) -> Tensor:
-        tokens = batch.tokens(self._chunk_rows)
         branches = BranchBatch.collate(batch) if batch.branches else None
         teachers = [] if branches is None else self.teacher.readings(batch, branches)
         rides = self.teacher.rides and not batch.anchors
         hidden_BTD, own_MD = self.student.hidden(batch.ids_BT, branches if rides else None)
+        tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
         output = self.model.get_output_embeddings()
         if own_MD is not None:
             teachers.append((output, own_MD))
-        hidden_ND = hidden_BTD[tokens.predictors]
+        hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
         objective = self._objective(ledger, len(teachers))
         if teachers:
             tokens = self._gated(batch, tokens, hidden_ND, teachers, objective, ledger)
@@ -167,9 +166,9 @@ class Trainer:
         ledger: _Ledger,
     ) -> Tokens:
         """The same tokens, where branches that may not teach weigh nothing. What the hints did is recorded."""
-        row_M, weight_M = tokens.targets
-        student = (self.model.get_output_embeddings(), hidden_ND.detach()[row_M])
-        ids_M, compiled = tokens.rows.ids_N[row_M], self.settings.compile
+        num_targets = len(tokens.weight_M)
+        student = (self.model.get_output_embeddings(), hidden_ND.detach()[:num_targets])
+        ids_M, compiled = tokens.rows.ids_N[:num_targets], self.settings.compile
         rows = -(-self._chunk_rows // 2)  # a teacher's logits lie beside the student's
         readings = read_targets(student, teachers, ids_M, objective, self.feedback.top, rows, compiled)
         if batch.anchors:
@@ -178,9 +177,10 @@ class Trainer:
         count = len(batch.branches)
         shift_B = by_branch(readings.divergence_M, tokens.branch_M, count)
         gain_B = by_branch(readings.student_M - readings.teacher_M, tokens.branch_M, count)
-        sample_B = torch.tensor([row for row, _ in batch.branches], device=shift_B.device)
-        verdict_B = Gate(self.feedback.threshold).verdicts(shift_B, gain_B, sample_B, batch.limit_B[sample_B])
-        ledger.targets.append(([branch for _, branch in batch.branches], readings, verdict_B))
+        sample_B, limit_B = batch.owners()
+        verdict_B = Gate(self.feedback.threshold).verdicts(shift_B, gain_B, sample_B, limit_B)
+        told_B = verdict_B.to("cpu", non_blocking=True)
+        ledger.targets.append(([branch for _, branch in batch.branches], readings.on_host(), told_B))
         ledger.add("hint/kl", readings.divergence_M)
         ledger.add("hint/capped", readings.divergence_M > objective.token_cap)
         ledger.add("target/shift", shift_B)
@@ -188,7 +188,7 @@ class Trainer:
         for number, reason in enumerate(VERDICTS):
             ledger.add(f"target/{reason or 'taught'}", verdict_B == number)
         taught_M = (verdict_B == 0)[tokens.branch_M]
-        return replace(tokens, targets=Targets(row_M, weight_M * taught_M))
+        return replace(tokens, weight_M=tokens.weight_M * taught_M)
 
     def _objective(self, ledger: _Ledger, teachers: int) -> Objective:
         return Objective(

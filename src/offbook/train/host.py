@@ -1,0 +1,19 @@
+"""What the host works out for a device, and how it gets there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK = 128  # rows and columns that GPU kernels take at a time
+
+
+def sent(host: Tensor, device: torch.device) -> Tensor:
+    """The tensor there. A GPU is not waited for: only pinned memory is copied behind the back of what it does."""
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
+def round_length(length: int, device: torch.device) -> int:
+    """On a GPU one of 32 between a power of two and the next: kernels are planned anew for each length they meet."""
+    step = max(BLOCK, 1 << length.bit_length() >> 6) if device.type == "cuda" else 1
+    return -(-length // step) * step
