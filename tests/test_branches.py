@@ -22,10 +22,20 @@ from offbook.train.batches import Batch, BranchBatch
 from offbook.train.forward import reencoded as naive
 from offbook.train.host import BLOCK
 from offbook.train.losses import divergence, log_mix
-from offbook.train.trainer import Trainer, _Ledger
+from offbook.train.scoring import Ledger
+from offbook.train.trainer import Trainer
 from offbook.types import Branch, Sample
 
 UNCAPPED = 1e9
+WIDE = Qwen3Config(
+    vocab_size=300,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
@@ -101,6 +111,50 @@ def test_hinted_logits_equal_reencoding(kind: str, teacher: str, device: str) ->
     assert (hinted[7:14] - student).abs().max() > 0.1, "the hint must matter, or the test shows nothing"
 
 
+@pytest.mark.parametrize("teacher", ["live", "frozen", "trust_region"])
+def test_rounded_lengths_change_nothing(monkeypatch: pytest.MonkeyPatch, teacher: str) -> None:
+    """Rows and branches are filled up to round lengths on a GPU; here they are made to be, too."""
+    rng = random.Random(12)
+    samples = [sample_with_branches(rng, 60), sample_with_branches(rng, 52), plain_sample(rng, 57)]
+    found = []
+    for step in (1, 64):
+        for module in ("batches", "forward"):
+            monkeypatch.setattr(
+                f"offbook.train.{module}.round_length", lambda length, _, step=step: -(-length // step) * step
+            )
+        trainer = trainer_for(tiny_model(), teacher=teacher)
+        with torch.no_grad():
+            hinted = hinted_logp(trainer, batch := Batch.collate(samples, torch.device("cpu")))
+            assert (hinted - reference_logp(trainer, samples)).abs().max() < 1e-4
+        assert (batch.ids_BT.shape[1], BranchBatch.collate(batch).ids_1L.shape[1]) == (
+            (60, 92) if step == 1 else (64, 128)
+        )
+        found.append(trainer.step(samples).metrics["gradient_norm"])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the fused kernel needs a GPU")
+@torch.no_grad()
+def test_on_a_gpu_the_fused_branches_equal_reencoding() -> None:
+    """Several rows, targets early and late, one of them longer than a block, in the kernels that training runs."""
+    rng = random.Random(13)
+    model = Qwen3ForCausalLM(WIDE).to("cuda", torch.bfloat16)
+    places = (3, 700, 1500)
+    samples = []
+    for row in range(3):
+        nothing, ids = [0.0] * 1900, random_ids(rng, 1900)
+        branches = [Branch(at, random_ids(rng, 40), at + 3, at + 90 * (row + 1), 1.0, f"{row}/{at}") for at in places]
+        samples.append(Sample(ids, nothing, nothing, nothing, nothing, branches))
+    trainer = Trainer(model, TrainConfig(compile=True), FeedbackConfig(teacher="live"))
+    batch = Batch.collate(samples, torch.device("cuda"))
+    branches = BranchBatch.collate(batch)
+    hidden, found = trainer.student.hidden(batch.ids_BT, branches)
+    reference = naive(model, batch.ids_BT, branches)
+    assert (found - reference).float().norm() < 0.03 * reference.float().norm()
+    without = torch.cat([hidden[row, b.target_start - 1 : b.target_end - 1] for row, b in batch.branches])
+    assert (found - without).float().norm() > 0.3 * reference.float().norm()
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("teacher", ["live", "frozen", "ema", "trust_region"])
 def test_in_bfloat16_hidden_states_equal_reencoding_to_its_rounding(teacher: str) -> None:
@@ -120,7 +174,7 @@ def test_in_bfloat16_hidden_states_equal_reencoding_to_its_rounding(teacher: str
 
 
 def gradients(trainer: Trainer, samples: list[Sample]) -> list[Tensor]:
-    trainer._loss(Batch.collate(samples, torch.device("cpu")), _Ledger.open(samples)).backward()
+    trainer._loss(Batch.collate(samples, torch.device("cpu")), Ledger.open(samples)).backward()
     return [parameter.grad for parameter in trainer.model.parameters()]
 
 
@@ -234,7 +288,7 @@ def test_the_fused_kernel_reads_what_the_plain_one_reads() -> None:
 def test_gradients_equal_reencoding(direction: str, device: str) -> None:
     rng = random.Random(2)
     samples = [sample_with_branches(rng, 60), sample_with_branches(rng, 52), sample_with_branches(rng, 57)]
-    ledger = _Ledger.open(samples)
+    ledger = Ledger.open(samples)
     trainer = trainer_for(tiny_model().to(device), teacher="live", direction=direction)
     for micro in (samples[:2], samples[2:]):
         trainer._loss(Batch.collate(micro, torch.device(device)), ledger).backward()

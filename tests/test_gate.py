@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -13,15 +14,17 @@ from hypothesis import strategies as st
 
 from offbook.algo import anchor_sample
 from offbook.config import FeedbackConfig, TrainConfig
-from offbook.train.batches import micro_batches
-from offbook.train.targets import VERDICTS, Gate
+from offbook.train import gate
+from offbook.train.batches import _chunks, micro_batches
+from offbook.train.gate import VERDICTS, Shift, within_limits
 from offbook.train.trainer import StepResult, Trainer
 from offbook.types import Branch, Sample
 
 
 def verdicts(shift: list[float], gain: list[float], samples: list[int], limits: list[int], nats: float) -> list[str]:
-    found = Gate(nats).verdicts(
-        torch.tensor(shift), torch.tensor(gain), torch.tensor(samples), torch.tensor(limits)[torch.tensor(samples)]
+    moved = Shift(torch.tensor(shift), torch.tensor(gain))
+    found = within_limits(
+        gate.verdicts(moved, nats), moved, torch.tensor(samples), torch.tensor(limits)[torch.tensor(samples)]
     )
     return [VERDICTS[verdict] for verdict in found.tolist()]
 
@@ -104,6 +107,37 @@ def test_the_gate_and_the_record_agree() -> None:
             assert reasons >= {"", "towards_mistake"}, "both kinds occur, or this shows nothing"
 
 
+@pytest.mark.parametrize("entries", [300 * 12, 300 * 6, 300 * 4])
+def test_chunks_judge_as_the_whole_does(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
+    """Some targets together in a chunk, each in one of its own, each cut in two."""
+    rng = random.Random(3)
+    branches = [Branch(5 * n, random_ids(rng, 5), 5 * n + 2, 5 * n + 5, 1.0, str(n)) for n in range(7)]
+    sample = sample_of(rng, branches)
+    whole, reference = step_of([sample], teacher="live", gate=0.02)
+    monkeypatch.setattr("offbook.train.head.CHUNK_ENTRIES", entries)
+    found, trainer = step_of([sample], teacher="live", gate=0.02)
+    assert {key: one.skipped for key, one in found.measured.items()} == {
+        key: one.skipped for key, one in whole.measured.items()
+    }
+    assert {one.skipped for one in whole.measured.values()} >= {"", "towards_mistake"}
+    assert found.metrics["gradient_norm"] == pytest.approx(whole.metrics["gradient_norm"], rel=1e-4)
+    assert found.metrics["gradient_norm"] > 0.01
+    for ours, theirs in zip(trainer.model.parameters(), reference.model.parameters(), strict=True):
+        assert (ours - theirs).abs().mean() < 1e-5, "the first step of AdamW is 0.01 wide"
+
+
+@given(st.lists(st.integers(1, 12), max_size=6), st.integers(0, 30), st.integers(1, 20))
+def test_no_target_is_cut_that_fits_a_chunk(targets: list[int], others: int, size: int) -> None:
+    total, half = sum(targets) + others, -(-size // 2)
+    chunks = _chunks(targets, total, size)
+    assert [place for chunk in chunks for place in range(chunk.start, chunk.stop)] == list(range(total))
+    if total > size:
+        assert all(chunk.stop - chunk.start <= (half if chunk.start < sum(targets) else size) for chunk in chunks)
+    inside = {chunk.start for chunk in chunks}
+    for start, length in zip(accumulate(targets, initial=0), targets, strict=False):
+        assert length > half or not inside & set(range(start + 1, start + length))
+
+
 def test_a_sample_teaches_at_most_its_lessons() -> None:
     rng = random.Random(4)
     branches = [Branch(10 * n, random_ids(rng, 5), 10 * n + 2, 10 * n + 8, 1.0, str(n)) for n in range(3)]
@@ -112,6 +146,9 @@ def test_a_sample_teaches_at_most_its_lessons() -> None:
     shifts = {key: sum(measured.divergence) for key, measured in result.measured.items()}
     taught = [key for key, measured in result.measured.items() if not measured.skipped]
     assert taught == [max(shifts, key=lambda key: shifts[key])]
+    without_weight = [replace(branch, weight=float(branch.key in taught)) for branch in branches]
+    expected, _ = step_of([replace(sample, branches=without_weight, lessons=None)], teacher="live", gate=0.0)
+    assert result.metrics["gradient_norm"] == pytest.approx(expected.metrics["gradient_norm"], rel=1e-4)
 
 
 def test_the_likeliest_tokens_are_told_where_the_two_differ() -> None:

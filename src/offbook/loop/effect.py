@@ -86,11 +86,11 @@ def _read(decoder: Decoder, micro: list[Sample], temperature: float) -> list[tup
     assert hinted_MD is not None
     output = decoder.model.get_output_embeddings()
     student, teacher = (output, hidden_BTD.flatten(0, 1)[tokens.predictor_N]), (output, hinted_MD)
-    objective = Objective(temperature, 1.0, "forward", 1.0, 0.0, 0.0, (1.0,), policy=False)
-    readings = read_targets(student, [teacher], tokens.rows.ids_N, objective, 1, chunk_rows, compiled=False)
+    objective = Objective(temperature, 1.0, "forward", 1.0, 0.0, 0.0, (1.0,), gate=0.0, policy=False)
+    reading = read_targets(student, [teacher], tokens.rows.ids_N, objective, chunk_rows, compiled=False)
     branches = [branch for _, branch in batch.branches]
     sizes = [branch.target_end - branch.target_start for branch in branches]
-    parts = zip(*(values_M.float().cpu().split(sizes) for values_M in readings[:3]), strict=True)
+    parts = zip(*(values_M.float().cpu().split(sizes) for values_M in reading), strict=True)
     return [(branch, [part.tolist() for part in three]) for branch, three in zip(branches, parts, strict=True)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -55,6 +56,11 @@ class Batch:
             anchors=is_anchor(samples[0]),
         )
 
+    @property
+    def is_contested(self) -> bool:
+        """Whether some sample has more branches than may teach."""
+        return any(sample.lessons is not None and sample.lessons < len(sample.branches) for sample in self.samples)
+
     def owners(self) -> tuple[Tensor, Tensor]:
         """Of each branch: the row of its sample, and how many branches of that may teach."""
         limits = [len(sample.branches) if sample.lessons is None else sample.lessons for sample in self.samples]
@@ -81,14 +87,16 @@ class Batch:
             for name, dtype in (("ids", torch.long), ("logprobs", torch.float32), ("advantage", torch.float32))
         )
         streams = (ids_N, logprobs_N, advantage_N, rl_weight_N, ce_weight_N)
-        sizes = torch.tensor([len(part) for part in places[1:]], dtype=torch.long)
+        sizes = [len(part) for part in places[1:]]
         of_branches = torch.tensor([branch.weight for _, branch in self.branches])
+        branch_M = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.long))
         return Tokens(
             rows=Rows(*(sent(stream_N, device) for stream_N in streams)),
             predictor_N=sent(place_N - 1, device),
-            weight_M=sent(of_branches.repeat_interleave(sizes), device),
-            branch_M=sent(torch.arange(len(sizes)).repeat_interleave(sizes), device),
-            chunks=_chunks(len(target_M), len(place_N), chunk_rows),
+            weight_M=sent(of_branches[branch_M], device),
+            branch_M=sent(branch_M, device),
+            sizes=sizes,
+            chunks=_chunks(sizes, len(place_N), chunk_rows),
         )
 
     def _flat(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -104,19 +112,33 @@ class Tokens:
     predictor_N: Tensor  # the place, all rows of the batch counted through, whose output predicts each
     weight_M: Tensor
     branch_M: Tensor  # the number of each target's branch
+    sizes: list[int]  # of the branches' targets
     chunks: list[slice]
 
     def targets_in(self, chunk: slice) -> slice:
         """Those of a chunk, which are its first rows."""
         return slice(min(chunk.start, len(self.weight_M)), min(chunk.stop, len(self.weight_M)))
 
+    @property
+    def has_cut_target(self) -> bool:
+        """Whether a target lies in several chunks."""
+        ends = {0, *accumulate(self.sizes)}
+        return any(chunk.start < len(self.weight_M) and chunk.start not in ends for chunk in self.chunks)
 
-def _chunks(num_targets: int, num_tokens: int, size: int) -> list[slice]:
-    """One, if that is enough. Chunks of targets are smaller, since a teacher's logits lie beside the student's."""
+
+def _chunks(targets: list[int], num_tokens: int, size: int) -> list[slice]:
+    """One, if that is enough. Else chunks of targets are smaller, since a teacher's logits lie beside the student's,
+    and no target is cut unless it is too long for one."""
     if num_tokens <= size:
         return [slice(0, num_tokens)]
-    parts = ((0, num_targets, -(-size // 2)), (num_targets, num_tokens, size))
-    return [slice(at, min(at + step, end)) for begin, end, step in parts for at in range(begin, end, step)]
+    bounds, end, half = [0], 0, -(-size // 2)
+    for length in targets:
+        if end + length - bounds[-1] > half:
+            bounds.append(end)
+        end += length
+        while end - bounds[-1] > half:
+            bounds.append(bounds[-1] + half)
+    return [slice(*pair) for pair in pairwise(sorted({*bounds, *range(end, num_tokens, size), num_tokens}))]
 
 
 def row_length(samples: list[Sample], device: torch.device) -> int:
@@ -142,28 +164,29 @@ class BranchBatch:
     @classmethod
     def collate(cls, batch: Batch) -> BranchBatch:
         ids: list[int] = []
-        positions: list[int] = []
+        positions: list[Tensor] = []
         rows: dict[int, BranchRow] = {}
         longest_first = sorted(enumerate(batch.branches), key=lambda item: -item[1][1].insert)  # evens out a GPU's load
         for number, (trunk_row, branch) in longest_first:
-            message = batch.samples[trunk_row].ids[branch.insert : branch.target_end]
             start = len(ids)
-            ids += [*branch.hint_ids, *message]
-            positions += range(branch.insert, branch.insert + len(ids) - start)
+            ids += branch.hint_ids
+            ids += batch.samples[trunk_row].ids[branch.insert : branch.target_end]
+            positions.append(torch.arange(branch.insert, branch.insert + len(ids) - start))
             rows[number] = BranchRow(trunk_row, branch.insert, start, len(ids))
-        predictors: list[int] = []
-        for number, (_, branch) in enumerate(batch.branches):
-            end = rows[number].end - 1
-            predictors += range(end - (branch.target_end - branch.target_start), end)
+        predictors = [
+            torch.arange(rows[number].end - 1 - branch.target_end + branch.target_start, rows[number].end - 1)
+            for number, (_, branch) in enumerate(batch.branches)
+        ]
         device = batch.ids_BT.device
         if filler := round_length(len(ids), device) - len(ids):  # behind the last message, where nothing reads it
             last = longest_first[-1][0]
             rows[last] = replace(rows[last], end=rows[last].end + filler)
-            positions += range(positions[-1] + 1, positions[-1] + 1 + filler)
+            positions.append(positions[-1][-1:] + torch.arange(1, filler + 1))
             ids += [0] * filler
+        ids_and_positions = sent(torch.stack([torch.tensor(ids), torch.cat(positions)]), device)
         return cls(
-            ids_1L=sent(torch.tensor([ids]), device),
-            positions_1L=sent(torch.tensor([positions]), device),
+            ids_1L=ids_and_positions[:1],
+            positions_1L=ids_and_positions[1:],
             rows=[rows[number] for number in range(len(rows))],
-            predictors=sent(torch.tensor(predictors), device),
+            predictors=sent(torch.cat(predictors), device),
         )

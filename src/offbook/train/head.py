@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from offbook.train import losses
+from offbook.train.gate import shift_of, verdicts
 
 CHUNK_ENTRIES = 2**25  # logits in one chunk: 220 rows of a vocabulary of 152k, 128 MiB in float32
 COMPILED_CHUNK_ENTRIES = 2**27  # fused kernels hold far fewer copies
@@ -30,6 +31,7 @@ class Objective:
     entry_cap: float
     importance_cap: float
     shares: tuple[float, ...]  # of the teachers
+    gate: float  # that a branch has to pass in the chunk it is scored in
     policy: bool  # whether any token of the step carries an RL weight; without, its terms are not computed
 
 
@@ -43,6 +45,23 @@ class Rows(NamedTuple):
     ce_weight_N: Tensor
 
 
+class Lessons(NamedTuple):
+    """Of the first rows, which are targets: what each counts for, and its branch. A branch is whole in its chunk, or it
+    has been judged before."""
+
+    weight_M: Tensor
+    branch_M: Tensor
+    taught_B: Tensor  # 0 where it is known that a branch may not teach, else 1
+
+
+class Reading(NamedTuple):
+    """Of each target token the sampled one's log-probability, by student and teacher, and the divergence."""
+
+    student_M: Tensor
+    teacher_M: Tensor
+    divergence_M: Tensor
+
+
 class Terms(NamedTuple):
     """What a chunk adds up to, differentiable, and what is recorded of its tokens."""
 
@@ -51,16 +70,17 @@ class Terms(NamedTuple):
     hint: Tensor
     logp_N: Tensor
     entropy_N: Tensor
+    reading: Reading | None  # where it has targets
 
 
 def chunk_terms(
     logits_NV: Tensor,
     teacher_logits_MV: list[Tensor],
     rows: Rows,
-    weight_M: Tensor,
+    lessons: Lessons,
     objective: Objective,
 ) -> Terms:
-    """The first M rows are also distilled."""
+    """The first M rows are also distilled, if their branch may teach."""
     logp_NV = torch.log_softmax(logits_NV.float() / objective.temperature, dim=-1)
     logp_N = logp_NV.gather(1, rows.ids_N[:, None])[:, 0]
     rl_N = entropy_N = none = logp_N.detach()[:0]
@@ -70,18 +90,34 @@ def chunk_terms(
         entropy_N = -(logp_NV.detach().exp() * logp_NV.detach()).sum(-1)
     ce_N = -rows.ce_weight_N * logp_N
     if not teacher_logits_MV:
-        return Terms(rl_N.sum(), ce_N.sum(), none.sum(), logp_N.detach(), entropy_N)
-    teacher_logp_MV = losses.log_mix(
-        [torch.log_softmax(logits_MV.float() / objective.temperature, dim=-1) for logits_MV in teacher_logits_MV],
-        objective.shares,
-    )
-    num_targets = len(weight_M)
-    nats_M = losses.divergence(logp_NV[:num_targets], teacher_logp_MV, objective.direction, objective.entry_cap)
-    hint_M = weight_M * losses.cap_values(nats_M, objective.token_cap)
+        return Terms(rl_N.sum(), ce_N.sum(), none.sum(), logp_N.detach(), entropy_N, None)
+    targets = slice(len(lessons.weight_M))
+    teacher_logp_MV = log_probabilities(teacher_logits_MV, objective, objective.shares)
+    nats_M = losses.divergence(logp_NV[targets], teacher_logp_MV, objective.direction, objective.entry_cap)
+    whole_M = nats_M.detach()
+    if objective.entry_cap:
+        whole_M = losses.divergence(logp_NV[targets].detach(), teacher_logp_MV, objective.direction)
+    reading = reading_of(logp_N.detach()[targets], teacher_logp_MV, whole_M, rows.ids_N[targets])
+    hint_M = _weight(lessons, reading, objective.gate) * losses.cap_values(nats_M, objective.token_cap)
     if objective.importance_cap:
-        logp_M, behaviour_M = logp_N.detach()[:num_targets], rows.behaviour_N[:num_targets]
-        hint_M = hint_M * losses.importance(logp_M, behaviour_M, objective.importance_cap)
-    return Terms(rl_N.sum(), ce_N.sum(), hint_M.sum(), logp_N.detach(), entropy_N)
+        hint_M = hint_M * losses.importance(reading.student_M, rows.behaviour_N[targets], objective.importance_cap)
+    return Terms(rl_N.sum(), ce_N.sum(), hint_M.sum(), logp_N.detach(), entropy_N, reading)
+
+
+def log_probabilities(logits_MV: list[Tensor], objective: Objective, shares: tuple[float, ...]) -> Tensor:
+    """Of several, taken together."""
+    each = [torch.log_softmax(logits.float() / objective.temperature, dim=-1) for logits in logits_MV]
+    return losses.log_mix(each, shares)
+
+
+def reading_of(student_M: Tensor, teacher_logp_MV: Tensor, divergence_M: Tensor, ids_M: Tensor) -> Reading:
+    return Reading(student_M, teacher_logp_MV.gather(1, ids_M[:, None])[:, 0], divergence_M)
+
+
+def _weight(lessons: Lessons, reading: Reading, gate: float) -> Tensor:
+    shift = shift_of(*reading, lessons.branch_M, len(lessons.taught_B))
+    taught_B = lessons.taught_B * (verdicts(shift, gate) == 0)
+    return lessons.weight_M * taught_B[lessons.branch_M]
 
 
 compiled_chunk_terms = torch.compile(chunk_terms)

@@ -45,9 +45,9 @@ class Teacher:
         if not self.moves or (self.refresh_steps and self.steps % self.refresh_steps):
             return
         share = 1.0 if self.refresh_steps else 1 - self.ema_decay
-        for slow, fast in zip(self.model.parameters(), student.parameters(), strict=True):
-            if slow is not fast:
-                slow.lerp_(fast, share)
+        pairs = zip(self.model.parameters(), student.parameters(), strict=True)
+        slow, fast = zip(*((mine, its) for mine, its in pairs if mine is not its), strict=True)
+        torch._foreach_lerp_(slow, fast, share)
 
 
 def _copied(student: Decoder) -> Decoder:
