@@ -191,10 +191,12 @@ def time_once(step: Callable[[], Any]) -> float:
 
 def time_steps(step: Callable[[], Any], shape: Shape, repeats: int) -> dict[str, Any]:
     """Seconds of a step, the median, and the peak of allocated memory. Without repeats the first step is taken."""
+    torch.cuda.reset_peak_memory_stats()
     warm_s = time_once(step)
     if not shape.is_long:
         step()
-    torch.cuda.reset_peak_memory_stats()
+    if repeats:
+        torch.cuda.reset_peak_memory_stats()
     times = [time_once(step) for _ in range(repeats)] or [warm_s]
     return {
         "step_s": statistics.median(times),
