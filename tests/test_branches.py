@@ -11,6 +11,7 @@ from conftest import random_ids, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Lfm2Config, Lfm2ForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
@@ -250,24 +251,30 @@ def test_blocks_of_the_fused_kernel_are_those_of_the_mask(data: st.DataObject) -
         branches.append(BranchRow(row, insert, start, start + size))
         start += size
     blocks = branch_blocks(branches, rows, length, torch.device("cpu"))
-    total = rows * length + start
-    mask = torch.zeros(start, total, dtype=torch.bool)
+    far, near = torch.zeros(start, rows * length, dtype=torch.bool), torch.zeros(start, start, dtype=torch.bool)
     for b in branches:
-        mask[b.start : b.end, b.trunk_row * length : b.trunk_row * length + b.insert] = True
-        own = slice(rows * length + b.start, rows * length + b.end)
-        mask[b.start : b.end, own] = torch.ones(b.end - b.start, b.end - b.start).tril().bool()
-    query, key = torch.arange(start)[:, None], torch.arange(total)[None]
-    assert torch.equal(blocks.mask_mod(0, 0, query, key), mask)
-    pad = torch.nn.functional.pad(mask, (0, -total % BLOCK, 0, -start % BLOCK))
-    inside = pad.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).any(3).any(1)
+        far[b.start : b.end, b.trunk_row * length : b.trunk_row * length + b.insert] = True
+        near[b.start : b.end, b.start : b.end] = torch.ones(b.end - b.start, b.end - b.start).tril().bool()
+    check_blocks(blocks.far, far)
+    check_blocks(blocks.near, near)
+
+
+def check_blocks(blocks: BlockMask, mask: Tensor) -> None:
+    query, key = torch.arange(mask.shape[0])[:, None], torch.arange(mask.shape[1])[None]
+    seen = torch.stack([blocks.mask_mod(part, 0, query, key) for part in range(blocks.shape[0])])
+    assert torch.equal(seen.sum(0), mask.int()), "each key is in one part"
+    pad = (0, -mask.shape[1] % BLOCK, 0, -mask.shape[0] % BLOCK)
+    inside = torch.nn.functional.pad(mask, pad).unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).any(3).any(1)
     dense = blocks.to_dense()[:, 0]
     assert torch.equal(dense.sum(0), inside.int()), "each block is in one part"
     assert (dense.sum(2).amax(0) - dense.sum(2).amin(0) <= 1).all(), "each part has its share"
-    edge = torch.nn.functional.pad(mask, (0, -total % BLOCK, 0, -start % BLOCK), value=True)
+    edge = torch.nn.functional.pad(mask, pad, value=True)
     whole = edge.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).all(3).all(1)
+    found = torch.zeros_like(whole)
     for counts, orders in zip(blocks.full_kv_num_blocks[:, 0], blocks.full_kv_indices[:, 0], strict=True):
         for block, (count, order) in enumerate(zip(counts, orders, strict=True)):
-            assert all(whole[block, place] for place in order[:count].tolist()), "a block taken for whole is whole"
+            found[block, order[:count].long()] = True
+    assert torch.equal(found, whole), "a block is taken for whole if it is"
 
 
 @torch.no_grad()
@@ -277,9 +284,9 @@ def test_the_fused_kernel_reads_what_the_plain_one_reads() -> None:
     trunk_key, trunk_value = torch.randn(2, 2, 2, 40, 12).unbind()
     query, key, value = torch.randn(1, 4, 50, 12), torch.randn(1, 2, 50, 12), torch.randn(1, 2, 50, 12)
     plain = attention._read(query, key, value, None, Handover(rows, keys=trunk_key, values=trunk_value))
-    keys, values = attention._flat(trunk_key, key), attention._flat(trunk_value, value)
+    far = attention._flat(trunk_key), attention._flat(trunk_value)
     blocks = branch_blocks(rows, 2, 40, torch.device("cpu"))
-    fused = attention.in_parts(query, keys, values, blocks, None, {})
+    fused = attention.in_parts(query, far, (key, value), blocks, None, {})
     assert (plain - fused).abs().max() < 1e-5
 
 

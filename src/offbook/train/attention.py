@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from offbook.train.host import BLOCK, sent
 
 NAME = "offbook"
+Pair = tuple[Tensor, Tensor]  # keys and values
 PARTS = 4  # that a branch's keys are read in, side by side: the longest prefix would else be what all wait for
 # Fastest first on the GPUs at hand; only what can run the inputs is taken.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -40,6 +41,17 @@ class BranchRow:
     end: int
 
 
+class BranchBlocks(NamedTuple):
+    """What all branches together see, as masks for the fused kernel."""
+
+    far: BlockMask  # of the trunk, whose rows lie one after the other; in parts
+    near: BlockMask  # of the branches themselves
+
+
+class Enough(Exception):
+    """The last layer has handed over, of a trunk that is there for its branches alone."""
+
+
 @dataclass(slots=True)
 class Handover:
     """One layer's keys and values [B, kv heads, T, head width], rotary positions applied, on their way to its branches.
@@ -48,8 +60,8 @@ class Handover:
     """
 
     branches: list[BranchRow]
-    blocks: BlockMask | None = None  # the branches as a mask for the fused kernel
-    last: bool = False  # nobody reads what the trunk itself makes of them
+    blocks: BranchBlocks | None = None  # for the fused kernel
+    last: bool = False  # nothing else is wanted of the trunk
     wanted: bool = True
     keys: Tensor | None = None
     values: Tensor | None = None
@@ -87,7 +99,9 @@ def _attention(
     else:
         if handover is not None and handover.wanted:
             handover.keys, handover.values = key.detach(), value.detach()
-        out = torch.zeros_like(query) if handover and handover.last else _causal(query, key, value, scaling)
+            if handover.last:
+                raise Enough
+        out = _causal(query, key, value, scaling)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -103,8 +117,8 @@ def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, hand
     assert trunk_key is not None
     assert trunk_value is not None
     if handover.blocks is not None:
-        keys, values = _flat(trunk_key, key), _flat(trunk_value, value)
-        return compiled_in_parts(query, keys, values, handover.blocks, scaling, _kernel_options(query.device))
+        far = _flat(trunk_key), _flat(trunk_value)
+        return compiled_in_parts(query, far, (key, value), handover.blocks, scaling, _kernel_options(query.device))
     out = torch.empty_like(query)
     for row in handover.branches:
         own = slice(row.start, row.end)
@@ -126,70 +140,62 @@ def _kernel_options(device: torch.device) -> dict[str, Any]:
     return {"USE_TMA": hopper, "BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3, "PRESCALE_QK": True}
 
 
-def _flat(trunk: Tensor, own: Tensor) -> Tensor:
-    """[B, H, T, D] and [1, H, L, D] as [1, H, B * T + L, D]: the trunk's rows one after the other, then the branches.
-
-    Token by token in memory, as projections leave them: copying that is several times faster than sorting by head.
-    """
-    return torch.cat([trunk.transpose(1, 2).flatten(0, 1), own[0].transpose(0, 1)]).transpose(0, 1)[None]
+def _flat(keys: Tensor) -> Tensor:
+    """[B, H, T, D] as [1, H, B * T, D], the rows one after the other. Nothing is copied of one row, nor of several that
+    lie token by token in memory, as projections leave them."""
+    return keys.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None]
 
 
 def in_parts(
-    query: Tensor, keys: Tensor, values: Tensor, blocks: BlockMask, scaling: float | None, options: dict[str, Any]
+    query: Tensor, far: Pair, near: Pair, blocks: BranchBlocks, scaling: float | None, options: dict[str, Any]
 ) -> Tensor:
-    """Attention over `_flat` keys, of which each part has its share; then the parts are put together."""
-    query, keys, values = (tensor.expand(PARTS, -1, -1, -1) for tensor in (query, keys, values))
-    out_PHLD, aux = flex_attention(
-        query,
-        keys,
-        values,
-        block_mask=blocks,
-        scale=scaling,
-        enable_gqa=True,
-        kernel_options=options,
-        return_aux=AuxRequest(lse=True),
-    )
-    share_PHL = torch.softmax(aux.lse, dim=0)
-    return (share_PHL[..., None] * out_PHLD).sum(0, keepdim=True).to(query.dtype)
+    """Attention over the trunk's keys, of which each part has its share, and over the branches' own, put together."""
+    settings = {"scale": scaling, "enable_gqa": True, "kernel_options": options, "return_aux": AuxRequest(lse=True)}
+    parts = [tensor.expand(PARTS, -1, -1, -1) for tensor in (query, *far)]
+    far_PHLD, far_aux = flex_attention(*parts, block_mask=blocks.far, **settings)
+    near_1HLD, near_aux = flex_attention(query, *near, block_mask=blocks.near, **settings)
+    share_SHL = torch.softmax(torch.cat([far_aux.lse, near_aux.lse]), dim=0)
+    far_HLD = (share_SHL[:-1, ..., None] * far_PHLD).sum(0)
+    return (far_HLD + share_SHL[-1, ..., None] * near_1HLD[0])[None].to(query.dtype)
 
 
 compiled_in_parts = torch.compile(in_parts)
 
 
-def branch_blocks(branches: list[BranchRow], rows: int, length: int, device: torch.device) -> BlockMask:
-    """The mask of all branches over `_flat` keys, by blocks: which a block of queries skips, sees whole, sees in part.
-
-    Built from the rows' bounds, since the mask itself would have L * (B * T + L) entries. What a block of queries sees
-    is dealt out to the parts, to each as much as to the others.
-    """
-    trunk, total = rows * length, max(row.end for row in branches)
+def branch_blocks(branches: list[BranchRow], rows: int, length: int, device: torch.device) -> BranchBlocks:
     branches = sorted(branches, key=lambda row: row.start)
-    bounds = [[row.trunk_row * length, row.trunk_row * length + row.insert, trunk + row.start] for row in branches]
+    bounds = [[row.trunk_row * length, row.trunk_row * length + row.insert, row.start] for row in branches]
     sizes = torch.tensor([row.end - row.start for row in branches])
     low_L, high_L, own_L = sent(torch.tensor(bounds).repeat_interleave(sizes, dim=0), device).unbind(1)
-    last_L = trunk + torch.arange(total, device=device)
-    start_K = torch.arange(0, trunk + total, BLOCK, device=device)
-    end_K = (start_K + BLOCK).clamp(max=trunk + total)
+    behind_L = torch.arange(1, len(own_L) + 1, device=device)
+    return BranchBlocks(_blocks(low_L, high_L, rows * length, PARTS), _blocks(own_L, behind_L, len(own_L), 1))
 
-    def seen(low: Tensor, high: Tensor) -> Tensor:  # of each key block: none 0, some 1, all 2
-        low, high = low[:, None], high[:, None]
-        return ((low < high) & (low < end_K) & (high > start_K)).int() + ((low <= start_K) & (high >= end_K)).int()
 
-    seen_LK = torch.maximum(seen(low_L, high_L), seen(own_L, last_L + 1))
-    pad = -total % BLOCK
-    most_QK = nn.functional.pad(seen_LK, (0, 0, 0, pad)).unflatten(0, (-1, BLOCK)).amax(1)
-    least_QK = nn.functional.pad(seen_LK, (0, 0, 0, pad), value=2).unflatten(0, (-1, BLOCK)).amin(1)
-    full_QK, seen_QK = least_QK == 2, most_QK > 0
+def _blocks(low_L: Tensor, high_L: Tensor, num_keys: int, parts: int) -> BlockMask:
+    """Where each query sees keys low:high, by blocks: which a block of queries skips, sees whole, sees in part.
+
+    Built from the bounds, since the mask itself would have L * num_keys entries. What a block of queries sees is dealt
+    out to the parts, to each as much as to the others.
+    """
+    device, total = low_L.device, len(low_L)
+    start_K = torch.arange(0, num_keys, BLOCK, device=device)
+    end_K = (start_K + BLOCK).clamp(max=num_keys)
+    low_L1, high_L1 = low_L[:, None], high_L[:, None]
+    some_LK = (low_L1 < high_L1) & (low_L1 < end_K) & (high_L1 > start_K)
+    all_LK = (low_L1 <= start_K) & (high_L1 >= end_K)
+    pad = (0, 0, 0, -total % BLOCK)
+    seen_QK = nn.functional.pad(some_LK, pad).unflatten(0, (-1, BLOCK)).any(1)
+    full_QK = nn.functional.pad(all_LK, pad, value=True).unflatten(0, (-1, BLOCK)).all(1)
     before_QK = seen_QK.cumsum(1) - 1
-    part_QK = before_QK * PARTS // seen_QK.sum(1, keepdim=True)
-    mine_PQK = part_QK == torch.arange(PARTS, device=device)[:, None, None]
+    part_QK = before_QK * parts // seen_QK.sum(1, keepdim=True).clamp(min=1)
+    mine_PQK = part_QK == torch.arange(parts, device=device)[:, None, None]
 
-    def visible(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return ((k >= low_L[q]) & (k < high_L[q])) | ((k >= own_L[q]) & (k <= q + trunk))
+    def visible(part: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k >= low_L[q]) & (k < high_L[q]) & (part_QK[q // BLOCK, k // BLOCK] == part)
 
     tables = [_table(mine_PQK & blocks_QK) for blocks_QK in (seen_QK & ~full_QK, full_QK)]
     return BlockMask.from_kv_blocks(
-        *tables[0], *tables[1], BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(total, trunk + total)
+        *tables[0], *tables[1], BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(total, num_keys)
     )
 
 

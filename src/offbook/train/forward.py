@@ -7,6 +7,7 @@ their own tokens. Models whose layers are not plain attention re-encode each tar
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -93,7 +94,8 @@ class Decoder:
         blocks = None
         for layer in base.layers:
             handover = Handover(branches.rows, last=only_targets and layer is base.layers[-1])
-            hidden_BTD = self._trunk_layer(layer, hidden_BTD, rotary, handover)
+            with contextlib.suppress(attention.Enough):
+                hidden_BTD = self._trunk_layer(layer, hidden_BTD, rotary, handover)
             if self.compiled and ids_BT.is_cuda and blocks is None:  # now, while the GPU is busy with the first layer
                 blocks = attention.branch_blocks(branches.rows, len(ids_BT), ids_BT.shape[1], ids_BT.device)
             handover.blocks = blocks
@@ -102,7 +104,7 @@ class Decoder:
             handover.close()
         with torch.no_grad():
             hidden_MD = base.norm(hidden_1LD)[0, branches.predictors]
-        return base.norm(hidden_BTD), hidden_MD
+        return hidden_BTD if only_targets else base.norm(hidden_BTD), hidden_MD
 
     def _trunk_layer(self, layer: nn.Module, hidden: Tensor, rotary: Rotary, handover: Handover | None) -> Tensor:
         if self.recompute == "none" or not torch.is_grad_enabled():
