@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from offbook.feedback.model import Reading
     from offbook.loop.effect import Effect
     from offbook.loop.setup import Progress
-    from offbook.types import Task
+    from offbook.types import Feedback, Task
 
 MAX_SHOWN = 3  # examples of one rule
 LINE = 100  # characters of an example
@@ -128,6 +128,7 @@ def _measure(result: Result, model: str, limit: int, progress: Progress) -> None
     from offbook.feedback.coach import spread_out
 
     chosen = list(spread_out(result.found, limit))
+    others: list[Feedback] = []
     for stored in result.sources:
         pairs = [(one.rollout, one.feedback) for one in chosen if one.source == stored.source]
         if not pairs:
@@ -136,13 +137,15 @@ def _measure(result: Result, model: str, limit: int, progress: Progress) -> None
         if folder is None:
             result.notes.append(f"no model to measure the hints of {stored.source} with; --model gives one")
             continue
-        from offbook.loop.effect import measure
+        from offbook.loop.effect import measure, with_donor_hints
         from offbook.loop.models import load_model
         from offbook.tokens import chat_for
 
         profile = _setting(stored, "harness", "profile", "")
+        donors = with_donor_hints(pairs)
+        others += [item for _, item in donors]
         counts = measure(
-            pairs,
+            [*pairs, *donors],
             load_model(folder),
             chat_for(folder, "bash" if profile == "bash" else "auto"),
             float(_setting(stored, "engine", "temperature", 1.0)),
@@ -155,7 +158,7 @@ def _measure(result: Result, model: str, limit: int, progress: Progress) -> None
         result.models.append(str(folder))
     from offbook.loop.effect import effects_of
 
-    result.effects = effects_of(one.feedback for one in chosen)
+    result.effects = effects_of((one.feedback for one in chosen), others)
 
 
 def _model_of(stored: Stored, model: str, progress: Progress) -> Path | None:
@@ -273,10 +276,11 @@ def _show_effects(result: Result, console: Console) -> None:
     console.print(Text(f"\nWhat the hints do, on {', '.join(dict.fromkeys(result.models))}"), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     table.add_column("rule", no_wrap=True)
-    for name in ("targets", "tokens", "nats a token", "largest", "log-odds"):
+    for name in ("targets", "tokens", "nats a token", "largest", "log-odds", "donor"):
         table.add_column(name, justify="right")
     for one in result.effects:
-        figures = f"{one.kl:.3f}", f"{one.largest:.2f}", f"{one.log_odds:+.2f}"
+        odds = ["" if value is None else f"{value:+.2f}" for value in (one.log_odds, one.donor_log_odds)]
+        figures = f"{one.kl:.3f}", f"{one.largest:.2f}", *odds
         table.add_row(one.rule, str(one.targets), str(one.tokens), *figures)
     console.print(table)
     for reason, count in result.unmeasured.items():

@@ -16,6 +16,8 @@ import torch
 from transformers import PreTrainedModel
 
 from offbook.algo import add_branch
+from offbook.feedback.controls import stand_in
+from offbook.feedback.readers import RULES
 from offbook.tokens import HERMES, Chat, ChatFormat, RenderedChat, Transcript
 from offbook.train import head
 from offbook.train.batches import Batch, BranchBatch, micro_batches
@@ -26,10 +28,15 @@ from offbook.types import Branch, Completion, Feedback, Message, Rollout, Sample
 
 MICRO_TOKENS = 8192  # in one forward
 
+Reasons = dict[str, set[tuple[int, int, int]]]  # targets by the reason: rollout, segment, message
+
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Of the hints of one rule. `log_odds` is how much likelier the hint makes a faulty message: below 0 is good."""
+    """Of the hints of one rule. `log_odds` is how much likelier the hint makes a faulty message: below 0 is good.
+
+    A hint that does no more than another rule's in its place is not about this rule, whatever it does.
+    """
 
     rule: str
     targets: int
@@ -37,20 +44,39 @@ class Effect:
     kl: float  # nats a token, a mean over tokens
     largest: float  # nats at one token
     log_odds: float  # nats a message: teacher's minus student's log-probability of what was sampled, a mean
+    donor_log_odds: float | None = None  # the same of another rule's hint before the same messages
 
 
-def effects_of(feedback: Iterable[Feedback]) -> list[Effect]:
+def effects_of(feedback: Iterable[Feedback], donors: Iterable[Feedback] = ()) -> list[Effect]:
     """By rule, of what has been measured; the hints that move most come first."""
+    others = _by_rule(donors)
+    found = []
+    for rule, items in _by_rule(feedback).items():
+        nats = [value for item in items for value in item.divergence]
+        effect = Effect(rule, len(items), len(nats), sum(nats) / len(nats), max(nats), _log_odds(items))
+        found.append(dataclasses.replace(effect, donor_log_odds=_log_odds(others[rule])) if rule in others else effect)
+    return sorted(found, key=lambda effect: -effect.kl)
+
+
+def _by_rule(feedback: Iterable[Feedback]) -> dict[str, list[Feedback]]:
     by_rule: dict[str, list[Feedback]] = defaultdict(list)
     for item in feedback:
         if item.divergence:
             by_rule[item.target.rule].append(item)
-    found = []
-    for rule, items in by_rule.items():
-        nats = [value for item in items for value in item.divergence]
-        odds = [sum(item.teacher) - sum(item.student) for item in items]
-        found.append(Effect(rule, len(items), len(nats), sum(nats) / len(nats), max(nats), sum(odds) / len(odds)))
-    return sorted(found, key=lambda effect: -effect.kl)
+    return by_rule
+
+
+def _log_odds(items: Sequence[Feedback]) -> float:
+    return sum(sum(item.teacher) - sum(item.student) for item in items) / len(items)
+
+
+def with_donor_hints(pairs: Sequence[tuple[Rollout, Feedback]]) -> list[tuple[Rollout, Feedback]]:
+    """The same targets, each with the hint of another rule."""
+    changed = []
+    for rollout, item in pairs:
+        ((_, hint),) = stand_in([(item.target, item.hint)], rollout, "donor", list(RULES))
+        changed.append((rollout, Feedback(item.target, hint)))
+    return changed
 
 
 def measure(
@@ -60,12 +86,13 @@ def measure(
     temperature: float = 1.0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Counter[str]:
-    """Fill in what each hint does to each token of its message. Returns what could not be measured, by reason.
+    """Fill in what each hint does to each token of its message. Returns the targets that could not be measured, by
+    reason; one that is there with several hints counts once.
 
     Under `written again` it counts targets that were measured, on ids that are not the ones of the rollout.
     """
-    counts: Counter[str] = Counter()
-    samples = _samples(pairs, model, chat, counts)
+    reasons: Reasons = defaultdict(set)
+    samples = _samples(pairs, model, chat, reasons)
     decoder = Decoder(model)
     total, done = sum(len(sample.branches) for sample in samples), 0
     for micro in micro_batches(samples, MICRO_TOKENS):
@@ -74,7 +101,7 @@ def measure(
             item.student, item.teacher, item.divergence = values
             done += 1
         progress(done / total)
-    return +counts
+    return Counter({reason: len(targets) for reason, targets in reasons.items()})
 
 
 @torch.no_grad()
@@ -95,7 +122,7 @@ def _read(decoder: Decoder, micro: list[Sample], temperature: float) -> list[tup
 
 
 def _samples(
-    pairs: Sequence[tuple[Rollout, Feedback]], model: PreTrainedModel, chat: Chat, counts: Counter[str]
+    pairs: Sequence[tuple[Rollout, Feedback]], model: PreTrainedModel, chat: Chat, reasons: Reasons
 ) -> list[Sample]:
     """One for each segment that has targets, up to the last of them. Branches are named by their number in `pairs`."""
     window = model.config.to_dict().get("max_position_embeddings") or 1 << 30
@@ -110,12 +137,14 @@ def _samples(
         segment, sample = laid[place]
         branch = add_branch(sample, segment, item.target, item.hint, chat, 1.0)
         branch.key = str(number)
+        key = (*place, item.target.message)
         if branch.target_end == branch.target_start:
-            counts["nothing in the message was sampled"] += 1
+            reasons["nothing in the message was sampled"].add(key)
         elif branch.target_end + len(branch.hint_ids) > window:
-            counts["beyond the model's context"] += 1
+            reasons["beyond the model's context"].add(key)
         else:
-            counts["written again"] += segment is not told
+            if segment is not told:
+                reasons["written again"].add(key)
             item.pieces = chat.pieces(segment.ids[branch.target_start : branch.target_end])
             continue
         sample.branches.remove(branch)
