@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from offbook.runfolder import RunFolder
 from offbook.types import Feedback, Flag, Hint, Message, OffbookError, Reward, Rollout, Segment, Target, ToolCall, Usage
-from offbook.view.load import load_run, pick_rollouts
+from offbook.view.load import load_run, pick_rollouts, sentence
 from offbook.view.markup import MINUS, TIMES, duration, number, tag
 from offbook.view.report import write_report
 from offbook.view.scales import nice_ticks, smooth, spread, thin
@@ -232,6 +232,12 @@ def test_what_was_done_and_what_differs(tmp_path: Path, both: dict[str, Path]) -
     ]
 
 
+def test_a_run_that_was_not_measured_is_not_said_to_be() -> None:
+    config = {"model": "pocket", "tasks": {"num_train": 9, "num_heldout": 48}}
+    assert sentence([config], [[]], measured=True).endswith("on 9 tasks, and measured on 48 others.")
+    assert sentence([config], [[]], measured=False).endswith("on 9 tasks.")
+
+
 def test_curves_only_where_there_are_numbers(tmp_path: Path, both: dict[str, Path]) -> None:
     RunFolder(both["rl"]).append_metrics({"step": 3, "solved": math.nan})
     page = report(tmp_path, both)
@@ -328,13 +334,13 @@ def test_an_empty_run_has_a_report(tmp_path: Path) -> None:
     folder.metrics_file.write_text("")
     page = report(tmp_path, {"new": folder.path}, before=None, seconds=None)
     text = page.all("main")[0].text
-    for sentence in (
+    for said in (
         "A model was trained for 0 steps.",
         "Not measured yet.",
         "No step is recorded",
         "No rollout is stored",
     ):
-        assert sentence in text
+        assert said in text
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def overview(run: RunIndex) -> dict[str, Any]:
     return {
         "name": run.name,
         "version": run.version,
-        "sentence": sentence([run.config], [rows]),
+        "sentence": sentence([run.config], [rows], bool(run.evals)),
         "steps": last,
         "wanted": wanted if is_number(wanted) else None,
         "live": bool(rows or run.rollouts) and not over and age < max(RECENT_S, 3 * step_s),

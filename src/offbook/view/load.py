@@ -58,8 +58,8 @@ def series(run: Run, key: str) -> list[tuple[float, float]]:
     return [(row["step"], row[key]) for row in run.rows if is_number(row.get(key))]
 
 
-def sentence(configs: list[dict[str, Any]], rows: list[list[dict[str, Any]]]) -> str:
-    """What was done, as far as the configurations say it and agree."""
+def sentence(configs: list[dict[str, Any]], rows: list[list[dict[str, Any]]], measured: bool) -> str:
+    """What was done, as far as the configurations say it and agree; `measured` says whether on held-out tasks too."""
     config = _agreed([flatten(one) for one in configs])
     wanted, done = config.get("train.steps"), max((len({row["step"] for row in one}) for one in rows), default=0)
     steps = plural(done, "step")
@@ -72,7 +72,7 @@ def sentence(configs: list[dict[str, Any]], rows: list[list[dict[str, Any]]]) ->
         text += f" of {groups * group_size} rollouts"
     if is_number(config.get("tasks.num_train")):
         text += f" on {plural(config['tasks.num_train'], 'task')}"
-    if is_number(config.get("tasks.num_heldout")):
+    if measured and is_number(config.get("tasks.num_heldout")):
         text += f", and measured on {config['tasks.num_heldout']} others"
     if is_number(config.get("seed")):
         text += f" (seed {config['seed']})"

@@ -83,7 +83,7 @@ def _header(title: str, runs: list[Run], seconds: float | None) -> Html:
         tag("h1", title),
         tag(
             "p",
-            sentence([run.config for run in runs], [run.rows for run in runs]),
+            sentence([run.config for run in runs], [run.rows for run in runs], any(run.final for run in runs)),
             f" It took {duration(seconds)}." if seconds is not None else "",
             class_="lead",
         ),
