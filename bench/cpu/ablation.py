@@ -33,6 +33,7 @@ HINTS: dict[str, dict[str, str]] = {
     "live_capped": {"teacher": "live", "entry_cap": "0.06"},
     "live_annealed": {"teacher": "live", "anneal_steps": "20", "anneal_to": "0.5"},
     "refreshed": {"refresh_steps": "10"},
+    "annealed": {"anneal_steps": "20", "anneal_to": "0.1"},
     "reverse": {"direction": "reverse"},
     "jsd": {"direction": "jsd"},
     "weight_0.1": {"weight": "0.1"},
@@ -55,6 +56,7 @@ LABELS = {
     "live_capped": "teacher live, entries capped at 0.06 nats",
     "live_annealed": "teacher live, weight 5 to 0.5 over 20 steps",
     "refreshed": "teacher frozen, refreshed every 10 steps",
+    "annealed": "weight 5 to 0.1 over 20 steps",
     "reverse": "reverse KL",
     "jsd": "JSD",
     "weight_0.1": "weight 0.1",
@@ -66,7 +68,7 @@ LABELS = {
     "every_turn": "control: every message of a faulty rollout",
     "constant_negative": "control: advantage -1, no teacher",
 }
-LONG = ("rl", "hints", "ema", "live", "live_anchored", "live_capped", "live_annealed", "refreshed")
+LONG = ("rl", "hints", "ema", "live", "live_anchored", "live_capped", "live_annealed", "refreshed", "annealed")
 TIMES = 4
 CURVES = {"invalid calls per 100": "invalid_per_100", "solved": "solved"}
 COLUMNS = {

@@ -8,7 +8,8 @@ from offbook.view.charts import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Frame
 from offbook.view.markup import Html, join, tag
 from offbook.view.scales import Points, smooth, spread
 
-COLOURS = ("#6a6a6a", "#c2410c", "#0369a1", "#7c3aed", "#15803d", "#b45309", "#be185d")  # dark enough on white
+# dark enough on white
+COLOURS = ("#6a6a6a", "#c2410c", "#0369a1", "#7c3aed", "#15803d", "#a37c00", "#be185d", "#111111", "#0f766e")
 RIGHT = 110  # for the names
 STYLE = (
     "text{font:11px sans-serif;fill:#555}.grid{stroke:#ddd}.line{fill:none;stroke-width:2}"
