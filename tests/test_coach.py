@@ -115,6 +115,9 @@ def test_a_donor_hint_is_another_rules_before_the_same_message(chat: ChatFormat)
     assert all(item.hint.rule != item.target.rule and item.hint.text for _, item in donors)
     assert len({item.hint.rule for _, item in donors}) > 1
     assert not measure([*pairs, *donors], tiny_model(vocabulary=320), chat)
+    other = Hint("repeated_call", "Reminder: do not repeat a call, its answer is above.")
+    untold = [(replace(pairs[0][0], id=str(number), tools=()), feedback_on(rollout, 4, other)) for number in range(99)]
+    assert all(item.hint.rule != "unknown_tool" for _, item in with_donor_hints(untold)), "it would name no tool"
     assert all(item.divergence for _, item in [*pairs, *donors])
 
 

@@ -71,10 +71,11 @@ def _log_odds(items: Sequence[Feedback]) -> float:
 
 
 def with_donor_hints(pairs: Sequence[tuple[Rollout, Feedback]]) -> list[tuple[Rollout, Feedback]]:
-    """The same targets, each with the hint of another rule."""
+    """The same targets, each with the hint of another rule; where no tools are known, of one that names none."""
     changed = []
     for rollout, item in pairs:
-        ((_, hint),) = stand_in([(item.target, item.hint)], rollout, "donor", list(RULES))
+        rules = [rule for rule in RULES if rollout.tools or rule != "unknown_tool"]
+        ((_, hint),) = stand_in([(item.target, item.hint)], rollout, "donor", rules)
         changed.append((rollout, Feedback(item.target, hint)))
     return changed
 

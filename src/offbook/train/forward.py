@@ -72,11 +72,11 @@ class Decoder:
         if not self.plain:
             return reencoded(self.model, batch.ids_BT, branches)
         rows = sorted({row.trunk_row for row in branches.rows})
-        length = round_length(max(row.insert for row in branches.rows), batch.ids_BT.device)
+        length = round_length(max(1, *(row.insert for row in branches.rows)), batch.ids_BT.device)
         trunk_rows = {row: place for place, row in enumerate(rows)}
         moved = [BranchRow(trunk_rows[row.trunk_row], row.insert, row.start, row.end) for row in branches.rows]
         short = BranchBatch(branches.ids_1L, branches.positions_1L, moved, branches.predictors)
-        _, hidden_MD = self._in_lockstep(batch.ids_BT[rows, : max(length, 1)], short, only_targets=True)
+        _, hidden_MD = self._in_lockstep(batch.ids_BT[rows, :length], short, only_targets=True)
         assert hidden_MD is not None
         return hidden_MD
 
