@@ -356,7 +356,7 @@ def main() -> None:
         return
     entries = []
     for name in options.shapes:
-        repeats = max(2, options.repeats // 2) if SHAPES[name].is_long else options.repeats
+        repeats = max(3, options.repeats // 2) if SHAPES[name].is_long else options.repeats
         entry = bench(SHAPES[name], options.arms, settings, repeats, ceiling)
         entries.append({"ceiling_tflops": ceiling / 1e12, "gpu": torch.cuda.get_device_name(), **entry})
         show(entry)

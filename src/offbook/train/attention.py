@@ -135,9 +135,11 @@ def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, hand
 @functools.cache
 def _kernel_options(device: torch.device) -> dict[str, Any]:
     """The fastest of those tried on an H200. Scaling queries beforehand rounds them once more, to no harm: against
-    float32 a bfloat16 model is off by as much either way."""
+    float32 a bfloat16 model is off by as much either way. Lengths are whole blocks on a GPU (`round_length`), which
+    the compiler cannot know once it has met two of them."""
     hopper = torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"USE_TMA": hopper, "BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3, "PRESCALE_QK": True}
+    tiles = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+    return {"USE_TMA": hopper, "PRESCALE_QK": True, "IS_DIVISIBLE": True, **tiles}
 
 
 def _flat(keys: Tensor) -> Tensor:
@@ -175,7 +177,8 @@ def _blocks(low_L: Tensor, high_L: Tensor, num_keys: int, parts: int) -> BlockMa
     """Where each query sees keys low:high, by blocks: which a block of queries skips, sees whole, sees in part.
 
     Built from the bounds, since the mask itself would have L * num_keys entries. What a block of queries sees is dealt
-    out to the parts, to each as much as to the others.
+    out to the parts, to each as much as to the others. The mask takes two numbers a query and nothing a key: whatever
+    registers it needs, the kernel holds for whole blocks as well.
     """
     device, total = low_L.device, len(low_L)
     start_K = torch.arange(0, num_keys, BLOCK, device=device)
@@ -188,10 +191,13 @@ def _blocks(low_L: Tensor, high_L: Tensor, num_keys: int, parts: int) -> BlockMa
     full_QK = nn.functional.pad(all_LK, pad, value=True).unflatten(0, (-1, BLOCK)).all(1)
     before_QK = seen_QK.cumsum(1) - 1
     part_QK = before_QK * parts // seen_QK.sum(1, keepdim=True).clamp(min=1)
-    mine_PQK = part_QK == torch.arange(parts, device=device)[:, None, None]
+    numbers_P11 = torch.arange(parts + 1, device=device)[:, None, None]
+    mine_PQK = part_QK == numbers_P11[:-1]
+    edges_PL = ((part_QK < numbers_P11).sum(2) * BLOCK).repeat_interleave(BLOCK, dim=1)[:, :total]
+    low_PL, high_PL = torch.maximum(low_L, edges_PL[:-1]).int(), torch.minimum(high_L, edges_PL[1:]).int()
 
     def visible(part: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (k >= low_L[q]) & (k < high_L[q]) & (part_QK[q // BLOCK, k // BLOCK] == part)
+        return (k >= low_PL[part, q]) & (k < high_PL[part, q])
 
     tables = [_table(mine_PQK & blocks_QK) for blocks_QK in (seen_QK & ~full_QK, full_QK)]
     return BlockMask.from_kv_blocks(
