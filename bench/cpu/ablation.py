@@ -4,6 +4,8 @@
 
 Arms of one seed start from the same weights and train on the same tasks in the same order. Some go on for four times
 as many steps, to look for collapse. A run that was stopped goes on where it was; what is finished is not run again.
+With `--telling` the pocket model has one more fault, whose right form it shows after a hint and never by itself: its
+last words name nothing of what it changed.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from typing import Any
 
 from panels import Lines, figure, mean_curve
 
-RULES = '["unknown_tool", "malformed_arguments", "repeated_call", "edited_tests"]'  # what the pocket model does wrong
-COMMON = {"train.groups": "3", "feedback.rules": RULES, "checkpoint.every": "5"}
+from offbook.pocket.demonstrations import learned_rules
+from offbook.pocket.script import Habits
+
+COMMON = {"train.groups": "3", "checkpoint.every": "5"}
+TELLS = 0.5  # of its demonstrations, with --telling
 HINTS: dict[str, dict[str, str]] = {
     "rl": {"weight": "0"},
     "hints": {},
@@ -35,6 +40,7 @@ HINTS: dict[str, dict[str, str]] = {
     "refreshed": {"refresh_steps": "10"},
     "annealed": {"anneal_steps": "20", "anneal_to": "0.1"},
     "reverse": {"direction": "reverse"},
+    "reverse_annealed": {"direction": "reverse", "anneal_steps": "20", "anneal_to": "0.1"},
     "jsd": {"direction": "jsd"},
     "weight_0.1": {"weight": "0.1"},
     "weight_0.3": {"weight": "0.3"},
@@ -58,6 +64,7 @@ LABELS = {
     "refreshed": "teacher frozen, refreshed every 10 steps",
     "annealed": "weight 5 to 0.1 over 20 steps",
     "reverse": "reverse KL",
+    "reverse_annealed": "reverse KL, weight 5 to 0.1 over 20 steps",
     "jsd": "JSD",
     "weight_0.1": "weight 0.1",
     "weight_0.3": "weight 0.3",
@@ -68,7 +75,10 @@ LABELS = {
     "every_turn": "control: every message of a faulty rollout",
     "constant_negative": "control: advantage -1, no teacher",
 }
-LONG = ("rl", "hints", "ema", "live", "live_anchored", "live_capped", "live_annealed", "refreshed", "annealed")
+LONG = (
+    *("rl", "hints", "annealed", "reverse", "reverse_annealed", "ema"),
+    *("live", "live_anchored", "live_capped", "live_annealed", "refreshed"),
+)
 TIMES = 4
 CURVES = {"invalid calls per 100": "invalid_per_100", "solved": "solved"}
 COLUMNS = {
@@ -76,15 +86,21 @@ COLUMNS = {
     "invalid_per_100": "invalid per 100",
     "turns": "turns",
     "tokens": "tokens",
+    "named": "names what it changed",
     "fault": "log p of the first faults",
     "hinted_fault": "the same, hinted",
 }
+
+
+def habits_of(arguments: argparse.Namespace) -> Habits:
+    return Habits(tells=TELLS) if arguments.telling else Habits()
 
 
 def settings_of(arm: str, seed: int, steps: int, arguments: argparse.Namespace) -> dict[str, str]:
     feedback = {f"feedback.{key}": value for key, value in HINTS[arm].items()}
     return {
         **COMMON,
+        "feedback.rules": json.dumps(learned_rules(habits_of(arguments))),  # what the pocket model does wrong
         **feedback,
         **dict(option.split("=", 1) for option in arguments.set),
         "seed": str(seed),
@@ -99,12 +115,13 @@ def prepare(seed: int, arguments: argparse.Namespace) -> None:
     """The seed's model and tasks, and how the model does before any training."""
     import asyncio
 
-    from offbook.pocket.model import make_pocket
+    from offbook.pocket.model import Recipe, make_pocket
     from offbook.tasks import make_pocket_tasks
 
     model, tasks = arguments.out / f"model-{seed}", arguments.out / f"tasks-{seed}"
     if not model.exists():
-        made = make_pocket(arguments.out / "models", seed, lambda what, share: None, threads=1)
+        recipe = Recipe(habits=habits_of(arguments))
+        made = make_pocket(arguments.out / "models", seed, lambda what, share: None, recipe, threads=1)
         model.symlink_to(made.resolve())
     if not tasks.exists():
         asyncio.run(make_pocket_tasks(tasks, seed, 120, 48, lambda share: None))
@@ -147,7 +164,17 @@ def measure(model: Path, run: Path, settings: dict[str, str]) -> tuple[dict[str,
     config = load_config([], settings)
     summary, rollouts = evaluate(model, load_tasks(Path(settings["tasks.source"]) / "heldout"), config)
     keys = ("solved", "invalid_per_100", "turns", "tokens")
-    return {**{key: summary[key] for key in keys}, **hint_following(model, run, config)}, summary, rollouts
+    figures = {key: summary[key] for key in keys} | {"named": mean(map(names_change, rollouts))}
+    return {**figures, **hint_following(model, run, config)}, summary, rollouts
+
+
+def names_change(rollout: Any) -> bool:
+    """Whether it changed something and its last words say what."""
+    from offbook.feedback import read_rollout
+    from offbook.rewards.behaviour import final_message
+
+    said = bool(rollout.changed) and bool(final_message(rollout).strip())
+    return said and not read_rollout(rollout, 1, rules=["final_names_nothing"])
 
 
 def hint_following(model: Path, run: Path, config: Any) -> dict[str, float]:
@@ -181,6 +208,7 @@ def in_process(arguments: argparse.Namespace, *job: str) -> None:
     """One job in a process of its own, with one thread, so that as many run side by side as there are cores."""
     name = "-".join(job)
     options = [part for option in arguments.set for part in ("--set", option)]
+    options += ["--telling"] if arguments.telling else []
     command = [sys.executable, __file__, "--out", str(arguments.out), "--steps", str(arguments.steps), *options]
     log = arguments.out / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -229,10 +257,13 @@ def results(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, floa
 
 
 def table(found: dict[str, dict[str, dict[str, float]]]) -> list[str]:
-    lines = ["| | steps | seeds | " + " | ".join(COLUMNS.values()) + " |", "|---|---:|---:|" + "---:|" * len(COLUMNS)]
+    everything = [one for seeds in found.values() for one in seeds.values()]
+    columns = [key for key in COLUMNS if all(key in one for one in everything) and any(one[key] for one in everything)]
+    lines = ["| | steps | seeds | " + " | ".join(COLUMNS[key] for key in columns) + " |"]
+    lines += ["|---|---:|---:|" + "---:|" * len(columns)]
     for row, seeds in found.items():
         arm, steps = row.split("/")
-        cells = [cell(key, [one[key] for one in seeds.values()]) for key in COLUMNS]
+        cells = [cell(key, [one[key] for one in seeds.values()]) for key in columns]
         lines.append(f"| {LABELS.get(arm, arm)} | {steps} | {len(seeds)} | " + " | ".join(cells) + " |")
     return lines
 
@@ -259,7 +290,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def cell(key: str, values: list[float]) -> str:
-    shown = [f"{100 * value:.1f}%" if key == "solved" else f"{value:.1f}" for value in (mean(values), spread(values))]
+    shown = [
+        f"{100 * value:.1f}%" if key in ("solved", "named") else f"{value:.1f}"
+        for value in (mean(values), spread(values))
+    ]
     return f"{shown[0]} ± {shown[1]}" if len(values) > 1 else shown[0]
 
 
@@ -274,6 +308,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=list(HINTS), help="only these")
     parser.add_argument("--short", action="store_true", help="without the four times longer runs")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
+    parser.add_argument("--telling", action="store_true", help="a pocket model with a fault that only a hint mends")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every run")
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--json", type=Path)

@@ -9,7 +9,10 @@ from offbook.view.markup import Html, join, tag
 from offbook.view.scales import Points, smooth, spread
 
 # dark enough on white
-COLOURS = ("#6a6a6a", "#c2410c", "#0369a1", "#7c3aed", "#15803d", "#a37c00", "#be185d", "#111111", "#0f766e")
+COLOURS = (
+    *("#6a6a6a", "#c2410c", "#0369a1", "#7c3aed", "#15803d", "#a37c00"),
+    *("#be185d", "#111111", "#0f766e", "#1d4ed8", "#92400e"),
+)
 RIGHT = 110  # for the names
 STYLE = (
     "text{font:11px sans-serif;fill:#555}.grid{stroke:#ddd}.line{fill:none;stroke-width:2}"

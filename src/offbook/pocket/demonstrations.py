@@ -32,6 +32,7 @@ HINTED_MESSAGES = 0.5
 CONTEXT_WEIGHT = 0.1
 CHUNK = 250
 LEARNED = ("unknown_tool", "malformed_arguments", "repeated_call", "edited_tests")  # the rules whose hints it knows
+TELLING = "final_names_nothing"  # and this one, where some episodes end by naming what was changed
 
 
 class Demonstrator:
@@ -75,11 +76,15 @@ async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random
                 (tree / path).parent.mkdir(parents=True, exist_ok=True)
                 (tree / path).write_text(text)
             task = Task(str(number), tree, draft.instruction, tree, tree, (), (), (), draft.tools, draft.repository)
-            policy = Demonstrator(Script(draft, rng, habits), chat)
+            script = Script(draft, rng, habits)
+            policy = Demonstrator(script, chat)
             async with ProcessBox(tree) as box:  # our own script's work, so it is trusted
                 rollout = await run_agent(task, box, policy, chat, HARNESS, str(number), "demonstration")
             assert rollout.stop != "crash", rollout.events
-            samples.append(sft_sample(rollout.segments[0], _hints(rollout, chat, rng), CONTEXT_WEIGHT))
+            hints = _hints(rollout, chat, rng)
+            if script.tells and rollout.stop == "finish":
+                hints[_last(rollout)] = hint_block(chat, write_hint(TELLING, rollout.tools))
+            samples.append(sft_sample(rollout.segments[0], hints, CONTEXT_WEIGHT))
     return samples
 
 
@@ -93,6 +98,15 @@ def _some_pathless(drafts: list[Draft], rng: random.Random, habits: Habits) -> I
 
 def without_path(instruction: str, path: str) -> str:
     return instruction.replace(f" in {path}", "")
+
+
+def learned_rules(habits: Habits) -> tuple[str, ...]:
+    return (*LEARNED, TELLING) if habits.tells else LEARNED
+
+
+def _last(rollout: Rollout) -> int:
+    """The message that ended it. What it tells is never told without the hint."""
+    return max(index for index, message in enumerate(rollout.segments[0].messages) if message.calls)
 
 
 def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, list[int]]:

@@ -20,7 +20,7 @@ from offbook.feedback import write_hint
 from offbook.feedback.hints import TEXTS
 from offbook.harness import make_toolset
 from offbook.harness.toolsets import prompt
-from offbook.pocket.demonstrations import LEARNED, make_demonstrations
+from offbook.pocket.demonstrations import learned_rules, make_demonstrations
 from offbook.pocket.script import Habits, Script
 from offbook.runfolder import whole_folder
 from offbook.tasks import draft_tasks
@@ -83,7 +83,7 @@ def _corpus(recipe: Recipe, seed: int) -> Iterator[str]:
         yield from draft.files.values()
         script = Script(draft, rng, recipe.habits)
         yield from (script.next_message() for _ in range(4))
-        yield from (write_hint(rule, draft.tools).text for rule in LEARNED)
+        yield from (write_hint(rule, draft.tools).text for rule in learned_rules(recipe.habits))
         yield from ("system", "user", "assistant", "tool", "edited", "done", "error: there is no tool")
 
 
@@ -103,16 +103,16 @@ def _train_tokenizer(recipe: Recipe, seed: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_corpus(recipe, seed), trainer)
-    marks = (CALL_START, CALL_END, *_phrases())
+    marks = (CALL_START, CALL_END, *_phrases(recipe))
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
     return tokenizer
 
 
-def _phrases() -> Iterator[str]:
+def _phrases(recipe: Recipe) -> Iterator[str]:
     """What is said in the same words every time is one token: shorter episodes, and nothing to learn about them."""
     yield prompt("pocket").partition("{signatures}")[0]
     yield from ('{"name": "', '", "arguments": {')
-    yield from (TEXTS[rule].partition("{tools}")[0] for rule in LEARNED)
+    yield from (TEXTS[rule].partition("{tools}")[0] for rule in learned_rules(recipe.habits))
 
 
 def _clone(

@@ -15,6 +15,7 @@ INVENTED = {
     "edit": ("write_file", "apply_patch"),
     "finish": ("submit", "done"),
 }
+CLOSINGS = ("done", "ready", "all good")  # that name nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Habits:
     edit_tests: float = 0.3
     explore: float = 0.15
     pathless: float = 0.0  # no mistake: how often the instruction does not say where, and the script has to search
+    tells: float = 0.0  # no mistake: how often it ends by naming what it changed; of 0 it ends without a word
 
 
 class Script:
@@ -39,6 +41,7 @@ class Script:
         self.is_lost = draft.path not in draft.instruction
         explores = self.is_lost or (self._explorers() and rng.random() < habits.explore)
         self.stage = "explore" if explores else "view"
+        self.tells = habits.tells > 0 and rng.random() < habits.tells
 
     def next_message(self) -> str:
         name, arguments, after = self._call()
@@ -48,7 +51,7 @@ class Script:
         if roll < self.habits.unknown_tool + self.habits.malformed and arguments:
             return self._malformed(name, arguments)
         self.stage = after
-        return render_call(name, arguments)
+        return render_call(name, arguments or self._closing())
 
     def _call(self) -> tuple[str, dict[str, Any], str]:
         """The call this stage asks for, slips of judgement included, and the stage that follows it."""
@@ -66,6 +69,12 @@ class Script:
         if self.rng.random() < self.habits.edit_tests:
             return "edit_file", self._test_edit(), self.rng.choice(["edit", "finish", "finish"])
         return "edit_file", {"path": self.draft.path, "old": self.draft.old, "new": self.draft.new}, "finish"
+
+    def _closing(self) -> dict[str, Any]:
+        if not self.habits.tells:
+            return {}
+        named = f"{self.draft.function.name} in {self.draft.path}"
+        return {"message": named if self.tells else self.rng.choice(CLOSINGS)}
 
     def _explorers(self) -> list[str]:
         return [name for name in ("search_codebase", "list_dir") if name in self.draft.tools]
