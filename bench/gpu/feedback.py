@@ -76,7 +76,7 @@ class NaiveTeacher(Teacher):
             ids = torch.cat([batch.ids_BT[row.trunk_row, : row.insert], branches.ids_1L[0, row.start : end]])
             count = branch.target_end - branch.target_start
             hidden.append(self.student.hidden(ids[None])[0][0, -count - 1 : -1])
-        return [(self.student.model.get_output_embeddings(), torch.cat(hidden))]
+        return [(self.student.head, torch.cat(hidden))]
 
 
 def make_model() -> Qwen3ForCausalLM:

@@ -112,8 +112,7 @@ def _read(decoder: Decoder, micro: list[Sample], temperature: float) -> list[tup
     tokens = batch.tokens(chunk_rows := max(1, head.CHUNK_ENTRIES // 2 // decoder.model.config.vocab_size))
     hidden_BTD, hinted_MD = decoder.hidden(batch.ids_BT, BranchBatch.collate(batch))
     assert hinted_MD is not None
-    output = decoder.model.get_output_embeddings()
-    student, teacher = (output, hidden_BTD.flatten(0, 1)[tokens.predictor_N]), (output, hinted_MD)
+    student, teacher = (decoder.head, hidden_BTD.flatten(0, 1)[tokens.predictor_N]), (decoder.head, hinted_MD)
     objective = Objective(temperature, 1.0, "forward", 1.0, 0.0, 0.0, (1.0,), gate=0.0, policy=False)
     reading = read_targets(student, [teacher], tokens.rows.ids_N, objective, chunk_rows, compiled=False)
     branches = [branch for _, branch in batch.branches]

@@ -24,6 +24,7 @@ from offbook.train.host import BLOCK, sent
 NAME = "offbook"
 Pair = tuple[Tensor, Tensor]  # keys and values
 PARTS = 4  # that a branch's keys are read in, side by side: the longest prefix would else be what all wait for
+NOT_PLAIN = ("sliding_window", "softcap", "s_aux")  # what some layers say beside queries, keys and values
 # Fastest first on the GPUs at hand; only what can run the inputs is taken.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -46,6 +47,10 @@ class BranchBlocks(NamedTuple):
 
     far: BlockMask  # of the trunk, whose rows lie one after the other; in parts
     near: BlockMask  # of the branches themselves
+
+
+class NotPlain(Exception):
+    """A layer asks for more than a causal mask."""
 
 
 class Enough(Exception):
@@ -91,8 +96,10 @@ def _attention(
     scaling: float | None = None,
     handover: Handover | None = None,
     reads: bool = False,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
+    if any(others.get(name) is not None for name in NOT_PLAIN):
+        raise NotPlain
     if reads:
         assert handover is not None
         out = _read(query, key, value, scaling, handover)

@@ -22,6 +22,7 @@ from offbook.train import attention
 from offbook.train.attention import BranchRow, Handover
 from offbook.train.batches import Batch, BranchBatch
 from offbook.train.host import round_length
+from offbook.train.output import output_of
 from offbook.types import Branch, Sample
 
 Recompute = Literal["none", "layers", "all"]
@@ -52,6 +53,7 @@ class Decoder:
         self.compiled = compiled
         self.run_layer = torch.compile(_run_layer) if compiled else _run_layer
         self.plain = _is_plain(model) if plain is None else plain
+        self.head = output_of(model)
         if not self.plain and recompute != "none":
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
@@ -158,7 +160,7 @@ def _is_plain(model: PreTrainedModel) -> bool:
     attention.install(model)
     try:
         _, found = Decoder(model, plain=True).hidden(batch.ids_BT, branches)
-    except (AttributeError, TypeError, AssertionError):  # a layer that takes other arguments, or keeps no keys
+    except (attention.NotPlain, AttributeError, TypeError, AssertionError):  # or other arguments, or no keys
         found = None
     tolerance = 1e-3 if wanted.dtype == torch.float32 else 0.1
     if found is not None and (found - wanted).norm() <= tolerance * wanted.norm():

@@ -9,6 +9,7 @@ trust_region  between the two, in logits: frozen ** (1 - trust_mix) * live ** tr
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ class Teacher:
         """The head and the hinted hidden states of its own weights; before the student's forward fills the memory."""
         if self.own is None or (self.kind == "live" and not batch.anchors):
             return []
-        return [(self.model.get_output_embeddings(), self.own.targets(batch, branches))]
+        return [(self.own.head, self.own.targets(batch, branches))]
 
     @torch.no_grad()
     def follow(self, student: PreTrainedModel) -> None:
@@ -47,7 +48,20 @@ class Teacher:
         share = 1.0 if self.refresh_steps else 1 - self.ema_decay
         pairs = zip(self.model.parameters(), student.parameters(), strict=True)
         slow, fast = zip(*((mine, its) for mine, its in pairs if mine is not its), strict=True)
-        torch._foreach_lerp_(slow, fast, share)
+        if share < 1 and slow[0].dtype == torch.bfloat16:
+            _lerp_by_chance(slow, fast, share, self.steps)
+        else:
+            torch._foreach_lerp_(slow, fast, share)
+
+
+def _lerp_by_chance(slow: Sequence[Tensor], fast: Sequence[Tensor], share: float, seed: int) -> None:
+    """For bfloat16, whose steps are larger than a hundredth of most differences: rounding to the nearest would never
+    move. Up or down by chance is right on the average, and needs no copy in float32."""
+    dice = torch.Generator(slow[0].device).manual_seed(seed)
+    for mine, its in zip(slow, fast, strict=True):
+        bits = torch.lerp(mine.float(), its.float(), share).view(torch.int32)
+        bits += torch.randint(1 << 16, bits.shape, generator=dice, dtype=torch.int32, device=bits.device)
+        mine.copy_((bits & -(1 << 16)).view(torch.float32))
 
 
 def _copied(student: Decoder) -> Decoder:

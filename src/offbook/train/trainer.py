@@ -61,7 +61,7 @@ class Trainer:
         rides = self.teacher.rides and not batch.anchors
         hidden_BTD, own_MD = self.student.hidden(batch.ids_BT, branches if rides else None)
         tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
-        output = self.model.get_output_embeddings()
+        output = self.student.head
         if own_MD is not None:
             teachers.append((output, own_MD))
         hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
