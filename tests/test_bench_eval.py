@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 from test_remote import KEY, Answer, Server, reply, serving
 
+from offbook.bench.place import Place
+from offbook.bench.run import Subject, run_eval
+from offbook.bench.suites import load_suites
+from offbook.config import Config, EvalConfig
 from offbook.runfolder import RunFolder
 from offbook.tasks.folder import NewTask, write_task
+from offbook.types import OffbookError, ServerLost
 
 FIX = {"path": "pkg.py", "old": 'raise NotImplementedError("one")', "new": "return 1"}
 SOLVING = [reply("So.", ("edit_file", json.dumps(FIX))), reply(None, ("finish", "{}"))]
@@ -99,13 +104,58 @@ def test_a_killed_evaluation_goes_on_where_it_stopped(suite: Path, tmp_path: Pat
         ]
         table = evaluate(tmp_path, server)
         assert len(server.asked) == asked + 1, "all of it is there"
-        assert "3 rollouts were there from before" in " ".join(table.stderr.split())
-        assert "contamination: not checked" in table.stderr
+        assert "3 rollouts were there from before" in table.stdout
+        assert "contamination: not checked" in table.stdout
         other = evaluate(tmp_path, server, "-n", "2")
         assert other.returncode == 1
         assert "holds another evaluation (another eval)" in other.stderr
         fresh = numbers(evaluate(tmp_path, server, "-n", "2", "--fresh", "--json"))
         assert (fresh["rollouts"], fresh["resumed"]) == (6, 0)
+
+
+def test_a_server_that_is_lost_is_not_measured(suite: Path, tmp_path: Path) -> None:
+    place = Place.folder(tmp_path / "out")
+    with serving(Answer({"error": {"message": "no such model"}}, 404)) as server:
+        config = Config(model=f"http://127.0.0.1:{server.server_port}/v1", eval=EvalConfig(samples=1))
+        suites = load_suites([str(suite)], config)
+        with pytest.raises(ServerLost, match="answered 404: no such model"):
+            run_eval(Subject("m", config, None, "mistyped"), suites, place)
+        assert place.is_empty
+        server.asked.clear()
+        server.answers = (*GIVING_UP, Answer({}, 503, {"Retry-After": "0.01"}))
+        right = Subject("m", config, None, "right")  # and nothing is there that would be refused
+        with pytest.raises(ServerLost, match="answered 503"):
+            run_eval(right, suites, place, parallel=1)
+        server.answers = tuple(GIVING_UP)
+        result = run_eval(right, suites, place)
+        assert (result["rollouts"], result["crashed"], result["resumed"]) == (3, 0, 1)
+
+
+def test_a_run_s_evaluation_gives_way_to_that_of_another_checkpoint_alone(suite: Path, tmp_path: Path) -> None:
+    place = Place.in_run(tmp_path / "run", "final")
+    with serving(*GIVING_UP) as server:
+        config = Config(model=f"http://127.0.0.1:{server.server_port}/v1", eval=EvalConfig(samples=1))
+        all_tasks, one_task = (load_suites([str(suite)], config, limit) for limit in (0, 1))
+        first = Subject("m", config, None, "step 1")
+        run_eval(first, all_tasks, place)
+        files = {path: path.read_bytes() for path in (place.results, place.rollouts, place.claim)}
+        twice = config.model_copy(update={"eval": EvalConfig(samples=2)})
+        for subject, suites, what in (
+            (first, one_task, "another tasks"),
+            (Subject("m", twice, None, "step 1"), all_tasks, "another eval"),
+            (Subject("m", twice, None, "step 2"), all_tasks, "another model, eval"),
+        ):
+            with pytest.raises(OffbookError, match=rf"final\.json holds another evaluation \({what}\)"):
+                run_eval(subject, suites, place)
+        place.claim.unlink()
+        with pytest.raises(OffbookError, match="of what, it does not say"):
+            run_eval(first, one_task, place)
+        place.claim.write_bytes(files[place.claim])
+        assert {path: path.read_bytes() for path in files} == files
+        assert run_eval(first, all_tasks, place)["resumed"] == 3
+        later = run_eval(Subject("m", config, None, "step 2"), all_tasks, place)
+        assert (later["rollouts"], later["resumed"]) == (3, 0)
+        assert run_eval(first, one_task, place, fresh=True)["rollouts"] == 1
 
 
 def test_a_suite_that_changed_is_another_evaluation(suite: Path, tmp_path: Path) -> None:
@@ -132,10 +182,11 @@ def test_the_table_has_intervals(suite: Path, tmp_path: Path) -> None:
     with serving(*SOLVING, *GIVING_UP) as server:
         done = evaluate(tmp_path, server)
     assert done.returncode == 0
-    assert "[0.0, 100.0]" in done.stderr
-    assert "invalid calls per 100" in done.stderr
-    assert "hard" in done.stderr
-    assert done.stdout.strip() == "out/results.json"
+    assert "[0.0, 100.0]" in done.stdout
+    assert "invalid calls per 100" in done.stdout
+    assert "hard" in done.stdout
+    assert done.stdout.splitlines()[-1] == "out/results.json"
+    assert "┃" not in done.stderr, "progress and notes alone"
 
 
 def test_an_interruption_reaches_the_model(tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ from little_repo import deps, little, with_deps
 from test_prepare import write
 from typer.testing import CliRunner
 
+from offbook.bench.suites import tasks_of
 from offbook.cli import app
+from offbook.config import Config, load_config
+from offbook.loop.setup import task_sets
 from offbook.tasks import load_tasks
 from offbook.types import OffbookError
 
@@ -41,12 +44,16 @@ def made(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with_deps(out, source, deps)
     # Both of these are data for the repository's own tools; neither may be run outside a box.
     write(source, {"setup.py": f"open({str(place / 'ran')!r}, 'w')\n", "noxfile.py": f"open({str(place / 'ran')!r})\n"})
+    write(source, {"little/spare.py": "def spare():\n    return 1\n"})
     bad = write(place / "bad", {"mod.py": "x = 1\n"})
     result = offbook("make", bad, source, "--out", out, "--limit", "2", "--heldout", "0", "--level", "stub", "--plain")
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"{out}: 2 tasks from 1 of 2 repositories\n"
     assert f"{bad}: bad has no test files" in result.stderr
     assert "became tasks" in result.stderr
+    assert "functions in no candidate: no reliable test enters it │ 1 │ little/spare.py::spare" in " ".join(
+        result.stderr.split()
+    )
     assert "Traceback" not in result.stderr
     assert not (place / "ran").exists()
     return out
@@ -93,6 +100,55 @@ def test_tasks_are_shown(made: Path) -> None:
     rows = json.loads(here("show", made, "--json"))
     assert [row["id"] for row in rows] == [task.id for task in load_tasks(made / "train")]
     assert {row["level"] for row in rows} == {"stub"}
+
+
+def test_a_table_of_tasks_has_whole_words_on_a_narrow_screen(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    head, *lines = here("show", made).splitlines()
+    assert head.split() == ["difficulty", "level", "lines", "files", "tests", "floor", "id"]
+    assert [line.split()[-1] for line in lines] == [task.id for task in load_tasks(made / "train")]
+    assert {line.index(line.split()[-1]) for line in lines} == {head.index("id")}
+
+
+# --- one repository, from which nothing is held out
+
+
+def config_of(source: Path) -> Config:
+    return load_config([], {"tasks.source": str(source)})
+
+
+def test_one_repository_is_enough_to_train_and_it_is_said_that_nothing_is_held_out(
+    made: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sets = task_sets(config_of(made))
+    assert (len(sets.train), sets.heldout) == (2, [])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{made} has no held-out tasks: all of them are trained on, and there are none to measure with"
+    ]
+    with pytest.raises(OffbookError, match=f"{made} has no held-out tasks; `--suite {made / 'train'}` measures on the"):
+        tasks_of(str(made), config_of(made))
+    assert len(tasks_of(str(made / "train"), config_of(made))) == 2
+    options = ("--limit", "2", "--level", "stub")
+    last = here("make", made.parent / "little", "--out", made, *options).splitlines()[-1]
+    assert (
+        last
+        == f"none is held out, because whole repositories are: make another one into tasks in {made}, and it will be"
+    )
+
+
+def test_a_task_to_train_on_that_is_held_out_too_is_refused(made: Path) -> None:
+    held, task = made / "heldout", load_tasks(made / "train")[0]
+    held.mkdir()
+    subprocess.run(["cp", "-a", task.folder, held / "another-name"], check=True)
+    try:
+        with pytest.raises(OffbookError) as error:
+            task_sets(config_of(made))
+        assert str(error.value) == f"the task {task.id} is in {made / 'train'} and in {held}; remove one of the two"
+        assert [one.id for one in tasks_of(str(made), config_of(made))] == [task.id]
+        options = ("--limit", "2", "--level", "stub")
+        assert "none is held out" not in here("make", made.parent / "little", "--out", made, *options)
+    finally:
+        subprocess.run(["rm", "-r", held], check=True)
 
 
 def test_tasks_are_exported(made: Path, tmp_path: Path) -> None:

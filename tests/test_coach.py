@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -13,16 +14,30 @@ import pytest
 import torch
 from conftest import tiny_model
 from test_model_reader import mistake
-from test_remote import reply, serving
-from test_trajectories import atif, openai, written
+from test_remote import Answer, reply, serving
+from test_trajectories import atif, openai, other, written
 from transformers import PreTrainedModel
 
+from offbook import asking
 from offbook.algo import hint_block
 from offbook.config import Config
-from offbook.feedback.coach import Found, by_rules, grouped, num_rollouts, spread_out, stored_at
+from offbook.feedback import RULES
+from offbook.feedback.coach import (
+    NO_STATUS,
+    NO_TREE,
+    Found,
+    by_rules,
+    grouped,
+    not_looked_for,
+    num_rollouts,
+    spread_out,
+    stored_at,
+    stored_in,
+)
 from offbook.feedback.model import patterns
+from offbook.feedback.shown import show
 from offbook.loop.effect import effects_of, measure, with_donor_hints, written_again
-from offbook.runfolder import RunFolder, load_lines
+from offbook.runfolder import RunFolder, dump_lines, load_lines
 from offbook.tokens import ChatFormat, Transcript, render_call
 from offbook.types import Completion, Feedback, Hint, OffbookError, Rollout, Target
 
@@ -169,6 +184,99 @@ def test_files_of_other_agents_are_read(tmp_path: Path) -> None:
     assert found[0].feedback.hint.text.startswith("Reminder:")
 
 
+def test_rollouts_of_files_have_names_of_their_own(tmp_path: Path) -> None:
+    lines = [json.dumps({"id": id, "messages": openai(*CALLS)}) for id in ("s", "s", "s#2", "t")]
+    paths = [written(tmp_path / name, "\n".join(lines)) for name in ("a.jsonl", "b.jsonl")]
+    first, second = stored_in(paths)
+    assert [rollout.id for rollout in first.rollouts] == ["s", "s#3", "s#2", "t"]
+    ids = [rollout.id for stored in (first, second) for rollout in stored.rollouts]
+    assert len(set(ids)) == 8
+    found = [one for stored in (first, second) for one in by_rules(stored, {})]
+    assert {one.feedback.target.rollout for one in found} == set(ids)
+    assert num_rollouts(found) == 8
+    with pytest.raises(OffbookError, match=r"a\.jsonl is given twice"):
+        stored_in([paths[0], paths[1], tmp_path / "." / ".." / tmp_path.name / "a.jsonl"])
+
+
+def test_rules_that_could_not_be_looked_for_are_told(tmp_path: Path, chat: ChatFormat) -> None:
+    other = stored_at(written(tmp_path / "a.json", atif(*CALLS)))
+    own = stored_at(written(tmp_path / "b.jsonl", dump_lines([rollout_of(chat), rollout_of(chat)]).decode()))
+    assert not_looked_for(other, {}) == {NO_TREE: 1, NO_STATUS: 1}
+    assert not_looked_for(own, {}) == {NO_TREE: 2}
+    task: Any = None
+    assert not not_looked_for(own, {"t": task})
+    assert NO_TREE[0] == "lint_introduced, camel_case_name, missing_docstring"
+    assert {*NO_TREE[0].split(", "), NO_STATUS[0]} <= set(RULES)
+
+
+def test_refused_edits_of_other_agents_are_no_changes(tmp_path: Path) -> None:
+    """They were taken for changes that the last words do not name, and hid that nothing was changed."""
+    edit = {"path": "calc.py", "old_str": "x", "new_str": "y"}
+    refused = ("editor", edit, "No replacement was performed.")
+    lines = [
+        other(refused, last="I could not."),
+        other(refused, last="Done."),
+        other(("search", {"path": "src", "text": "add"}, "src/calc.py:1"), last="It is in the first line."),
+        other(("editor", edit, "edited"), last="All good."),
+    ]
+    stored = stored_at(written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines))))
+    found = {(one.rollout.id, one.feedback.target.rule) for one in by_rules(stored, {})}
+    assert found == {
+        ("s", "edit_not_applied"),
+        ("s#2", "edit_not_applied"),
+        ("s#2", "finished_without_edit"),
+        ("s#3", "finished_without_edit"),
+        ("s#4", "final_names_nothing"),
+    }
+
+
+def test_a_worked_example_is_not_shown_as_the_agents(chat: ChatFormat) -> None:
+    rollout = rollout_of(chat)
+    assert show(rollout).count("] agent: ") == 3
+    message = rollout.segments[0].messages[2]
+    rollout.segments[0].sampled[message.body : message.end] = [False] * (message.end - message.body)
+    shown = show(rollout)
+    assert shown.count("] agent: ") == 2
+    assert "[segment 0 message 2] worked example, not the agent's: " in shown
+
+
+PAGE = Answer("<html>hello</html>", headers={"Content-Type": "text/html"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Answer("no", status=401), "status 401"),
+        (PAGE, "no chat completion, not JSON but text/html"),
+        (Answer("[" * 100_000), "no chat completion, not JSON but of no type"),
+        (Answer({"error": "x"}), "no chat completion, but other JSON"),
+        (replace(PAGE, delay_s=0.5), "no answer in time"),
+    ],
+)
+def test_a_question_without_an_answer_says_what_happened(
+    answer: Answer, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "TRIES", 1)
+    with serving(answer) as server:
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        with pytest.raises(asking.NoAnswer) as error:
+            asyncio.run(asking.Asked(url, "m", timeout_s=0.2 if answer.delay_s else 20).ask("?"))
+    assert error.value.reason == reason
+    assert str(error.value) == f"{url}/chat/completions does not answer ({reason})"
+    with pytest.raises(OffbookError, match=r"does not answer \(connection refused\)$"):
+        asyncio.run(asking.Asked(url, "m").ask("?"))  # the server is gone
+
+
+def test_half_a_character_in_an_answer_is_replaced() -> None:
+    said = '[{"hint": "Reminder: \\ud800 look \\ud83d\\ude00."}]'
+    for inner in (said, said.replace("\\ud800", "\ud800")):
+        with serving(reply(inner)) as server:
+            url = f"http://127.0.0.1:{server.server_port}/v1"
+            answer = asyncio.run(asking.Asked(url, "m").ask("?"))
+        assert json.loads(asking.json_part(answer, "[", "]")) == [{"hint": "Reminder: ? look \U0001f600."}]
+    assert asking.mend_escapes(r"\\ud800 \\\ud800 \u00e9") == r"\\ud800 \\? \u00e9"
+
+
 def test_measured_targets_are_spread_over_the_whole(chat: ChatFormat) -> None:
     rollout = rollout_of(chat)
     found = [Found(rollout, feedback_on(rollout, number), "s") for number in range(10)]
@@ -233,6 +341,11 @@ def test_the_verb_on_a_run(tmp_path: Path, chat: ChatFormat) -> None:
     assert [bool(item.divergence) for item in of_rule] == [True, False, True, False]
     assert run.steps() == [1]
 
+    tree = "lint_introduced, camel_case_name, missing_docstring in 5 rollouts (the tree of the task is not at hand"
+    assert f"not looked for: {tree}; --tasks gives it)\n" in done.stdout
+    assert done.stdout.index("nats a token") < done.stdout.index("not looked for")
+    assert told["notes"] == [f"not looked for: {tree}; --tasks gives it)"]
+
     quick = coach(run.path, "--no-effect", "--out", tmp_path / "out.jsonl")
     assert "nats a token" not in quick.stdout
     assert len(load_lines(tmp_path / "out.jsonl", Feedback)[0]) == len(kept)
@@ -259,6 +372,7 @@ def test_the_verb_on_files_with_a_reader_model(tmp_path: Path) -> None:
     assert f"refused {num - 1}: unknown rule" in done.stdout
     assert f"    hint: {good['hint']}" in done.stdout
     assert "no model to measure the hints" in done.stdout
+    assert "; unknown_tool in 1 rollout (other agents' answers do not say" in done.stdout
     assert "1 hint of m not checked for leaks" in done.stdout
     assert [path.name for path in tmp_path.iterdir() if path.name != "a.json"] == ["result.json"]
 
@@ -282,6 +396,11 @@ def test_the_verb_measures_files_on_a_model(tmp_path: Path, chat: ChatFormat) ->
         (["FILE", "--tasks", "FOLDER"], "has no task in it"),
         (["FILE", "--model", "./no-model"], "there is no model folder ./no-model"),
         (["BAD"], "has no trajectory in it"),
+        (["FILE", "FILE"], "is given twice"),
+        (["FILE", "--out", "FOLDER"], "it is there and is no plain file"),
+        (["FILE", "--json", "LINK"], "it is there and is no plain file"),
+        (["FILE", "--json", "FILE"], "it is what is to be read"),
+        (["nowhere", "--out", "/proc/nope/x"], "cannot write /proc/nope/x: No such file or directory"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
@@ -290,10 +409,54 @@ def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], sentenc
         "FILE": written(tmp_path / "a.json", atif(*CALLS)),
         "BAD": written(tmp_path / "b.json", "{}"),
         "FOLDER": tmp_path / "folder",
+        "LINK": tmp_path / "link",
     }
+    places["LINK"].symlink_to(places["FILE"])
+    before = sorted(tmp_path.iterdir())
     done = coach(*(places.get(argument, argument) for argument in arguments))
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("offbook: ")
     assert sentence in last
     assert "Traceback" not in done.stderr
+    assert (sorted(tmp_path.iterdir()), done.stdout) == (before, "")
+
+
+def test_the_report_comes_before_what_cannot_be_written(tmp_path: Path, chat: ChatFormat) -> None:
+    run = run_with_checkpoint(tmp_path / "run", chat)
+    (run.path / "feedback" / "coach.jsonl").mkdir()
+    done = coach(run.path, "--no-effect")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "unknown_tool: 4 in 4 rollouts (80%)" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("offbook: cannot write ")
+
+
+def test_what_nobody_can_write_is_replaced(tmp_path: Path) -> None:
+    line = json.dumps(other(*[("bash", {"command": "ls"}, "half \ud800")] * 2, id="s\ud800", last="\ud800"))
+    path = written(tmp_path / "a.jsonl", f"{line}\n{'[' * 100_000}\n")
+    hint = mistake(message=1, rule="inefficient_search", quote='"command": "ls"', hint="Reminder: look \ud800 once.")
+    with serving(reply(json.dumps([hint]))) as server:
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        files = "--out", tmp_path / "o.jsonl", "--json", tmp_path / "r.json"
+        done = coach(path, "--url", url, "--reader-model", "m", *files)
+    assert done.returncode == 0, done.stderr
+    assert "s?, message 3: bash: the same call" in done.stdout
+    assert "hint: Reminder: look ? once." in done.stdout
+    assert "1 record could not be read" in done.stdout
+    kept, unreadable = load_lines(tmp_path / "o.jsonl", Feedback)
+    assert (len(kept), unreadable) == (len(json.loads((tmp_path / "r.json").read_text())["targets"]), 0)
+
+
+def test_nothing_measured_needs_no_torch(tmp_path: Path, chat: ChatFormat) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.config_file.write_text(Config(out=str(run.path)).to_toml())
+    run.write_rollouts(1, [rollout_of(chat)])
+    path = written(tmp_path / "a.json", atif(*CALLS))
+    code = (
+        "import sys; from pathlib import Path; from offbook.cli.coach import coach; "
+        f"coach([Path({str(path)!r}), Path({str(run.path)!r})]); assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("no model to measure the hints") == 2

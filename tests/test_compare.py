@@ -74,7 +74,10 @@ def test_evaluations_are_paired_by_task(two: Path) -> None:
     assert "| solved ↑ | 14.3%" in page
     assert "n = 6 tasks, paired" in page
     assert "1 and 0" in page
-    assert "0.062" in done.stderr
+    assert "0.062" in done.stdout
+    widest = max(done.stdout.splitlines(), key=len)
+    assert len(widest) > 80, "a pipe has no width that lines would have to be folded at"
+    assert done.stderr == ""
     svg = ElementTree.fromstring((two / "c.svg").read_text())
     assert svg.tag.endswith("svg")
 
@@ -85,6 +88,11 @@ def test_three_are_each_compared_with_the_first(two: Path) -> None:
     figures = json.loads(done.stdout)
     assert figures["metrics"]["solved"]["differences"]["third"]["value"] == pytest.approx(0.5)
     assert figures["metrics"]["pass@2"]["differences"]["third"]["value"] == pytest.approx(1.0)
+
+
+def test_metrics_of_evaluations_can_be_chosen(two: Path) -> None:
+    done = offbook(two, "before", "after", "--metric", "crashed", "--metric", "tokens", "--json", "-")
+    assert list(json.loads(done.stdout)["metrics"]) == ["crashed", "tokens"]
 
 
 def test_without_a_common_task_nothing_is_paired(tmp_path: Path) -> None:
@@ -108,7 +116,7 @@ def test_an_unfinished_evaluation_counts_as_far_as_it_is(two: Path) -> None:
         file.write(b'{"id": "eval/t3/0", "task": \n{}\n')
     done = offbook(two, "before", "half")
     assert done.returncode == 0, done.stderr
-    said = " ".join(done.stderr.split())
+    said = done.stdout
     assert "half: 2 unreadable lines were skipped" in said
     assert "half is not finished, or was never summed up: 3 rollouts so far" in said
     assert "n = 3 tasks" in said
@@ -183,6 +191,10 @@ def test_what_a_path_says_of_arm_and_seed(path: str, arm: str, seed: str) -> Non
         (["before", "."], "has no config.toml"),
         (["before", "--group", "x"], "give NAME=GLOB"),
         (["before", "--group", "x=gone/*"], "there is no folder gone/*"),
+        (["before", "after", "--metric", "nope"], "there is no metric nope in these evaluations; there are solved"),
+        (["--group", "a=before", "--group", "b=after", "--metric", "nope"], "none of these runs has a metric nope"),
+        (["before", "after", "--json", "after"], "cannot write after: after: is a directory"),
+        (["before", "after", "--markdown", "after/claim.json/x"], "cannot write after/claim.json/x: "),
     ],
 )
 def test_what_cannot_be_compared_is_said_in_a_sentence(two: Path, arguments: list[str], sentence: str) -> None:

@@ -57,6 +57,49 @@ def test_a_bad_value_is_one_sentence(overrides: dict[str, str], sentence: str) -
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("weight = inf", "feedback.weight = inf: input should be a finite number"),
+        ("gate = nan", "feedback.gate = nan: input should be a finite number"),
+        ("rule_weights = {unknown_tool = -3}", "feedback.rule_weights.unknown_tool = -3"),
+        ("rule_weights = {unknown_tool = nan}", "feedback.rule_weights.unknown_tool = nan"),
+        (
+            "weight = 0\nanneal_steps = 9\nanneal_to = 5",
+            "feedback.weight is 0, so hints are off and feedback.anneal_to",
+        ),
+        ("anneal_to = 5", "feedback.anneal_steps is 0, so the weight never gets to feedback.anneal_to"),
+        ("max_candidates = 2", "feedback.max_candidates is 2, so feedback.max_targets = 3 cannot be reached"),
+        ('model_url = "http://h/v1"\nmodel_rate = 0.5', "feedback.model_name is empty"),
+        ('model_url = "http://h/v1"\nmodel_name = "m"', "feedback.model_rate is 0"),
+        ('model_url = "local"', "feedback.model_rate is 0"),
+        ("model_rate = 0.5", "feedback.model_url is empty"),
+    ],
+)
+def test_feedback_that_would_do_nothing_or_harm_is_refused(given: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(f"[feedback]\n{given}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config([tmp_path / "a.toml"], {})
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "weight = 0\nmodel_url = 'http://h/v1'",  # a recipe with a reader, run as RL alone
+        "max_targets = 9\ngate = 0",
+        "max_targets = 9\ncontrol = 'donor'",
+        "anneal_steps = 9",
+        "rule_weights = {unknown_tool = 0}",
+        "model_url = 'local'\nmodel_rate = 0.5",
+    ],
+)
+def test_feedback_that_does_something_is_taken(given: str, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(f"[feedback]\n{given}\n")
+    load_config([tmp_path / "a.toml"], {})
+
+
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("steps = = 3")
     with pytest.raises(ConfigError, match=r"broken\.toml is not valid TOML"):

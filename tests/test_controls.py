@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from toolbench import small_tree
 
 from offbook.config import FeedbackConfig
 from offbook.feedback import RULES, Pairs, read_rollout, refuse_unknown_rules, write_hint
-from offbook.feedback.controls import own_messages
+from offbook.feedback.controls import own_messages, stand_in
 from offbook.harness import Harness, run_agent
 from offbook.loop.annotate import annotate
 from offbook.sandbox import open_box
@@ -47,6 +48,14 @@ def faulty(tmp_path: Path, chat: ChatFormat) -> Rollout:
 def annotated(rollout: Rollout, chat: ChatFormat, **feedback: object) -> tuple[list[Sample], list[Feedback]]:
     settings = FeedbackConfig(rules=FOUR, **feedback)  # type: ignore[arg-type]
     return annotate([[rollout]], settings, chat, step=1)
+
+
+def counted(rollout: Rollout, chat: ChatFormat, written: Pairs = (), **feedback: object) -> dict[str, int]:  # type: ignore[assignment]
+    """What was counted and is not 0."""
+    counts: Counter[str] = Counter()
+    settings = FeedbackConfig(**{"rules": FOUR, **feedback})  # type: ignore[arg-type]
+    annotate([[rollout]], settings, chat, step=1, written={"r": list(written)}, counts=counts)
+    return dict(+counts)
 
 
 def hinted(sample: Sample, chat: ChatFormat) -> dict[str, str]:
@@ -123,6 +132,22 @@ def test_every_turn_of_a_faulty_rollout(faulty: Rollout, chat: ChatFormat) -> No
     assert sample.branches == [], "a rollout without a fault is left alone"
 
 
+def test_every_turn_has_the_hint_of_the_next_fault_whoever_found_it(faulty: Rollout) -> None:
+    """What a model found comes behind what rules found, also where it lies before."""
+    first, second, third, *_, last = own_messages(faulty)
+    pairs: Pairs = [
+        (Target("r", *place, rule, ""), write_hint(rule, TOOLS))
+        for place, rule in ((third, "repeated_call"), (first, "edited_tests"))
+    ]
+    found = {(target.segment, target.message): hint.rule for target, hint in stand_in(pairs, faulty, "every_turn", [])}
+    assert (found[first], found[second], found[third], found[last]) == (
+        "edited_tests",
+        "repeated_call",
+        "repeated_call",
+        "repeated_call",
+    )
+
+
 def test_a_constant_negative_needs_no_teacher(faulty: Rollout, chat: ChatFormat) -> None:
     (plain,), _ = annotated(faulty, chat)
     (sample,), feedback = annotated(faulty, chat, control="constant_negative")
@@ -163,6 +188,41 @@ def test_what_a_model_wrote_comes_after_the_rules_and_not_on_the_same_message(
         "edited_tests",
     ]
     assert len(sample.branches) == 4
+
+
+def test_a_message_is_a_target_once_whoever_found_it(faulty: Rollout, chat: ChatFormat) -> None:
+    last = own_messages(faulty)[-1]
+    written = [(Target("r", *last, rule, "it stopped"), write_hint(rule, TOOLS)) for rule in FOUR[:2]]
+    (sample,), feedback = annotate([[faulty]], FeedbackConfig(rules=FOUR), chat, 1, written={"r": written})
+    assert len({branch.key for branch in sample.branches}) == len(sample.branches) == len(feedback) == 4
+    assert counted(faulty, chat, written) == {"candidates": 4, "left_out/same_message": 1}
+
+
+def test_a_rule_of_weight_0_takes_no_place(faulty: Rollout, chat: ChatFormat) -> None:
+    weights = {"unknown_tool": 0.0}
+    (sample,), feedback = annotated(faulty, chat, max_targets=1, gate=0.0, rule_weights=weights)
+    assert [item.target.rule for item in feedback] == ["repeated_call"]
+    assert [branch.weight for branch in sample.branches] == [5.0]
+    assert counted(faulty, chat, rule_weights=weights) == {"candidates": 2, "left_out/rule_weights": 1}
+    assert counted(faulty, chat, rule_weights=dict.fromkeys(FOUR, 0.0)) == {"left_out/rule_weights": 3}
+
+
+def test_what_is_left_out_is_counted(faulty: Rollout, chat: ChatFormat) -> None:
+    assert counted(faulty, chat) == {"candidates": 3}
+    assert counted(faulty, chat, max_candidates=2, max_targets=1) == {"candidates": 2, "left_out/max_candidates": 1}
+    assert counted(faulty, chat, max_targets=1, gate=0.0) == {"candidates": 1, "left_out/max_targets": 2}
+    assert counted(faulty, chat, weight=0.0) == {}
+    assert counted(faulty, chat, anchor_share=1.0, anchor_tokens=1) == {"candidates": 3, "left_out/anchor_tokens": 3}
+    assert counted(faulty, chat, anchor_tokens=1) == {"candidates": 3}, "none was to be held"
+
+
+def test_random_targets_that_find_no_place_are_counted(faulty: Rollout, chat: ChatFormat) -> None:
+    """Six messages, five targets: there is one other message."""
+    known = {(target.segment, target.message) for target in read_rollout(faulty, 9, None, tuple(FOUR))}
+    free = [place for place in own_messages(faulty) if place not in known][:2]
+    written = [(Target("r", *place, "edited_tests", ""), write_hint("edited_tests", TOOLS)) for place in free]
+    counts = counted(faulty, chat, written, control="random_target", max_targets=5)
+    assert counts == {"candidates": 5, "left_out/random_target": 4}
 
 
 def test_segments_take_turns(faulty: Rollout, chat: ChatFormat) -> None:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from little_repo import deps, feature, little, with_deps
 from test_remote import reply, serving
 from test_tasks import run_script
@@ -215,15 +217,69 @@ def test_no_more_tasks_than_asked_for_and_a_bad_repository_does_not_stop_the_oth
 
 
 def test_whole_repositories_are_held_out() -> None:
-    sources = [f"pypi:{name}" for name in ("a", "b", "c", "d", "e", "f")]
-    splits = split_of(sources, 0.3)
+    names = ["a", "b", "c", "d", "e", "f"]
+    splits = split_of(names, 0.3)
     assert sorted(splits.values()).count("heldout") == 2
-    assert split_of(reversed(sources), 0.3) == splits
-    assert set(split_of(sources[:1], 0.9).values()) == {"train"}
-    assert sorted(split_of(sources[:2], 0.01).values()) == ["heldout", "train"]
-    assert set(split_of(sources, 0.0).values()) == {"train"}
-    assert sorted(split_of(sources[:2], 1.0).values()) == ["heldout", "train"]
-    assert len({folder_name(source) for source in [*sources, "/x/a", "/y/a", "/x-a"]}) == 9
+    assert split_of(reversed(names), 0.3) == splits
+    assert set(split_of(names[:1], 0.9).values()) == {"train"}
+    assert sorted(split_of(names[:2], 0.01).values()) == ["heldout", "train"]
+    assert set(split_of(names, 0.0).values()) == {"train"}
+    assert sorted(split_of(names[:2], 1.0).values()) == ["heldout", "train"]
+    sources = [*(f"pypi:{name}" for name in names), "/x/a", "/y/a", "/x-a"]
+    assert len({folder_name(source) for source in sources}) == 9
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(["train", "heldout"])),
+    st.sets(st.sampled_from("abcdefgh")),
+    st.floats(0.01, 1.0),
+)
+def test_a_repository_stays_where_it_is_and_a_second_one_is_held_out(
+    settled: dict[str, str], names: set[str], heldout: float
+) -> None:
+    splits = split_of(names, heldout, settled)
+    assert splits.keys() == settled.keys() | names
+    assert settled.items() <= splits.items()
+    if names - settled.keys() and len(splits) > 1 and {*settled.values()} <= {"train"}:
+        assert "heldout" in splits.values()
+    if names - settled.keys() and {*settled.values()} == {"heldout"}:
+        assert round(heldout * len(splits)) > len(settled) or "train" in splits.values()
+
+
+def test_a_repository_that_is_added_later_leaves_the_first_where_it_is(
+    made: tuple[Path, Path, list[Made]], deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a fork, which has the same name and the same code, nothing is held out either."""
+    source, out = prepared(made, tmp_path / "out")
+    settings = replace(SETTINGS, max_tasks=1, level="stub", heldout=0.5)
+    (alone,) = run_make(out, source, settings=settings)
+    (task,) = load_tasks(out / "train")
+    other = little(tmp_path / "other", {"pyproject.toml": '[project]\nname = "other"\nversion = "1"\n'})
+    fork = little(tmp_path / "fork")
+    for added in (other, fork):
+        with_deps(out, added, deps)
+    monkeypatch.chdir(source.parent)
+    typed = [f"./{source.name}", str(source), str(other), str(fork)]
+    first, second, third = asyncio.run(make_tasks(typed, out, BOX, settings))
+    assert (first.source, first.split, first.verified) == (str(source), "train", alone.verified)
+    assert (second.split, third.split) == ("heldout", "train")
+    assert [held.id.split("-")[0] for held in load_tasks(out / "heldout")] == ["other"]
+    assert task.id in {kept.id for kept in load_tasks(out / "train")}
+    reasons = {outcome.id: (outcome.refused, outcome.evidence) for outcome in third.outcomes}
+    assert reasons[task.id] == ("a task of that name is there", str(task.folder))
+
+
+def test_a_proposal_for_a_repository_that_is_held_out_is_held_out(
+    made: tuple[Path, Path, list[Made]], workshop: Workshop, tmp_path: Path
+) -> None:
+    source, out = prepared(made, tmp_path / "out")
+    task = named(made[1], "initials")
+    (out / "heldout").mkdir()
+    shutil.copytree(task.folder, out / "heldout" / task.folder.name, symlinks=True)
+    wanted = proposal(workshop, "little/words.py", SQUEEZE, "    raise NotImplementedError\n")
+    (result,) = asyncio.run(make_proposed([replace(wanted, source=str(source))], out, BOX, SETTINGS))
+    assert (result.split, len(result.verified)) == ("heldout", 1)
+    assert not (out / "train").exists()
 
 
 def test_unknown_levels_are_refused_before_anything_is_done(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offbook.factory.deletion.symbols import Function, Symbols, read_symbols
-from offbook.factory.features import FeatureSettings, find_features, gold_lines
+from offbook.factory.features import FeatureSettings, find_features, gold_lines, left_out
 from offbook.factory.nouns import Feature, FunctionKey, Map
 
 SHAPES = '''"""Shapes on a plane. More words."""
@@ -198,6 +199,24 @@ def test_a_feature_is_a_target_and_what_only_its_tests_enter() -> None:
     assert found["top"].id.startswith("re-po-a-top-")
     assert len(found["top"].id.rpartition("-")[2]) == 6
     assert found["top"].kind == "single"
+
+
+def test_every_function_that_is_in_no_feature_has_a_reason() -> None:
+    symbols, settings = read_symbols(TREE, (".",)), replace(SETTINGS, max_overlap=0.4, max_lines=20)
+    traced = Map({key(name): entering for name, entering in ENTERED.items()}, frozenset({key("at_import")}), "inserted")
+    features = find_features(symbols, traced, TESTS, settings)
+    reasons = left_out(symbols, traced, TESTS, features, settings)
+    assert {one.name: why for one, why in reasons.items()} == {
+        "top": "with all that only its tests enter, it has over 40 functions or 20 lines",
+        "wide": "over 25% of the tests enter it",
+        "at_import": "it runs at import",
+        "tiny": "with all that only its tests enter, it has under 4 statements",
+        "lonely": "no reliable test enters it",
+        "C.__len__": "it is a special method, or has no body of its own",
+    }
+    assert reasons.keys() | {one for feature in features for one in feature.functions} == symbols.functions.keys()
+    fewer = [feature for feature in features if feature.targets[0].name != "other"]
+    assert left_out(symbols, traced, TESTS, fewer, settings)[key("other")] == "nearly all of it is in another candidate"
 
 
 def test_functions_with_the_same_tests_are_one_feature_and_the_caller_is_its_target() -> None:

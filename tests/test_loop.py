@@ -169,7 +169,7 @@ def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(cache: Path, model: Path, tm
 def test_another_configuration_does_not_overwrite_a_run(cache: Path, model: Path, uninterrupted: Path) -> None:
     process = train(cache, model, uninterrupted, "--seed", "5")
     assert process.returncode == 1
-    assert "another configuration" in process.stderr_text
+    assert "another configuration (seed is 5 now and 0 there); give another --out" in process.stderr_text
 
 
 def test_eval_of_a_run_is_kept_with_it(cache: Path, uninterrupted: Path) -> None:
@@ -183,6 +183,20 @@ def test_eval_of_a_run_is_kept_with_it(cache: Path, uninterrupted: Path) -> None
     same = ("solved", "invalid_per_100", "turns", "tokens")
     again = json.loads(second.stdout_text)
     assert {key: result[key] for key in same} == {key: again[key] for key in same} == {key: stored[key] for key in same}
+    less = offbook(cache, "eval", str(uninterrupted), "--limit", "1", "--plain", cwd=uninterrupted.parent)
+    assert "final.json holds another evaluation (another tasks)" in less.stderr_text
+    assert RunFolder(uninterrupted).read_eval("final")["rollouts"] == 4
+
+
+def test_a_run_is_a_model_to_start_from(cache: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    shown = offbook(cache, "train", "--model", str(uninterrupted), "--dry-run", "--json", cwd=tmp_path)
+    config = json.loads(shown.stdout_text)
+    assert config["model"] == str(uninterrupted / "ckpt" / "step_00004"), "pinned: the run may go on"
+    assert config["harness"]["profile"] == "pocket", "what suits a pocket model suits what it became"
+    arguments = ["--model", str(uninterrupted), "--limit", "1", "--out", "run", "--plain", *SMALL]
+    done = offbook(cache, "rollout", "pocket", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr_text
+    assert done.stdout_text.startswith("run: 1 rollouts")
 
 
 def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) -> None:
@@ -197,17 +211,26 @@ def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) ->
         (["train", "--feedback.wieght", "1"], 2, "did you mean feedback.weight"),
         (["train", "@", "absent.toml"], 2, "cannot read absent.toml"),
         (["train", "--model", "./absent"], 1, "there is no model folder ./absent"),
-        (["train", "--model", "nobody/nothing", *SMALL], 1, "cannot get the model nobody/nothing from the hub"),
+        (["train", "--model", "nobody/nothing", *SMALL], 1, "there is no folder nobody/nothing; as a hub id: cannot"),
         (["train", "--tasks.source", "absent"], 1, "there is no task folder absent"),
         (["eval", "./absent"], 1, "there is no model folder ./absent"),
         (["view", "absent"], 1, "absent is not a folder"),
         (["view", "."], 1, "has no config.toml"),
         (["train", "--seed"], 2, "--seed needs a value"),
+        (["train", "--out", "a-file"], 1, "a-file is a file; --out is the folder of a run"),
+        (["train", "--dry-run", "--feedback.rules", '["unknown_tol"]'], 1, "there is no rule unknown_tol"),
+        (["train", "--dry-run", "--monitors.policy.tsts", "zero"], 1, "monitors.policy.tsts: there is no such finding"),
+        (["train", "--dry-run", "--rewards.weights.nope", "1"], 1, "there is no reward nope"),
+        (["train", "--dry-run", "--rewards.files", '["absent.py"]'], 1, "there is no file absent.py with rewards"),
+        (["train", "--dry-rum", "1"], 2, "there is no option --dry-rum; did you mean --dry-run?"),
+        (["eval", "pocket", "--limt", "2"], 2, "there is no option --limt; did you mean --limit?"),
+        (["view", ".", "--port", "99999"], 2, "'--port'"),
     ],
 )
 def test_bad_input_gets_one_sentence(
     cache: Path, tmp_path: Path, arguments: list[str], code: int, sentence: str
 ) -> None:
+    (tmp_path / "a-file").touch()
     process = offbook(cache, *arguments, cwd=tmp_path)
     assert process.returncode == code
     assert sentence in process.stderr_text

@@ -5,17 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 from test_hint_leaks import made
+from test_loop import train
 from test_remote import reply, serving
 
+from offbook.config import Config, FeedbackConfig, TrainConfig
+from offbook.engine import LocalEngine
+from offbook.feedback import Reader
 from offbook.feedback.model import GIVE_UP_AFTER, ModelReader, is_sampled, patterns, read_reply
 from offbook.feedback.shown import LEAST, cut, level, show
-from offbook.types import Event, Hint, Message, Reward, Rollout, Segment, Target, Task, ToolCall
+from offbook.loop.annotate import annotate
+from offbook.loop.reader import GREEDY, LocalAsked, local_reader
+from offbook.loop.reader import reader_of as run_reader_of
+from offbook.pocket.model import Recipe, make_pocket
+from offbook.runfolder import RunFolder
+from offbook.tokens import ChatFormat, Transcript
+from offbook.train.trainer import Trainer
+from offbook.types import Completion, Event, Hint, Message, Prompt, Reward, Rollout, Segment, Target, Task, ToolCall
 
 HINT = "Reminder: run the tests before you say that you are done."
 
@@ -140,6 +153,56 @@ def test_a_message_counts_once_and_a_reply_has_an_end() -> None:
     assert (reading.found, reading.refused) == ([], {"no such message": 4, "too many": 1})
 
 
+def test_a_message_counts_once_over_all_patterns() -> None:
+    """Each pattern is a question of its own; the first that finds a message has it."""
+    replies = [reply(json.dumps([mistake(rule=rule)])) for rule in patterns()]
+    with serving(*replies, *replies) as server:
+        reading = asyncio.run(reader_of(server, at_once=1).read([(conversation(name), None) for name in "ab"]))
+    (first, *others) = patterns()
+    assert [(target.rollout, target.rule) for target, _ in reading.found] == [
+        ("a", f"model/{first}"),
+        ("b", f"model/{first}"),
+    ]
+    assert reading.refused == {"the same message twice": 2 * len(others)}
+    assert reading.unchecked == 2
+
+
+def test_a_pattern_of_weight_0_is_not_asked_about() -> None:
+    """Else what it finds would take a message from another pattern."""
+    weights = {"model/unverified": 0.0}
+    with serving(reply("[]")) as server:
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        reader = run_reader_of(FeedbackConfig(model_url=url, model_name="m", model_rate=1.0, rule_weights=weights))
+        assert reader is not None
+        asyncio.run(reader.read([(conversation(), None)]))
+        asked = "\n".join(body["messages"][0]["content"] for _, _, body in server.asked)
+    assert [name for name in patterns() if patterns()[name].strip() not in asked] == ["unverified"]
+
+
+def worked(chat: ChatFormat) -> Rollout:
+    """A worked example, which is fed and not sampled, and a message of the agent's own."""
+    transcript = Transcript(chat)
+    transcript.add("user", "Bring it back.")
+    transcript.add("assistant", "All tests pass now.")
+    transcript.add("user", "And now this one.")
+    ids = [*chat.encode("All tests pass now."), chat.end_id]
+    transcript.add_sampled(Completion(ids, [-0.5] * len(ids), [0] * len(ids)))
+    return Rollout("r", "t", "g", (), [transcript.segment])
+
+
+def test_a_worked_example_is_not_the_agents_message(chat: ChatFormat) -> None:
+    """Nothing of it was sampled, so there would be nothing to teach."""
+    rollout = worked(chat)
+    reading = read_reply(json.dumps([mistake(message=1), mistake(message=3)]), "unverified", rollout)
+    assert [target.message for target, _ in reading.found] == [3]
+    assert reading.refused == {"not the agent's message": 1}
+    alone = read_reply(json.dumps([mistake(message=1)]), "unverified", rollout)
+    samples, feedback = annotate([[rollout]], FeedbackConfig(), chat, 1, written=alone.by_rollout())
+    model = tiny_model(vocabulary=chat.tokenizer.get_vocab_size())
+    result = Trainer(model, TrainConfig(), FeedbackConfig()).step(samples)
+    assert (feedback, result.measured) == ([], {})
+
+
 def test_hints_are_one_line_and_unchecked_ones_are_counted() -> None:
     reading = read_reply(json.dumps([mistake(hint="Reminder:\n  look  twice. ")]), "unverified", conversation())
     assert [hint.text for _, hint in reading.found] == ["Reminder: look twice."]
@@ -154,7 +217,7 @@ def test_a_server_that_fails_costs_counts_and_no_endless_wait() -> None:
     rest = 3 * len(patterns()) - 1 - GIVE_UP_AFTER
     assert reading.found == []
     assert reading.refused == {
-        "the server did not answer": GIVE_UP_AFTER,
+        "the server did not answer (status 400)": GIVE_UP_AFTER,
         "not asked, the server had failed": rest,
     }
     assert reading.asked == 1 + GIVE_UP_AFTER
@@ -164,7 +227,7 @@ def test_one_answer_in_between_keeps_the_reading_going() -> None:
     answers = [failing() for _ in range(GIVE_UP_AFTER - 1)]
     with serving(*answers, reply("[]"), *answers, reply("[]")) as server:
         reading = asyncio.run(reader_of(server, at_once=1).read([(conversation(str(n)), None) for n in range(4)]))
-    assert reading.refused == {"the server did not answer": 2 * len(answers)}
+    assert reading.refused == {"the server did not answer (status 400)": 2 * len(answers)}
     assert reading.asked == 4 * len(patterns())
 
 
@@ -254,3 +317,113 @@ def test_braces_in_a_record_are_just_text() -> None:
         reading = asyncio.run(reader_of(server).read([(rollout, None)]))
         assert all("{not} a {field} {{0}}" in body["messages"][0]["content"] for _, _, body in server.asked)
     assert reading.refused == Counter()
+
+
+class Scripted:
+    """An engine whose model says one thing for each pattern that it is asked about."""
+
+    def __init__(self, chat: ChatFormat, answers: dict[str, str]):
+        self.chat, self.answers, self.asked, self.now = chat, answers, 0, 0
+
+    def open(self, key: str) -> Scripted:
+        self.now += 1
+        return self
+
+    async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
+        self.asked += 1
+        text = self.chat.decode(prompt.ids)
+        (rule,) = [rule for rule in patterns() if patterns()[rule].strip() in text]
+        ids = [*self.chat.encode(self.answers.get(rule, "[]")), self.chat.end_id][:max_tokens]
+        return Completion(ids, [0.0] * len(ids), [0] * len(ids))
+
+    def close(self) -> None:
+        self.now -= 1
+
+
+def test_an_engine_may_be_the_reader(chat: ChatFormat, task: Task) -> None:
+    """The same checks as for a server."""
+    engine = Scripted(chat, {"unverified": json.dumps([mistake(), mistake(message=2)]), "wrong_scope": "None."})
+    reading = asyncio.run(Reader(LocalAsked(engine, chat)).read([(conversation(), task)]))
+    assert reading.found == [
+        (Target("r", 0, 3, "model/unverified", "All tests pass now."), Hint("model/unverified", HINT))
+    ]
+    assert reading.refused == {"not the agent's message": 1, "no JSON": 1}
+    assert (engine.asked, engine.now) == (reading.asked, 0) == (len(patterns()), 0)
+
+
+@pytest.fixture
+def local(chat: ChatFormat) -> LocalAsked:
+    model = tiny_model(vocabulary=chat.tokenizer.get_vocab_size())
+    return LocalAsked(LocalEngine(model, chat.stop_ids, GREEDY), chat, max_tokens=12)
+
+
+def test_what_a_poor_local_model_says_is_refused_and_counted(local: LocalAsked) -> None:
+    reading = asyncio.run(Reader(local).read([(conversation(), None)]))
+    assert (reading.found, reading.refused) == ([], {"no JSON": len(patterns())})
+    assert reading.asked == len(patterns())
+    assert local.engine.tokens_sampled <= 12 * len(patterns())  # type: ignore[attr-defined]
+
+
+def test_a_local_model_is_greedy(local: LocalAsked) -> None:
+    """The same reply whatever the dice."""
+    replies = []
+    for seed in (0, 1):
+        local.engine.seed = seed  # type: ignore[attr-defined]
+        replies.append(asyncio.run(local.ask("What is two and two?")))
+    assert replies[0] == replies[1] != ""
+
+
+def test_questions_to_an_engine_are_decoded_together(chat: ChatFormat, local: LocalAsked) -> None:
+    sizes: list[int] = []
+    decode = local.engine._decode  # type: ignore[attr-defined]
+    local.engine._decode = lambda requests: (sizes.append(len(requests)), decode(requests))[1]  # type: ignore[attr-defined]
+    asyncio.run(Reader(local, at_once=4).read([(conversation(), None)]))
+    assert sizes[0] == 4
+    assert sum(sizes) == len(patterns())
+
+
+def test_a_record_that_does_not_fit_is_counted_and_the_next_one_is_read(local: LocalAsked) -> None:
+    local.engine.model.config.max_position_embeddings = 9_000  # type: ignore[attr-defined]
+    long = [(conversation(str(number), "x" * 20_000), None) for number in range(2)]
+    reading = asyncio.run(Reader(local, at_once=1).read([*long, (conversation(), None)]))
+    num = len(patterns())
+    assert reading.refused == {"longer than the model's context": 2 * num, "no JSON": num}
+    assert reading.asked == num
+
+
+@pytest.fixture(scope="module")
+def pocket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It knows nothing yet, and what it says as a reader is no JSON."""
+    return make_pocket(tmp_path_factory.mktemp("pocket"), 0, lambda what, share: None, Recipe(episodes=8))
+
+
+def test_a_reader_that_runs_here_is_the_trained_model_or_the_named_one(chat: ChatFormat, pocket: Path) -> None:
+    engine = LocalEngine(tiny_model(), chat.stop_ids)
+
+    def asked_by(**feedback: Any) -> Any:
+        reader = local_reader(Config(feedback=FeedbackConfig(**feedback)), engine, chat)
+        return reader and reader.asked
+
+    own = asked_by(model_url="local", model_rate=0.5)
+    assert own.engine.model is engine.model, "so it follows the training"
+    assert own.chat is chat
+    named = asked_by(model_url="local", model_rate=0.5, model_name=str(pocket))
+    assert (
+        named.engine.model.config.vocab_size == named.chat.tokenizer.get_vocab_size() != chat.tokenizer.get_vocab_size()
+    )
+    assert asked_by() is asked_by(model_url="http://h/v1", model_name="m", model_rate=0.5) is None
+    assert asked_by(model_url="local", weight=0.0) is None
+
+
+def test_a_run_can_read_with_the_model_that_it_trains(pocket: Path, tmp_path: Path) -> None:
+    options = ["--feedback.model_url", "local", "--feedback.model_rate", "1", "--harness.turns", "2"]
+    options += ["--feedback.rules", "[]", "--feedback.gate", "1e6"]  # a rule fires; no hint moves as much
+    small = ["--tasks.num_train", "1", "--tasks.num_heldout", "1", "--train.groups", "1", "--train.group_size", "2"]
+    process = train(tmp_path, pocket, tmp_path / "run", *small, "--train.steps", "1", *options)
+    assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
+    (row,) = RunFolder(tmp_path / "run").metrics()[0]
+    assert (row["reader/rollouts"], row["reader/found"]) == (2, 0)
+    refused = {key: count for key, count in row.items() if key.startswith("reader/refused/")}
+    assert refused == {"reader/refused/no JSON": 2 * len(patterns())}
+    assert row["candidates"] == row["hinted_targets"] == row["left_out/no_shift"] > 0
+    assert row["target/no_shift"] == 1.0, "a share"

@@ -100,7 +100,9 @@ def test_a_package_with_other_weights_is_refused(tmp_path: Path, files: dict[str
 
 
 def test_a_hub_that_accepts_and_stays_silent_is_given_up(silent_hub: socket.socket) -> None:
-    with pytest.raises(OffbookError, match=r"^cannot get the model some/model from the hub: timed out$"):
+    with pytest.raises(
+        OffbookError, match=r"^there is no folder some/model; as a hub id: cannot get .* hub: timed out$"
+    ):
         model_folder("some/model", 0)
 
 
@@ -168,3 +170,16 @@ def test_smollm2_speaks_and_its_chat_is_the_one_it_was_trained_on() -> None:
     ids = torch.tensor([[*chat.block("system", "You answer in one word."), *question]], device=model.device)
     answer = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :].tolist()
     assert "Paris" in chat.decode(answer)
+
+
+def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for name in ("step_00002", "step_00010", "step_00011"):
+        (run / "ckpt" / name).mkdir(parents=True)
+    assert model_folder(str(run), 0) == run, "no run: it has no configuration"
+    (run / "config.toml").write_text("seed = 0\n")
+    with pytest.raises(OffbookError, match="has no finished checkpoint yet"):
+        model_folder(str(run), 0)
+    for name in ("step_00002", "step_00010"):
+        (run / "ckpt" / name / "DONE").touch()
+    assert model_folder(str(run), 0) == run / "ckpt" / "step_00010"

@@ -20,7 +20,7 @@ import pytest
 
 from offbook.engine import RemoteEngine, RemoteSession, remote
 from offbook.tokens import ChatFormat, Transcript, parse_calls, render_call
-from offbook.types import Completion, OffbookError, Prompt, ToolSpec
+from offbook.types import Completion, OffbookError, Prompt, ServerLost, ToolSpec
 
 KEY = "sk-very-secret-0123456789"
 READ = ToolSpec("read_file", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
@@ -390,8 +390,17 @@ def test_a_server_that_does_not_answer_is_given_up(ask: Callable[..., Any]) -> N
 def test_a_server_that_is_not_there_is_named(ask: Callable[..., Any]) -> None:
     with serving(reply("ok")) as server:
         pass
-    with pytest.raises(OffbookError, match=r"127.0.0.1 cannot be reached .* \(after 2 attempts\)$"):
+    with pytest.raises(ServerLost, match=r"127.0.0.1 cannot be reached .* \(after 2 attempts\)$"):
         ask(server, max_retries=1)
+
+
+@pytest.mark.parametrize(
+    ("status", "lost"), [(401, True), (403, True), (404, True), (429, True), (503, True), (400, False), (500, False)]
+)
+def test_the_server_is_lost_and_a_request_is_refused(ask: Callable[..., Any], status: int, lost: bool) -> None:
+    with serving(Answer("", status)) as server, pytest.raises(OffbookError) as caught:
+        ask(server, max_retries=1)
+    assert isinstance(caught.value, ServerLost) == lost
 
 
 @pytest.mark.parametrize(

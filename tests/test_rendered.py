@@ -266,9 +266,12 @@ def test_a_folder_of_another_family(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OffbookError, match="is not of the family qwen3"):
         chat_for(folder, family="qwen3")
     renamed = folder.rename(tmp_path / "mine")
-    with pytest.raises(OffbookError, match="name its family, such as llama-3"):
+    with pytest.raises(OffbookError, match=r"has no config\.json, so it is not a model folder"):
         chat_for(renamed)
     assert chat_for(renamed, family="llama-3").family == "llama-3"
+    (renamed / "config.json").write_text(json.dumps({"_name_or_path": "somebody/tuned-it"}))
+    with pytest.raises(OffbookError, match="is no hub id of a model whose format is known"):
+        chat_for(renamed)
     (renamed / "config.json").write_text(json.dumps({"_name_or_path": "meta-llama/Llama-3.2-3B-Instruct"}))
     assert chat_for(renamed).family == "llama-3"
     monkeypatch.setitem(sys.modules, "renderers.base", None)

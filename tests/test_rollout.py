@@ -9,12 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from test_remote import KEY, Answer, reply, serving
 
+from offbook.config import Config
+from offbook.loop.rollout import roll_out, tasks_at
 from offbook.runfolder import RunFolder
 from offbook.tasks.folder import NewTask, write_task
+from offbook.types import OffbookError, ServerLost
 
 STUB = 'def one():\n    raise NotImplementedError("one")\n'
 TEST = "from pkg import one\n\n\ndef test_one():\n    assert one() == 1\n\n\ndef test_other():\n    assert True\n"
@@ -89,16 +93,63 @@ def test_the_bash_profile_talks_in_fenced_blocks(task: Path, tmp_path: Path) -> 
     assert "return 1" in server.asked[1][2]["messages"][-1]["content"]
 
 
-def test_a_server_that_fails_is_each_rollout_s_crash_and_the_run_goes_on(task: Path, tmp_path: Path) -> None:
-    with serving(reply("no", finish="stop")) as server:
-        server.answers[0].status, server.answers[0].body = 401, {"error": {"message": "bad key"}}
+def test_a_refused_request_is_each_rollout_s_crash_and_the_run_goes_on(task: Path, tmp_path: Path) -> None:
+    with serving(Answer({"error": {"message": "too long"}}, 400)) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
         done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "-n", "2", "--out", "run")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["stop/crash"] == 1.0
     rollouts, _ = RunFolder.open(tmp_path / "run").rollouts(0)
-    assert ["bad key" in kept.events[0].detail for kept in rollouts] == [True, True]
+    assert ["too long" in kept.events[0].detail for kept in rollouts] == [True, True]
     assert KEY not in done.stderr + done.stdout
+
+
+def test_a_server_that_is_lost_is_no_rollout_and_the_same_call_goes_on(task: Path, tmp_path: Path) -> None:
+    watched: list[str] = []
+    with serving(reply("Shall I?"), Answer({"error": {"message": "no credit"}}, 402)) as server:
+        config = Config(model=f"http://127.0.0.1:{server.server_port}/v1", out=str(tmp_path / "run"))
+        tasks = tasks_at(str(task), config)
+
+        def roll(samples: int = 3, config: Config = config) -> dict[str, Any]:
+            return roll_out(config, tasks, samples, lambda kept, over: watched.append(kept.id) if over else None, "m")
+
+        with pytest.raises(ServerLost, match="answered 402: no credit"):
+            roll()
+        folder = RunFolder.open(tmp_path / "run")
+        before, _ = folder.rollouts(0)
+        assert {kept.stop for kept in before} <= {"answer"}, "the lost ones are not there"
+        with open(tmp_path / "run" / "rollouts" / "step_00000.jsonl", "ab") as file:
+            file.write(b'{"id": "roll')  # and kill -9 in the middle of a write
+        server.answers[1].status, server.answers[1].body = 200, server.answers[0].body
+        server.asked.clear()
+        watched.clear()
+        result = roll()
+        assert len(server.asked) == 3 - len(before), "only what was missing"
+        assert (result["rollouts"], result["resumed"], result["unreadable"]) == (3, len(before), 1)
+        ids = [f"rollout/one/{number}" for number in range(3)]
+        assert sorted(watched) == [kept.id for kept in folder.rollouts(0)[0]] == ids
+        server.asked.clear()
+        assert roll()["resumed"] == 3
+        assert (len(server.asked), len(folder.metrics()[0])) == (0, 1)
+        with pytest.raises(OffbookError, match=r"run holds other rollouts \(another samples\); give another --out"):
+            roll(2)
+        with pytest.raises(OffbookError, match=r"\(another seed\)"):
+            roll(config=config.model_copy(update={"seed": 7}))
+        (tmp_path / "run" / "claim.json").unlink()
+        with pytest.raises(OffbookError, match=r"run holds other rollouts \(of what, it does not say\)"):
+            roll()
+        assert len(folder.rollouts(0)[0]) == 3
+
+
+def test_plain_lines_have_a_header_and_the_server_s_refusal_is_one_sentence(task: Path, tmp_path: Path) -> None:
+    with serving(Answer({"error": {"message": "bad key"}}, 401)) as server:
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "--out", "run")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "rollout  turns  calls  invalid  tokens  state  last call",
+        "offbook: the model server 127.0.0.1 answered 401: bad key",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbook.factory.nouns import Unprepared
-from offbook.factory.prepare.source import Fetched, fetch
+from offbook.factory.prepare.source import Fetched, fetch, one_spelling
 from offbook.factory.prepare.unpack import SourceLimits, stays_inside
 
 SMALL = SourceLimits(archive_mb=1, tree_mb=1, files=20, seconds=20.0)
@@ -413,3 +413,14 @@ def test_no_network(index: type[Index], tmp_path: Path, monkeypatch: pytest.Monk
     assert sentence.startswith("http://127.0.0.1:9/simple/thing/ cannot be reached (")
     url = os.environ["PIP_INDEX_URL"] + "/x.tar.gz"
     assert "secret" not in refused(url, tmp_path / "into")
+
+
+def test_each_way_to_write_a_source_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "link").symlink_to("project")
+    monkeypatch.chdir(tmp_path)
+    typed = ["project", "./project/", "../" + tmp_path.name + "/project", "link", str(tmp_path / "project")]
+    assert {one_spelling(spec) for spec in typed} == {str(tmp_path.resolve() / "project")}
+    assert one_spelling("pypi:Jaraco.Text==1.0") == one_spelling("pypi:jaraco_text==1.0") == "pypi:jaraco-text==1.0"
+    others = ["https://host/project.git@v1", "git@host:a/project", "nowhere", "x" * 5000]
+    assert [one_spelling(spec) for spec in others] == others

@@ -14,6 +14,8 @@ from offbook.config import Config
 from offbook.monitors import check
 from offbook.runfolder import RunFolder, dump_lines
 from offbook.trajectories import read_trajectories
+from offbook.trajectories.build import MAX_DEPTH
+from offbook.trajectories.messages import from_messages
 from offbook.types import Flag, Message, OffbookError, Rollout, Segment, ToolCall
 
 EDIT = {
@@ -88,6 +90,111 @@ def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
             read_trajectories(written(tmp_path / "bad.json", bad))
     with pytest.raises(OffbookError, match="cannot read"):
         read_trajectories(tmp_path / "missing.json")
+
+
+def other(*calls: tuple[str, dict[str, Any], str], last: str = "", id: str = "s") -> dict[str, Any]:
+    """A conversation of calls with their answers, and of last words."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Make add in calc.py work."}]
+    for name, arguments, answer in calls:
+        messages.append({"role": "assistant", "content": "", "tool_calls": [{"name": name, "arguments": arguments}]})
+        messages.append({"role": "tool", "content": answer})
+    return {"id": id, "messages": [*messages, {"role": "assistant", "content": last}]}
+
+
+CALC = {"command": "str_replace", "path": "/app/calc.py", "old_str": "x", "new_str": "y"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "No replacement was performed, old_str `x` did not appear verbatim in /app/calc.py.",
+        "ERROR:\nInvalid `path` parameter: /app/calc.py. The path does not exist.",
+        "<tool_use_error>String to replace not found in file.</tool_use_error>",
+        "File has not been read yet. Read it first before writing to it.",
+        "Your proposed edit has introduced new syntax error(s). Your changes have NOT been applied.",
+    ],
+)
+def test_a_refused_edit_changed_nothing(answer: str) -> None:
+    rollout = from_messages(other(("editor", CALC, answer), last="I could not."), "a")
+    assert (rollout.changed, rollout.segments[0].messages[2].status) == ({}, "failed")
+    assert not rollout.events
+    mended = other(("editor", CALC, answer), ("editor", CALC, "The file was edited."))
+    assert from_messages(mended, "a").changed == {"calc.py": "y"}
+
+
+def test_an_edit_is_taken_to_be_one_unless_its_answer_says_no() -> None:
+    quoting = "The file was edited. Here it is:\n1  raise ValueError('error: no such file')\n"
+    rollout = from_messages(other(("editor", CALC, quoting)), "a")
+    assert (rollout.changed, rollout.segments[0].messages[2].status) == ({"calc.py": "y"}, "ok")
+    shell = from_messages(other(("bash", {"command": "cat log"}, "error: no replacement was performed")), "a")
+    assert shell.segments[0].messages[2].status == "ok"
+    unanswered = other(("editor", CALC, "ok"))
+    del unanswered["messages"][2]
+    assert from_messages(unanswered, "a").changed == {"calc.py": "y"}
+    two = other(("editor", CALC, "Error: no"))
+    two["messages"].insert(2, {"role": "tool", "content": "whose is this?"})
+    assert from_messages(two, "a").changed == {"calc.py": "y"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "changed"),
+    [
+        ("search", {"path": "src", "text": "foo"}, {}),
+        ("write_file", {"path": "a.py", "text": "foo"}, {"a.py": "foo"}),
+        ("save", {"file": "a.py", "contents": "foo"}, {"a.py": "foo"}),
+        ("search_and_replace", {"path": "a.py", "text": "foo", "replacement": "bar"}, {"a.py": "bar"}),
+    ],
+)
+def test_a_text_to_search_for_is_no_edit(name: str, arguments: dict[str, Any], changed: dict[str, str]) -> None:
+    assert from_messages(other((name, arguments, "done")), "a").changed == changed
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 2, 900, 100_000])
+def test_a_line_that_is_nested_too_deep_costs_that_line(tmp_path: Path, depth: int) -> None:
+    good = json.dumps(other(("bash", {"command": "ls"}, "a.py")))
+    deep = good.replace('"ls"', nested(depth))
+    loaded = read_trajectories(written(tmp_path / "a.jsonl", f"{good}\n{deep}\n{good}\n"))
+    assert (len(loaded.rollouts), loaded.unreadable) == (2, 1)
+    escaped = json.dumps(other(("bash", {}, "a.py")) | {"id": "e"}).replace("{}", json.dumps(nested(depth)))
+    [call] = read_trajectories(written(tmp_path / "b.json", escaped)).rollouts[0].segments[0].messages[1].calls
+    assert (call.arguments, call.error) == ({}, "its arguments are not JSON")
+    with pytest.raises(OffbookError, match="no trajectory"):
+        read_trajectories(written(tmp_path / "c.json", deep))
+
+
+def test_a_bad_first_line_does_not_hide_our_own_rollouts(tmp_path: Path) -> None:
+    own = dump_lines([Rollout("step1/t/0", "t", "g", (), [Segment()], "finish")]).decode()
+    for bad in (nested(100_000), "broken", '{"id": "\\ud800", "segments": []}'):
+        loaded = read_trajectories(written(tmp_path / "a.jsonl", f"{bad}\n{own}"))
+        assert ([rollout.id for rollout in loaded.rollouts], loaded.unreadable) == (["step1/t/0"], 1)
+
+
+def test_half_a_character_is_replaced_wherever_it_stands(tmp_path: Path) -> None:
+    value = other(("bash\ud800", {"command": "ls \udfff"}, "ok \ud800\ud800"), last="\U0001f600 \\ud800", id="s\ud83d")
+    value["messages"][1]["tool_calls"].append({"name": "bash", "arguments": json.dumps({"command": "pwd \udc00"})})
+    [rollout] = read_trajectories(written(tmp_path / "a.jsonl", json.dumps(value) + "\n")).rollouts
+    _, said, answer, last = rollout.segments[0].messages
+    assert (rollout.id, rollout.tools, answer.text, last.text) == (
+        "s?",
+        ("bash?", "bash"),
+        "ok ??",
+        "\U0001f600 \\ud800",
+    )
+    assert [call.arguments["command"] for call in said.calls] == ["ls ?", "pwd ?"]
+    assert dump_lines([rollout])
+
+
+def test_other_ends_of_lines_stay_in_strings(tmp_path: Path) -> None:
+    line = json.dumps(other(last="one\u2028two\x85three"), ensure_ascii=False)
+    loaded = read_trajectories(written(tmp_path / "a.jsonl", f"{line}\r\n{line}\r\n"))
+    assert ([rollout.segments[0].messages[-1].text for rollout in loaded.rollouts], loaded.unreadable) == (
+        ["one\u2028two\x85three"] * 2,
+        0,
+    )
 
 
 def audit(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import json
 import os
+import re
+import socket
 import ssl
 from importlib.resources.abc import Traversable
 
@@ -18,6 +21,16 @@ from offbook.types import OffbookError
 
 TRIES = 3
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+# A pair of escapes that make one character, or half of such a pair. A backslash that is escaped itself begins neither.
+ESCAPES = re.compile(r"(\\\\|\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w)|\\u[dD][89a-fA-F]\w\w")
+
+
+class NoAnswer(OffbookError):
+    """`reason` is what happened in a few words, for counts: it names no server."""
+
+    def __init__(self, url: str, reason: str):
+        super().__init__(f"{url} does not answer ({reason})")
+        self.reason = reason
 
 
 class Asked:
@@ -46,15 +59,15 @@ class Asked:
                     await asyncio.sleep(2.0**attempt / 2)
                 try:
                     response = await client.post(self.url, json=body, headers=headers)
-                except httpx2.HTTPError as error:
-                    problem = type(error).__name__
+                except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+                    problem = _reason(error)
                     continue
                 if response.status_code == 200:
                     return _content(response, self.url)
                 problem = f"status {response.status_code}"
                 if response.status_code not in RETRIED:
                     break
-        raise OffbookError(f"{self.url} does not answer ({problem})")
+        raise NoAnswer(self.url, problem)
 
 
 def is_sampled(rollout_id: str, rate: float) -> bool:
@@ -69,9 +82,14 @@ def prompts_in(folder: Traversable, frame: str) -> dict[str, str]:
     return {path.name.removesuffix(".md"): path.read_text() for path in sorted(files, key=lambda path: path.name)}
 
 
+def mend_escapes(text: str) -> str:
+    """JSON may have half a character as an escape. json.loads takes it and no file does, so it becomes `?`."""
+    return ESCAPES.sub(lambda found: found.group(1) or "?", text)
+
+
 def json_part(answer: str, opening: str = "{", closing: str = "}") -> str:
     """What of an answer is JSON: no thinking, no fence, no words around it."""
-    said = answer.rpartition("</think>")[2]
+    said = mend_escapes(answer.rpartition("</think>")[2])
     starts = [start for start in map(said.find, opening) if start >= 0]
     return said[min(starts, default=0) : max(map(said.rfind, closing)) + 1]
 
@@ -82,8 +100,26 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
+def _reason(error: Exception) -> str:
+    """What the system says of a connection, which lies below what the library makes of it; else the kind of failure."""
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, ssl.SSLError | socket.gaierror):  # their numbers are not the system's
+            return str(below.strerror)
+        if isinstance(below, OSError) and below.errno:
+            return os.strerror(below.errno).lower()
+        below = below.__cause__ or below.__context__
+    return "no answer in time" if isinstance(error, httpx2.TimeoutException) else type(error).__name__
+
+
 def _content(response: httpx2.Response, url: str) -> str:
     try:
-        return str(response.json()["choices"][0]["message"]["content"] or "")
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise OffbookError(f"{url} answers with something that is no chat completion") from error
+        value = json.loads(mend_escapes(response.text))
+    except (ValueError, RecursionError):
+        raise NoAnswer(
+            url, f"no chat completion, not JSON but {response.headers.get('content-type', 'of no type')}"
+        ) from None
+    try:
+        return str(value["choices"][0]["message"]["content"] or "")
+    except (KeyError, IndexError, TypeError) as error:
+        raise NoAnswer(url, "no chat completion, but other JSON") from error

@@ -11,12 +11,14 @@ import os
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from offbook.types import Limits, OffbookError
+
+LOCAL = "local"  # in the place of a reader model's URL: it runs here
 
 
 class ConfigError(OffbookError):
@@ -24,7 +26,7 @@ class ConfigError(OffbookError):
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TasksConfig(Section):
@@ -102,7 +104,9 @@ class FeedbackConfig(Section):
     weight: float = Field(default=5.0, ge=0, description="lambda, beside an RL loss of weight 1")
     anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
     anneal_to: float = Field(default=0.0, ge=0)
-    rule_weights: dict[str, float] = Field(default={}, description="by rule, on top of `weight`; 1 where not named")
+    rule_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={}, description="by rule, on top of `weight`; 1 where not named, 0 turns a rule off"
+    )
     rules: list[str] = Field(
         default=["unknown_tool", "malformed_arguments", "repeated_call", "edited_tests"],
         description="the rules of docs/feedback.md that readers go by; empty: all",
@@ -131,9 +135,36 @@ class FeedbackConfig(Section):
     token_cap: float = Field(default=2.0, gt=0, description="nats a token may count for")
     entry_cap: float = Field(default=0.0, ge=0, description="nats a vocabulary entry may count for; 0 is no cap")
     importance_cap: float = Field(default=0.0, ge=0, description="weight by min(pi / mu, cap); 0 is no weighting")
-    model_url: str = Field(default="", description="of a model that reads rollouts for mistakes too; empty is none")
-    model_name: str = ""
+    model_url: str = Field(
+        default="", description="of a model that reads rollouts for mistakes too; `local`: it runs here; empty is none"
+    )
+    model_name: str = Field(
+        default="", description="its name there; with `local` as in `model`, empty: the one that is being trained"
+    )
     model_rate: float = Field(default=0.0, ge=0, le=1, description="share of the rollouts that it reads")
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        """Settings that look as if they did something."""
+        if problem := self._idle():
+            raise ValueError(problem)
+        return self
+
+    def _idle(self) -> str:
+        if self.anneal_to and not self.weight:
+            return "feedback.weight is 0, so hints are off and feedback.anneal_to is never used; give a weight above 0"
+        if self.anneal_to and not self.anneal_steps:
+            return "feedback.anneal_steps is 0, so the weight never gets to feedback.anneal_to; give a number of steps"
+        if self.threshold and self.max_candidates < self.max_targets:
+            reached = f"feedback.max_targets = {self.max_targets} cannot be reached"
+            return f"feedback.max_candidates is {self.max_candidates}, so {reached}; give at least as many candidates"
+        if self.model_rate and not self.model_url:
+            return "feedback.model_url is empty, so there is no model for feedback.model_rate; give a URL or `local`"
+        if self.weight and self.model_url and not self.model_rate:
+            return "feedback.model_rate is 0: the model at feedback.model_url would read nothing; give a share"
+        if self.weight and self.model_url not in ("", LOCAL) and not self.model_name:
+            return "feedback.model_name is empty: a server is asked for a model by its name"
+        return ""
 
     @property
     def threshold(self) -> float:
@@ -228,6 +259,8 @@ def load_config(files: list[Path], overrides: dict[str, str], defaults: dict[str
         return Config.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
+        if first["type"] == "value_error":  # a sentence of our own
+            raise ConfigError(str(first["ctx"]["error"])) from None
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
 

@@ -29,15 +29,25 @@ from offbook.types import Feedback, OffbookError, Rollout
 T = TypeVar("T")
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A place where no file can be is the user's to mend. A full disk is another matter and told as what it is."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise OffbookError(f"cannot write {path}: {error.filename}: {str(error.strerror).lower()}") from None
+
+
 def write_atomic(path: Path, data: bytes | str) -> None:
     """A reader sees the old file or the new one, never half of it, also after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".part")
-    with open(temporary, "wb") as file:
-        file.write(data.encode() if isinstance(data, str) else data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with writing(path):
+        with open(temporary, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
 
 
 @contextmanager
@@ -91,6 +101,11 @@ class RunFolder:
         if not os.access(folder.config_file, os.R_OK | os.F_OK):
             raise OffbookError(f"{folder.config_file} cannot be read; check its permissions")
         return folder
+
+    def refuse_file(self) -> None:
+        """Before minutes go into a model: can a run be kept here?"""
+        if self.path.exists() and not self.path.is_dir():
+            raise OffbookError(f"{self.path} is a file; --out is the folder of a run")
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -149,3 +164,17 @@ class RunFolder:
     def read_eval(self, name: str) -> dict[str, Any] | None:
         path = self.path / "eval" / f"{name}.json"
         return json.loads(path.read_text()) if path.exists() else None
+
+
+def latest_checkpoint(folder: RunFolder) -> Path:
+    finished = [done.parent for done in folder.path.glob("ckpt/step_*/DONE")]
+    if not finished:
+        raise OffbookError(f"{folder.path} has no finished checkpoint yet")
+    return max(finished, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def checkpoint_named(model: str) -> str:
+    """A run folder stands for its newest checkpoint; any other name of a model is what it is."""
+    folder = Path(model)
+    is_run = (folder / "config.toml").is_file() and not (folder / "config.json").is_file()
+    return str(latest_checkpoint(RunFolder(folder))) if is_run else model

@@ -18,6 +18,10 @@ class OffbookError(Exception):
     exit_code = 1
 
 
+class ServerLost(OffbookError):
+    """The model behind a URL cannot be asked. That says nothing about an agent, so it ends the run and no rollout."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """When a rollout ends whether or not the agent is done."""

@@ -86,6 +86,9 @@ def load_arms(paths: Sequence[Path], groups: Mapping[str, Sequence[Path]], keys:
         of_hints = {key: value for key, value in hinted(run, unreadable).items() if not keys or key in keys}
         members.setdefault(arm, []).append(Member(seed, run, {**numbers, **of_hints}))
     present = dict.fromkeys(key for arm in members.values() for member in arm for key in member.numbers)
+    for key in keys:
+        if key not in {name.partition(", ")[0] for name in present}:
+            raise OffbookError(f"none of these runs has a metric {key}")
     return Arms(members, list(present), held_out, unreadable)
 
 

@@ -79,10 +79,14 @@ class Comparison:
     num_paired: list[int]  # tasks that each of the others has in common with the first
 
 
-def compare(evaluations: Sequence[Evaluation], seed: int = 0) -> Comparison:
+def compare(evaluations: Sequence[Evaluation], chosen: Sequence[str] = (), seed: int = 0) -> Comparison:
+    """By the chosen metrics; without any, by all that say something."""
     base, *others = evaluations
-    results = [one.result for one in evaluations]
-    keys = shown_keys(results)
+    known = dict.fromkeys(key for one in evaluations for key in ratios(one.rows))
+    for key in chosen:
+        if key not in known:
+            raise OffbookError(f"there is no metric {key} in these evaluations; there are {', '.join(known)}")
+    keys = list(chosen) or shown_keys([one.result for one in evaluations])
     differences: dict[str, list[Difference]] = {key: [] for key in keys}
     num_paired = []
     for other in others:

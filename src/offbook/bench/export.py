@@ -14,7 +14,7 @@ from typing import Any
 
 import offbook
 from offbook.bench.frames import records, stored_rollouts
-from offbook.runfolder import RunFolder, write_atomic
+from offbook.runfolder import RunFolder, write_atomic, writing
 from offbook.types import Message, OffbookError, Rollout, Segment
 
 ATIF = "ATIF-v1.4"
@@ -145,7 +145,8 @@ def _parquet(folder: RunFolder, out: Path) -> Written:
     found = records(folder)
     if not found.rollouts:
         raise OffbookError(f"{folder.path} has no rollouts to export ({found.unreadable} lines cannot be read)")
-    out.mkdir(parents=True, exist_ok=True)
+    with writing(out):
+        out.mkdir(exist_ok=True)
     for name in ("rollouts", "messages", "targets"):
         rows: list[dict[str, Any]] = getattr(found, name)
         keys = dict.fromkeys(key for row in rows for key in row)  # a reward's parts may come late

@@ -25,6 +25,11 @@ class Place:
     config: Path | None = None  # of a folder of its own
     replaceable: bool = False  # a run's evaluation follows its newest checkpoint
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing would be lost."""
+        return not self.results.is_file() and not (self.rollouts.is_file() and self.rollouts.stat().st_size)
+
     @classmethod
     def folder(cls, out: Path) -> Place:
         rollouts = out / "rollouts" / "step_00000.jsonl"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -16,12 +15,13 @@ from offbook.bench.metrics import measure, row_of
 from offbook.bench.place import Place
 from offbook.bench.suites import Suites
 from offbook.config import Config
+from offbook.loop.claim import claim_of, differing
 from offbook.loop.evaluate import PARALLEL, gather, rollout_ids, summary
 from offbook.runfolder import dump_lines, load_lines, write_atomic
 from offbook.types import OffbookError, Rollout, Task
 
 Seen = Callable[[Rollout], None]
-DECIDES = ("seed", "harness", "sandbox", "engine", "rewards", "monitors", "eval")  # of a configuration
+CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +85,18 @@ def run_eval(
 
 def _begin(subject: Subject, suites: Suites, place: Place, fresh: bool) -> tuple[list[Rollout], int]:
     """The rollouts that are there from before, and how many lines of the file could not be read."""
-    claim = claim_of(subject, suites.tasks)
-    before = json.loads(place.claim.read_text()) if place.claim.is_file() else None
-    if before is None and place.config and place.config.exists():
+    claim = claim_of(subject.config, subject.folder, subject.remote_name, suites.tasks)
+    before = json.loads(place.claim.read_text()) if place.claim.is_file() else {}
+    if not before and place.config and place.config.exists():
         raise OffbookError(f"{place.claim.parent} holds a run and no evaluation; give another --out")
-    if fresh or before is None or (place.replaceable and before != claim):
+    differs = differing(before, claim)
+    if fresh or place.is_empty or (place.replaceable and differs and CHECKPOINT.issuperset(differs)):
         place.rollouts.unlink(missing_ok=True)
         place.results.unlink(missing_ok=True)
-    elif before != claim:
-        differs = ", ".join(key for key in claim if before.get(key) != claim[key])
-        raise OffbookError(
-            f"{place.claim.parent} holds another evaluation (another {differs}); give another --out, or --fresh"
-        )
+    elif differs:
+        held = place.results if place.replaceable else place.claim.parent
+        another = f"another {', '.join(differs)}" if before else "of what, it does not say"
+        raise OffbookError(f"{held} holds another evaluation ({another}); give another --out, or --fresh")
     write_atomic(place.claim, json.dumps(claim, indent=1) + "\n")
     if place.config:
         config = subject.config.model_copy(update={"out": str(place.config.parent)})
@@ -109,29 +109,6 @@ def _begin(subject: Subject, suites: Suites, place: Place, fresh: bool) -> tuple
     kept = {rollout.id: rollout for rollout in stored if rollout.id in wanted}
     write_atomic(place.rollouts, dump_lines(kept.values()))  # the next line must not come behind half of one
     return list(kept.values()), unreadable
-
-
-def claim_of(subject: Subject, tasks: list[Task]) -> dict[str, Any]:
-    """What makes an evaluation another one: the model and its weights, the tasks, and how they are worked on."""
-    config = subject.config.model_dump()
-    return {
-        "model": f"{subject.config.model} {subject.remote_name}" if subject.folder is None else str(subject.folder),
-        "weights": "" if subject.folder is None else _fingerprint(subject.folder),
-        "tasks": hashlib.sha256("".join(map(_task_fingerprint, tasks)).encode()).hexdigest(),
-        **{key: config[key] for key in DECIDES},
-    }
-
-
-def _fingerprint(model: Path) -> str:
-    """Of the files by size and time: weights are too large to be read for this."""
-    files = sorted(path for path in model.iterdir() if path.suffix in (".safetensors", ".json", ".bin", ".jinja"))
-    told = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()
-
-
-def _task_fingerprint(task: Task) -> str:
-    settings = (task.folder / "task.toml").read_bytes()
-    return hashlib.sha256(settings + task.instruction.encode()).hexdigest()
 
 
 def without_rows(result: Mapping[str, Any]) -> dict[str, Any]:

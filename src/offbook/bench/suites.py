@@ -11,7 +11,7 @@ import offbook
 from offbook.bench.sides import SIDES, make_side
 from offbook.config import Config, cache_folder
 from offbook.loop.rollout import tasks_at
-from offbook.loop.setup import Progress, quiet, task_sets
+from offbook.loop.setup import Progress, held_out, quiet, task_sets
 from offbook.tasks import load_tasks
 from offbook.types import OffbookError, Task
 
@@ -49,8 +49,10 @@ def tasks_of(name: str, config: Config, progress: Progress = quiet) -> list[Task
     """Of a folder with train/ and heldout/ in it, those that are held out."""
     if name in SIDES:
         return load_tasks(side_folder(name, config.seed, progress))
-    if name != "pocket" and (Path(name) / "heldout").is_dir():
-        return load_tasks(Path(name) / "heldout", config.tasks.wording)
+    if name != "pocket" and any((Path(name) / split).is_dir() for split in ("train", "heldout")):
+        if tasks := held_out(Path(name), config.tasks.wording):
+            return tasks
+        raise OffbookError(f"{name} has no held-out tasks; `--suite {Path(name) / 'train'}` measures on the others")
     if name != "pocket" and not Path(name).is_dir():
         raise OffbookError(f"there is no suite {name}; give a folder of tasks, `pocket`, {', '.join(SIDES)} or `sides`")
     return tasks_at(name, config, progress)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import click
 import typer
+from typer.core import TyperCommand
 
 from offbook.cli import audit, coach, compare, doctor, evaluate, export, quickstart, rollout, tasks, train, view
 from offbook.types import OffbookError
@@ -23,13 +23,35 @@ app = typer.Typer(
 )
 INTERRUPTED = 130
 STOPPED = "stopped; everything so far is kept, and the same command goes on from there"
+RESUMED = ("quickstart", "tasks", "rollout", "train", "eval")  # the verbs for which that is true
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}
+# The base of all usage errors. For some versions of typer it is click's, for others that of their own copy of click.
+UsageError: Any = typer.BadParameter.__base__
+
+
+class Configured(TyperCommand):
+    """A verb that takes configuration too. An unknown option is that, and never one of the verb's own arguments."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        left = super().parse_args(ctx, args)
+        for param in self.params:
+            value = str(ctx.params.get(param.name))
+            if param.param_type_name != "argument" or not value.startswith("-"):
+                continue
+            if not ctx.params.get(f"{param.name}_option"):  # which says the same
+                problem = f"{value} is an option of the configuration and comes after it"
+                raise typer.BadParameter(problem, ctx, param_hint=f"'{param.name}'")
+            ctx.params[param.name] = param.get_default(ctx)
+            ctx.args.insert(0, value)
+        return left
+
+
 app.command("quickstart", context_settings=CONFIGURED)(quickstart.quickstart)
 app.add_typer(tasks.app, name="tasks")
-app.command("rollout", context_settings=CONFIGURED)(rollout.rollout)
+app.command("rollout", cls=Configured, context_settings=CONFIGURED)(rollout.rollout)
 app.command("train", context_settings=CONFIGURED)(train.train)
-app.command("eval", context_settings=CONFIGURED)(evaluate.evaluate)
+app.command("eval", cls=Configured, context_settings=CONFIGURED)(evaluate.evaluate)
 app.command("compare")(compare.compare)
 app.command("export")(export.export)
 app.command("coach")(coach.coach)
@@ -45,17 +67,16 @@ def main() -> NoReturn:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, prog_name="offbook", standalone_mode=False)
         if code == INTERRUPTED:  # how typer passes Ctrl-C on
-            _say(STOPPED)
+            _say_stopped(arguments)
         sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.Exit as exit_:
-        sys.exit(exit_.exit_code)
-    except click.ClickException as error:
-        error.show()
+    except UsageError as error:
+        if sentence := " ".join(error.format_message().split()).rstrip("."):  # none where help was shown instead
+            _say(f"{sentence} (see `{error.ctx.command_path if error.ctx else 'offbook'} --help`)")
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        _say(STOPPED)
+    except (KeyboardInterrupt, typer.Abort):
+        _say_stopped(arguments)
         sys.exit(INTERRUPTED)
     except OffbookError as error:
         if debug:
@@ -69,6 +90,10 @@ def main() -> NoReturn:
             raise
         _say(f"cannot write {error.filename or 'a file'}: {error.strerror}; free some space or choose another folder")
         sys.exit(1)
+
+
+def _say_stopped(arguments: list[str]) -> None:
+    _say(STOPPED if arguments[:1] and arguments[0] in RESUMED else "stopped")
 
 
 def _say(sentence: str) -> None:

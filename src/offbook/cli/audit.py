@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from offbook.cli.options import Json
+from offbook.cli.options import Json, results
 
 if TYPE_CHECKING:
     from offbook.monitors.review import Finding, Review
@@ -89,20 +88,19 @@ def _as_dict(review: Review, links: dict[str, str]) -> dict[str, Any]:
 def _show(review: Review, links: dict[str, str]) -> None:
     from offbook.monitors.rules import KINDS
 
-    console = Console(highlight=False)
-    console.print(Text(f"{review.source}: {review.rollouts} rollouts, {review.flagged} with findings"))
+    results.print(Text(f"{review.source}: {review.rollouts} rollouts, {review.flagged} with findings"))
     for kind, findings in review.by_kind().items():
-        console.print(Text(f"\n{kind} ({len(findings)}): {KINDS.get(kind, 'found by a model')}", style="bold"))
+        results.print(Text(f"\n{kind} ({len(findings)}): {KINDS.get(kind, 'found by a model')}", style="bold"))
         for one in findings[:MAX_SHOWN]:
             place = f"message {one.flag.message}" + (f" of segment {one.flag.segment}" if one.flag.segment else "")
             line = f"  {one.rollout}, {place}: {one.flag.evidence}  {_link(one, links)}"
-            console.print(Text(line.rstrip()), soft_wrap=True)
+            results.print(Text(line.rstrip()), soft_wrap=True)
         if len(findings) > MAX_SHOWN:
-            console.print(Text(f"  and {len(findings) - MAX_SHOWN} more; --json has all"))
+            results.print(Text(f"  and {len(findings) - MAX_SHOWN} more; --json has all"))
     for alarm in review.alarms:
         change = f"{alarm.before:.3g} to {alarm.after:.3g} since step {alarm.since}"
         examples = ", ".join(alarm.examples)
-        console.print(
+        results.print(
             Text(f"\ndrift, {alarm.series}: {change}, noticed at step {alarm.step}; such as {examples}"), soft_wrap=True
         )
     notes = []
@@ -111,4 +109,4 @@ def _show(review: Review, links: dict[str, str]) -> None:
     if review.unreadable:
         notes.append(f"{review.unreadable} records could not be read")
     for note in notes:
-        console.print(Text(f"\n{note}"))
+        results.print(Text(f"\n{note}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import tomllib
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -60,33 +61,50 @@ def coach(
     plain: Plain = False,
 ) -> None:
     """Find mistakes in stored work of any agent, and measure what hints would do about them. Nothing is trained."""
-    from offbook.feedback.coach import stored_at
+    from offbook.feedback.coach import stored_in
 
+    for path in (out, as_json):
+        if path is not None:
+            _refuse_unwritable(path, sources)
     if bool(url) != bool(reader_model):
         raise OffbookError("a reader model needs both --url and --reader-model")
     with progress_display(plain) as progress:
-        result = Result([stored_at(path) for path in sources])
+        result = Result(stored_in(sources))
         _read(result, tasks, url, reader_model, rate, progress)
         if effect:
             _measure(result, model, limit, progress)
-    written = _write(result, out)
-    if as_json is not None:
-        from offbook.runfolder import write_atomic
-
-        write_atomic(as_json, json.dumps(_as_dict(result), indent=1) + "\n")
     _show(result)
+    try:
+        written = _write(result, out, as_json)
+    except OSError as error:
+        raise OffbookError(f"cannot write {error.filename}: {error.strerror}") from None
     for path in written:
         print(f"\ntargets and hints are in {path}")
 
 
+def _refuse_unwritable(path: Path, sources: list[Path]) -> None:
+    """Before the work, not after it. A file is put in the place of what is there, so that has to be a file too."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise OffbookError(f"cannot write {path}: it is there and is no plain file")
+    if any(path.resolve() == source.resolve() for source in sources):
+        raise OffbookError(f"cannot write {path}: it is what is to be read")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise OffbookError(f"cannot write {path}: {error.strerror}") from None
+
+
 def _read(result: Result, tasks: Path | None, url: str, name: str, rate: float, progress: Progress) -> None:
-    from offbook.feedback.coach import by_model, by_rules
+    from offbook.feedback.coach import by_model, by_rules, not_looked_for
     from offbook.feedback.model import ModelReader, Reading
 
     reader = ModelReader(url, name, rate) if url else None
+    unseen: Counter[tuple[str, str]] = Counter()
     for stored in result.sources:
         known = _tasks_of(stored, tasks)
         result.found += by_rules(stored, known, partial(progress, f"reading {stored.source}"))
+        unseen += not_looked_for(stored, known)
         if reader is None:
             continue
         pairs = [(rollout, known.get(rollout.task)) for rollout in stored.rollouts]
@@ -94,6 +112,9 @@ def _read(result: Result, tasks: Path | None, url: str, name: str, rate: float, 
         result.found += by_model(stored, reading)
         result.reading = result.reading or Reading()
         result.reading.add(reading)
+    if unseen:
+        told = [f"{rules} in {_count(count, 'rollout')} ({reason})" for (rules, reason), count in unseen.items()]
+        result.notes.append(f"not looked for: {'; '.join(told)}")
     if result.reading and result.reading.unchecked:
         what = f"{_count(result.reading.unchecked, 'hint')} of {name} not checked for leaks"
         result.notes.append(f"{what}: the tasks are not at hand; --tasks gives them")
@@ -156,6 +177,8 @@ def _measure(result: Result, model: str, limit: int, progress: Progress) -> None
             result.notes.append(f"{what} measured on ids of {folder.name}, not their own")
         result.unmeasured += counts
         result.models.append(str(folder))
+    if not result.models:
+        return
     from offbook.loop.effect import effects_of
 
     result.effects = effects_of((one.feedback for one in chosen), others)
@@ -166,19 +189,20 @@ def _model_of(stored: Stored, model: str, progress: Progress) -> Path | None:
         from offbook.loop.models import model_folder
 
         return model_folder(model, 0, progress)
+    if stored.folder is None or not (checkpoints := stored.folder.path / "ckpt").is_dir():
+        return None
     from offbook.train.checkpoint import checkpoint_path, finished_steps
 
-    if stored.folder is None:
-        return None
-    checkpoints = stored.folder.path / "ckpt"
     steps = finished_steps(checkpoints)
     return checkpoint_path(checkpoints, steps[-1]) if steps else None
 
 
-def _write(result: Result, out: Path | None) -> list[Path]:
-    """To the file that is named, or to a file of its own in each run folder."""
+def _write(result: Result, out: Path | None, as_json: Path | None) -> list[Path]:
+    """Targets go to the file that is named, or to a file of its own in each run folder."""
     from offbook.runfolder import dump_lines, write_atomic
 
+    if as_json is not None:
+        write_atomic(as_json, json.dumps(_as_dict(result), indent=1) + "\n")
     if out is not None:
         write_atomic(out, dump_lines(one.feedback for one in result.found))
         return [out]

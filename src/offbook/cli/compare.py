@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offbook.cli.evaluate import table_of
-from offbook.cli.options import console
+from offbook.cli.options import results, say
+from offbook.runfolder import writing
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ def compare(
     group: Annotated[
         list[str] | None, typer.Option(help="NAME=GLOB: training runs that are the seeds of one arm; may be repeated.")
     ] = None,
-    metric: Annotated[
-        list[str] | None, typer.Option(help="Of training runs: only this metric; may be repeated.")
-    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="Only this metric; may be repeated.")] = None,
     curve: Annotated[str, typer.Option(help="Of training runs: the metric of the figure.")] = "solved",
     markdown: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
     json_file: Annotated[str, typer.Option("--json", help="Write the numbers to this file; - prints them.")] = "",
@@ -48,14 +47,13 @@ def compare(
         return
     if json_file:
         _write(Path(json_file), json.dumps(numbers, indent=1) + "\n")
-    console.print(table_of(cells))
-    for sentence in sentences:
-        console.print(sentence, highlight=False)
+    results.print(table_of(cells))
+    say(sentences)
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    with writing(path):
+        path.write_text(text)
 
 
 def _compared(
@@ -73,7 +71,7 @@ def _compared(
         raise OffbookError("give at least two evaluations or training runs to compare")
     evaluations = [] if groups else _evaluations(folders)
     if evaluations:
-        found = compare.compare(evaluations)
+        found = compare.compare(evaluations, keys)
         svg = effort_figure({one.name: one.rows for one in evaluations})
         return compare.cells(found), compare.said_of(found), compare.as_json(found), svg
     runs = arms.load_arms(folders, arms.parse_groups(groups), keys)

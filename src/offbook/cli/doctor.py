@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 import typer
 from rich.table import Table
 
-from offbook.cli.options import Json, console
+from offbook.cli.options import Json, results
 
 MIN_FREE_GB = 2
 
@@ -35,7 +35,7 @@ def doctor(as_json: Json = False) -> None:
         table = Table("", "what", "found")
         for finding in findings:
             table.add_row("[green]ok[/]" if finding.ok else "[red]no[/]", finding.name, finding.detail)
-        console.print(table)
+        results.print(table)
     if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
 

@@ -14,9 +14,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from offbook.cli.defaults import suited
-from offbook.cli.options import Json, Plain, config_from, console, is_plain, progress_display
+from offbook.cli.options import (
+    Json,
+    Plain,
+    config_from,
+    console,
+    is_plain,
+    progress_display,
+    refuse_mistyped,
+    results,
+    say,
+)
 from offbook.config import Config
-from offbook.runfolder import RunFolder
+from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.types import OffbookError, Prices
 
 if TYPE_CHECKING:
@@ -43,7 +53,7 @@ def evaluate(
     limit: Annotated[int, typer.Option(min=0, help="Only the first so many tasks of each suite; 0 is all.")] = 0,
     name: Annotated[str, typer.Option(help="The model's name, where it is a URL.")] = "",
     train: Annotated[str, typer.Option(help="The tasks it was trained on, to look for the suite in them.")] = "",
-    prices: Annotated[Path | None, typer.Option(help="TOML: [model] input, output, by the million tokens.")] = None,
+    prices: Annotated[Path | None, typer.Option(help="TOML: \\[model] input, output, by the million tokens.")] = None,
     price_input: Annotated[float, typer.Option(min=0, help="Of a million prompt tokens.")] = 0.0,
     price_output: Annotated[float, typer.Option(min=0, help="Of a million sampled tokens.")] = 0.0,
     parallel: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 128,
@@ -56,6 +66,7 @@ def evaluate(
     The same command goes on with an evaluation that was stopped. A run folder's own configuration is the base, its
     held-out tasks are the suite, and the result is kept in its eval/ folder.
     """
+    refuse_mistyped(ctx)
     chosen = model or model_option
     if not chosen or (model and model_option):
         raise OffbookError("give one model: a run folder, `pocket`, a model folder, a hub id or a URL")
@@ -77,12 +88,11 @@ def evaluate(
     if as_json:
         print(json.dumps(without_rows(result)))
         return
-    console.print(table_of(result_cells(result)))
+    results.print(table_of(result_cells(result)))
     for key, label in (("by_difficulty", "difficulty"), ("by_suite", "suite")):
         if len(result[key]) > 1:
-            console.print(table_of(bucket_cells(result[key], label)))
-    for sentence in said_of(result):
-        console.print(sentence, highlight=False)
+            results.print(table_of(bucket_cells(result[key], label)))
+    say(said_of(result))
     print(place.results)
 
 
@@ -98,7 +108,6 @@ def _priced(config: Config, model: str, file: Path | None, prices: Prices) -> Co
 
 def _subject(chosen: str, config: Config, run: Path | None, name: str, progress: OnProgress) -> Subject:
     from offbook.bench.run import Subject
-    from offbook.loop.circle import latest_checkpoint
     from offbook.loop.rollout import is_url, refuse_password
     from offbook.loop.setup import model_folder, refuse_missing_tasks
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +20,24 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plain = Annotated[bool, typer.Option("--plain", help="No live display; a line now and then.")]
-console = Console(stderr=True)
+WIDE = 1000  # columns of a file or a pipe: tables keep their lines whole there
+console = Console(stderr=True)  # progress and notes
+results = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)  # what was asked for
+
+
+def say(sentences: Iterable[str]) -> None:
+    """Below a table. Names of files and models are words, whatever brackets they have."""
+    for sentence in sentences:
+        results.print(sentence, markup=False)
+
+
+def refuse_mistyped(ctx: typer.Context) -> None:
+    """What is no option of the verb is taken for configuration: one that nearly is, is meant to be it."""
+    own = [name for param in ctx.command.params for name in param.opts if name.startswith("--")]
+    for given in (argument.partition("=")[0] for argument in ctx.args if argument.startswith("--")):
+        near = difflib.get_close_matches(given, own, n=1, cutoff=0.8)
+        if near and given[2:] not in Config.model_fields:
+            raise ConfigError(f"there is no option {given}; did you mean {near[0]}?")
 
 
 def config_from(arguments: list[str], base: list[Path] | None = None, defaults: dict[str, str] | None = None) -> Config:

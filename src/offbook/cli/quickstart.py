@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from offbook.cli.evaluate import COLUMNS, result_table
-from offbook.cli.options import Json, Plain, config_from, console, progress_display
+from offbook.cli.options import Json, Plain, config_from, progress_display, results
 from offbook.config import Config
 from offbook.runfolder import RunFolder
 from offbook.types import OffbookError
@@ -49,8 +49,8 @@ def quickstart(
     with progress_display(plain) as progress:
         before = _before(out, config, progress)
         _run_arms(out, arguments, config.train.steps, progress)
-    results = {"before": before, **{arm: _read_eval(RunFolder(out / arm), "final") for arm in ARMS}}
-    summary = {name: {key: result[key] for key in COLUMNS} for name, result in results.items()}
+    measured = {"before": before, **{arm: _read_eval(RunFolder(out / arm), "final") for arm in ARMS}}
+    summary = {name: {key: result[key] for key in COLUMNS} for name, result in measured.items()}
     seconds = time.monotonic() - started
     (out / "summary.json").write_text(json.dumps({**summary, "seconds": seconds}, indent=2) + "\n")
 
@@ -61,7 +61,7 @@ def quickstart(
     if as_json:
         print(json.dumps({**summary, "seconds": seconds, "report": str(report)}))
     else:
-        console.print(result_table(results))
+        results.print(result_table(measured))
         print(f"{seconds:.0f} s. Look at {report}; the numbers are in {out / 'summary.json'}")
 
 

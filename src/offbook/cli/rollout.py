@@ -14,26 +14,35 @@ from rich.table import Table
 from rich.text import Text
 
 from offbook.cli.defaults import suited
-from offbook.cli.options import Json, Plain, config_from, console, is_plain, progress_display
+from offbook.cli.options import Json, Plain, config_from, console, is_plain, progress_display, refuse_mistyped
+from offbook.runfolder import checkpoint_named
 
 if TYPE_CHECKING:
     from offbook.loop.collect import Watch
     from offbook.types import Rollout
 
 ROWS = 20
+COLUMNS = ("rollout", "turns", "calls", "invalid", "tokens", "state", "last call")
 
 
 def rollout(
     ctx: typer.Context,
     tasks: Annotated[str, typer.Argument(help="`pocket`, a task folder, or a folder of task folders.")],
-    model: Annotated[str, typer.Option(help="`pocket`, `smollm2-135m`, a folder, a hub id, or a URL.")] = "pocket",
+    model: Annotated[
+        str, typer.Option(help="`pocket`, `smollm2-135m`, a run or model folder, a hub id, or a URL.")
+    ] = "pocket",
     samples: Annotated[int, typer.Option("-n", min=1, help="Rollouts a task.")] = 1,
     limit: Annotated[int, typer.Option(min=0, help="Only the first so many tasks; 0 is all.")] = 0,
     name: Annotated[str, typer.Option(help="The model's name, where --model is a URL.")] = "",
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
-    """Roll out and score, without training. The run folder (--out) is one that `offbook view` shows."""
+    """Roll out and score, without training. The run folder (--out) is one that `offbook view` shows.
+
+    The same command goes on where it stopped.
+    """
+    refuse_mistyped(ctx)
+    model = checkpoint_named(model)
     config = config_from(ctx.args, defaults={**suited(model), "model": model, "out": "runs/rollout"})
 
     from offbook.loop.rollout import is_url, refuse_password, roll_out, tasks_at
@@ -52,17 +61,19 @@ def rollout(
             model_folder(model, config.seed, progress)
     with _display(len(chosen) * samples, is_plain(plain)) as watch:
         result = roll_out(config, chosen, samples, watch, name)
-    sentence = f"{config.out}: {result['rollouts']} rollouts, {result['solved']:.0%} solved"
+    before = f" ({result['resumed']} were there from before)" if result["resumed"] else ""
+    sentence = f"{config.out}: {result['rollouts']} rollouts{before}, {result['solved']:.0%} solved"
     print(json.dumps(result) if as_json else sentence)
 
 
 @contextmanager
 def _display(total: int, plain: bool) -> Iterator[Watch]:
     if plain:
+        console.print("  ".join(COLUMNS), highlight=False)
 
         def line(rollout: Rollout, over: bool) -> None:
             if over:
-                console.print(" ".join(_cells(rollout, over)), highlight=False, markup=False)
+                console.print("  ".join(_cells(rollout, over)), highlight=False, markup=False, soft_wrap=True)
 
         yield line
         return
@@ -77,7 +88,7 @@ def _display(total: int, plain: bool) -> Iterator[Watch]:
 
 
 def _picture(seen: dict[str, tuple[Rollout, bool]], total: int) -> Group:
-    table = Table("rollout", "turns", "calls", "invalid", "tokens", "state", "last call")
+    table = Table(*COLUMNS)
     running = [entry for entry in seen.values() if not entry[1]]
     over = [entry for entry in seen.values() if entry[1]]
     for rollout, is_over in [*over, *running][-ROWS:]:

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -92,6 +93,8 @@ def make(
     print(f"{out}: {num} tasks from {sum(bool(made.verified) for made in result)} of {len(result)} repositories")
     if not num:
         raise typer.Exit(1)
+    if heldout and not any((out / "heldout").glob("[!.]*")):
+        print(f"none is held out, because whole repositories are: make another one into tasks in {out}, and it will be")
 
 
 def summary(result: list[Made]) -> Iterator[Table | Text]:
@@ -120,6 +123,11 @@ def summary(result: list[Made]) -> Iterator[Table | Text]:
     for reason, count in funnel(outcomes).items():
         example = next(outcome for outcome in outcomes if outcome.refused == reason)
         reasons.add_row(reason, str(count), Text(f"{example.id}: {example.evidence}"[:150]))
+    reasons.add_section()
+    left_out = [(why, function) for made in result for function, why in made.left_out.items()]
+    for why, count in Counter(why for why, _ in left_out).most_common():
+        function = next(function for reason, function in left_out if reason == why)
+        reasons.add_row(f"functions in no candidate: {why}", str(count), Text(function))
     yield reasons
 
 
@@ -235,15 +243,16 @@ def show(
     elif len(tasks) == 1:
         _show_one(tasks[0], rows[0])
     else:
-        table = Table(
-            Column("task", overflow="fold"), "difficulty", "level", "lines", "files", "tests", "floor", "solved"
-        )
-        for row in rows:
-            table.add_row(
-                *(str(row[key]) for key in ("id", "difficulty", "level", "lines", "files", "tests", "floor")),
-                row["solved"],
-            )
-        console.print(table)
+        _show_many(rows)
+
+
+def _show_many(rows: list[dict[str, Any]]) -> None:
+    """Plain lines with the id last: what is too long is broken by the terminal alone, and can still be copied."""
+    keys = ("difficulty", "level", "lines", "files", "tests", "floor", "solved", "id")
+    columns = [[key, *(str(row[key]) for row in rows)] for key in keys if any(row[key] != "" for row in rows)]
+    widths = [max(map(len, column)) for column in columns]
+    for cells in zip(*columns, strict=True):
+        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
 
 
 def _facts(task: Task, history: Any) -> dict[str, Any]:

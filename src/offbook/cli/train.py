@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from offbook.cli.defaults import suited
-from offbook.cli.options import Json, Plain, config_from, console, is_plain, progress_display
+from offbook.cli.options import Json, Plain, config_from, console, progress_display, refuse_mistyped
+from offbook.runfolder import checkpoint_named
 
 
 def train(
@@ -17,12 +18,18 @@ def train(
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
-    """Train. Configuration: @ FILE.toml ... and --section.key VALUE.
+    """Train. Configuration: @ FILE.toml ... and --KEY VALUE, such as --model, --out, --tasks.source, --train.steps.
 
+    --dry-run prints all keys with their values. --model is `pocket`, `smollm2-135m`, a run or model folder, a hub id.
     The run folder (--out) is complete after every step; the same command goes on where it stopped.
     """
-    config = config_from(ctx.args, defaults=suited(config_from(ctx.args).model))
+    refuse_mistyped(ctx)
+    model = checkpoint_named(config_from(ctx.args).model)
+    config = config_from(ctx.args, defaults=suited(model)).model_copy(update={"model": model})
     if dry_run:
+        from offbook.loop.judges import judges_of
+
+        judges_of(config)
         print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
         return
     from offbook.loop.circle import train as run
@@ -31,10 +38,13 @@ def train(
 
         def on_step(row: dict[str, Any]) -> None:
             progress(f"train {config.out}", row["step"] / config.train.steps)
-            if is_plain(plain):
-                numbers = ("solved", "invalid_per_100", "turns", "hinted_targets")
-                console.print(f"step {row['step']}: " + ", ".join(f"{key} {row[key]:.3g}" for key in numbers))
+            numbers = ("solved", "invalid_per_100", "turns", "hinted_targets")
+            console.print(f"step {row['step']}: " + ", ".join(f"{key} {row[key]:.3g}" for key in numbers))
 
         folder = run(config, on_step, progress)
     rows, _ = folder.metrics()
-    print(json.dumps(rows[-1]) if as_json else f"{config.out}: {config.train.steps} steps done")
+    if as_json:
+        print(json.dumps(rows[-1]))
+        return
+    print(f"{config.out}: {config.train.steps} steps done")
+    console.print(f"next: offbook eval {config.out}, or offbook view {config.out}", highlight=False, markup=False)

@@ -15,7 +15,7 @@ def view(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them; several are compared.")],
     static: Annotated[Path | None, typer.Option(help="Write the page as one file that can be mailed.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a report to read from top to bottom instead.")] = None,
-    port: Annotated[int, typer.Option(help="Of the local server; 0 is any that is free.")] = 8620,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the local server; 0 is any that is free.")] = 8620,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Look at runs, also while they are going on: a page on this machine alone, until Ctrl-C."""

@@ -21,12 +21,14 @@ from typing import Any
 import httpx2
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
-from offbook.types import Completion, Message, OffbookError, Prompt, ToolSpec
+from offbook.types import Completion, Message, OffbookError, Prompt, ServerLost, ToolSpec
 
 RenderCall = Callable[[str, Any], str]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 TRY_AGAIN = frozenset({408, 409, 425, 429})  # besides every 5xx
+# The server and not the request: no key, no credit, no such model, too busy, nothing behind the gateway.
+LOST = frozenset({401, 402, 403, 404, 429, 502, 503, 504})
 
 
 class _Function(BaseModel):
@@ -135,6 +137,7 @@ class RemoteEngine:
         body = self._body(prompt, max_tokens, dice)
         async with self._slots:
             for attempt in range(self.max_retries + 1):
+                kind = OffbookError
                 pause_s = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S)
                 try:
                     async with asyncio.timeout(self.timeout_s):
@@ -142,17 +145,18 @@ class RemoteEngine:
                 except TimeoutError:
                     problem = f"did not answer within {self.timeout_s:g} s"
                 except httpx2.TransportError as error:
-                    problem = f"cannot be reached ({type(error).__name__}: {error})"
+                    problem, kind = f"cannot be reached ({type(error).__name__}: {error})", ServerLost
                 else:
                     if response.is_success:
                         return self._parse(response)
                     problem = f"answered {response.status_code}: {_reason(response)}"
+                    kind = ServerLost if response.status_code in LOST else OffbookError
                     if response.status_code not in TRY_AGAIN and response.status_code < 500:
-                        raise self._error(problem + self._about_key(response.status_code))
+                        raise self._error(problem + self._about_key(response.status_code), kind)
                     pause_s = _retry_after(response) or pause_s
                 if attempt < self.max_retries:
                     await asyncio.sleep(min(pause_s, LONGEST_PAUSE_S))
-        raise self._error(f"{problem} (after {self.max_retries + 1} attempts)")
+        raise self._error(f"{problem} (after {self.max_retries + 1} attempts)", kind)
 
     def _body(self, prompt: Prompt, max_tokens: int, dice: str) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -183,9 +187,9 @@ class RemoteEngine:
     def _about_key(self, status: int) -> str:
         return f" ({self.api_key_env} is not set)" if status in (401, 403) and not self._key else ""
 
-    def _error(self, problem: str) -> OffbookError:
+    def _error(self, problem: str, kind: type[OffbookError] = OffbookError) -> OffbookError:
         text = f"the model server {self.host} {problem}"
-        return OffbookError(text.replace(self._key, "[key]") if self._key else text)
+        return kind(text.replace(self._key, "[key]") if self._key else text)
 
 
 def _host(url: str) -> str:

@@ -12,6 +12,8 @@ from pathlib import PurePosixPath
 from offbook.factory.deletion.symbols import Function, Symbols
 from offbook.factory.nouns import Feature, FunctionKey, Kind, Map
 
+ByTests = dict[frozenset[str], list[FunctionKey]]  # functions by the tests that enter them
+
 
 @dataclass(frozen=True, slots=True)
 class FeatureSettings:
@@ -30,14 +32,26 @@ class FeatureSettings:
 
 def find_features(symbols: Symbols, map: Map, tests: tuple[str, ...], settings: FeatureSettings) -> list[Feature]:
     """Singles first, then clusters; the same order and ids for the same input."""
-    reliable = frozenset(tests)
-    entered = {
-        key: entering & reliable
-        for key, entering in map.tests_of.items()
-        if key in symbols.functions and key not in map.at_import and entering & reliable
+    singles = _distinct(_singles(symbols, _by_tests(symbols, map, tests), len({*tests}), settings), symbols, settings)
+    return singles + _clusters(singles, symbols, len({*tests}), settings)
+
+
+def left_out(
+    symbols: Symbols, map: Map, tests: tuple[str, ...], features: Iterable[Feature], settings: FeatureSettings
+) -> dict[FunctionKey, str]:
+    """Why the functions that are in none of the features are in none. Nested ones are parts of those around them."""
+    used = {key for feature in features for key in feature.functions}
+    by_tests = _by_tests(symbols, map, tests)
+    why = dict.fromkeys(map.at_import, "it runs at import")
+    for entering, keys in by_tests.items():
+        if not used.issuperset(keys):
+            reason = _refused(entering, by_tests, symbols, len({*tests}), settings)
+            why |= dict.fromkeys(keys, reason or "nearly all of it is in another candidate")
+    return {
+        key: why.get(key, "no reliable test enters it")
+        for key, function in symbols.functions.items()
+        if key not in used and not function.nested
     }
-    singles = _distinct(_singles(symbols, entered, len(reliable), settings), symbols, settings)
-    return singles + _clusters(singles, symbols, len(reliable), settings)
 
 
 def gold_lines(functions: Iterable[FunctionKey], symbols: Symbols) -> int:
@@ -52,38 +66,52 @@ def _inside(key: FunctionKey, whole: set[FunctionKey]) -> bool:
     return any(FunctionKey(key.path, ".<locals>.".join(parts[:end])) in whole for end in range(1, len(parts)))
 
 
-def _singles(
-    symbols: Symbols, entered: Mapping[FunctionKey, frozenset[str]], num_tests: int, settings: FeatureSettings
-) -> list[Feature]:
-    """One for every set of tests: functions with the same tests have the same closure."""
-    by_tests: dict[frozenset[str], list[FunctionKey]] = defaultdict(list)
-    for key, entering in entered.items():
-        by_tests[entering].append(key)
+def _by_tests(symbols: Symbols, map: Map, tests: tuple[str, ...]) -> ByTests:
+    """Functions with the same tests have the same closure."""
+    reliable = frozenset(tests)
+    found: ByTests = defaultdict(list)
+    for key, entering in map.tests_of.items():
+        if key in symbols.functions and key not in map.at_import and entering & reliable:
+            found[entering & reliable].append(key)
+    return found
+
+
+def _singles(symbols: Symbols, by_tests: ByTests, num_tests: int, settings: FeatureSettings) -> list[Feature]:
     found = []
     for entering, keys in by_tests.items():
-        if len(entering) > settings.max_share * num_tests:
-            continue
-        closure = [key for others, members in by_tests.items() if others <= entering for key in members]
-        candidates = [symbols.functions[key] for key in keys if _can_be_target(symbols.functions[key])]
-        if candidates and _is_good(closure, symbols, settings):
+        if not _refused(entering, by_tests, symbols, num_tests, settings):
+            candidates = [symbols.functions[key] for key in keys if _can_be_target(symbols.functions[key])]
             target = min(candidates, key=lambda function: _preference(function, set(keys), symbols)).key
-            found.append(_feature(settings.repo, "single", [target], closure, entering))
+            found.append(_feature(settings.repo, "single", [target], _closure(entering, by_tests), entering))
     return sorted(found, key=lambda feature: feature.targets)
+
+
+def _closure(entering: frozenset[str], by_tests: ByTests) -> list[FunctionKey]:
+    return [key for others, members in by_tests.items() if others <= entering for key in members]
 
 
 def _can_be_target(function: Function) -> bool:
     return not (function.nested or function.dunder or function.is_declaration)
 
 
-def _is_good(closure: list[FunctionKey], symbols: Symbols, settings: FeatureSettings) -> bool:
+def _refused(
+    entering: frozenset[str], by_tests: ByTests, symbols: Symbols, num_tests: int, settings: FeatureSettings
+) -> str:
+    """Why the functions with these tests and their closure make no feature; empty where they do."""
+    if len(entering) > settings.max_share * num_tests:
+        return f"over {settings.max_share:.0%} of the tests enter it"
+    closure = _closure(entering, by_tests)
     functions = [symbols.functions[key] for key in closure]
     real = [f for f in functions if not f.is_declaration and not (f.is_property and f.statements == 1)]
-    return (
-        any(not function.dunder for function in real)
-        and sum(function.statements for function in real if not function.nested) >= settings.min_statements
-        and len(functions) <= settings.max_functions
-        and gold_lines(closure, symbols) <= settings.max_lines
-    )
+    targets = any(_can_be_target(symbols.functions[key]) for key in by_tests[entering])
+    if not targets or all(function.dunder for function in real):
+        return "it is a special method, or has no body of its own"
+    if sum(function.statements for function in real if not function.nested) < settings.min_statements:
+        return f"with all that only its tests enter, it has under {settings.min_statements} statements"
+    if len(functions) > settings.max_functions or gold_lines(closure, symbols) > settings.max_lines:
+        limits = f"{settings.max_functions} functions or {settings.max_lines} lines"
+        return f"with all that only its tests enter, it has over {limits}"
+    return ""
 
 
 def _preference(

@@ -16,22 +16,24 @@ import re
 import shutil
 import time
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from offbook.factory.deletion.delete import Refused, apply_proposal
-from offbook.factory.features import FeatureSettings, find_features
+from offbook.factory.features import FeatureSettings, find_features, left_out
 from offbook.factory.make import Outcome, make_task, task_from
-from offbook.factory.mapping import map_tests
+from offbook.factory.mapping import load_map, map_tests
 from offbook.factory.nouns import Feature, Level, Unprepared
-from offbook.factory.prepare.prepare import PrepareLimits, prepare, silent
+from offbook.factory.prepare.prepare import PrepareLimits, load_repository, prepare, silent
+from offbook.factory.prepare.source import one_spelling
 from offbook.factory.proposals import Proposal, deletion_of
 from offbook.factory.rewrite import Propose, Rewrite
 from offbook.factory.verify import VerifySettings
 from offbook.factory.workshop import Workshop, open_workshop
 from offbook.sandbox import BoxSpec
+from offbook.tasks import load_task
 from offbook.types import OffbookError
 
 LEVELS: tuple[Level, ...] = ("stub", "hybrid", "gone")
@@ -69,6 +71,7 @@ class Made:
     num_tests: int = 0
     num_excluded: int = 0
     candidates: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)  # functions in no candidate, and why
     outcomes: list[Outcome] = field(default_factory=list)
     prepare_s: float = 0.0
     make_s: float = 0.0
@@ -94,24 +97,24 @@ async def make_tasks(
     settings = settings or FactorySettings()
     if settings.level not in (*LEVELS, "mix"):
         raise OffbookError(f"there is no level {settings.level}; it is one of {', '.join(LEVELS)} and mix")
-    splits = split_of(sources, settings.heldout)
-    result = []
-    for source in sources:
-        made = Made(source, split=splits[source])
-        result.append(made)
-        began = time.monotonic()
-        workshop = await _prepared(made, out, spec, settings, progress)
-        if workshop is None:
+    result = [Made(source) for source in dict.fromkeys(map(one_spelling, sources))]
+    for made in result:
+        if not await _prepared(made, out, spec, settings, progress):
             on_outcome(made)
-            continue
+    ready = [made for made in result if not made.unprepared]
+    splits = split_of((made.name for made in ready), settings.heldout, settled_splits(out))
+    for made in ready:
+        made.split = splits[made.name]
+        workshop = await _opened(made, out, progress)
+        began = time.monotonic()
         await _make_from(workshop, out / made.split, made, spec, settings, on_outcome)
         if settings.propose:
             progress(f"{made.name}: asking a model what could be deleted")
-            for proposal in await settings.propose(workshop, source, settings.num_proposals):
+            for proposal in await settings.propose(workshop, made.source, settings.num_proposals):
                 made.candidates += 1
                 made.outcomes.append(await _proposed(workshop, proposal, out / made.split, spec, settings))
                 on_outcome(made)
-        made.make_s = time.monotonic() - began - made.prepare_s
+        made.make_s = time.monotonic() - began
     return result
 
 
@@ -121,17 +124,28 @@ def folder_name(source: str) -> str:
     return plain if source.startswith("pypi:") else f"{plain}-{zlib.crc32(source.encode()):08x}"
 
 
-def split_of(sources: Iterable[str], heldout: float) -> dict[str, str]:
-    """Which repositories are held out: those whose names come first by their checksums, whatever else is there."""
-    order = sorted(set(sources), key=lambda source: zlib.crc32(source.encode()))
-    count = round(heldout * len(order)) if len(order) > 1 else 0
-    if heldout and len(order) > 1:
-        count = min(max(1, count), len(order) - 1)
-    return {source: "heldout" if place < count else "train" for place, source in enumerate(order)}
+def split_of(names: Iterable[str], heldout: float, settled: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Which repositories are held out: of those that are not `settled`, the first by the checksums of their names, as
+    many as are missing from the share of all. By name, so another source of the same code is on the same side."""
+    splits = dict(settled or {})
+    order = sorted({*names} - splits.keys(), key=lambda name: zlib.crc32(name.encode()))
+    total = len(splits) + len(order)
+    count = min(max(1, round(heldout * total)), total - 1) if heldout else 0
+    count -= sum(split == "heldout" for split in splits.values())
+    return splits | {name: "heldout" if place < count else "train" for place, name in enumerate(order)}
 
 
-async def _prepared(made: Made, out: Path, spec: BoxSpec, settings: FactorySettings, progress: Told) -> Workshop | None:
-    """The repository of `made`, which is told about it; None where it cannot be prepared, and then why."""
+def settled_splits(out: Path) -> dict[str, str]:
+    """Where the repositories are that have tasks in `out` already."""
+    found: dict[str, str] = {}
+    for split in ("train", "heldout"):
+        for path in sorted((out / split).glob("[!.]*/task.toml")):
+            found.setdefault(load_task(path.parent).origin.rpartition("==")[0], split)
+    return found
+
+
+async def _prepared(made: Made, out: Path, spec: BoxSpec, settings: FactorySettings, progress: Told) -> bool:
+    """Whether the repository of `made` is ready, which is told about it, or why it is not."""
     folder, began = out / ".factory" / folder_name(made.source), time.monotonic()
     try:
         repository = await prepare(
@@ -145,26 +159,34 @@ async def _prepared(made: Made, out: Path, spec: BoxSpec, settings: FactorySetti
             settings.start,
         )
         progress(f"{repository.name}: finding out which test enters which function")
-        tests = await map_tests(repository, spec)
+        await map_tests(repository, spec)
     except Unprepared as error:
         made.unprepared = str(error)
         log = folder / "prepare.log"
         made.log = str(log) if log.is_file() else ""
-        return None
-    progress(f"{repository.name}: reading everything that an agent could read")
-    workshop = await asyncio.to_thread(open_workshop, repository, tests)
+        return False
     made.name, made.version = repository.name, repository.version
     made.num_tests, made.num_excluded = len(repository.tests), len(repository.excluded)
     made.prepare_s = time.monotonic() - began
+    return True
+
+
+async def _opened(made: Made, out: Path, progress: Told) -> Workshop:
+    folder, began = out / ".factory" / folder_name(made.source), time.monotonic()
+    progress(f"{made.name}: reading everything that an agent could read")
+    workshop = await asyncio.to_thread(open_workshop, load_repository(folder), load_map(folder / "map.json"))
+    made.prepare_s += time.monotonic() - began
     return workshop
 
 
 async def _make_from(
     workshop: Workshop, place: Path, made: Made, spec: BoxSpec, settings: FactorySettings, on_outcome: OnOutcome
 ) -> None:
-    features = find_features(
-        workshop.symbols, workshop.map, workshop.repository.tests, FeatureSettings(repo=workshop.repository.name)
-    )
+    symbols, tests = workshop.symbols, workshop.repository.tests
+    limits = FeatureSettings(repo=workshop.repository.name)
+    features = find_features(symbols, workshop.map, tests, limits)
+    reasons = left_out(symbols, workshop.map, tests, features, limits)
+    made.left_out = {f"{key.path}::{key.name}": why for key, why in sorted(reasons.items())}
     made.candidates = len(features)
     record = Record(workshop.repository.folder / "outcomes.jsonl")
     place.mkdir(parents=True, exist_ok=True)
@@ -174,7 +196,9 @@ async def _make_from(
         level = level_of(feature.id, settings.level)
         known = record.known(feature.id, level)
         folder = place / feature.id
-        if known is None or (not known.refused and not folder.is_dir()):
+        if known is None and folder.is_dir():
+            known = Outcome(feature.id, made.name, feature.kind, level, "a task of that name is there", str(folder))
+        elif known is None or (not known.refused and not folder.is_dir()):
             async with slots:
                 if settings.max_tasks and len(made.verified) >= settings.max_tasks:
                     return
@@ -242,20 +266,24 @@ async def make_proposed(
 ) -> list[Made]:
     """Tasks from deletions that somebody proposes as patches: held to the same as our own, refused with the reason."""
     settings = settings or FactorySettings()
-    result: dict[str, Made] = {}
-    workshops: dict[str, Workshop] = {}
+    by_source: dict[str, list[Proposal]] = defaultdict(list)
     for proposal in proposals:
-        made = result.setdefault(proposal.source, Made(proposal.source))
-        if made.unprepared:
+        by_source[one_spelling(proposal.source)].append(proposal)
+    settled = settled_splits(out)
+    result = []
+    for source, wanted in by_source.items():
+        made = Made(source)
+        result.append(made)
+        if not await _prepared(made, out, spec, settings, progress):
+            on_outcome(made)
             continue
-        workshop = workshops.get(proposal.source) or await _prepared(made, out, spec, settings, progress)
-        if workshop is None:
-            continue
-        workshops[proposal.source] = workshop
-        made.candidates += 1
-        made.outcomes.append(await _proposed(workshop, proposal, out / made.split, spec, settings))
-        on_outcome(made)
-    return list(result.values())
+        made.split = settled.get(made.name, "train")
+        made.candidates = len(wanted)
+        workshop = await _opened(made, out, progress)
+        for proposal in wanted:
+            made.outcomes.append(await _proposed(workshop, proposal, out / made.split, spec, settings))
+            on_outcome(made)
+    return result
 
 
 async def _proposed(

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from offbook.feedback.controls import NEGATIVE, Pairs, stand_in
 from offbook.feedback.hints import write_hint
-from offbook.feedback.model import PREFIX, ModelReader, Reading, patterns
-from offbook.feedback.readers import RULES, read_rollout
+from offbook.feedback.model import PREFIX, ModelReader, Reader, Reading, TooLong, patterns
+from offbook.feedback.readers import RULES, read_all, read_rollout
 from offbook.types import OffbookError
 
 __all__ = [
@@ -13,7 +13,10 @@ __all__ = [
     "RULES",
     "ModelReader",
     "Pairs",
+    "Reader",
     "Reading",
+    "TooLong",
+    "read_all",
     "read_rollout",
     "refuse_unknown_rules",
     "stand_in",

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from offbook.feedback.hints import write_hint
 from offbook.feedback.model import Reading
 from offbook.feedback.readers import read_all
+from offbook.feedback.readers.calls import unknown_tool
+from offbook.feedback.readers.style import camel_case_name, lint_introduced, missing_docstring
 from offbook.runfolder import RunFolder
 from offbook.trajectories import read_trajectories
 from offbook.types import Feedback, OffbookError, Rollout, Task
+
+NEED_TREE = ", ".join(rule.__name__ for rule in (lint_introduced, camel_case_name, missing_docstring))
+NO_TREE = NEED_TREE, "the tree of the task is not at hand; --tasks gives it"
+NO_STATUS = unknown_tool.__name__, "other agents' answers do not say whether there is such a tool"
 
 
 @dataclass(slots=True)
@@ -30,10 +36,23 @@ class Stored:
     folder: RunFolder | None  # None for a file
     rollouts: list[Rollout] = field(default_factory=list)
     unreadable: int = 0
+    is_foreign: bool = False  # other agents' work, in a format of theirs
 
 
-def stored_at(path: Path) -> Stored:
-    """One sentence if there is nothing to read."""
+def stored_in(paths: list[Path]) -> list[Stored]:
+    """All of them, each once. No rollout of a file has the name of one that is read before it."""
+    names: set[str] = set()
+    sources = []
+    for number, path in enumerate(paths):
+        if any(path.resolve() == earlier.resolve() for earlier in paths[:number]):
+            raise OffbookError(f"{path} is given twice")
+        sources.append(stored_at(path, names))
+        names.update(rollout.id for rollout in sources[-1].rollouts)
+    return sources
+
+
+def stored_at(path: Path, names: Collection[str] = ()) -> Stored:
+    """One sentence if there is nothing to read. `names` are what rollouts of a file cannot be called."""
     if path.is_dir():
         folder = RunFolder.open(path)
         stored = Stored(str(path), folder)
@@ -47,17 +66,20 @@ def stored_at(path: Path) -> Stored:
     if not path.exists():
         raise OffbookError(f"there is no {path}; give a run folder, or a file of trajectories")
     loaded = read_trajectories(path)
-    _tell_apart(loaded.rollouts)
-    return Stored(str(path), None, loaded.rollouts, loaded.unreadable)
+    _tell_apart(loaded.rollouts, names)
+    return Stored(str(path), None, loaded.rollouts, loaded.unreadable, loaded.format != "offbook")
 
 
-def _tell_apart(rollouts: list[Rollout]) -> None:
-    """Files often name several attempts by the task alone."""
-    seen: Counter[str] = Counter()
+def _tell_apart(rollouts: list[Rollout], names: Collection[str]) -> None:
+    """Files often name several attempts by the task alone. The first one keeps its name if no other source has it."""
+    own = {rollout.id for rollout in rollouts}
+    taken, last = set(names), Counter[str]()
     for rollout in rollouts:
-        seen[rollout.id] += 1
-        if seen[rollout.id] > 1:
-            rollout.id = f"{rollout.id}#{seen[rollout.id]}"
+        id = rollout.id
+        while rollout.id in taken or (rollout.id != id and rollout.id in own):
+            last[id] += 1
+            rollout.id = f"{id}#{last[id] + 1}"
+        taken.add(rollout.id)
 
 
 def by_rules(
@@ -71,6 +93,13 @@ def by_rules(
             found.append(Found(rollout, Feedback(target, hint), stored.source))
         progress(number / len(stored.rollouts))
     return found
+
+
+def not_looked_for(stored: Stored, tasks: Mapping[str, Task]) -> Counter[tuple[str, str]]:
+    """Rules with the reason why they could not be looked for, and in how many rollouts."""
+    counts = Counter({NO_TREE: sum(rollout.task not in tasks for rollout in stored.rollouts)})
+    counts[NO_STATUS] = len(stored.rollouts) if stored.is_foreign else 0
+    return +counts
 
 
 def by_model(stored: Stored, reading: Reading) -> list[Found]:

@@ -13,6 +13,7 @@ import random
 from dataclasses import replace
 
 from offbook.feedback.hints import write_hint
+from offbook.feedback.readers.reading import is_own
 from offbook.types import Hint, Rollout, Target
 
 Pairs = list[tuple[Target, Hint]]
@@ -38,7 +39,7 @@ def _donor(hint: Hint, rollout: Rollout, rules: list[str], dice: random.Random) 
 
 
 def _elsewhere(pairs: Pairs, rollout: Rollout, dice: random.Random) -> Pairs:
-    """As many as there are messages that are no targets; each once."""
+    """Each before a message of its own that is no target; where there are not enough of these, the last have none."""
     taken = {(target.segment, target.message) for target, _ in pairs}
     free = [place for place in own_messages(rollout) if place not in taken]
     dice.shuffle(free)
@@ -50,6 +51,7 @@ def _elsewhere(pairs: Pairs, rollout: Rollout, dice: random.Random) -> Pairs:
 
 def _everywhere(pairs: Pairs, rollout: Rollout) -> Pairs:
     """Each message gets the hint of the next target, and what follows the last target the last one's."""
+    pairs = sorted(pairs, key=lambda pair: (pair[0].segment, pair[0].message))
     found: Pairs = []
     for segment, message in own_messages(rollout) if pairs else ():
         later = [pair for pair in pairs if (pair[0].segment, pair[0].message) >= (segment, message)]
@@ -64,5 +66,5 @@ def own_messages(rollout: Rollout) -> list[tuple[int, int]]:
         (number, index)
         for number, segment in enumerate(rollout.segments)
         for index, message in enumerate(segment.messages)
-        if message.role == "assistant" and any(segment.sampled[message.body : message.end])
+        if is_own(segment, message)
     ]

@@ -1,4 +1,4 @@
-"""A model that reads rollouts for mistakes that no rule sees, behind a URL that speaks OpenAI's chat completions.
+"""A model that reads rollouts for mistakes that no rule sees, here or behind a URL that speaks OpenAI's completions.
 
 It is asked once for each pattern of prompts/ and is shown the conversation, never the reward, the solution or hidden
 tests. Each mistake has to point at a message of the agent's own, quote the record and come with a hint that holds for
@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
-from offbook.asking import Asked, is_sampled, json_part, prompts_in
+from offbook.asking import Asked, NoAnswer, is_sampled, json_part, prompts_in
 from offbook.feedback.leaks import leak
+from offbook.feedback.readers.reading import is_own
 from offbook.feedback.shown import show, words_of
 from offbook.types import Hint, OffbookError, Rollout, Target, Task
 
@@ -30,7 +31,18 @@ MAX_MISTAKES = 4  # in one reply
 MAX_WORDS = 60  # of a hint
 QUOTE_CHARS = 8  # the least that a quotation must have
 AT_ONCE = 8  # questions under way
+TWICE = "the same message twice"
 GIVE_UP_AFTER = 8  # questions in a row that got no answer: the rest of a reading is not asked
+
+
+class TooLong(OffbookError):
+    """The question does not fit into the model's context."""
+
+
+class Answers(Protocol):
+    """Who is asked: a server, or an engine."""
+
+    async def ask(self, question: str) -> str: ...
 
 
 class Mistake(BaseModel):
@@ -71,20 +83,12 @@ def patterns() -> dict[str, str]:
     return prompts_in(PROMPTS, FRAME)
 
 
-class ModelReader:
-    """`key_env` names the variable with the server's key, if it wants one."""
+class Reader:
+    """`rate` is the share of the rollouts that are read, `without` are rules that nobody asks about."""
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        rate: float = 1.0,
-        at_once: int = AT_ONCE,
-        timeout_s: float = 120.0,
-        key_env: str = "OPENAI_API_KEY",
-    ):
-        self.rate, self.at_once = rate, at_once
-        self._asked = Asked(url, model, timeout_s, key_env)
+    def __init__(self, asked: Answers, rate: float = 1.0, at_once: int = AT_ONCE, without: Collection[str] = ()):
+        self.asked, self.rate, self.at_once = asked, rate, at_once
+        self.patterns = [name for name in patterns() if f"{PREFIX}{name}" not in without]
 
     async def read(
         self,
@@ -93,10 +97,10 @@ class ModelReader:
     ) -> Reading:
         """Mistakes in the sampled share of these rollouts, in their order. Each comes with its task, if there is one.
 
-        `progress` is told the share that is done.
+        A message is a target once: for the first pattern that finds it. `progress` is told the share that is done.
         """
         chosen = [(rollout, task) for rollout, task in rollouts if is_sampled(rollout.id, self.rate)]
-        questions = [(rollout, task, rule) for rollout, task in chosen for rule in patterns()]
+        questions = [(rollout, task, rule) for rollout, task in chosen for rule in self.patterns]
         turn, silent, done = asyncio.Semaphore(self.at_once), 0, 0
 
         async def one(rollout: Rollout, task: Task | None, rule: str) -> Reading:
@@ -105,11 +109,13 @@ class ModelReader:
                 try:
                     if silent >= GIVE_UP_AFTER:
                         return Reading(refused=Counter({"not asked, the server had failed": 1}))
-                    reply = await self._asked.ask(question(rollout, task, rule))
+                    reply = await self.asked.ask(question(rollout, task, rule))
                     silent = 0
-                except OffbookError:
+                except TooLong:
+                    return Reading(refused=Counter({"longer than the model's context": 1}))
+                except NoAnswer as error:
                     silent += 1
-                    return Reading(refused=Counter({"the server did not answer": 1}), asked=1)
+                    return Reading(refused=Counter({f"the server did not answer ({error.reason})": 1}), asked=1)
                 finally:
                     done += 1
                     progress(done / len(questions))
@@ -120,7 +126,37 @@ class ModelReader:
         whole = Reading(rollouts=len(chosen))
         for reading in await asyncio.gather(*(one(*each) for each in questions)):
             whole.add(reading)
+        _keep_first(whole, {rollout.id for rollout, task in chosen if task is None})
         return whole
+
+
+class ModelReader(Reader):
+    """Behind a URL. `key_env` names the variable with the server's key, if it wants one."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        rate: float = 1.0,
+        at_once: int = AT_ONCE,
+        timeout_s: float = 120.0,
+        key_env: str = "OPENAI_API_KEY",
+        without: Collection[str] = (),
+    ):
+        super().__init__(Asked(url, model, timeout_s, key_env), rate, at_once, without)
+
+
+def _keep_first(reading: Reading, without_task: set[str]) -> None:
+    """One mistake a message; the others are refused, and so nobody has to check them."""
+    first: dict[tuple[str, int, int], tuple[Target, Hint]] = {}
+    for target, hint in reading.found:
+        place = target.rollout, target.segment, target.message
+        if place in first:
+            reading.refused[TWICE] += 1
+            reading.unchecked -= target.rollout in without_task
+        else:
+            first[place] = target, hint
+    reading.found = list(first.values())
 
 
 def question(rollout: Rollout, task: Task | None, rule: str) -> str:
@@ -146,7 +182,7 @@ def read_reply(reply: str, rule: str, rollout: Rollout, task: Task | None = None
         place = mistake.segment, mistake.message
         reason = "too many" if number >= MAX_MISTAKES else refusal(mistake, rule, rollout, task)
         if place in taken:
-            reason = reason or "the same message twice"
+            reason = reason or TWICE
         if reason:
             reading.refused[reason] += 1
             continue
@@ -167,7 +203,7 @@ def refusal(mistake: Mistake, rule: str, rollout: Rollout, task: Task | None) ->
     segment = rollout.segments[mistake.segment]
     if not 0 <= mistake.message < len(segment.messages):
         return "no such message"
-    if segment.messages[mistake.message].role != "assistant":
+    if not is_own(segment, segment.messages[mistake.message]):
         return "not the agent's message"
     if not mistake.hint.strip():
         return "empty hint"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+from offbook.feedback.readers.reading import is_own
 from offbook.types import Message, Rollout, Segment
 
 BUDGET = 60_000  # characters, numbers and marks aside
@@ -25,7 +26,7 @@ def show(rollout: Rollout, budget: int = BUDGET) -> str:
     own_limit = max(LEAST, level(own, budget - sum(min(length, LEAST) for length in others)))
     other_limit = max(LEAST, level(others, budget - sum(min(length, own_limit) for length in own)))
     return "\n".join(
-        f"[segment {number} message {index}] {_who(message)}: "
+        f"[segment {number} message {index}] {_who(rollout.segments[number], message)}: "
         + cut(text, own_limit if message.role == "assistant" else other_limit)
         for number, index, message, text in listed
     )
@@ -63,7 +64,9 @@ def _text(segment: Segment, message: Message) -> str:
     return "\n".join(filter(None, [message.text, *shown]))
 
 
-def _who(message: Message) -> str:
+def _who(segment: Segment, message: Message) -> str:
     if message.role == "tool":
         return "answer" if message.status in (None, "ok") else f"answer ({message.status})"
-    return "agent" if message.role == "assistant" else message.role
+    if message.role == "assistant":
+        return "agent" if is_own(segment, message) else "worked example, not the agent's"
+    return message.role

@@ -29,6 +29,7 @@ from offbook.types import (
     Prompt,
     Rollout,
     Segment,
+    ServerLost,
     StopReason,
     Task,
     ToolCall,
@@ -60,7 +61,7 @@ async def run_agent(
     group: str,
     on_turn: OnTurn = lambda rollout: None,
 ) -> Rollout:
-    """One rollout, unscored. It always returns: what goes wrong in the policy or the box is on the Rollout."""
+    """One rollout, unscored. What goes wrong in the policy or the box is on it; only a lost server makes it none."""
     toolset = make_toolset(task.tools, harness.profile, harness.variation, seed=task.id)
     rollout = Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
     rollout.own_names = {name: shown.tool.name for name, shown in toolset.tools.items()}
@@ -72,6 +73,8 @@ async def run_agent(
             rollout.stop = await episode.run()
     except TimeoutError:
         rollout.stop = "wall"
+    except ServerLost:
+        raise
     except Exception:  # the border of a rollout: one crash is one rollout's event, never the run's
         rollout.stop = "crash"
         episode.record("crash", traceback.format_exc(limit=-4))

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from offbook.algo import add_branch, anchor_sample, hint_weight, rl_samples
 from offbook.config import FeedbackConfig
-from offbook.feedback import NEGATIVE, RULES, Pairs, read_rollout, stand_in, write_hint
+from offbook.feedback import NEGATIVE, RULES, Pairs, read_all, stand_in, write_hint
 from offbook.tokens import Chat
-from offbook.types import Branch, Feedback, Rollout, Sample, Task
+from offbook.types import Feedback, Hint, Rollout, Sample, Target, Task
 
 
 def annotate(
@@ -20,36 +20,61 @@ def annotate(
     step: int,
     tasks: Mapping[str, Task] | None = None,
     written: Mapping[str, Pairs] | None = None,
+    counts: Counter[str] | None = None,
 ) -> tuple[list[Sample], list[Feedback]]:
-    """`tasks` by id, for readers that look at the repository; `written` are a reader model's pairs by rollout."""
+    """`tasks` by id, for readers that look at the repository; `written` are a reader model's pairs by rollout.
+
+    `counts` is told how many candidates there are and how many were left out, by what left them out.
+    """
+    counts = Counter() if counts is None else counts
     samples: list[Sample] = []
     feedback: list[Feedback] = []
     for group in groups:
         for rollout, of_segments in zip(group, rl_samples(group), strict=True):
             samples += of_segments
             if settings.weight:
-                pairs = candidates(
-                    rollout, settings, (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])
-                )
-                anchors, items = _hang(rollout, of_segments, pairs, settings, chat, step)
+                task, by_model = (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])
+                pairs = candidates(rollout, settings, task, by_model, counts)
+                anchors, items = _hang(rollout, of_segments, pairs, settings, chat, step, counts)
                 samples += anchors
                 feedback += items
     return samples, feedback
 
 
-def candidates(rollout: Rollout, settings: FeedbackConfig, task: Task | None, written: Pairs) -> Pairs:
-    """Faulty messages with their hints, those that rules found first; or what a control has in their place."""
-    limit = settings.max_candidates if settings.threshold else settings.max_targets
-    targets = read_rollout(rollout, limit, task, settings.rules)
-    pairs = [(target, write_hint(target.rule, rollout.tools)) for target in targets]
-    taken = {(target.segment, target.message) for target in targets}
-    pairs += [pair for pair in written if (pair[0].segment, pair[0].message) not in taken]
+def candidates(
+    rollout: Rollout, settings: FeedbackConfig, task: Task | None, written: Pairs, counts: Counter[str]
+) -> Pairs:
+    """Faulty messages with their hints, those that rules found first; or what a control has in their place.
+
+    A message is a candidate once, for the first that found it.
+    """
+    by_rules = read_all(rollout, task, settings.rules)
+    found = [*((target, write_hint(target.rule, rollout.tools)) for target in by_rules), *written]
+    weighed = [pair for pair in found if settings.rule_weights.get(pair[0].rule, 1.0)]
+    once: dict[tuple[int, int], tuple[Target, Hint]] = {}
+    for target, hint in weighed:
+        once.setdefault((target.segment, target.message), (target, hint))
+    limit = "max_candidates" if settings.threshold else "max_targets"
+    pairs = list(once.values())[: getattr(settings, limit)]
     donors = settings.rules if len(settings.rules) > 1 else list(RULES)
-    return stand_in(pairs[:limit], rollout, settings.control, donors)
+    chosen = stand_in(pairs, rollout, settings.control, donors)
+    counts["candidates"] += len(pairs)
+    counts["left_out/rule_weights"] += len(found) - len(weighed)
+    counts["left_out/same_message"] += len(weighed) - len(once)
+    counts[f"left_out/{limit}"] += len(once) - len(pairs)
+    if settings.control == "random_target":
+        counts["left_out/random_target"] += len(pairs) - len(chosen)
+    return chosen
 
 
 def _hang(
-    rollout: Rollout, of_segments: list[Sample], pairs: Pairs, settings: FeedbackConfig, chat: Chat, step: int
+    rollout: Rollout,
+    of_segments: list[Sample],
+    pairs: Pairs,
+    settings: FeedbackConfig,
+    chat: Chat,
+    step: int,
+    counts: Counter[str],
 ) -> tuple[list[Sample], list[Feedback]]:
     anchors: list[Sample] = []
     feedback: list[Feedback] = []
@@ -63,16 +88,14 @@ def _hang(
             count = branch.target_end - branch.target_start
             sample.advantage[branch.target_start : branch.target_end] = [NEGATIVE] * count
             sample.branches.remove(branch)
-        elif _is_anchored(branch, settings):
-            anchors.append(anchor_sample(sample, branch, settings.anchor_weight))
+        elif random.Random(f"anchor {branch.key}").random() < settings.anchor_share:
+            if branch.target_end + len(branch.hint_ids) <= settings.anchor_tokens:
+                anchors.append(anchor_sample(sample, branch, settings.anchor_weight))
+            else:
+                counts["left_out/anchor_tokens"] += 1
     if settings.control != "every_turn":
         _share_lessons(of_segments, settings.max_targets)
     return anchors, feedback
-
-
-def _is_anchored(branch: Branch, settings: FeedbackConfig) -> bool:
-    is_short = branch.target_end + len(branch.hint_ids) <= settings.anchor_tokens
-    return is_short and random.Random(f"anchor {branch.key}").random() < settings.anchor_share
 
 
 def _share_lessons(of_segments: list[Sample], max_targets: int) -> None:

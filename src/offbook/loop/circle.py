@@ -12,7 +12,7 @@ import shutil
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,18 @@ import torch
 from offbook.algo import target_key
 from offbook.config import Config
 from offbook.engine import LocalEngine
-from offbook.feedback import Reading, refuse_unknown_rules
+from offbook.feedback import Reading
 from offbook.loop.annotate import annotate
 from offbook.loop.collect import chat_of, collect, grader_of, harness_of
+from offbook.loop.judges import judges_of
 from offbook.loop.measure import summarize
 from offbook.loop.order import Selected, Walk
-from offbook.loop.reader import reader_of, reader_row
+from offbook.loop.reader import local_reader, reader_of, reader_row
 from offbook.loop.record import record_tasks
 from offbook.loop.setup import Progress, load_model, model_folder, quiet, refuse_missing_tasks, task_sets
-from offbook.monitors import monitors_of
-from offbook.rewards import compose
-from offbook.runfolder import RunFolder, write_atomic
+from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.tokens import Chat
-from offbook.train.checkpoint import checkpoint_path, finished_steps, load_training_state, save_checkpoint
+from offbook.train.checkpoint import finished_steps, load_training_state, save_checkpoint
 from offbook.train.targets import Measured
 from offbook.train.trainer import Trainer
 from offbook.types import Feedback, Likely, OffbookError, Rollout, Task
@@ -45,11 +44,10 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     """Run, or go on with, the training that `config` describes. Returns when its last step is in a checkpoint."""
     torch.set_num_threads(config.threads)
     folder = RunFolder(config.out)
+    folder.refuse_file()
     _refuse_another_run(folder, config)
     refuse_missing_tasks(config)
-    refuse_unknown_rules(config.feedback.rules, config.feedback.rule_weights)
-    rewards = compose(config.rewards, config.harness)
-    monitors = monitors_of(config.monitors)
+    rewards, monitors = judges_of(config)
     reader = reader_of(config.feedback)
     start = model_folder(config.model, config.seed, progress)
     sets = task_sets(config, progress)
@@ -60,13 +58,14 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     record_tasks(folder, {"train": sets.train, "heldout": sets.heldout})
     trainer = Trainer(load_model(start), config.train, config.feedback, config.engine.temperature)
     if done:
-        path = checkpoint_path(folder.path / "ckpt", done)
+        path = latest_checkpoint(folder)
         trainer.model.load_state_dict(load_model(path).state_dict())
         load_training_state(trainer, path)
     if monitors is not None:
         for step in (step for step in folder.steps() if step <= done):
             monitors.recall(folder.rollouts(step)[0])
     engine = local_engine(start, chat, config)
+    reader = reader or local_reader(config, engine, chat, progress)
     grader = grader_of(config)
     order = (Selected if config.tasks.order == "select" else Walk)(tasks, config.seed, folder, done)
     with asyncio.Runner() as runner:
@@ -106,13 +105,6 @@ def local_engine(model: Path, chat: Chat, config: Config) -> LocalEngine:
     return LocalEngine(load_model(model), chat.stop_ids, settings.temperature, settings.max_rows, config.seed)
 
 
-def latest_checkpoint(folder: RunFolder) -> Path:
-    steps = finished_steps(folder.path / "ckpt")
-    if not steps:
-        raise OffbookError(f"{folder.path} has no finished checkpoint yet")
-    return checkpoint_path(folder.path / "ckpt", steps[-1])
-
-
 def _refuse_another_run(folder: RunFolder, config: Config) -> None:
     if not finished_steps(folder.path / "ckpt"):
         return  # nothing to lose
@@ -120,7 +112,18 @@ def _refuse_another_run(folder: RunFolder, config: Config) -> None:
     for tree in (old, new):
         tree["train"].pop("steps")  # a finished run may be trained further
     if old != new:
-        raise OffbookError(f"{folder.path} holds a run with another configuration; give another --out")
+        told = "; ".join(f"{key} is {now!r} now and {then!r} there" for key, then, now in _differences(old, new))
+        raise OffbookError(f"{folder.path} holds a run with another configuration ({told}); give another --out")
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The dotted keys that are not the same, with both values; None where there is none."""
+    for key in {**old, **new}:
+        then, now = old.get(key), new.get(key)
+        if isinstance(then, dict) and isinstance(now, dict):
+            yield from _differences(then, now, f"{prefix}{key}.")
+        elif then != now:
+            yield f"{prefix}{key}", then, now
 
 
 def _claim(folder: RunFolder, config: Config) -> int:
@@ -145,7 +148,8 @@ def learn(
     folder: RunFolder,
 ) -> dict[str, Any]:
     """One optimizer step on scored rollouts. They and what the hints did to them go to the run folder."""
-    samples, feedback = annotate(groups, config.feedback, chat, step, tasks, written.by_rollout())
+    counts: Counter[str] = Counter()
+    samples, feedback = annotate(groups, config.feedback, chat, step, tasks, written.by_rollout(), counts)
     result = trainer.step(samples, lr_scale=min(1.0, step / max(1, config.train.warmup_steps)))
     for item in feedback:
         if measured := result.measured.get(target_key(item.target)):
@@ -153,11 +157,13 @@ def learn(
     folder.write_rollouts(step, [rollout for group in groups for rollout in group])
     folder.write_feedback(step, feedback)
     rules = Counter(item.target.rule for item in feedback)
+    counts.update(f"left_out/{item.skipped}" for item in feedback if item.skipped)
     return {
         **summarize(groups),
         **result.metrics,
         "hinted_targets": len(feedback),
         **{f"targets/{rule}": count for rule, count in sorted(rules.items())},
+        **dict(sorted(counts.items())),
         **reader_row(written),
         "groups_without_signal": sum(len({rollout.reward.total for rollout in group}) == 1 for group in groups),
     }

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 import offbook
 from offbook.config import cache_folder
 from offbook.pocket.model import make_pocket
-from offbook.runfolder import whole_folder
+from offbook.runfolder import checkpoint_named, whole_folder
 from offbook.types import OffbookError
 
 Progress = Callable[[str, float], None]  # what is being done, and how much of it is done (0 to 1)
@@ -49,18 +49,24 @@ def pocket_cache() -> Path:
 
 
 def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
-    """A local folder with the named model; `pocket` and `smollm2-135m` are made if they are not there yet."""
+    """A local folder with the named model; `pocket` and `smollm2-135m` are made if they are not there yet.
+
+    A run folder stands for its newest checkpoint.
+    """
     if name == "pocket":
         return make_pocket(pocket_cache(), seed, progress)
     if name == SMOLLM2:
         return _smollm2(progress)
     if Path(name).is_dir():
-        return Path(name)
+        return Path(checkpoint_named(name))
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise OffbookError(
             f"there is no model folder {name}; give `pocket`, `{SMOLLM2}`, a folder or a hub id (Qwen/Qwen3-0.6B)"
         )
-    return _from_hub(name)
+    try:
+        return _from_hub(name)
+    except OffbookError as error:  # a mistyped folder looks like a hub id
+        raise OffbookError(f"there is no folder {name}; as a hub id: {error}") from None
 
 
 def load_model(folder: Path) -> PreTrainedModel:

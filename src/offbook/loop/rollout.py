@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from offbook.config import Config
 from offbook.engine import RemoteEngine
 from offbook.harness import Harness
 from offbook.loop.circle import local_engine
+from offbook.loop.claim import claim_of, differing
 from offbook.loop.collect import Engine, Watch, chat_of, collect, grader_of, harness_of
 from offbook.loop.measure import summarize
 from offbook.loop.models import model_folder
@@ -29,6 +31,7 @@ from offbook.tokens import Chat, byte_chat, render_call
 from offbook.types import OffbookError, Rollout, Task
 
 RECORD = 0  # these rollouts belong to no training step
+NAME = "rollout"  # begins their ids, and so decides their dice
 
 
 def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Task]:
@@ -60,25 +63,51 @@ def roll_out(
     remote_name: str = "",
     progress: Progress = quiet,
 ) -> dict[str, Any]:
-    """Scored rollouts in the run folder `config.out`, each written when it is over. Returns their numbers."""
+    """Scored rollouts in the run folder `config.out`, each written when it is over. Returns their numbers.
+
+    Those that are there from before, of the same model, tasks and settings, are told to `watch` and not run again.
+    """
     folder = RunFolder(config.out)
-    if folder.steps():
-        raise OffbookError(f"{folder.path} holds rollouts already; give another --out")
+    folder.refuse_file()
     rewards = compose(config.rewards, config.harness)
     model = None if is_url(config.model) else model_folder(config.model, config.seed, progress)
+    kept, unreadable = _begin(folder, {"samples": samples, **claim_of(config, model, remote_name, tasks)})
     write_atomic(folder.config_file, config.to_toml())
     record_tasks(folder, {"": tasks})
     started = time.monotonic()
+    for rollout in kept:
+        watch(rollout, True)
 
     def keep(rollout: Rollout, over: bool) -> None:
         if over:
             folder.append_rollout(RECORD, rollout)
         watch(rollout, over)
 
-    groups = asyncio.run(_collect(config, model, tasks, samples, keep, remote_name, rewards))
-    result = {**summarize(groups), "tasks": len(tasks), "seconds": time.monotonic() - started}
+    new = asyncio.run(_collect(config, model, tasks, samples, keep, remote_name, rewards, kept))
+    by_id = {rollout.id: rollout for rollout in [*kept, *new]}
+    groups = [[by_id[f"{NAME}/{task.id}/{number}"] for number in range(samples)] for task in tasks]
+    # Again and in order: what a task's other rollouts showed of it counts for all of them.
+    folder.write_rollouts(RECORD, [rollout for group in groups for rollout in group])
+    counted = {"tasks": len(tasks), "resumed": len(kept), "unreadable": unreadable}
+    result = {**summarize(groups), **counted, "seconds": time.monotonic() - started}
+    folder.truncate_metrics(RECORD - 1)
     folder.append_metrics({"step": RECORD, **result})
     return result
+
+
+def _begin(folder: RunFolder, claim: dict[str, Any]) -> tuple[list[Rollout], int]:
+    """The rollouts that are there from before, and how many lines of the file could not be read."""
+    file = folder.path / "claim.json"
+    before = json.loads(file.read_text()) if file.is_file() else {}
+    differs = differing(before, claim)
+    if folder.steps() and differs:
+        another = f"another {', '.join(differs)}" if before else "of what, it does not say"
+        raise OffbookError(f"{folder.path} holds other rollouts ({another}); give another --out")
+    write_atomic(file, json.dumps(claim, indent=1) + "\n")
+    kept, unreadable = folder.rollouts(RECORD)
+    if kept or unreadable:
+        folder.write_rollouts(RECORD, kept)  # the next line must not come behind half of one
+    return kept, unreadable
 
 
 async def _collect(
@@ -89,10 +118,20 @@ async def _collect(
     watch: Watch,
     remote_name: str,
     rewards: Rewards,
-) -> list[list[Rollout]]:
+    kept: list[Rollout],
+) -> list[Rollout]:
+    """Those that are missing."""
     grader, monitors = grader_of(config), monitors_of(config.monitors)
+    done = {rollout.id for rollout in kept}
+    if monitors is not None:
+        monitors.recall(kept)
+    if len(done) == len(tasks) * samples:
+        return []  # no model is loaded for nothing
     async with open_engine(config, model, remote_name) as (engine, chat, harness):
-        return await collect(tasks, samples, engine, chat, grader, harness, "rollout", watch, rewards, monitors)
+        groups = await collect(tasks, samples, engine, chat, grader, harness, NAME, watch, rewards, monitors, done)
+    if monitors is not None:
+        monitors.settle([old for old in kept if not any(event.kind == "quarantined" for event in old.events)])
+    return [rollout for group in groups for rollout in group]
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,17 @@ from offbook.loop.models import Progress, load_model, model_folder, pocket_cache
 from offbook.tasks import load_tasks, make_pocket_tasks
 from offbook.types import OffbookError, Task
 
-__all__ = ["Progress", "TaskSets", "load_model", "model_folder", "quiet", "refuse_missing_tasks", "task_sets"]
+__all__ = [
+    "Progress",
+    "TaskSets",
+    "held_out",
+    "load_model",
+    "model_folder",
+    "quiet",
+    "refuse_missing_tasks",
+    "task_sets",
+]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,5 +45,17 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
         root = pocket_cache() / f"tasks-{config.seed}-{wanted[0]}-{wanted[1]}"
         if not root.is_dir():
             asyncio.run(make_pocket_tasks(root, config.seed, *wanted, lambda share: progress("making tasks", share)))
-    wording = config.tasks.wording
-    return TaskSets(load_tasks(root / "train", wording), load_tasks(root / "heldout", wording))
+    sets = TaskSets(load_tasks(root / "train", config.tasks.wording), held_out(root, config.tasks.wording))
+    if both := {task.id for task in sets.train} & {task.id for task in sets.heldout}:
+        raise OffbookError(
+            f"the task {min(both)} is in {root / 'train'} and in {root / 'heldout'}; remove one of the two"
+        )
+    if not sets.heldout:
+        log.warning("%s has no held-out tasks: all of them are trained on, and there are none to measure with", root)
+    return sets
+
+
+def held_out(root: Path, wording: str = "") -> list[Task]:
+    """The held-out tasks of a folder; there are none where all of its tasks are of one repository."""
+    folder = root / "heldout"
+    return load_tasks(folder, wording) if any(folder.glob("[!.]*")) else []

@@ -63,7 +63,12 @@ def _family(folder: Path, renderers: ModuleType) -> str:
         if name in renderers.base.MODEL_RENDERER_MAP:
             found: str = renderers.base.MODEL_RENDERER_MAP[name]
             return found
-    raise OffbookError(f"the chat format of {folder} is not known: name its family, such as llama-3")
+    if not config.is_file():
+        raise OffbookError(f"{folder} has no config.json, so it is not a model folder")
+    raise OffbookError(
+        f"the chat format of {folder} is not known: it is not ChatML, and `_name_or_path` in its config.json is no hub "
+        "id of a model whose format is known, such as meta-llama/Llama-3.2-1B-Instruct"
+    )
 
 
 def _renderers() -> ModuleType:

@@ -5,13 +5,13 @@ What cannot be read is counted. Files are told apart by what is in them and not 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from offbook.runfolder import load_lines
 from offbook.trajectories.atif import from_atif
+from offbook.trajectories.build import parsed
 from offbook.trajectories.messages import from_messages
 from offbook.types import OffbookError, Rollout
 
@@ -42,7 +42,7 @@ def read_trajectories(path: Path) -> Loaded:
 def _whole(text: str, path: Path) -> Loaded | None:
     """The file as one JSON value: one trajectory, or a list of them; None if it is not JSON."""
     try:
-        value = json.loads(text)
+        value = parsed(text)
     except ValueError:
         return None
     many = isinstance(value, list) and not (value and isinstance(value[0], dict) and "role" in value[0])
@@ -51,10 +51,10 @@ def _whole(text: str, path: Path) -> Loaded | None:
 
 def _lines(text: str, path: Path) -> Loaded:
     values: list[Any] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # JSON may have other ends of lines in its strings
         if line.strip():
             try:
-                values.append(json.loads(line))
+                values.append(parsed(line))
             except ValueError:
                 values.append(None)
     if values and all(isinstance(value, dict) and "role" in value for value in values):
@@ -63,7 +63,7 @@ def _lines(text: str, path: Path) -> Loaded:
 
 
 def _collect(values: list[Any], path: Path) -> Loaded:
-    if values and isinstance(values[0], dict) and "segments" in values[0]:
+    if any(isinstance(value, dict) and "segments" in value for value in values):
         rollouts, unreadable = load_lines(path, Rollout)
         return Loaded(rollouts, unreadable, "offbook")
     loaded = Loaded()

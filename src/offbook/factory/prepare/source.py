@@ -15,6 +15,8 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from offbook.factory.nouns import Unprepared
 from offbook.factory.prepare.index import (
     Missing,
@@ -80,6 +82,14 @@ async def fetch(spec: str, into: Path, limits: SourceLimits | None = None) -> Fe
         into.mkdir(parents=True, exist_ok=True)
         shutil.move(part, target)
         return Fetched(name, version, target)
+
+
+def one_spelling(spec: str) -> str:
+    """The same for each way to write a source: files by their whole path, packages by the index's name for them."""
+    if spec.startswith("pypi:"):
+        name, equals, version = spec.removeprefix("pypi:").partition("==")
+        return f"pypi:{canonicalize_name(name)}{equals}{version}"
+    return os.path.realpath(spec) if os.path.exists(spec) else spec
 
 
 def _split_name(file_name: str) -> tuple[str, str]:

@@ -192,13 +192,14 @@ def _exchanges(rollout: Rollout) -> Iterator[Exchange]:
 def _spoken(rollout: Rollout) -> Iterator[tuple[int, int, Message]]:
     for number, segment in enumerate(rollout.segments):
         for index, message in enumerate(segment.messages):
-            if message.role == "assistant" and _is_own(segment, message):
+            if is_own(segment, message):
                 yield number, index, message
 
 
-def _is_own(segment: Segment, message: Message) -> bool:
+def is_own(segment: Segment, message: Message) -> bool:
     """A worked example is not the agent's. Rollouts of other agents have no tokens to tell by."""
-    return not segment.sampled or any(segment.sampled[message.body : message.end])
+    is_sampled = not segment.sampled or any(segment.sampled[message.body : message.end])
+    return message.role == "assistant" and is_sampled
 
 
 def _answers(messages: list[Message], index: int) -> list[Message | None]:

@@ -1,0 +1,114 @@
+"""What a user types wrong: one sentence and status 2, for every verb."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from offbook.cli import app, main
+
+
+def _verbs(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, inner in command.commands.items():
+        if hasattr(inner, "commands"):
+            yield from _verbs(inner, *path, name)
+        else:
+            yield (*path, name), inner
+
+
+VERBS = dict(_verbs(get_command(app)))
+NEEDY = [verb for verb, command in VERBS.items() if any(param.required for param in command.params)]
+BOUNDS = [
+    (verb, param.opts[-1], bound)
+    for verb, command in VERBS.items()
+    for param in command.params
+    for bound in (param.min is not None and param.min - 1, param.max is not None and param.max + 1)
+    if bound is not False
+]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """The status and what is said, by the process's own border."""
+
+    def run(*arguments: str) -> tuple[Any, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["offbook", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        assert not list(tmp_path.iterdir()), "nothing is done"
+        return stopped.value.code, capsys.readouterr().err
+
+    return run
+
+
+def is_sentence(said: str) -> bool:
+    return said.startswith("offbook: ") and said.count("\n") == 1 and said.endswith("\n")
+
+
+def test_there_are_verbs_to_try() -> None:
+    assert {("coach",), ("eval",), ("tasks", "make"), ("train",)} <= set(VERBS)
+    assert ("coach",) in NEEDY
+    assert {(("coach",), "--limit", 0), (("coach",), "--rate", 2), (("rollout",), "-n", 0)} <= set(BOUNDS)
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_an_unknown_option(told: Any, verb: tuple[str, ...]) -> None:
+    status, said = told(*verb, "--nope")
+    assert (status, is_sentence(said)) == (2, True), said
+    assert "--nope" in said
+
+
+@pytest.mark.parametrize("verb", NEEDY, ids=" ".join)
+def test_a_missing_argument(told: Any, verb: tuple[str, ...]) -> None:
+    status, said = told(*verb)
+    assert (status, is_sentence(said)) == (2, True), said
+    assert said.startswith("offbook: Missing ")
+    assert f"`offbook {' '.join(verb)} --help`" in said
+
+
+@pytest.mark.parametrize("verb", [("compare",), ("eval",), ("tasks", "make")], ids=" ".join)
+def test_too_few_arguments(told: Any, verb: tuple[str, ...]) -> None:
+    status, said = told(*verb)
+    assert (bool(status), is_sentence(said)) == (True, True), said
+    assert said.startswith("offbook: give ")
+
+
+@pytest.mark.parametrize(("verb", "option", "value"), BOUNDS)
+def test_a_number_out_of_its_range(told: Any, verb: tuple[str, ...], option: str, value: float) -> None:
+    for given in (str(value), "many"):
+        status, said = told(*verb, option, given)
+        assert (status, is_sentence(said)) == (2, True), said
+        assert f"'{option}'" in said
+
+
+def test_an_unknown_verb(told: Any) -> None:
+    assert told("nope") == (2, "offbook: No such command 'nope' (see `offbook --help`)\n")
+    assert told("tasks", "nope") == (2, "offbook: No such command 'nope' (see `offbook tasks --help`)\n")
+
+
+@pytest.mark.parametrize("verb", ["rollout", "eval"])
+def test_configuration_is_no_argument(told: Any, verb: str) -> None:
+    status, said = told(verb, "--engine.temperature", "0.5", "pocket")
+    assert (status, is_sentence(said)) == (2, True), said
+    assert "--engine.temperature is an option of the configuration and comes after it" in said
+
+
+def test_configuration_may_follow_a_model_that_is_an_option(told: Any, tmp_path: Path) -> None:
+    status, said = told("eval", "--model", str(tmp_path / "nope"), "--suite", "pocket", "--harness.turns", "3")
+    assert (status, is_sentence(said)) == (1, True), said
+    assert "there is no model folder" in said
+
+
+def test_no_verb_shows_the_help_and_a_process_says_the_same(told: Any) -> None:
+    assert told() == (2, "")
+    assert told("tasks") == (2, "")
+    command = [sys.executable, "-m", "offbook", "coach", "--limit", "0", "x", "--debug"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, is_sentence(done.stderr), done.stdout) == (2, True, "")
