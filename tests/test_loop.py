@@ -169,7 +169,8 @@ def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(cache: Path, model: Path, tm
 def test_another_configuration_does_not_overwrite_a_run(cache: Path, model: Path, uninterrupted: Path) -> None:
     process = train(cache, model, uninterrupted, "--seed", "5")
     assert process.returncode == 1
-    assert "another configuration (seed is 5 now and 0 there); give another --out" in process.stderr_text
+    differing = "seed is 5 now and 0 there; checkpoint.keep is 2 now and 9 there"
+    assert f"another configuration ({differing}); give another --out" in process.stderr_text
 
 
 def test_eval_of_a_run_is_kept_with_it(cache: Path, uninterrupted: Path) -> None:

@@ -141,15 +141,21 @@ def test_a_server_that_is_lost_is_no_rollout_and_the_same_call_goes_on(task: Pat
         assert len(folder.rollouts(0)[0]) == 3
 
 
-def test_plain_lines_have_a_header_and_the_server_s_refusal_is_one_sentence(task: Path, tmp_path: Path) -> None:
+def test_plain_lines_have_a_header(task: Path, tmp_path: Path) -> None:
+    with serving(reply(None, ("finish", "{}"))) as server:
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "--out", "run", "-n", "2")
+    header, *lines = done.stderr.splitlines()
+    assert header == "rollout  turns  calls  invalid  tokens  state  last call"
+    assert [line.split()[0] for line in sorted(lines)] == ["rollout/one/0", "rollout/one/1"]
+
+
+def test_a_server_s_refusal_is_one_sentence(task: Path, tmp_path: Path) -> None:
     with serving(Answer({"error": {"message": "bad key"}}, 401)) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
         done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "--out", "run")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines() == [
-        "rollout  turns  calls  invalid  tokens  state  last call",
-        "offbook: the model server 127.0.0.1 answered 401: bad key",
-    ]
+    assert done.stderr.splitlines() == ["offbook: the model server 127.0.0.1 answered 401: bad key"]
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,11 @@ def rollout(
 @contextmanager
 def _display(total: int, plain: bool) -> Iterator[Watch]:
     if plain:
-        console.print("  ".join(COLUMNS), highlight=False)
+        header = iter([COLUMNS])
 
         def line(rollout: Rollout, over: bool) -> None:
-            if over:
-                console.print("  ".join(_cells(rollout, over)), highlight=False, markup=False, soft_wrap=True)
+            for cells in (*header, _cells(rollout, over)) if over else ():
+                console.print("  ".join(cells), highlight=False, markup=False, soft_wrap=True)
 
         yield line
         return

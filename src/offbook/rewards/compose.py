@@ -64,8 +64,8 @@ def compose(rewards: RewardsConfig, harness: HarnessConfig) -> Rewards:
     for name, weight in rewards.weights.items():
         if name not in known:
             raise OffbookError(_unknown(name, list(known)))
-        if not math.isfinite(weight) or (weight < 0 and name in PARTS):
-            raise OffbookError(f"rewards.weights.{name} is {weight:g}; it must be finite and not negative")
+        if weight < 0 and name in PARTS:
+            raise OffbookError(f"rewards.weights.{name} is {weight:g}; it must not be negative")
         if weight:
             parts.append(replace(known[name], weight=weight))
     together = sum(part.weight for part in parts if part.name in PARTS)
