@@ -118,7 +118,9 @@ def test_a_server_that_is_lost_is_no_rollout_and_the_same_call_goes_on(task: Pat
         folder = RunFolder.open(tmp_path / "run")
         before, _ = folder.rollouts(0)
         assert {kept.stop for kept in before} <= {"answer"}, "the lost ones are not there"
-        with open(tmp_path / "run" / "rollouts" / "step_00000.jsonl", "ab") as file:
+        lines = tmp_path / "run" / "rollouts" / "step_00000.jsonl"
+        lines.parent.mkdir(exist_ok=True)  # the lost one may have been the first
+        with open(lines, "ab") as file:
             file.write(b'{"id": "roll')  # and kill -9 in the middle of a write
         server.answers[1].status, server.answers[1].body = 200, server.answers[0].body
         server.asked.clear()
