@@ -17,10 +17,17 @@ WHOLE = ("file_text", "content", "contents")
 PARTS = ("new_str", "new_string", "new", "new_text", "replacement")
 WRITES = re.compile(r"writ|creat|edit|insert|append|replac|save|update", re.IGNORECASE)
 ERROR_CHARS = 400  # of an answer in which an edit is said to have failed; further on it may quote a file
-REFUSED = re.compile(
+NOT_APPLIED = re.compile(  # the text to replace was not there, or there more than once
+    r"the text to replace (is not in|occurs (more than )?\d+ times)"
+    r"|no replacement was (performed|made)|did not appear verbatim|string to replace (was )?not found"
+    r"|old_?str(ing)?\W? (was )?not found|old_?str(ing)?\W? is not unique|\d+ matches of the string to replace",
+    re.IGNORECASE,
+)
+REFUSED = re.compile(  # for that reason or another
     r"\A\W*(tool_use_)?error\b|\bno (replacements?|changes?|edits?) (was|were) (performed|made|applied)"
-    r"|(changes|edit) (have|has|was|were) not (been )?applied|did not appear verbatim|file has not been read yet"
-    r"|(string|text) to replace (was |is )?not (found|in)\b|old_?str(ing)?\W? (was |is )?not (found|unique)",
+    r"|(changes|edit) (have|has|was|were) not (been )?applied|file has not been read yet"
+    r"|(string|text) to replace (was |is )?not (found|in)\b|old_?str(ing)?\W? (was |is )?not (found|unique)"
+    rf"|{NOT_APPLIED.pattern}",
     re.IGNORECASE,
 )
 MAX_DEPTH = 100  # of lists and objects in each other; what reads them later must not run out of stack

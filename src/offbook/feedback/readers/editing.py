@@ -7,15 +7,9 @@ from collections.abc import Iterator
 
 from offbook.feedback.readers.commands import is_repository_test
 from offbook.feedback.readers.reading import Exchange, Reading, exists
+from offbook.trajectories.build import ERROR_CHARS, NOT_APPLIED
 from offbook.types import Target
 
-ERROR_CHARS = 400  # of an answer in which an edit is said to have failed; further on it may quote a file
-NOT_APPLIED = re.compile(
-    r"the text to replace (is not in|occurs (more than )?\d+ times)"
-    r"|no replacement was (performed|made)|did not appear verbatim|string to replace (was )?not found"
-    r"|old_?str(ing)?\W? (was )?not found|old_?str(ing)?\W? is not unique|\d+ matches of the string to replace",
-    re.IGNORECASE,
-)
 EVERYWHERE = re.compile(
     r"\brename\b|\beverywhere\b|\bthroughout\b"
     r"|\b(all|every) (its |the |of the )?(callers?|us(es?|ages?)|references?|files?)\b"
