@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from test_prepare import installed, installed_files, write
 
-from offbook.factory.mapping import map_tests
-from offbook.factory.nouns import Feature, FunctionKey
-from offbook.factory.pipeline import folder_name
-from offbook.factory.prepare.prepare import prepare
-from offbook.factory.workshop import Workshop, open_workshop
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.mapping import map_tests
+from offbook.taskgen.nouns import Feature, FunctionKey
+from offbook.taskgen.pipeline import folder_name
+from offbook.taskgen.prepare.prepare import prepare
+from offbook.taskgen.workshop import Workshop, open_workshop
 
 LEXERS = ("__init__", "_mapping", "python", "diff", "special", "default")
 FILES = {

@@ -13,9 +13,9 @@ from little_repo import deps, little, with_deps
 from test_prepare import write
 from typer.testing import CliRunner
 
-from offbook.bench.suites import tasks_of
 from offbook.cli import app
 from offbook.config import Config, load_config
+from offbook.evals.suites import tasks_of
 from offbook.loop.setup import task_sets
 from offbook.tasks import load_tasks
 from offbook.types import OffbookError

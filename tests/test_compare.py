@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from offbook.bench import arms
-from offbook.bench.compare import compare, find_evaluation, load_evaluation, said_of
-from offbook.bench.figure import effort_figure, solved_within
-from offbook.bench.metrics import Row, measure, row_of
-from offbook.bench.tables import markdown
 from offbook.config import Config
+from offbook.evals import arms
+from offbook.evals.compare import compare, find_evaluation, load_evaluation, said_of
+from offbook.evals.figure import effort_figure, solved_within
+from offbook.evals.metrics import Row, measure, row_of
+from offbook.evals.tables import markdown
 from offbook.runfolder import RunFolder, write_atomic
 from offbook.types import Feedback, Hint, OffbookError, Reward, Rollout, Target, Usage
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbook.factory.deletion.delete import Refused, apply_proposal, delete, trivial_bodies, without_tests
-from offbook.factory.deletion.gone import drop_examples, scrub_documents
-from offbook.factory.deletion.symbols import read_symbols
-from offbook.factory.nouns import Deletion, Feature, FunctionKey, Level
+from offbook.taskgen.delete.delete import Refused, apply_proposal, delete, trivial_bodies, without_tests
+from offbook.taskgen.delete.gone import drop_examples, scrub_documents
+from offbook.taskgen.delete.symbols import read_symbols
+from offbook.taskgen.nouns import Deletion, Feature, FunctionKey, Level
 from offbook.tasks.patch import gold_patch
 from offbook.types import is_test_file
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.factory.deletion.symbols import Function, Symbols, read_symbols
-from offbook.factory.features import FeatureSettings, find_features, gold_lines, left_out
-from offbook.factory.nouns import Feature, FunctionKey, Map
+from offbook.taskgen.delete.symbols import Function, Symbols, read_symbols
+from offbook.taskgen.features import FeatureSettings, find_features, gold_lines, left_out
+from offbook.taskgen.nouns import Feature, FunctionKey, Map
 
 SHAPES = '''"""Shapes on a plane. More words."""
 from functools import lru_cache

@@ -12,8 +12,8 @@ import pytest
 from little_repo import FILES
 
 from offbook.feedback.leaks import CODE, NAME, NUMBER, TEST, WORDS, given_away, leak, secrets_of
+from offbook.taskgen.pocket.deletion import delete_feature
 from offbook.tasks import load_task
-from offbook.tasks.deletion import delete_feature
 from offbook.tasks.folder import NewTask, write_task
 from offbook.types import Task
 

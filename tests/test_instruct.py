@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.factory.deletion.delete import delete
-from offbook.factory.deletion.symbols import read_symbols
-from offbook.factory.instruct import instructions, leaks_in_instruction
-from offbook.factory.nouns import Deletion, Feature, FunctionKey, Level
+from offbook.taskgen.delete.delete import delete
+from offbook.taskgen.delete.symbols import read_symbols
+from offbook.taskgen.instruct import instructions, leaks_in_instruction
+from offbook.taskgen.nouns import Deletion, Feature, FunctionKey, Level
 
 FILES = {
     "pkg/__init__.py": "from .text import wrap\n",

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from test_prepare import deps
 
-from offbook.factory import mapping
-from offbook.factory.mapping import best_engine, load_map, map_tests
-from offbook.factory.nouns import FunctionKey, Map, Repository, Unprepared
 from offbook.sandbox import BoxSpec
+from offbook.taskgen import mapping
+from offbook.taskgen.mapping import best_engine, load_map, map_tests
+from offbook.taskgen.nouns import FunctionKey, Map, Repository, Unprepared
 from offbook.tasks.suite import Engine, make_interpreter
 
 __all__ = ["deps"]

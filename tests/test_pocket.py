@@ -8,7 +8,7 @@ import random
 from offbook.feedback import write_hint
 from offbook.pocket.demonstrations import TELLING, _demonstrate
 from offbook.pocket.script import CLOSINGS, Habits
-from offbook.tasks import draft_tasks
+from offbook.taskgen.pocket import draft_tasks
 from offbook.tokens import ChatFormat
 
 

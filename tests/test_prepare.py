@@ -19,14 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from offbook.factory.nouns import Repository, Unprepared
-from offbook.factory.prepare.baseline import BaselineLimits
-from offbook.factory.prepare.dependencies import install
-from offbook.factory.prepare.layout import find_layout
-from offbook.factory.prepare.metadata import Project, read_project
-from offbook.factory.prepare.prepare import PrepareLimits, load_repository, prepare
-from offbook.factory.prepare.unpack import SourceLimits
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.nouns import Repository, Unprepared
+from offbook.taskgen.prepare.baseline import BaselineLimits
+from offbook.taskgen.prepare.dependencies import install
+from offbook.taskgen.prepare.layout import find_layout
+from offbook.taskgen.prepare.metadata import Project, read_project
+from offbook.taskgen.prepare.prepare import PrepareLimits, load_repository, prepare
+from offbook.taskgen.prepare.unpack import SourceLimits
 from offbook.tasks.suite import make_interpreter, run_suite, suite_box
 
 BOX = BoxSpec()

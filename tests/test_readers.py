@@ -23,7 +23,7 @@ from offbook.harness.toolsets import make_toolset
 from offbook.pocket.demonstrations import HARNESS, Demonstrator
 from offbook.pocket.script import Habits, Script
 from offbook.sandbox import ProcessBox
-from offbook.tasks import draft_tasks
+from offbook.taskgen.pocket import draft_tasks
 from offbook.tokens import ChatFormat, render_call
 from offbook.trajectories.messages import from_messages
 from offbook.types import Completion, Limits, Message, Prompt, Rollout, Segment, Task, ToolCall

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.factory.nouns import Unprepared
-from offbook.factory.prepare.source import Fetched, fetch, one_spelling
-from offbook.factory.prepare.unpack import SourceLimits, stays_inside
+from offbook.taskgen.nouns import Unprepared
+from offbook.taskgen.prepare.source import Fetched, fetch, one_spelling
+from offbook.taskgen.prepare.unpack import SourceLimits, stays_inside
 
 SMALL = SourceLimits(archive_mb=1, tree_mb=1, files=20, seconds=20.0)
 

@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 
 from offbook.rewards import Grader
 from offbook.sandbox import BoxSpec
-from offbook.tasks import Draft, draft_tasks, load_task, load_tasks, make_pocket_tasks, suite
+from offbook.taskgen.pocket import Draft, draft_tasks, make_pocket_tasks
+from offbook.taskgen.pocket.deletion import delete_feature, remove_functions, stub_function
+from offbook.taskgen.pocket.functions import ALL_STEPS, Function, Step
+from offbook.taskgen.pocket.repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, render_tests
+from offbook.tasks import load_task, load_tasks, suite
 from offbook.tasks.check import check
-from offbook.tasks.deletion import delete_feature, remove_functions, stub_function
 from offbook.tasks.folder import NewTask, write_files, write_task
-from offbook.tasks.pocket_functions import ALL_STEPS, Function, Step
-from offbook.tasks.pocket_repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, render_tests
 from offbook.tasks.suite import SuiteRun, run_suite, suite_box
 from offbook.types import Deleted, OffbookError, Rollout, Suite, Task
 

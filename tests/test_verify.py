@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from little_repo import deps, feature, workshop
 
-from offbook.factory.deletion.delete import delete
-from offbook.factory.nouns import Deletion
-from offbook.factory.verify import Verdict, VerifySettings, impacted, verify
-from offbook.factory.workshop import Workshop
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.delete.delete import delete
+from offbook.taskgen.nouns import Deletion
+from offbook.taskgen.verify import Verdict, VerifySettings, impacted, verify
+from offbook.taskgen.workshop import Workshop
 from offbook.tasks.suite import Round, run_rounds, suite_box
 from offbook.types import Suite
 

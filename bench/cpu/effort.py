@@ -32,7 +32,8 @@ from offbook.pocket.demonstrations import without_path
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.pocket.script import Habits
 from offbook.runfolder import RunFolder, whole_folder
-from offbook.tasks import load_task, load_tasks, make_pocket_tasks
+from offbook.taskgen.pocket import make_pocket_tasks
+from offbook.tasks import load_task, load_tasks
 from offbook.types import Rollout
 from offbook.view.scales import Points
 

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from offbook.factory.pipeline import FactorySettings, Made, funnel, make_tasks
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.pipeline import FactorySettings, Made, funnel, make_tasks
 
 PACKAGES = ("toolz==1.2.0", "boltons==26.2.0", "sqlparse==0.6.1", "tinydb==4.9.0", "humanize==4.16.0", "bottle==0.13.4")
 

@@ -7,5 +7,5 @@ __version__ = "0.1.0"
 
 
 def frames(run: Any, library: Any = None) -> Any:
-    """A run as data frames: `.rollouts`, `.messages`, `.targets`, in pandas or polars. See offbook.bench.frames."""
-    return import_module("offbook.bench.frames").frames(run, library)
+    """A run as data frames: `.rollouts`, `.messages`, `.targets`, in pandas or polars. See offbook.evals.frames."""
+    return import_module("offbook.evals.frames").frames(run, library)

@@ -14,8 +14,8 @@ from offbook.runfolder import writing
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
-    from offbook.bench.compare import Evaluation
-    from offbook.bench.tables import Cells
+    from offbook.evals.compare import Evaluation
+    from offbook.evals.tables import Cells
 
 
 def compare(
@@ -37,7 +37,7 @@ def compare(
     """
     cells, sentences, numbers, svg = _compared(folders or [], group or [], metric or [], curve)
     if markdown:
-        from offbook.bench.tables import markdown as as_markdown
+        from offbook.evals.tables import markdown as as_markdown
 
         _write(markdown, as_markdown(cells) + "".join(f"\n{sentence}.\n" for sentence in sentences))
     if figure:
@@ -60,9 +60,9 @@ def _compared(
     folders: list[Path], groups: list[str], keys: list[str], curve: str
 ) -> tuple[Cells, list[str], dict[str, Any], str]:
     """The table, what is said below it, the numbers and the figure."""
-    from offbook.bench import arms, compare
-    from offbook.bench.figure import effort_figure, training_figure
-    from offbook.bench.metrics import metric_of
+    from offbook.evals import arms, compare
+    from offbook.evals.figure import effort_figure, training_figure
+    from offbook.evals.metrics import metric_of
 
     for folder in folders:
         if not folder.exists():
@@ -82,8 +82,8 @@ def _compared(
 
 def _evaluations(folders: list[Path]) -> list[Evaluation]:
     """None where one of them was not evaluated, or some are seeds of one arm: those are compared arm by arm."""
-    from offbook.bench.arms import arm_and_seed
-    from offbook.bench.compare import find_evaluation, load_evaluation
+    from offbook.evals.arms import arm_and_seed
+    from offbook.evals.compare import find_evaluation, load_evaluation
 
     places = [place for folder in folders if (place := find_evaluation(folder))]
     trained = [arm_and_seed(folder.resolve())[0] for folder in folders if (folder / "metrics.jsonl").is_file()]

@@ -30,9 +30,9 @@ from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.types import OffbookError, Prices
 
 if TYPE_CHECKING:
-    from offbook.bench.place import Place
-    from offbook.bench.run import Subject
-    from offbook.bench.suites import Suites
+    from offbook.evals.place import Place
+    from offbook.evals.run import Subject
+    from offbook.evals.suites import Suites
     from offbook.loop.setup import Progress as OnProgress
     from offbook.types import Rollout, Task
 
@@ -76,8 +76,8 @@ def evaluate(
     config = config_from(arguments, base, {} if run else {**suited(chosen), "model": chosen})
     config = _priced(config, name or chosen, prices, Prices(price_input, price_output))
 
-    from offbook.bench.run import without_rows
-    from offbook.bench.tables import bucket_cells, result_cells, said_of
+    from offbook.evals.run import without_rows
+    from offbook.evals.tables import bucket_cells, result_cells, said_of
 
     with progress_display(plain) as progress:
         subject = _subject(chosen, config, run, name, progress)
@@ -97,7 +97,7 @@ def evaluate(
 
 
 def _priced(config: Config, model: str, file: Path | None, prices: Prices) -> Config:
-    from offbook.bench.prices import read_prices
+    from offbook.evals.prices import read_prices
 
     prices = read_prices(file, model) if file else prices
     if not (prices.input or prices.output):
@@ -107,7 +107,7 @@ def _priced(config: Config, model: str, file: Path | None, prices: Prices) -> Co
 
 
 def _subject(chosen: str, config: Config, run: Path | None, name: str, progress: OnProgress) -> Subject:
-    from offbook.bench.run import Subject
+    from offbook.evals.run import Subject
     from offbook.loop.rollout import is_url, refuse_password
     from offbook.loop.setup import model_folder, refuse_missing_tasks
 
@@ -123,14 +123,14 @@ def _subject(chosen: str, config: Config, run: Path | None, name: str, progress:
 
 def _suites(names: list[str] | None, config: Config, limit: int, progress: OnProgress) -> Suites:
     """Without a name: what the configuration holds out."""
-    from offbook.bench.suites import load_suites
+    from offbook.evals.suites import load_suites
 
     return load_suites(names or [config.tasks.source], config, limit, progress)
 
 
 def _trained_on(source: str, config: Config, run: Path | None) -> list[Task] | None:
     """A run knows its own training tasks; of other models somebody has to say."""
-    from offbook.bench.suites import train_tasks
+    from offbook.evals.suites import train_tasks
 
     if not source and not run:
         return None
@@ -138,7 +138,7 @@ def _trained_on(source: str, config: Config, run: Path | None) -> list[Task] | N
 
 
 def _place(out: Path | None, run: Path | None, chosen: str, suite: list[str] | None) -> Place:
-    from offbook.bench.place import Place
+    from offbook.evals.place import Place
 
     label = "-".join(_slug(name) for name in suite or [])
     if run and not out:
@@ -161,7 +161,7 @@ def _measure(
     parallel: int,
     plain: bool,
 ) -> dict[str, Any]:
-    from offbook.bench.run import run_eval
+    from offbook.evals.run import run_eval
 
     total = len(suites.tasks) * subject.config.eval.samples
     with rollout_display(subject.label, total, plain) as seen:

@@ -14,7 +14,7 @@ def export(
     out: Annotated[Path, typer.Option(help="A .jsonl file; for parquet a folder of three files.")],
 ) -> None:
     """Write every rollout of a run: ATIF trajectories, OpenAI-format messages, or tables for data frames."""
-    from offbook.bench.export import export as write
+    from offbook.evals.export import export as write
     from offbook.runfolder import RunFolder
 
     written = write(RunFolder.open(run), to, out)

@@ -23,8 +23,8 @@ from offbook.cli.options import Json, Plain, console, is_plain, progress_display
 from offbook.types import OffbookError, Task
 
 if TYPE_CHECKING:
-    from offbook.factory.make import Outcome
-    from offbook.factory.pipeline import Made, OnOutcome, Told
+    from offbook.taskgen.make import Outcome
+    from offbook.taskgen.pipeline import Made, OnOutcome, Told
 
 app = typer.Typer(help="Make tasks from repositories, check them, make them harder.", no_args_is_help=True)
 Places = Annotated[list[Path], typer.Argument(help="Task folders, or folders of them.")]
@@ -53,10 +53,10 @@ def make(
     as_json: Json = False,
 ) -> None:
     """Turn repositories into verified feature-deletion tasks. The same command goes on where it was stopped."""
-    from offbook.factory.pipeline import FactorySettings, make_proposed, make_tasks
-    from offbook.factory.proposals import read_proposals
-    from offbook.factory.rewrite import proposer, rewriter
     from offbook.sandbox import BoxSpec
+    from offbook.taskgen.pipeline import FactorySettings, make_proposed, make_tasks
+    from offbook.taskgen.proposals import read_proposals
+    from offbook.taskgen.rewrite import proposer, rewriter
 
     if not sources and proposals is None:
         raise OffbookError("give at least one repository: a folder, a git URL, an archive, or pypi:NAME")
@@ -99,7 +99,7 @@ def make(
 
 def summary(result: list[Made]) -> Iterator[Table | Text]:
     """The repositories, and what became of the candidates."""
-    from offbook.factory.pipeline import funnel
+    from offbook.taskgen.pipeline import funnel
 
     table = Table(
         Column("repository", overflow="fold"), "split", "tests", "left out", "found", "tasks", "wide", "lines"
@@ -187,7 +187,7 @@ def tasks_in(places: list[Path]) -> list[Task]:
 @app.command("check")
 def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Gold accepted, doing nothing refused, for every task folder. Exits with 1 if one does not hold."""
-    from offbook.factory.checking import check_all
+    from offbook.taskgen.checking import check_all
 
     tasks = tasks_in(places)
     with progress_display(plain) as progress:
@@ -206,7 +206,7 @@ def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
 @app.command("audit")
 def audit(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Look for the deleted code in everything that the agent can read. Exits with 1 if it is found."""
-    from offbook.factory.checking import audit_all
+    from offbook.taskgen.checking import audit_all
 
     tasks = tasks_in(places)
     with progress_display(plain) as progress:
@@ -293,9 +293,9 @@ def harden(
     as_json: Json = False,
 ) -> None:
     """Harder tasks from one that has become easy, each verified from the start."""
-    from offbook.factory.harden import WAYS
-    from offbook.factory.harden import harden as make_harder
     from offbook.sandbox import BoxSpec
+    from offbook.taskgen.harden import WAYS
+    from offbook.taskgen.harden import harden as make_harder
     from offbook.tasks import load_task
 
     unknown = [name for name in way or () if name not in WAYS]

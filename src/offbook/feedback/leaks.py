@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from offbook.audit.text import normalise, page_of, tokens_of
-from offbook.audit.wanted import Wanted, found_in, wanted_pieces, without_comments
+from offbook.taskgen.audit.text import normalise, page_of, tokens_of
+from offbook.taskgen.audit.wanted import Wanted, found_in, wanted_pieces, without_comments
 from offbook.types import Task
 
 CODE, NAME, WORDS, NUMBER, TEST = (

@@ -1,4 +1,4 @@
-"""Measure a policy on tasks it was not trained on. What the rollouts say is counted in offbook.bench."""
+"""Measure a policy on tasks it was not trained on. What the rollouts say is counted in offbook.evals."""
 
 from __future__ import annotations
 

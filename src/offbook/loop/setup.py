@@ -9,7 +9,8 @@ from pathlib import Path
 
 from offbook.config import Config
 from offbook.loop.models import Progress, load_model, model_folder, pocket_cache, quiet
-from offbook.tasks import load_tasks, make_pocket_tasks
+from offbook.taskgen.pocket import make_pocket_tasks
+from offbook.tasks import load_tasks
 from offbook.types import OffbookError, Task
 
 __all__ = [

@@ -22,7 +22,7 @@ from offbook.feedback import read_rollout, write_hint
 from offbook.harness import Harness, run_agent
 from offbook.pocket.script import Habits, Script
 from offbook.sandbox import ProcessBox
-from offbook.tasks import Draft, draft_tasks
+from offbook.taskgen.pocket import Draft, draft_tasks
 from offbook.tokens import ChatFormat
 from offbook.types import Completion, Limits, Prompt, Rollout, Sample, Task
 

@@ -23,7 +23,7 @@ from offbook.harness.toolsets import prompt
 from offbook.pocket.demonstrations import learned_rules, make_demonstrations
 from offbook.pocket.script import Habits, Script
 from offbook.runfolder import whole_folder
-from offbook.tasks import draft_tasks
+from offbook.taskgen.pocket import draft_tasks
 from offbook.tokens import BLOCK_END, BLOCK_START, CALL_END, CALL_START
 from offbook.train.trainer import Trainer
 from offbook.types import Sample

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from offbook.tasks import Draft
+from offbook.taskgen.pocket import Draft
 from offbook.tokens import render_call
 
 INVENTED = {

@@ -1,6 +1,5 @@
-"""Tasks: features deleted from repositories, verified by running the tests, kept as Harbor task folders."""
+"""What a task is: Harbor task folders, running their tests, grading, checking."""
 
 from offbook.tasks.folder import load_task, load_tasks
-from offbook.tasks.pocket_tasks import Draft, draft_tasks, make_pocket_tasks
 
-__all__ = ["Draft", "draft_tasks", "load_task", "load_tasks", "make_pocket_tasks"]
+__all__ = ["load_task", "load_tasks"]

@@ -1,0 +1,223 @@
+"""Training runs side by side, by arm: the mean over an arm's seeds, and how far the seeds are apart."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offbook.evals.metrics import NOTHING, metric_of, show
+from offbook.evals.statistics import Ratio, compare_paired, mean_and_deviation
+from offbook.evals.tables import Cells
+from offbook.types import OffbookError
+from offbook.view.load import Run, is_number, load_run, series
+from offbook.view.scales import Points
+
+HELD_OUT = ("solved", "invalid_per_100", "turns", "tokens")
+TRAINING = (*HELD_OUT, "reward", "hinted_targets", "hint/kl")
+HINTED = "hinted_probability"
+SEED = re.compile(r"seed[-_]?(\d+)")
+MAX_WINDOW = 5  # steps that `first` and `last` are means over
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A run of an arm; `numbers` are what the table is made of."""
+
+    seed: str
+    run: Run
+    numbers: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    members: dict[str, list[Member]]
+    keys: list[str]
+    held_out: bool  # the numbers are of evaluations; else of the first and last steps of training
+    unreadable: Counter[str]
+
+
+def arm_and_seed(path: Path) -> tuple[str, str]:
+    """runs/rl/seed-1 and runs/seed-1/rl are both seed 1 of the arm rl; other runs are arms of their own."""
+    for own, beside in ((path.name, path.parent.name), (path.parent.name, path.name)):
+        if match := SEED.fullmatch(own):
+            return beside, match[1]
+    if (match := SEED.search(path.name)) and (arm := path.name.replace(match[0], "").strip("-_.")):
+        return arm, match[1]
+    return path.name, ""
+
+
+def parse_groups(groups: Sequence[str]) -> dict[str, list[Path]]:
+    """Of each NAME=GLOB the runs that it names, in order."""
+    found: dict[str, list[Path]] = {}
+    for group in groups:
+        name, equals, pattern = group.partition("=")
+        if not equals or not name or not pattern:
+            raise OffbookError(f"--group {group}: give NAME=GLOB, for example hints='runs/hints/seed-*'")
+        root, relative = (Path("/"), pattern.lstrip("/")) if pattern.startswith("/") else (Path(), pattern)
+        paths = sorted(path for path in root.glob(relative) if path.is_dir())
+        if not paths:
+            raise OffbookError(f"--group {group}: there is no folder {pattern}")
+        found.setdefault(name, []).extend(paths)
+    return found
+
+
+def load_arms(paths: Sequence[Path], groups: Mapping[str, Sequence[Path]], keys: Sequence[str] = ()) -> Arms:
+    """`keys` are metrics by name; without any, held-out ones where all runs were evaluated, else those of training."""
+    placed = [(*arm_and_seed(path.resolve()), path) for path in paths]
+    placed += [(arm, arm_and_seed(path.resolve())[1], path) for arm, of_arm in groups.items() for path in of_arm]
+    loaded = [(arm, seed, _load(path)) for arm, seed, path in placed]
+    unreadable: Counter[str] = Counter()
+    for arm, seed, run in loaded:
+        if not run.rows and not run.final:
+            raise OffbookError(f"{run.folder.path} has neither training steps nor an evaluation to compare")
+        unreadable.update({f"{arm} {seed} {what}".replace("  ", " "): n for what, n in run.unreadable.items() if n})
+    held_out = all(run.final for _, _, run in loaded)
+    members: dict[str, list[Member]] = {}
+    for arm, seed, run in loaded:
+        numbers = held_out_numbers(run, keys) if held_out else training_numbers(run, keys or TRAINING)
+        of_hints = {key: value for key, value in hinted(run, unreadable).items() if not keys or key in keys}
+        members.setdefault(arm, []).append(Member(seed, run, {**numbers, **of_hints}))
+    present = dict.fromkeys(key for arm in members.values() for member in arm for key in member.numbers)
+    for key in keys:
+        if key not in {name.partition(", ")[0] for name in present}:
+            raise OffbookError(f"none of these runs has a metric {key}")
+    return Arms(members, list(present), held_out, unreadable)
+
+
+def _load(path: Path) -> Run:
+    """An evaluation's folder is a run without steps."""
+    run = load_run(path.name, path)
+    results = path / "results.json"
+    if run.final is None and results.is_file():
+        run.final = json.loads(results.read_text())
+    return run
+
+
+def held_out_numbers(run: Run, keys: Sequence[str]) -> dict[str, float]:
+    final = run.final or {}
+    return {key: final[key] for key in keys or HELD_OUT if is_number(final.get(key))}
+
+
+def training_numbers(run: Run, keys: Sequence[str]) -> dict[str, float]:
+    """Means over the first and over the last steps."""
+    numbers = {}
+    for key in keys:
+        points = [value for _, value in series(run, key)]
+        if points:
+            window = max(1, min(MAX_WINDOW, len(points) // 3))
+            numbers[f"{key}, first {window}"] = sum(points[:window]) / window
+            numbers[f"{key}, last {window}"] = sum(points[-window:]) / window
+    return numbers
+
+
+def hinted(run: Run, unreadable: Counter[str]) -> dict[str, float]:
+    """How likely the faulty messages of the last steps are, a token, without the hint and with it.
+
+    With the hint it should be lower. That it rises towards the other is how a teacher wears out.
+    """
+    sides: dict[str, list[float]] = {"unhinted_probability": [], HINTED: []}
+    for step in run.folder.steps()[-MAX_WINDOW:]:
+        feedback, broken = run.folder.feedback(step)
+        unreadable.update({f"{run.name} feedback line": broken} if broken else {})
+        for item in feedback:
+            if item.student and item.teacher:
+                sides["unhinted_probability"].append(_a_token(item.student))
+                sides[HINTED].append(_a_token(item.teacher))
+    return {key: sum(values) / len(values) for key, values in sides.items() if values}
+
+
+def _a_token(logprobs: Sequence[float]) -> float:
+    return math.exp(sum(logprobs) / len(logprobs))
+
+
+def cells(arms: Arms) -> Cells:
+    """By arm, from the second one on also the difference to the first, where both have the same seeds. Arms are rows,
+    but columns where there are more numbers than arms: a table is easier to read when it is long than when it is wide.
+    """
+    table = [["", "runs", *(_label(key) for key in arms.keys)]]
+    base = next(iter(arms.members))
+    for arm, members in arms.members.items():
+        table.append([arm, str(len(members)), *(_spread(members, key) for key in arms.keys)])
+        if arm != base and (pairs := _paired(arms, base, arm)):
+            row = [f"{arm} - {base}", f"{len(pairs)} paired"]
+            table.append([*row, *(_apart(pairs, key) for key in arms.keys)])
+    return table if len(arms.keys) <= len(arms.members) else [list(column) for column in zip(*table, strict=True)]
+
+
+def _label(key: str) -> str:
+    name, comma, when = key.partition(",")
+    return metric_of(name).label.lstrip("· ").replace("_", " ") + comma + when
+
+
+def _spread(members: Sequence[Member], key: str) -> str:
+    values = [member.numbers[key] for member in members if key in member.numbers]
+    if not values:
+        return NOTHING
+    metric = metric_of(key.partition(",")[0])
+    mean, deviation = mean_and_deviation(values)
+    return show(metric, mean) if deviation is None else f"{show(metric, mean)} ± {show(metric, deviation)}"
+
+
+def _paired(arms: Arms, base: str, arm: str) -> list[tuple[Member, Member]]:
+    of_base = {member.seed: member for member in arms.members[base]}
+    return [(of_base[member.seed], member) for member in arms.members[arm] if member.seed in of_base]
+
+
+def _apart(pairs: Sequence[tuple[Member, Member]], key: str) -> str:
+    both = [
+        (one.numbers[key], other.numbers[key]) for one, other in pairs if key in one.numbers and key in other.numbers
+    ]
+    if not both:
+        return NOTHING
+    ones = np.ones(len(both))
+    sides = [Ratio(np.array(side, dtype=np.float64), ones) for side in zip(*both, strict=True)]
+    difference = compare_paired(sides[0], sides[1])
+    metric = metric_of(key.partition(",")[0])
+    shown = ("+" if (difference.value or 0) > 0 else "") + show(metric, difference.value)
+    return shown if difference.p is None else f"{shown} (p {difference.p:.2f})"
+
+
+def said_of(arms: Arms) -> list[str]:
+    counts = ", ".join(f"{arm} n = {len(members)}" for arm, members in arms.members.items())
+    what = "held-out numbers of each run's evaluation" if arms.held_out else "numbers of training steps"
+    said = [f"{what}; runs: {counts}; ± is the standard deviation over runs"]
+    if any(len(members) > 1 for members in arms.members.values()):
+        said.append("p by swapping the arms of runs of one seed: with n seeds it cannot be below 2 / 2^n")
+    if HINTED in arms.keys:
+        said.append(
+            "probabilities: of a token of the messages that got a hint, in the last steps, without it and with it"
+        )
+    return [*said, *(f"{number} unreadable: {what} skipped" for what, number in arms.unreadable.items())]
+
+
+def curves(arms: Arms, key: str = "solved") -> dict[str, list[Points]]:
+    return {arm: [series(member.run, key) for member in members] for arm, members in arms.members.items()}
+
+
+def as_json(arms: Arms) -> dict[str, Any]:
+    return {
+        "kind": "training runs",
+        "held_out": arms.held_out,
+        "unreadable": dict(arms.unreadable),
+        "arms": {
+            arm: {
+                "runs": [{"path": str(one.run.folder.path), "seed": one.seed, **one.numbers} for one in members],
+                **{key: _json_spread(members, key) for key in arms.keys},
+            }
+            for arm, members in arms.members.items()
+        },
+    }
+
+
+def _json_spread(members: Sequence[Member], key: str) -> dict[str, float | int | None]:
+    values = [member.numbers[key] for member in members if key in member.numbers]
+    mean, deviation = mean_and_deviation(values) if values else (None, None)
+    return {"mean": mean, "sd": deviation, "n": len(values)}

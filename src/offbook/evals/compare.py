@@ -1,0 +1,185 @@
+"""Evaluations side by side: what each says, how far they are apart, and whether that could be chance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from offbook.evals.metrics import (
+    NOTHING,
+    Row,
+    measure,
+    metric_of,
+    ratios,
+    row_of,
+    show,
+    show_interval,
+    shown_keys,
+)
+from offbook.evals.place import Place
+from offbook.evals.statistics import Difference, Ratio, compare_paired
+from offbook.evals.tables import Cells, contamination_sentence
+from offbook.runfolder import RunFolder, load_lines
+from offbook.types import OffbookError, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    name: str
+    result: dict[str, Any]
+    rows: list[Row]
+    unreadable: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def find_evaluation(path: Path) -> Place | None:
+    """Where the evaluation is that a path names: a folder of `offbook eval`, a result file, or an evaluated run."""
+    if path.is_file():
+        return Place(path, path.with_name(f"{path.stem}.rollouts.jsonl"), path.with_name(f"{path.stem}.claim.json"))
+    if (path / "claim.json").is_file() or (path / "results.json").is_file():
+        return Place.folder(path)
+    final = Place.in_run(path, "final")
+    if final.results.is_file():
+        return final
+    alone = Place.folder(path)  # rollouts without training
+    return alone if RunFolder(path).steps() == [0] else None
+
+
+def load_evaluation(name: str, place: Place) -> Evaluation:
+    """From its results or, where those are older than rows are, or there are none, from its rollouts."""
+    result: dict[str, Any] = {}
+    if place.results.is_file():
+        try:
+            result = json.loads(place.results.read_text())
+            rows = [Row(**row) for row in result.get("rows", ())]
+        except (ValueError, TypeError) as error:
+            raise OffbookError(f"{place.results} is no result of `offbook eval`: {error}") from None
+        if rows:
+            return Evaluation(name, result, rows, int(result.get("unreadable", 0)))
+    if not place.rollouts.is_file():
+        raise OffbookError(f"{place.results.parent} has neither results nor rollouts of an evaluation")
+    rollouts, unreadable = load_lines(place.rollouts, Rollout)
+    if not rollouts:
+        raise OffbookError(f"{place.rollouts} has no rollout that can be read ({unreadable} lines cannot)")
+    rows = [row_of(rollout, None) for rollout in rollouts]
+    notes = [] if result else [f"{name} is not finished, or was never summed up: {len(rows)} rollouts so far"]
+    return Evaluation(name, {**result, **measure(rows)}, rows, unreadable, notes)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The first evaluation is what the others are compared with."""
+
+    evaluations: list[Evaluation]
+    keys: list[str]
+    differences: dict[str, list[Difference]]  # by metric, for each evaluation but the first
+    num_paired: list[int]  # tasks that each of the others has in common with the first
+
+
+def compare(evaluations: Sequence[Evaluation], chosen: Sequence[str] = (), seed: int = 0) -> Comparison:
+    """By the chosen metrics; without any, by all that say something."""
+    base, *others = evaluations
+    known = dict.fromkeys(key for one in evaluations for key in ratios(one.rows))
+    for key in chosen:
+        if key not in known:
+            raise OffbookError(f"there is no metric {key} in these evaluations; there are {', '.join(known)}")
+    keys = list(chosen) or shown_keys([one.result for one in evaluations])
+    differences: dict[str, list[Difference]] = {key: [] for key in keys}
+    num_paired = []
+    for other in others:
+        common = {row.task for row in base.rows} & {row.task for row in other.rows}
+        num_paired.append(len(common))
+        sides = [ratios(row for row in one.rows if row.task in common) for one in (base, other)]
+        for key in keys:
+            pair: list[Ratio | None] = [side[key][1] if key in side else None for side in sides]
+            differences[key].append(_difference(pair[0], pair[1], seed))
+    return Comparison(list(evaluations), keys, differences, num_paired)
+
+
+def _difference(base: Ratio | None, other: Ratio | None, seed: int) -> Difference:
+    if base is None or other is None:
+        return Difference(None, None, None, 0, True)
+    return compare_paired(base, other, seed)
+
+
+def cells(comparison: Comparison) -> Cells:
+    base, *others = comparison.evaluations
+    header = ["95% intervals", base.name]
+    for other in others:
+        header += [other.name, "difference", "p"]
+    table = [header]
+    for key in comparison.keys:
+        row = [metric_of(key).heading, _value(base, key)]
+        for other, difference in zip(others, comparison.differences[key], strict=True):
+            row += [_value(other, key), _apart(key, difference), _p(difference)]
+        table.append(row)
+    return table
+
+
+def _value(one: Evaluation, key: str) -> str:
+    metric, around = metric_of(key), one.result.get("intervals", {}).get(key)
+    value = show(metric, one.result.get(key))
+    return f"{value} {show_interval(metric, around)}" if around else value
+
+
+def _apart(key: str, difference: Difference) -> str:
+    metric = metric_of(key)
+    if difference.value is None:
+        return NOTHING
+    value = ("+" if difference.value > 0 else "") + show(metric, difference.value)
+    return f"{value} {show_interval(metric, difference.interval)}" if difference.interval else value
+
+
+def _p(difference: Difference) -> str:
+    if difference.p is None:
+        return NOTHING
+    return "<0.001" if difference.p < 0.001 else f"{difference.p:.3f}"
+
+
+def said_of(comparison: Comparison) -> list[str]:
+    base, *others = comparison.evaluations
+    said = []
+    for index, (other, number) in enumerate(zip(others, comparison.num_paired, strict=True)):
+        if not number:
+            said.append(f"{base.name} and {other.name} have no task in common: nothing can be paired")
+            continue
+        exact = all(each[index].exact for each in comparison.differences.values())
+        how = "all swaps tried" if exact else "swaps sampled where more than 16 tasks differ"
+        said.append(
+            f"{other.name} against {base.name}: n = {number} tasks, paired; p by swapping the sides of tasks ({how}), "
+            "not adjusted for the number of metrics"
+        )
+        left = [len({row.task for row in one.rows}) - number for one in (base, other)]
+        if any(left):
+            said.append(f"tasks that only one of them has count in its own column alone: {left[0]} and {left[1]}")
+    for one in comparison.evaluations:
+        said += one.notes
+        if one.unreadable:
+            said.append(f"{one.name}: {one.unreadable} unreadable lines were skipped")
+        if one.result.get("contamination"):
+            said.append(f"{one.name}: {contamination_sentence(one.result['contamination'])}")
+    return said
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    names = [one.name for one in comparison.evaluations]
+    return {
+        "kind": "evaluations",
+        "names": names,
+        "paired_tasks": dict(zip(names[1:], comparison.num_paired, strict=True)),
+        "unreadable": {one.name: one.unreadable for one in comparison.evaluations},
+        "metrics": {
+            key: {
+                "values": {one.name: one.result.get(key) for one in comparison.evaluations},
+                "intervals": {one.name: one.result.get("intervals", {}).get(key) for one in comparison.evaluations},
+                "differences": {
+                    name: asdict(difference)
+                    for name, difference in zip(names[1:], comparison.differences[key], strict=True)
+                },
+            }
+            for key in comparison.keys
+        },
+    }

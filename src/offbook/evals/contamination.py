@@ -1,0 +1,183 @@
+"""What of a suite stands in the training tasks: the same words, the same code, the same functions under other names.
+
+A suite's task is looked at as its request, its solution and the functions that the solution completes; a training task
+as everything that its agent and its grader see. Three overlaps: runs of 13 tokens of the request, runs of 8 tokens of
+the solution's code, and functions whose body is equal but for its names.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offbook.taskgen.audit.text import Hashes, hashed, normalise, tokens_of
+from offbook.taskgen.audit.wanted import parsed, structure, undocumented
+from offbook.tasks.check import gold_changes
+from offbook.types import OffbookError, Task
+
+WORDS, CODE = 13, 8  # tokens in a run
+FEWEST_PARTS = 12  # of a body: shorter ones, such as `return self.name`, are equal by chance
+ALARM = 0.5  # the share of a task's runs from which on it counts as contained
+MAX_BYTES = 1 << 20  # of a file that is read
+NUM_WORST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Shares of one task's runs that training tasks have too; `bodies` are functions with an equal body there."""
+
+    task: str
+    words: float
+    code: float
+    bodies: tuple[str, ...]
+    same_id: bool
+    too_short: bool  # neither request nor solution is as long as a run
+
+    @property
+    def contained(self) -> bool:
+        return self.same_id or self.words >= ALARM or self.code >= ALARM or bool(self.bodies)
+
+
+@dataclass(slots=True)
+class Known:
+    """All that the training tasks show."""
+
+    words: Hashes
+    code: Hashes
+    bodies: set[str]
+    ids: set[str]
+    origins: set[str]
+
+
+def contamination(suite: list[Task], train: list[Task]) -> dict[str, Any]:
+    """Means over the suite's tasks, how many are contained by each sign, and the worst by name."""
+    known = read_training(train)
+    overlaps = [overlap(task, known) for task in suite]
+    count = max(1, len(overlaps))
+    worst = sorted(overlaps, key=lambda one: (one.same_id, len(one.bodies) > 0, one.code + one.words), reverse=True)
+    return {
+        "train_tasks": len(train),
+        "suite_tasks": len(suite),
+        "same_task": sum(one.same_id for one in overlaps),
+        "same_repository": sum(task.origin in known.origins for task in suite),
+        "words_13": sum(one.words for one in overlaps) / count,
+        "code_8": sum(one.code for one in overlaps) / count,
+        "tasks_words_13": sum(one.words >= ALARM for one in overlaps),
+        "tasks_code_8": sum(one.code >= ALARM for one in overlaps),
+        "tasks_equal_body": sum(bool(one.bodies) for one in overlaps),
+        "contained": sum(one.contained for one in overlaps),
+        "too_short": sum(one.too_short for one in overlaps),
+        "worst": [asdict(one) for one in worst[:NUM_WORST] if one.contained],
+    }
+
+
+def overlap(task: Task, known: Known) -> Overlap:
+    solution = _solution(task)
+    words, code = runs(task.instruction, WORDS), runs("\n".join(_added(task, solution)), CODE)
+    bodies = list(_completed(task, solution))
+    return Overlap(
+        task.id,
+        _share(words, known.words),
+        _share(code, known.code),
+        tuple(sorted({name for name, body in bodies if body in known.bodies})),
+        task.id in known.ids,
+        not (len(words) or len(code) or bodies),
+    )
+
+
+def read_training(tasks: Iterable[Task]) -> Known:
+    """Files that several tasks have in common are read once."""
+    seen: set[int] = set()
+    words: list[Hashes] = []
+    code: list[Hashes] = []
+    bodies: set[str] = set()
+    ids: set[str] = set()
+    origins: set[str] = set()
+    for task in tasks:
+        ids.add(task.id)
+        origins.add(task.origin)
+        for path, text in _shown(task):
+            if hash(text) in seen:
+                continue
+            seen.add(hash(text))
+            words.append(runs(text, WORDS))
+            if path.endswith(".py"):
+                code.append(runs(text, CODE))
+                bodies |= {body for _, body in function_bodies(text)}
+    return Known(_union(words), _union(code), bodies, ids, origins)
+
+
+def runs(text: str, length: int) -> Hashes:
+    """Every run of `length` tokens, as one number each."""
+    values = hashed(tokens_of(normalise(text)))
+    count = len(values) - length + 1
+    if count <= 0:
+        return np.zeros(0, dtype=np.uint64)
+    total = np.zeros(count, dtype=np.uint64)
+    for start in range(length):
+        total = (total ^ values[start : start + count]) * np.uint64(0x9E3779B97F4A7C15)
+        total ^= total >> np.uint64(29)
+    return np.unique(total)
+
+
+def function_bodies(source: str) -> Iterator[tuple[str, str]]:
+    """The functions of a file and their bodies with names numbered as they come (audit.wanted.structure)."""
+    _, tree = parsed(source)
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = structure(node.body) if undocumented(node.body) else ""
+            if body.count(" ") + 1 >= FEWEST_PARTS:
+                yield node.name, body
+
+
+def _share(wanted: Hashes, known: Hashes) -> float:
+    return float(np.isin(wanted, known).mean()) if len(wanted) else 0.0
+
+
+def _union(parts: list[Hashes]) -> Hashes:
+    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.uint64)
+
+
+def _solution(task: Task) -> dict[str, str]:
+    """The files that the solution changes, as it leaves them. A folder of others may have none: then nothing."""
+    try:
+        return {path: text for path, text in gold_changes(task).items() if text is not None}
+    except OffbookError:
+        return {}
+
+
+def _added(task: Task, solution: dict[str, str]) -> Iterator[str]:
+    """The lines of the solution that the tree does not have."""
+    for path, text in solution.items():
+        before = set(_read(task.tree / path).splitlines())
+        yield "\n".join(line for line in text.splitlines() if line not in before)
+
+
+def _completed(task: Task, solution: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """The functions that are different, or only there, with the solution."""
+    for path, text in solution.items():
+        if path.endswith(".py"):
+            before = set(function_bodies(_read(task.tree / path)))
+            yield from (each for each in function_bodies(text) if each not in before)
+
+
+def _shown(task: Task) -> Iterator[tuple[str, str]]:
+    yield "instruction.md", task.instruction
+    yield from _solution(task).items()
+    for root in (task.tree, task.hidden_tests):
+        for file in sorted(root.rglob("*")):
+            if file.is_file() and ".git" not in file.relative_to(root).parts:
+                yield file.name, _read(file)
+
+
+def _read(path: Path) -> str:
+    """Nothing of a file that is missing, very large or no text."""
+    try:
+        return path.read_text() if path.is_file() and path.stat().st_size <= MAX_BYTES else ""
+    except UnicodeDecodeError:
+        return ""

@@ -1,0 +1,154 @@
+"""Rollouts for other tools: ATIF v1, messages as OpenAI's API has them, and parquet tables.
+
+A rollout with several segments is several conversations there: each starts from a summary, as the agent saw it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import offbook
+from offbook.evals.frames import records, stored_rollouts
+from offbook.runfolder import RunFolder, write_atomic, writing
+from offbook.types import Message, OffbookError, Rollout, Segment
+
+ATIF = "ATIF-v1.4"
+SOURCES = {"user": "user", "system": "system", "assistant": "agent"}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    rollouts: int
+    unreadable: int
+
+
+def export(folder: RunFolder, to: str, out: Path) -> Written:
+    """`out` is a file of one JSON object a line or, for parquet, a folder."""
+    if to == "parquet":
+        return _parquet(folder, out)
+    write: Callable[[Rollout], Iterator[dict[str, Any]]] = to_atif if to == "atif" else to_messages
+    lines, rollouts, unreadable = [], 0, 0
+    for where, stored, broken in stored_rollouts(folder):
+        unreadable += broken
+        for rollout in stored:
+            rollouts += 1
+            lines += [json.dumps({**each, "step": where} if to == "openai" else each) for each in write(rollout)]
+    if not rollouts:
+        raise OffbookError(f"{folder.path} has no rollouts to export ({unreadable} lines cannot be read)")
+    write_atomic(out, "".join(line + "\n" for line in lines))
+    return Written(rollouts, unreadable)
+
+
+def to_messages(rollout: Rollout) -> Iterator[dict[str, Any]]:
+    for number, segment in enumerate(rollout.segments):
+        yield {
+            "id": _name(rollout, number),
+            "task": rollout.task,
+            "messages": _messages(segment),
+            "reward": rollout.reward.total,
+            "solved": rollout.solved,
+            "stop": rollout.stop,
+        }
+
+
+def to_atif(rollout: Rollout) -> Iterator[dict[str, Any]]:
+    for number, segment in enumerate(rollout.segments):
+        yield {
+            "schema_version": ATIF,
+            "session_id": _name(rollout, number),
+            "agent": {"name": "offbook", "version": offbook.__version__, "extra": {"task": rollout.task}},
+            "steps": _steps(segment),
+            "final_metrics": {
+                "total_prompt_tokens": rollout.usage.prompt_tokens,
+                "total_completion_tokens": rollout.usage.sampled_tokens,
+                "total_cost_usd": rollout.usage.cost,
+                "total_steps": rollout.usage.turns,
+                "extra": {"reward": rollout.reward.parts, "stop": rollout.stop, "usage": asdict(rollout.usage)},
+            },
+        }
+
+
+def _name(rollout: Rollout, segment: int) -> str:
+    return rollout.id if len(rollout.segments) == 1 else f"{rollout.id}#{segment}"
+
+
+def _messages(segment: Segment) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for number, message in enumerate(segment.messages):
+        if message.role == "tool":
+            found.append({"role": "tool", "tool_call_id": waiting.pop(0) if waiting else "", "content": message.text})
+            continue
+        one: dict[str, Any] = {"role": message.role, "content": _spoken(message)}
+        waiting = [f"call_{number}_{place}" for place in range(len(message.calls))]
+        if message.calls:
+            one["tool_calls"] = [
+                {"id": id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+                for id, call in zip(waiting, message.calls, strict=True)
+            ]
+        found.append(one)
+    return found
+
+
+def _steps(segment: Segment) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for message in segment.messages:
+        if message.role == "tool":
+            result = {"source_call_id": waiting.pop(0) if waiting else None, "content": message.text}
+            steps[-1].setdefault("observation", {"results": []})["results"].append(result)
+            continue
+        step: dict[str, Any] = {
+            "step_id": len(steps) + 1,
+            "source": SOURCES[message.role],
+            "message": _spoken(message),
+        }
+        waiting = [f"call_{len(steps)}_{place}" for place in range(len(message.calls))]
+        if message.calls:
+            step["tool_calls"] = [
+                {"tool_call_id": id, "function_name": call.name, "arguments": call.arguments}
+                for id, call in zip(waiting, message.calls, strict=True)
+            ]
+        if any(segment.sampled[message.body : message.end]):
+            step["metrics"] = _metrics(segment, message)
+        steps.append(step)
+    return steps
+
+
+def _metrics(segment: Segment, message: Message) -> dict[str, Any]:
+    """With the ids and log-probabilities as they were sampled."""
+    at = slice(message.body, message.end)
+    sampled = segment.sampled[at]
+    return {
+        "prompt_tokens": message.body,
+        "completion_tokens": sum(sampled),
+        "completion_token_ids": [id for id, own in zip(segment.ids[at], sampled, strict=True) if own],
+        "logprobs": [value for value, own in zip(segment.logprobs[at], sampled, strict=True) if own],
+    }
+
+
+def _spoken(message: Message) -> str:
+    """What a message says besides its calls: those are given in their own field."""
+    return message.text[: message.calls[0].start].rstrip() if message.calls else message.text
+
+
+def _parquet(folder: RunFolder, out: Path) -> Written:
+    try:
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise OffbookError("parquet needs pyarrow: pip install 'offbook[frames]'") from None
+    found = records(folder)
+    if not found.rollouts:
+        raise OffbookError(f"{folder.path} has no rollouts to export ({found.unreadable} lines cannot be read)")
+    with writing(out):
+        out.mkdir(exist_ok=True)
+    for name in ("rollouts", "messages", "targets"):
+        rows: list[dict[str, Any]] = getattr(found, name)
+        keys = dict.fromkeys(key for row in rows for key in row)  # a reward's parts may come late
+        parquet.write_table(arrow.table({key: [row.get(key) for row in rows] for key in keys}), out / f"{name}.parquet")
+    return Written(len(found.rollouts), found.unreadable)

@@ -1,0 +1,123 @@
+"""A run as data frames: a row a rollout, a row a message, a row a target.
+
+import offbook
+frames = offbook.frames("runs/train")
+frames.rollouts.groupby("step").solved.mean()
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from offbook.evals.metrics import row_of
+from offbook.runfolder import RunFolder, load_lines
+from offbook.types import Feedback, OffbookError, Rollout
+
+Library = Literal["pandas", "polars"]
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    rollouts: Any
+    messages: Any
+    targets: Any
+    unreadable: int  # lines of the run that were skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The same as plain rows."""
+
+    rollouts: list[Record]
+    messages: list[Record]
+    targets: list[Record]
+    unreadable: int
+
+
+def frames(run: Path | str, library: Library | None = None) -> Frames:
+    """Of a run folder or an evaluation's. Without a `library`: pandas if it is installed, else polars."""
+    module = _library(library)
+    found = records(RunFolder.open(run))
+    rollouts, messages, targets = (module.DataFrame(rows) for rows in (found.rollouts, found.messages, found.targets))
+    return Frames(rollouts, messages, targets, found.unreadable)
+
+
+def _library(name: Library | None) -> Any:
+    for wanted in [name] if name else ["pandas", "polars"]:
+        try:
+            return importlib.import_module(wanted)
+        except ImportError:
+            continue
+    raise OffbookError(f"frames need {name or 'pandas or polars'}: pip install 'offbook[frames]'")
+
+
+def stored_rollouts(folder: RunFolder) -> Iterator[tuple[str, list[Rollout], int]]:
+    """Those of every step and of every evaluation kept with the run, and how many lines of each could not be read."""
+    for step in folder.steps():
+        yield str(step), *folder.rollouts(step)
+    for path in sorted((folder.path / "eval").glob("*.rollouts.jsonl")):
+        yield f"eval/{path.name.removesuffix('.rollouts.jsonl')}", *load_lines(path, Rollout)
+
+
+def records(folder: RunFolder) -> Records:
+    found = Records([], [], [], 0)
+    unreadable = 0
+    for where, rollouts, broken in stored_rollouts(folder):
+        unreadable += broken
+        step = int(where) if where.isdigit() else None
+        for rollout in rollouts:
+            found.rollouts.append({"step": step, "where": where, **_rollout(rollout)})
+            found.messages.extend({"step": step, "where": where, **one} for one in _messages(rollout))
+    for step in folder.steps():
+        feedback, broken = folder.feedback(step)
+        unreadable += broken
+        found.targets.extend({"step": step, **_target(item)} for item in feedback)
+    return Records(found.rollouts, found.messages, found.targets, unreadable)
+
+
+def _rollout(rollout: Rollout) -> Record:
+    row = row_of(rollout, None)
+    flags = ", ".join(row.flags)
+    about = {"rollout": rollout.id, "task": rollout.task, "group": rollout.group, "stop": rollout.stop, "flags": flags}
+    parts = {f"reward/{name}": value for name, value in rollout.reward.parts.items()}
+    return {**about, **row.numbers, **parts, "diff": rollout.diff}
+
+
+def _messages(rollout: Rollout) -> Iterator[Record]:
+    for segment_number, segment in enumerate(rollout.segments):
+        for number, message in enumerate(segment.messages):
+            sampled = segment.logprobs[message.body : message.end]
+            yield {
+                "rollout": rollout.id,
+                "task": rollout.task,
+                "segment": segment_number,
+                "message": number,
+                "role": message.role,
+                "text": message.text,
+                "tokens": message.end - message.start,
+                "sampled": any(segment.sampled[message.body : message.end]),
+                "logprob": float(sum(sampled)),
+                "calls": ", ".join(call.name for call in message.calls),
+                "status": message.status or "",
+            }
+
+
+def _target(item: Feedback) -> Record:
+    return {
+        "rollout": item.target.rollout,
+        "segment": item.target.segment,
+        "message": item.target.message,
+        "rule": item.target.rule,
+        "evidence": item.target.evidence,
+        "hint": item.hint.text,
+        "tokens": len(item.pieces),
+        "student": float(sum(item.student)),
+        "teacher": float(sum(item.teacher)),
+        "divergence": float(sum(item.divergence)),
+        "peak": max(item.divergence, default=0.0),
+    }

@@ -1,0 +1,259 @@
+"""The numbers of an evaluation. A rollout becomes a row of plain numbers; a metric divides two sums of them.
+
+They are shown together: a policy that solves more may have learnt to talk less, to edit what nobody asked for, or to
+live in the terminal.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from offbook.evals.statistics import Ratio, best_of_k, interval, pass_at_k
+from offbook.rewards.behaviour import question, terminal_only
+from offbook.types import Rollout, Task, is_test_file
+
+UNKNOWN = "unknown"
+NOTHING = "-"
+HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rollout, as numbers."""
+
+    id: str
+    task: str
+    suite: str
+    difficulty: str
+    stop: str
+    numbers: dict[str, float]
+    flags: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """`above` over `below`, both names of a row's numbers; without `below` it is a mean over rollouts."""
+
+    key: str
+    label: str
+    above: str
+    below: str = ""
+    scale: float = 1.0
+    better: str = ""  # higher, lower, or neither
+    percent: bool = False
+
+    @property
+    def heading(self) -> str:
+        """The label with the direction that is better, where one is."""
+        return self.label + {"higher": " ↑", "lower": " ↓"}.get(self.better, "")
+
+
+METRICS = (
+    Metric("solved", "solved", "solved", better="higher", percent=True),
+    Metric("reward", "reward", "reward", better="higher"),
+    Metric("invalid_per_100", "invalid calls per 100", "invalid_calls", "calls", 100.0, "lower"),
+    Metric("turns", "turns", "turns"),
+    Metric("calls", "calls", "calls"),
+    Metric("tokens", "sampled tokens", "tokens"),
+    Metric("thinking_tokens", "· thinking", "thinking_tokens"),
+    Metric("call_tokens", "· calls", "call_tokens"),
+    Metric("final_tokens", "· final", "final_tokens"),
+    Metric("summary_tokens", "· summaries", "summary_tokens"),
+    Metric("output_tokens", "tool output tokens", "output_tokens"),
+    Metric("tokens_per_solved", "sampled tokens a solution", "tokens", "solved", better="lower"),
+    Metric("seconds_each", "wall seconds", "seconds", better="lower"),
+    Metric("cost", "cost", "cost", better="lower"),
+    Metric("edit_lines", "edit size, lines", "edit_lines"),
+    Metric("edit_rate", "edited anything", "edited", percent=True),
+    Metric("question_rate", "asked and left it", "question", percent=True),
+    Metric("terminal_only", "terminal only", "terminal_only", percent=True),
+    Metric("comment_share", "comments in added lines", "comment_lines", "code_lines", percent=True),
+    Metric("test_edits", "edited a test", "test_edit", better="lower", percent=True),
+    Metric("flagged", "flagged by monitors", "flagged", better="lower", percent=True),
+    Metric("crashed", "crashed", "crashed", better="lower", percent=True),
+)
+QUIET = ("reward", "summary_tokens", "cost", "crashed")  # left out of tables where they say nothing
+BY_KEY = {metric.key: metric for metric in METRICS}
+
+
+def row_of(rollout: Rollout, task: Task | None, suite: str = UNKNOWN) -> Row:
+    """Without the task its difficulty and two of the behaviours are unknown."""
+    usage = rollout.usage
+    added, removed, code, comments = _edit_size(rollout.diff)
+    numbers = {
+        "solved": float(rollout.solved),
+        "reward": rollout.reward.total,
+        "turns": usage.turns,
+        "calls": usage.calls,
+        "invalid_calls": usage.invalid_calls,
+        "tokens": usage.sampled_tokens,
+        "thinking_tokens": usage.thinking_tokens,
+        "call_tokens": usage.call_tokens,
+        "final_tokens": usage.final_tokens,
+        "summary_tokens": usage.summary_tokens,
+        "output_tokens": usage.output_tokens,
+        "seconds": usage.seconds,
+        "cost": usage.cost,
+        "edit_lines": added + removed,
+        "edited": float(bool(rollout.changed)),
+        "comment_lines": comments,
+        "code_lines": code,
+        "test_edit": float(any(is_test_file(path) for path in rollout.changed)),
+        "flagged": float(bool(rollout.flags)),
+        "crashed": float(rollout.stop == "crash"),
+    }
+    if task:
+        numbers["question"] = float(question(task, rollout) < 0)
+        numbers["terminal_only"] = float(terminal_only(task, rollout) <= -1)
+    difficulty = task.difficulty if task else UNKNOWN
+    flags = Counter(flag.kind for flag in rollout.flags)
+    return Row(rollout.id, rollout.task, suite, difficulty, rollout.stop, numbers, dict(flags))
+
+
+def _edit_size(diff: str) -> tuple[int, int, int, int]:
+    """Lines added and removed; and of those added to Python files that are no tests, how many are code or a comment,
+    and how many nothing but a comment. Blank lines are neither."""
+    added = removed = code = comments = 0
+    path, old_left, new_left = "", 0, 0
+    for line in diff.split("\n"):
+        if old_left <= 0 and new_left <= 0:  # between two hunks
+            if match := HUNK.match(line):
+                old_left, new_left = (int(count if count is not None else 1) for count in match.groups())
+            elif line.startswith("+++ "):
+                path = line.removeprefix("+++ ").removeprefix("b/").strip()
+            continue
+        old_left -= line[:1] != "+"
+        new_left -= line[:1] != "-"
+        removed += line[:1] == "-"
+        if line[:1] == "+":
+            added += 1
+            if line[1:].strip() and path.endswith(".py") and not is_test_file(path):
+                code += 1
+                comments += line[1:].lstrip().startswith("#")
+    return added, removed, code, comments
+
+
+def by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """In the order of the tasks' names, so that nothing depends on which rollout was over first."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.task, []).append(row)
+    return {task: groups[task] for task in sorted(groups)}
+
+
+def ratio(groups: Mapping[str, Sequence[Row]], metric: Metric) -> Ratio:
+    def means(name: str) -> list[float]:
+        return [sum(row.numbers[name] for row in rows) / len(rows) for rows in groups.values()]
+
+    below = np.array(means(metric.below)) if metric.below else np.ones(len(groups))
+    return Ratio(metric.scale * np.array(means(metric.above)), below)
+
+
+def sizes_up_to(num_rollouts: int) -> list[int]:
+    """The k of pass@k: 2, 4, 8 ... and all of them."""
+    return sorted({*(2**power for power in range(1, num_rollouts.bit_length())), num_rollouts} - {0, 1})
+
+
+def ratios(rows: Iterable[Row]) -> dict[str, tuple[Metric, Ratio]]:
+    """Every metric that all of these rows know, task by task."""
+    groups = by_task(rows)
+    if not groups:
+        return {}
+    known = set.intersection(*({*row.numbers} for of_task in groups.values() for row in of_task))
+    metrics = [metric for metric in METRICS if {metric.above, metric.below or metric.above} <= known]
+    found = {metric.key: (metric, ratio(groups, metric)) for metric in metrics}
+    ones = np.ones(len(groups))
+    for k in sizes_up_to(min(map(len, groups.values()))):
+        passed = [pass_at_k(len(rows), sum(row.numbers["solved"] >= 1 for row in rows), k) for rows in groups.values()]
+        best = [best_of_k([row.numbers["reward"] for row in rows], k) for rows in groups.values()]
+        found[f"pass@{k}"] = metric_of(f"pass@{k}"), Ratio(np.array(passed), ones)
+        found[f"best_of_{k}"] = metric_of(f"best_of_{k}"), Ratio(np.array(best), ones)
+    return found
+
+
+def measure(rows: Sequence[Row], seed: int = 0) -> dict[str, Any]:
+    """Every metric with its interval, the same by difficulty, and what was counted."""
+    values: dict[str, Any] = {}
+    intervals: dict[str, Any] = {}
+    for key, (_, one) in ratios(rows).items():
+        value, around = one.value, interval(one, seed)
+        if value is not None:
+            values[key] = value
+            intervals[key] = around
+    flags: Counter[str] = Counter()
+    for row in rows:
+        flags.update(row.flags)
+    return {
+        **values,
+        "intervals": intervals,
+        "rollouts": len(rows),
+        "tasks": len({row.task for row in rows}),
+        **{f"stop/{stop}": number / len(rows) for stop, number in sorted(Counter(row.stop for row in rows).items())},
+        **{f"flags/{kind}": number for kind, number in sorted(flags.items())},
+        "by_difficulty": _by_bucket(rows, [row.difficulty for row in rows], seed),
+        "by_suite": _by_bucket(rows, [row.suite for row in rows], seed),
+    }
+
+
+def _by_bucket(rows: Sequence[Row], buckets: list[str], seed: int) -> dict[str, Any]:
+    """The few numbers that a part of an evaluation is described by."""
+    described = {}
+    for bucket in sorted(set(buckets)):
+        inside = [row for row, its_bucket in zip(rows, buckets, strict=True) if its_bucket == bucket]
+        found = ratios(inside)
+        described[bucket] = {
+            "tasks": len({row.task for row in inside}),
+            **{key: found[key][1].value for key in ("solved", "turns", "tokens", "invalid_per_100", "edit_rate")},
+            "solved_ci": interval(found["solved"][1], seed),
+        }
+    return described
+
+
+def show(metric: Metric, value: float | None) -> str:
+    """A figure with the digits that matter."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if metric.percent:
+        return f"{100 * value:.1f}%"
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 or not value else f"{value:.2g}"
+
+
+def show_interval(metric: Metric, around: Sequence[float] | None) -> str:
+    if not around:
+        return NOTHING
+    low, high = (show(metric, end).removesuffix("%") for end in around)
+    return f"[{low}, {high}]"
+
+
+def shown_keys(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The metrics that a table shows: those that some result has, without those that are zero everywhere and only
+    matter when they are not."""
+    best = dict.fromkeys(key for result in results for key in result if key.startswith(("pass@", "best_of_")))
+    order = ["solved", *(key for key in best if key.startswith("pass@")), *list(BY_KEY)[1:]]
+    keys = [key for key in order if any(key in result for result in results)]
+    if any(result.get("reward") != result.get("solved") for result in results):
+        keys[keys.index("reward") + 1 : keys.index("reward") + 1] = [key for key in best if key.startswith("best_of_")]
+    else:
+        keys.remove("reward")
+    return [key for key in keys if key not in QUIET or any(result.get(key) for result in results)]
+
+
+def metric_of(key: str) -> Metric:
+    """Also of pass@k and best-of-k, which depend on how many rollouts there are."""
+    if key in BY_KEY:
+        return BY_KEY[key]
+    if key.startswith("pass@"):
+        return Metric(key, key, "", better="higher", percent=True)
+    if key.startswith("best_of_"):
+        return Metric(key, f"reward, best of {key.removeprefix('best_of_')}", "", better="higher")
+    return Metric(key, key, "")

@@ -1,0 +1,150 @@
+"""What a side suite's task is drafted from, and how it is verified before it becomes a folder.
+
+The repositories are those of the pocket tasks, held-out side: small, real, with tests that pass.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from offbook.sandbox import BoxSpec
+from offbook.taskgen.pocket.deletion import delete_feature
+from offbook.taskgen.pocket.functions import Function
+from offbook.taskgen.pocket.repos import Module, Repository, make_repository
+from offbook.tasks.check import gold_changes
+from offbook.tasks.folder import NewTask, load_task, write_task
+from offbook.tasks.grade import grade
+from offbook.types import Interrupt, OffbookError, Task
+
+TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "finish")
+REQUEST_TESTS = "tests/test_request.py"  # what the request says beyond the repository's own tests
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A function of a repository, and where it is."""
+
+    repository: Repository
+    module: Module
+    function: Function
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+    @property
+    def path(self) -> str:
+        return self.repository.path(self.module.name)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The tests that need it."""
+        return self.repository.tests_of(self.module, self.function)
+
+    @property
+    def callers(self) -> list[str]:
+        return [caller.name for caller in self.repository.callers if caller.needs(self.function)]
+
+    @property
+    def source(self) -> str:
+        return self.function.source(self.function.body)
+
+    def with_body(self, body: str, files: Mapping[str, str]) -> str:
+        """Its file with another body in the place of the stub."""
+        return files[self.path].replace(self.function.stub, body)
+
+
+@dataclass(frozen=True, slots=True)
+class SideDraft:
+    """A task, and submissions that must be refused: each is a plausible way to miss what the request is about."""
+
+    id: str
+    origin: str
+    instruction: str
+    tree: dict[str, str]
+    gold: dict[str, str]  # the files that the right submission changes, as it leaves them
+    hidden: dict[str, str]
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+    wrong: dict[str, dict[str, str]]
+    difficulty: str = "normal"
+    leave: bool = False
+    interrupt: Interrupt | None = None
+    sources: tuple[str, ...] = ()
+
+
+def draw_spots(rng: random.Random, number: int, count: int, one_step: bool = False) -> list[Spot]:
+    """Functions of one repository, in modules of their own."""
+    while True:
+        repository = make_repository(rng, "heldout", number)
+        spots = [
+            Spot(repository, module, function)
+            for module in repository.modules
+            for function in module.functions
+            if not one_step or len(function.steps) == 1
+        ]
+        first_of = {spot.module.name: spot for spot in reversed(spots)}
+        if len(first_of) >= count:
+            return rng.sample([first_of[name] for name in sorted(first_of)], count)
+
+
+def all_nodes(repository: Repository) -> tuple[str, ...]:
+    found = []
+    for path in repository.test_files:
+        found += [f"{path}::{name}" for name in re.findall(r"^def (test_\w+)", repository.files[path], re.MULTILINE)]
+    return tuple(found)
+
+
+def without(repository: Repository, spots: Iterable[Spot]) -> dict[str, str]:
+    """What the agent sees when these functions are deleted, and the tests that need them."""
+    files = dict(repository.files)
+    gone: set[str] = set()
+    for spot in spots:
+        files = delete_feature(files, spot.path, spot.name, [node for node in spot.nodes if node not in gone])
+        gone.update(spot.nodes)
+    return files
+
+
+def tests_of(repository: Repository) -> dict[str, str]:
+    return {path: repository.files[path] for path in repository.test_files}
+
+
+def new_task(draft: SideDraft) -> NewTask:
+    return NewTask(
+        instruction=draft.instruction,
+        tree=draft.tree,
+        gold=draft.gold,
+        hidden_tests=draft.hidden,
+        test_files=tuple(sorted(draft.hidden)),
+        id=draft.id,
+        origin=draft.origin,
+        difficulty=draft.difficulty,
+        tools=TOOLS,
+        fail_to_pass=draft.fail_to_pass,
+        pass_to_pass=draft.pass_to_pass,
+        sources=draft.sources,
+        leave=draft.leave,
+        interrupt=draft.interrupt,
+    )
+
+
+async def write_verified(folder: Path, draft: SideDraft) -> Task:
+    """The folder, if it behaves as drafted; one sentence if not: then the template is wrong."""
+    write_task(folder, new_task(draft))
+    task = load_task(folder)
+    spec = BoxSpec(backend="process")
+    untouched = await grade(task, {}, spec, TIMEOUT_S)
+    if untouched.invalid or untouched.missing != frozenset(draft.fail_to_pass):
+        raise OffbookError(f"{draft.id}: the untouched tree fails {sorted(untouched.missing)} {untouched.invalid}")
+    gold = await grade(task, gold_changes(task), spec, TIMEOUT_S)
+    if not gold.solved:
+        raise OffbookError(f"{draft.id}: the right submission is refused: {sorted(gold.missing)} {gold.invalid}")
+    for why, files in draft.wrong.items():
+        if (await grade(task, files, spec, TIMEOUT_S)).solved:
+            raise OffbookError(f"{draft.id}: a submission that {why} is accepted")
+    return task

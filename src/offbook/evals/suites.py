@@ -1,0 +1,80 @@
+"""Suites by name: `pocket`, the side suites that are made on the spot, or any folder of task folders."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import offbook
+from offbook.config import Config, cache_folder
+from offbook.evals.sides import SIDES, make_side
+from offbook.loop.rollout import tasks_at
+from offbook.loop.setup import Progress, held_out, quiet, task_sets
+from offbook.tasks import load_tasks
+from offbook.types import OffbookError, Task
+
+ALL_SIDES = "sides"
+
+
+@dataclass(frozen=True, slots=True)
+class Suites:
+    """The tasks of one or more suites, and which suite each is of."""
+
+    names: list[str]
+    by_id: dict[str, Task] = field(default_factory=dict)
+    suite_of: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tasks(self) -> list[Task]:
+        return list(self.by_id.values())
+
+
+def load_suites(names: list[str], config: Config, limit: int = 0, progress: Progress = quiet) -> Suites:
+    """`limit` is for each suite; 0 is no limit."""
+    wanted = [each for name in names for each in (SIDES if name == ALL_SIDES else [name])]
+    suites = Suites(wanted)
+    for name in wanted:
+        tasks = tasks_of(name, config, progress)
+        for task in tasks[:limit] if limit else tasks:
+            if task.id in suites.suite_of:
+                raise OffbookError(f"{name} has a task {task.id}, and {suites.suite_of[task.id]} has one of that name")
+            suites.suite_of[task.id] = name
+            suites.by_id[task.id] = task
+    return suites
+
+
+def tasks_of(name: str, config: Config, progress: Progress = quiet) -> list[Task]:
+    """Of a folder with train/ and heldout/ in it, those that are held out."""
+    if name in SIDES:
+        return load_tasks(side_folder(name, config.seed, progress))
+    if name != "pocket" and any((Path(name) / split).is_dir() for split in ("train", "heldout")):
+        if tasks := held_out(Path(name), config.tasks.wording):
+            return tasks
+        raise OffbookError(f"{name} has no held-out tasks; `--suite {Path(name) / 'train'}` measures on the others")
+    if name != "pocket" and not Path(name).is_dir():
+        raise OffbookError(f"there is no suite {name}; give a folder of tasks, `pocket`, {', '.join(SIDES)} or `sides`")
+    return tasks_at(name, config, progress)
+
+
+def train_tasks(source: str, config: Config) -> list[Task]:
+    """What was trained on: the train/ part of a folder that has one, else all of it."""
+    if source == "pocket":
+        return task_sets(config).train
+    folder = Path(source) / "train" if (Path(source) / "train").is_dir() else Path(source)
+    if not folder.is_dir():
+        raise OffbookError(f"there is no folder {source} with training tasks")
+    return load_tasks(folder)
+
+
+def side_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
+    """Made and verified when it is first asked for; other templates make another folder."""
+    package = Path(offbook.__file__).parent
+    digest = hashlib.sha256()
+    for path in [*sorted((package / "bench" / "sides").glob("*.py")), *sorted((package / "tasks").glob("*.py"))]:
+        digest.update(path.read_bytes())
+    root = cache_folder() / "sides" / digest.hexdigest()[:12] / f"{name}-{seed}"
+    if not root.is_dir():
+        asyncio.run(make_side(name, root, seed, lambda share: progress(f"making {name}", share)))
+    return root

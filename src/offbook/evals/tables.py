@@ -1,0 +1,64 @@
+"""Results in rows and columns, for a terminal and for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from offbook.evals.metrics import metric_of, show, show_interval, shown_keys
+
+Cells = list[list[str]]  # the first row is the header
+
+
+def result_cells(result: Mapping[str, Any]) -> Cells:
+    """One evaluation: every metric with its interval."""
+    cells = [["", "value", "95% interval"]]
+    for key in shown_keys([result]):
+        metric = metric_of(key)
+        cells.append([metric.heading, show(metric, result[key]), show_interval(metric, result["intervals"].get(key))])
+    return cells
+
+
+def bucket_cells(buckets: Mapping[str, Mapping[str, Any]], name: str) -> Cells:
+    keys = ("solved", "tokens", "turns", "invalid_per_100", "edit_rate")
+    cells = [[name, "tasks", "solved", "95% interval", *(metric_of(key).label for key in keys[1:])]]
+    for bucket, one in buckets.items():
+        around = show_interval(metric_of("solved"), one["solved_ci"])
+        rest = [show(metric_of(key), one[key]) for key in keys[1:]]
+        cells.append([bucket, str(one["tasks"]), show(metric_of("solved"), one["solved"]), around, *rest])
+    return cells
+
+
+def said_of(result: Mapping[str, Any]) -> list[str]:
+    """The sentences below a table: what was measured, what was left out, what the training tasks have of it."""
+    said = [
+        f"{result['rollouts']} rollouts of {result['tasks']} tasks ({', '.join(result['suites'])}); intervals by "
+        "bootstrap over tasks"
+    ]
+    if result["resumed"]:
+        said[0] += f"; {result['resumed']} rollouts were there from before"
+    if result["unreadable"]:
+        said.append(f"{result['unreadable']} unreadable lines were skipped, their rollouts run again")
+    flags = {key.removeprefix("flags/"): value for key, value in result.items() if key.startswith("flags/")}
+    if flags:
+        said.append("flags: " + ", ".join(f"{kind} {number}" for kind, number in flags.items()))
+    return [*said, contamination_sentence(result.get("contamination"))]
+
+
+def contamination_sentence(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "contamination: not checked; --train FOLDER names the training tasks"
+    return (
+        f"contamination: {found['contained']} of {found['suite_tasks']} tasks have something in the "
+        f"{found['train_tasks']} training tasks (same task {found['same_task']}, same repository "
+        f"{found['same_repository']}, 13 words {found['tasks_words_13']}, 8 code tokens {found['tasks_code_8']}, equal "
+        f"function body {found['tasks_equal_body']}); mean share of 13 words {found['words_13']:.1%}, of 8 code tokens "
+        f"{found['code_8']:.1%}"
+        + (f"; {found['too_short']} tasks are too short to tell" if found.get("too_short") else "")
+    )
+
+
+def markdown(cells: Cells) -> str:
+    header, *rows = [[cell.replace("|", "\\|") for cell in row] for row in cells]
+    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in lines) + "\n"

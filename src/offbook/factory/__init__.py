@@ -1,1 +1,0 @@
-"""The task factory: a tested Python repository becomes validated feature-deletion tasks."""

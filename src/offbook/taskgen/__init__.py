@@ -1,0 +1,1 @@
+"""From repositories to tasks: a tested Python repository becomes verified feature-deletion tasks."""

@@ -1,0 +1,245 @@
+"""The leak audit: does anything that the agent can read give the deleted code away?
+
+A corpus is an index of everything readable, built once for places that do not change. A task's question is then a
+look-up that names candidates, and only those are opened again and read closely.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from offbook.taskgen.audit import binary, bytecode, text
+from offbook.taskgen.audit import wanted as wanting
+from offbook.taskgen.audit.archives import Leaf
+from offbook.taskgen.audit.files import files_below, is_source, leaves, links_out
+
+TREE = "tree"  # the place that a task's own files lie in
+WINDOW, RENAMED_WINDOW = wanting.FEWEST, 6
+# What share of the kept shingles makes a file worth opening. Lower than the shares that decide.
+CANDIDATE_SOURCE, CANDIDATE_OTHER, CANDIDATE_RENAMED, CANDIDATE_CODE = 0.6, 0.35, 0.35, 0.7
+FEW_WORDS = 7  # of so few all have to be there
+# Machine code, pictures and what is compressed hold every short word somewhere and no table of symbols.
+NOISE = (
+    *(b"\x7fELF", b"\xcf\xfa\xed\xfe", b"MZ", b"!<arch>\n", b"\x89PNG", b"\xff\xd8\xff", b"GIF8"),
+    *(b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"),
+)
+MOST_LINKED = 20_000  # files behind one link that leads out of a place
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """A place that the agent can read and that gives deleted code away."""
+
+    path: str  # inside archives as outer.zip!inner/path
+    what: str  # "path::name" of the deleted code
+    how: str  # which search found it
+    evidence: str  # a short excerpt
+
+
+def audit(
+    places: Mapping[str, Path], removed: Mapping[str, str], allowed: Mapping[str, str] | None = None
+) -> list[Leak]:
+    """Every leak, and as a leak of nothing in particular every file that could not be read."""
+    corpus = Corpus(places)
+    return corpus.leaks(removed, allowed) + [Leak(name, "", "unread", why) for name, why in corpus.unread.items()]
+
+
+def too_small(removed: Mapping[str, str], allowed: Mapping[str, str] | None = None) -> list[str]:
+    """What is not searched for: code of fewer than 12 tokens beyond what is allowed is everywhere by chance."""
+    allowed = allowed or {}
+    return [what for what, source in removed.items() if not wanting.wanted_pieces(what, source, allowed.get(what, ""))]
+
+
+class Corpus:
+    """An index of all files below the places; `unread` says what is not in it and why.
+
+    `leave_out` are folders that the agent does not see.
+    """
+
+    def __init__(self, places: Mapping[str, Path], leave_out: Iterable[Path] = ()):
+        self.unread: dict[str, str] = {}
+        self._leave_out = frozenset(leave_out)
+        self._index = _indexed(self._all_leaves(places))
+
+    def leaks(
+        self,
+        removed: Mapping[str, str],
+        allowed: Mapping[str, str] | None = None,
+        files: Mapping[str, str | None] | None = None,
+    ) -> list[Leak]:
+        """Where the removed code ("path::name" -> source) is found, in order of path.
+
+        `allowed` is what may be seen of each, such as a stub's signature and docstring. `files` are the files of the
+        place "tree" as the task has them, None where one is gone: they take the place of those that were indexed.
+        """
+        files, allowed = files or {}, allowed or {}
+        traces = [
+            binary.traces_of(wanted, removed[what], allowed.get(what, ""))
+            for what, source in removed.items()
+            for wanted in wanting.wanted_pieces(what, source, allowed.get(what, ""))
+        ]
+        hidden = frozenset(f"{TREE}/{path}" for path in files)
+        own = {f"{TREE}/{path}": Leaf(f"{TREE}/{path}", content.encode()) for path, content in files.items() if content}
+        changed = _indexed((None, leaf) for leaf in own.values())
+        found = [*_search(self._index, traces, hidden, {}), *_search(changed, traces, frozenset(), own)]
+        first = {(leak.path, leak.what): leak for leak in reversed(found)}  # of several ways to find it, the first
+        # What lies in an archive without compression shows in the archive's own bytes too.
+        outer = {(leak.path.rpartition("!")[0], leak.what) for leak in found}
+        return [first[place] for place in sorted(first.keys() - outer)]
+
+    def _all_leaves(self, places: Mapping[str, Path]) -> Iterator[tuple[Path, Leaf]]:
+        roots = [root.resolve() for root in places.values()]
+        for label, root in places.items():
+            if not root.exists():
+                raise FileNotFoundError(f"{root} is not there to be audited")
+            yield from self._leaves_below(label, root)
+            for link, target in links_out(root).items():
+                if not any(target.is_relative_to(other) for other in roots):
+                    yield from self._leaves_below(f"{label}/{link}", target, MOST_LINKED)
+
+    def _leaves_below(self, label: str, root: Path, most: int | None = None) -> Iterator[tuple[Path, Leaf]]:
+        for number, (path, name) in enumerate(files_below(root, self._leave_out)):
+            if most is not None and number >= most:
+                self.unread[label] = f"leads to more than {most} files"
+                return
+            for leaf in leaves(path, f"{label}/{name}", self._note_unread):
+                yield path, leaf
+
+    def _note_unread(self, name: str, why: str) -> None:
+        self.unread[name] = why
+
+
+@dataclass(frozen=True, slots=True)
+class _Postings:
+    """Which leaves have which hash: two parallel arrays, sorted by hash."""
+
+    hashes: text.Hashes
+    leaves: npt.NDArray[np.uint32]
+
+    def counts(self, wanted: text.Hashes, num_leaves: int) -> Numbers:
+        """How many of the wanted hashes each leaf has."""
+        starts = np.searchsorted(self.hashes, wanted, side="left")
+        ends = np.searchsorted(self.hashes, wanted, side="right")
+        runs = [self.leaves[start:end] for start, end in zip(starts, ends, strict=True) if end > start]
+        return np.bincount(np.concatenate(runs), minlength=num_leaves) if runs else np.zeros(num_leaves, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    where: list[
+        list[tuple[Path | None, str]]
+    ]  # of each leaf: the file it comes out of and its names; equal ones are one
+    is_source: npt.NDArray[np.bool_]
+    is_bytecode: npt.NDArray[np.bool_]
+    named: _Postings
+    renamed: _Postings
+    words: _Postings  # of bytecode and tables of symbols
+
+
+def _indexed(found: Iterable[tuple[Path | None, Leaf]]) -> _Index:
+    where: list[list[tuple[Path | None, str]]] = []
+    numbers: dict[bytes, int] = {}
+    compiled: list[bool] = []
+    kept: dict[str, list[tuple[text.Hashes, int]]] = {"named": [], "renamed": [], "words": []}
+    for path, leaf in found:
+        number = numbers.setdefault(hashlib.blake2b(leaf.data, digest_size=16).digest(), len(where))
+        if number < len(where):
+            where[number].append((path, leaf.name))
+            continue
+        where.append([(path, leaf.name)])
+        compiled.append(bytecode.is_bytecode(leaf.data))
+        tokens = text.tokens_of(text.normalise(leaf.text))
+        kept["named"].append((text.winnowed(text.named_shingles(tokens), WINDOW), number))
+        kept["renamed"].append((text.winnowed(text.renamed_shingles(tokens), RENAMED_WINDOW), number))
+        if (leaf.is_binary and not leaf.data.startswith(NOISE)) or binary.is_symbol_table(leaf):
+            kept["words"].append((text.hashed(binary.words_in(leaf.data)), number))
+    source = [any(is_source(name) for _, name in names) for names in where]
+    postings = {name: _sorted_postings(parts) for name, parts in kept.items()}
+    return _Index(where, np.array(source, dtype=bool), np.array(compiled, dtype=bool), **postings)
+
+
+def _sorted_postings(parts: list[tuple[text.Hashes, int]]) -> _Postings:
+    hashes = np.concatenate([part for part, _ in parts] or [np.zeros(0, dtype=np.uint64)])
+    numbers = np.repeat(
+        np.array([number for _, number in parts], dtype=np.uint32), [len(part) for part, _ in parts] or []
+    )
+    order = np.argsort(hashes, kind="stable")
+    return _Postings(hashes[order], numbers[order])
+
+
+def _search(
+    index: _Index, traces: list[binary.Traces], hidden: frozenset[str], own: Mapping[str, Leaf]
+) -> Iterator[Leak]:
+    """Candidates are opened file by file, so an archive with many of them is unpacked once."""
+    to_open: dict[Path | None, dict[str, tuple[int, list[binary.Traces]]]] = defaultdict(dict)
+    for trace in traces:
+        for number in _candidates(index, trace):
+            places = [(path, name) for path, name in index.where[number] if name.partition("!")[0] not in hidden]
+            if places:
+                path, name = places[0]
+                to_open[path].setdefault(name, (number, []))[1].append(trace)
+    for path, wanted_of in to_open.items():
+        opened = own.values() if path is None else leaves(path, _outer(next(iter(wanted_of))), lambda *_: None)
+        left = dict(wanted_of)
+        for leaf in opened:
+            if leaf.name not in left:
+                continue
+            number, wanted = left.pop(leaf.name)
+            for trace, how, evidence in _looked_at(leaf, wanted, bool(index.is_source[number])):
+                for _, name in index.where[number]:
+                    if name.partition("!")[0] not in hidden:
+                        yield Leak(name, trace.wanted.what, how, evidence)
+            if not left:
+                break
+
+
+def _outer(name: str) -> str:
+    return name.partition("!")[0]
+
+
+def _candidates(index: _Index, trace: binary.Traces) -> list[int]:
+    count = len(index.where)
+    chosen = np.zeros(count, dtype=bool)
+    lowest = np.where(index.is_source, CANDIDATE_SOURCE, CANDIDATE_OTHER)
+    for shingles in trace.wanted.named:
+        kept = text.winnowed(shingles, WINDOW)
+        if len(kept):
+            chosen |= index.named.counts(kept, count) >= lowest * len(kept)
+    for shingles in trace.wanted.renamed:
+        kept = text.winnowed(shingles, RENAMED_WINDOW)
+        if len(shingles) >= wanting.FEWEST_RENAMED:
+            chosen |= index.renamed.counts(kept, count) >= CANDIDATE_RENAMED * len(kept)
+    if trace.parts:
+        counts = index.words.counts(text.hashed(trace.words), count)
+        share = CANDIDATE_CODE if len(trace.words) > FEW_WORDS else 1.0
+        chosen |= index.is_bytecode & (counts >= share * len(trace.words))
+    if trace.secret:
+        names = text.hashed([trace.wanted.name, trace.stem])
+        chosen |= ~index.is_bytecode & (index.words.counts(np.unique(names), count) == len(np.unique(names)))
+    return [int(number) for number in np.flatnonzero(chosen)]
+
+
+def _looked_at(leaf: Leaf, wanted: list[binary.Traces], source: bool) -> Iterator[tuple[binary.Traces, str, str]]:
+    page = text.page_of(leaf.text, source)
+    module = bytecode.read_bytecode(leaf.data) if bytecode.is_bytecode(leaf.data) else None
+    functions = wanting.Functions(leaf.text if source else "")
+    for trace in wanted:
+        if found := wanting.found_in(page, trace.wanted):
+            yield trace, *found
+        elif name := functions.same_as(trace.wanted):
+            yield trace, "structure", f"def {name}"
+        elif module is not None:
+            if evidence := binary.found_in_bytecode(module, trace):
+                yield trace, "bytecode", evidence
+        elif (leaf.is_binary or binary.is_symbol_table(leaf)) and (
+            evidence := binary.found_in_symbols(leaf.data, trace)
+        ):
+            yield trace, "symbols", evidence

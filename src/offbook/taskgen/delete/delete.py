@@ -1,0 +1,150 @@
+"""A feature taken out of a tree, at three levels; the rest still imports and keeps its bytes.
+
+`stub`: bodies become a raise. `hybrid`: public names are stubs, private helpers are gone. `gone`: public names are gone
+too, with everything that names them. A function that something left over still names is stubbed instead: the deletion
+is made, looked over for names that lead nowhere, and made again without those, until none is left.
+
+Left out: names built at run time, and module-level constants that only deleted code read (they stay).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from offbook.taskgen.delete.gone import drop_examples, scrub_documents
+from offbook.taskgen.delete.leftovers import Attempt, drop_empty_files, drop_unused_imports, still_named
+from offbook.taskgen.delete.patches import Refused, apply_proposal
+from offbook.taskgen.delete.references import Lost, spread
+from offbook.taskgen.delete.surgery import Orders, Outcome, operate
+from offbook.taskgen.delete.symbols import Function, Symbols
+from offbook.taskgen.delete.trivial import trivial_bodies
+from offbook.taskgen.delete.visible import without_tests
+from offbook.taskgen.nouns import Deletion, Feature, FunctionKey, Level
+
+__all__ = ["Refused", "apply_proposal", "delete", "trivial_bodies", "without_tests"]
+
+
+def delete(files: Mapping[str, str], symbols: Symbols, feature: Feature, level: Level) -> Deletion:
+    """`files` is the whole tree as text; the visible tests are left to `without_tests`."""
+    doomed = _may_go(symbols, feature, level)
+    while True:
+        attempt = _attempt(files, symbols, feature, level, doomed)
+        needed = still_named(files, symbols, attempt, level, doomed)
+        if not needed:
+            break
+        doomed -= needed
+    changed = {path: text for path, text in attempt.files.items() if text != files[path]}
+    if level == "gone":
+        changed |= scrub_documents(files, {key.name for key in doomed})
+    deleted = {key for key in feature.functions if key in doomed or _is_inside(key, doomed | {*feature.functions})}
+    stubbed = {key for key in feature.functions if f"{key.path}::{key.name}" in attempt.removed} - deleted
+    return Deletion(feature, level, changed, attempt.removed, tuple(sorted(stubbed)), tuple(sorted(deleted)))
+
+
+def _is_inside(key: FunctionKey, whole: Collection[FunctionKey]) -> bool:
+    """Whether a function or class around it is in the set."""
+    parts = key.name.split(".")
+    return any(FunctionKey(key.path, ".".join(parts[:end])) in whole for end in range(1, len(parts)))
+
+
+def _may_go(symbols: Symbols, feature: Feature, level: Level) -> set[FunctionKey]:
+    """The functions that may go altogether, and the classes that nobody else can have an instance of.
+
+    Dunder methods answer to syntax, not to a name, and go only with their class.
+    """
+    if level == "stub":
+        return set()
+    functions = [symbols.functions[key] for key in feature.functions]
+    found = {
+        function.key
+        for function in functions
+        if not (function.nested or function.dunder or (level == "hybrid" and function.public))
+        and not _overrides(function, symbols)
+    }
+    for owner in {FunctionKey(function.key.path, function.owner) for function in functions if function.owner}:
+        hidden = any(part.startswith("_") for part in owner.name.split("."))
+        if "<locals>" not in owner.name and (level == "gone" or hidden) and _is_whole_class(owner, symbols, feature):
+            found.add(owner)
+    return found
+
+
+def _is_whole_class(owner: FunctionKey, symbols: Symbols, feature: Feature) -> bool:
+    """All its methods are in the feature, or at least all by which an instance is made or none is needed."""
+    whole = set(feature.functions)
+    methods = [f for f in symbols.functions.values() if f.key.path == owner.path and f.owner == owner.name]
+    makers = {method.key for method in methods if method.simple in {"__init__", "__new__"}}
+    free = {method.key for method in methods if {"classmethod", "staticmethod"} & {*method.decorators}}
+    return (bool(makers) and makers | free <= whole) or all(method.key in whole for method in methods)
+
+
+def _overrides(function: Function, symbols: Symbols) -> bool:
+    """Whether a base class has the method too: without the override calls would reach the base's."""
+    if not function.owner:
+        return False
+    known = {name: bases for module in symbols.modules.values() for name, bases in module.bases.items()}
+    owners = {f.owner.rpartition(".")[2] for f in symbols.functions.values() if f.owner and f.simple == function.simple}
+    waiting, seen = list(known.get(function.owner.rpartition(".")[2], ())), set()
+    while waiting:
+        base = waiting.pop()
+        if base in owners:
+            return True
+        if base not in seen:
+            seen.add(base)
+            waiting += known.get(base, ())
+    return False
+
+
+def _attempt(
+    files: Mapping[str, str], symbols: Symbols, feature: Feature, level: Level, doomed: set[FunctionKey]
+) -> Attempt:
+    lost: Lost = {}
+    for key in doomed:
+        lost.setdefault(key.path, {})[key.name] = frozenset({key})
+    while True:
+        lost = spread(symbols, lost)
+        touched = sorted({*lost} | {key.path for key in feature.functions})
+        outcomes = {path: _operate(files[path], path, symbols, feature, level, doomed, lost) for path in touched}
+        if not _add_taken(lost, outcomes):
+            break
+    attempt = Attempt({path: outcome.source for path, outcome in outcomes.items()}, lost=lost)
+    for path, outcome in outcomes.items():
+        attempt.removed |= {f"{path}::{name}": text for name, text in outcome.removed.items()}
+    if doomed:
+        drop_unused_imports(files, symbols, attempt)
+        drop_empty_files(files, symbols, attempt, level)
+        _drop_declarations(files, attempt, doomed)
+    return attempt
+
+
+def _add_taken(lost: Lost, outcomes: Mapping[str, Outcome]) -> bool:
+    """A statement that goes takes the names with it that it assigned. Whether there are any new ones."""
+    grown = False
+    for path, outcome in outcomes.items():
+        for name, values in outcome.taken.items():
+            origins = frozenset(key for value in values for key in lost[path][value])
+            grown = grown or not origins <= lost[path].get(name, frozenset())
+            lost[path][name] = lost[path].get(name, frozenset()) | origins
+    return grown
+
+
+def _operate(
+    source: str, path: str, symbols: Symbols, feature: Feature, level: Level, doomed: set[FunctionKey], lost: Lost
+) -> Outcome:
+    names = {name.rpartition(".")[2] for name in lost.get(path, {})}
+    orders = Orders(
+        stub={key.name for key in feature.functions if key.path == path and key not in doomed},
+        remove={key.name for key in doomed if key.path == path},
+        lost=set(lost.get(path, {})),
+        statements=level == "gone",
+        package=symbols.modules[path].package,
+        edit_docstring=(lambda text: drop_examples(text, names)) if level == "gone" and names else None,
+    )
+    return operate(source, orders)
+
+
+def _drop_declarations(files: Mapping[str, str], attempt: Attempt, doomed: set[FunctionKey]) -> None:
+    """The same definitions in the .pyi file beside a module."""
+    for path in {key.path for key in doomed}:
+        if (beside := path + "i") in files:
+            names = {key.name for key in doomed if key.path == path}
+            attempt.files[beside] = operate(files[beside], Orders(remove=names, lost=names)).source

@@ -1,0 +1,156 @@
+"""What a deletion leaves behind: imports nobody uses, files with nothing in them, names that lead nowhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from offbook.taskgen.delete.modules import module_of
+from offbook.taskgen.delete.references import COMMON, Lost, Origins, Uses, lost_names, uses
+from offbook.taskgen.delete.surgery import Orders, operate
+from offbook.taskgen.delete.symbols import Symbols
+from offbook.taskgen.delete.visible import is_test_code
+from offbook.taskgen.nouns import FunctionKey, Level
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A deletion that has yet to be looked over."""
+
+    files: dict[str, str | None]
+    removed: dict[str, str] = field(default_factory=dict)
+    lost: Lost = field(default_factory=dict)
+
+
+def drop_unused_imports(files: Mapping[str, str], symbols: Symbols, attempt: Attempt) -> None:
+    """Imports that only deleted code used. One that others import from here, or that a test patches, stays."""
+    elsewhere = {
+        (imported.module, imported.name)
+        for path, text in files.items()
+        if path.endswith(".py") and (module := module_of(path, text, symbols.import_roots))
+        for imported in module.imports
+    }
+    tests = "\n".join(text for path, text in files.items() if is_test_code(path))
+    for path, text in attempt.files.items():
+        module = symbols.modules[path]
+        if text is None or text == files[path] or path.endswith("__init__.py"):
+            continue
+        before, after = uses(files[path]), uses(text)
+        unused = {
+            imported.bound
+            for imported in module.imports
+            if imported.top
+            and imported.module != "__future__"
+            and imported.bound in before.names
+            and imported.bound not in after.names | after.strings
+            and (module.name, imported.bound) not in elsewhere
+            and f"{module.name.rpartition('.')[2]}.{imported.bound}" not in tests
+        }
+        if unused:
+            attempt.files[path] = operate(text, Orders(lost=unused, package=module.package)).source
+
+
+def drop_empty_files(files: Mapping[str, str], symbols: Symbols, attempt: Attempt, level: Level) -> None:
+    """Files that defined what is gone and have nothing but imports left, unless somebody needs to import them."""
+    defining = {where.partition("::")[0] for where in attempt.removed}
+    for path, text in sorted(attempt.files.items()):
+        if text is None or path not in defining or path.endswith(("__init__.py", "__main__.py")) or not _is_empty(text):
+            continue
+        name = symbols.modules[path].name
+        cleaned: dict[str, str | None] = {path: None}
+        for other, source in {**files, **attempt.files}.items():
+            if (
+                other == path
+                or source is None
+                or not other.endswith(".py")
+                or (level == "gone" and is_test_code(other))
+            ):
+                continue
+            module = module_of(other, source, symbols.import_roots)
+            if module is not None and module.imports_module(name):
+                cleaned[other] = operate(source, Orders(modules={name}, package=module.package)).source
+        still = any(
+            (module := module_of(other, source, symbols.import_roots)) and module.imports_module(name)
+            for other, source in cleaned.items()
+            if source is not None
+        )
+        if not still and all(other in symbols.modules for other in cleaned):
+            attempt.files |= cleaned
+
+
+def _is_empty(source: str) -> bool:
+    def is_nothing(node: ast.stmt) -> bool:
+        if isinstance(node, ast.Assign):
+            exports = all(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets)
+            return exports and isinstance(node.value, ast.List | ast.Tuple) and not node.value.elts
+        if isinstance(node, ast.Expr):
+            return isinstance(node.value, ast.Constant)
+        return isinstance(node, ast.Import | ast.ImportFrom | ast.Pass)
+
+    return all(map(is_nothing, ast.parse(source).body))
+
+
+def still_named(
+    files: Mapping[str, str], symbols: Symbols, attempt: Attempt, level: Level, doomed: set[FunctionKey]
+) -> set[FunctionKey]:
+    """The doomed functions and classes that something left over needs: code, test set-up, or an entry point.
+
+    At `gone` the visible tests are cleaned of the names, all but conftest files, which every test needs.
+    """
+    found: set[FunctionKey] = set()
+    looked_for = {key: frozenset({key}) for key in doomed} | _taken_from_classes(symbols, attempt)
+    for path in files:
+        text = attempt.files.get(path, files[path])
+        kept_test = is_test_code(path) and (level != "gone" or path.endswith("conftest.py"))
+        if text is None or not doomed or (path not in symbols.modules and not kept_test):
+            continue
+        module = module_of(path, text, symbols.import_roots)
+        if module is None:
+            continue
+        read = uses(text)
+        inside_functions = {imported.bound for imported in module.imports if not imported.top}
+        for name, origins in {**attempt.lost.get(path, {}), **lost_names(module, attempt.lost, symbols)}.items():
+            if name in read.names or name in inside_functions or (kept_test and "." not in name):
+                found |= origins
+        for key, origins in looked_for.items():
+            if not origins <= found and _is_reached(key, path, read, symbols, level):
+                found |= origins
+    entries = "\n".join(text for path, text in files.items() if path.endswith((".toml", ".cfg", "setup.py")))
+    found |= {key for key in doomed if f":{key.name}" in entries}
+    found |= {FunctionKey(key.path, key.name.rpartition(".")[0]) for key in found}  # a method needs its class
+    return found & doomed
+
+
+def _taken_from_classes(symbols: Symbols, attempt: Attempt) -> dict[FunctionKey, Origins]:
+    """What a class body assigned from what is lost, such as a property, is reached as a method is."""
+    return {
+        FunctionKey(path, name): origins
+        for path, names in attempt.lost.items()
+        for name, origins in names.items()
+        if "." in name and name.partition(".")[0] in symbols.modules[path].bases
+    }
+
+
+def _begins(text: str, name: str) -> bool:
+    """Whether a name may be put together from it: "visit_" + kind, f"visit_{kind}", "visit_%s" % kind."""
+    start = re.split(r"[{%]", text, maxsplit=1)[0]
+    return len(start) > 3 and start.endswith("_") and name.startswith(start) and name != start
+
+
+def _is_reached(key: FunctionKey, path: str, read: Uses, symbols: Symbols, level: Level) -> bool:
+    """By a string, or as an attribute. Private names are rare enough for every match to count."""
+    owner, _, simple = key.name.rpartition(".")
+    hidden = simple.startswith("_")
+    if simple in (read.strings if hidden or level == "hybrid" else read.looked_up):
+        return True
+    if any(text.endswith(f".{key.name}") or _begins(text, simple) for text in read.strings):
+        return True
+    receivers = {receiver for receiver, attribute in read.attributes if attribute == simple}
+    if not owner or not receivers:
+        return False
+    others = {f.owner for f in symbols.functions.values() if f.simple == simple and f.owner and f.key != key}
+    on_itself = path == key.path and owner in receivers
+    on_unknown = bool(receivers - {""} - others)  # self of a class that has no such method: it inherits
+    return hidden or on_itself or on_unknown or ("" in receivers and not others and simple not in COMMON)

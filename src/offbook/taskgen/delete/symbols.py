@@ -1,0 +1,204 @@
+"""A static picture of a repository's product code: its functions, its modules, who names whom.
+
+Read with `ast`, so nothing is run. Callers go by bare name: two methods of one name share their callers.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from offbook.taskgen.delete.modules import Definition, Module, dotted, last, read_module
+from offbook.taskgen.nouns import FunctionKey
+
+PROPERTIES = {"property", "cached_property", "setter", "getter", "deleter", "abstractproperty"}
+PLAIN_DECORATORS = PROPERTIES | {
+    "staticmethod", "classmethod", "abstractmethod", "overload", "wraps", "lru_cache", "cache", "contextmanager",
+    "asynccontextmanager", "singledispatch", "total_ordering", "override", "final", "deprecated", "no_type_check",
+}  # fmt: skip
+REGISTERING = ("register", "route", "command", "hook", "handler", "listen", "plugin", "subscribe", "on_", "add_")
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function or method. Where a name is defined more than once, all its definitions are one Function."""
+
+    key: FunctionKey
+    lines: tuple[tuple[int, int], ...]  # first and last line of each definition, decorators included
+    signature: str  # of the last definition that is no overload
+    docstring: str
+    public: bool
+    owner: str  # qualified name of the class; empty for a function
+    decorators: tuple[str, ...]
+    statements: int  # of all bodies; docstrings, pass and ... do not count
+    body_lines: int
+    uses: frozenset[str]  # every name and attribute in the bodies
+
+    @property
+    def simple(self) -> str:
+        return self.key.name.rpartition(".")[2]
+
+    @property
+    def nested(self) -> bool:
+        return "<locals>" in self.key.name
+
+    @property
+    def dunder(self) -> bool:
+        return self.simple.startswith("__") and self.simple.endswith("__")
+
+    @property
+    def is_property(self) -> bool:
+        return any(last(name) in PROPERTIES for name in self.decorators)
+
+    @property
+    def is_declaration(self) -> bool:
+        """There is no body to implement: an overload, or an abstract method without statements."""
+        kinds = {last(name) for name in self.decorators}
+        return self.statements == 0 or "abstractmethod" in kinds
+
+    @property
+    def registered(self) -> bool:
+        """A decorator puts it somewhere: its name or the decorator's looks like a registration."""
+        return any(
+            last(name) not in PLAIN_DECORATORS and any(word in name.lower() for word in REGISTERING)
+            for name in self.decorators
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    functions: dict[FunctionKey, Function]
+    modules: dict[str, Module]  # by path
+    callers: dict[FunctionKey, tuple[FunctionKey, ...]]
+    unreadable: dict[str, str]  # path -> why it could not be read
+    import_roots: tuple[str, ...] = (".",)
+
+    def path_of(self, module: str) -> str | None:
+        return next((path for path, known in self.modules.items() if known.name == module), None)
+
+
+def read_symbols(files: Mapping[str, str], import_roots: Iterable[str]) -> Symbols:
+    roots = tuple(import_roots)
+    modules: dict[str, Module] = {}
+    functions: dict[FunctionKey, Function] = {}
+    unreadable: dict[str, str] = {}
+    for path in sorted(files):
+        if not path.endswith(".py"):
+            continue
+        try:
+            tree = ast.parse(files[path])
+        except (SyntaxError, ValueError, RecursionError) as error:
+            unreadable[path] = str(error)
+            continue
+        modules[path] = read_module(path, tree, roots)
+        for function in _functions(path, tree, modules[path].exports):
+            functions[function.key] = _merged(functions.get(function.key), function)
+    return Symbols(_with_reexports(functions, modules), modules, _callers(functions), unreadable, roots)
+
+
+def _functions(path: str, tree: ast.Module, exports: tuple[str, ...] | None) -> Iterator[Function]:
+    def walk(body: Iterable[ast.AST], prefix: str, owner: str) -> Iterator[Function]:
+        for node in body:
+            if isinstance(node, Definition):
+                yield _function(FunctionKey(path, prefix + node.name), node, owner, exports)
+                yield from walk(node.body, f"{prefix}{node.name}.<locals>.", "")
+            elif isinstance(node, ast.ClassDef):
+                yield from walk(node.body, f"{prefix}{node.name}.", prefix + node.name)
+            else:
+                yield from walk(ast.iter_child_nodes(node), prefix, owner)
+
+    yield from walk(tree.body, "", "")
+
+
+def _function(key: FunctionKey, node: Definition, owner: str, exports: tuple[str, ...] | None) -> Function:
+    decorators = tuple(filter(None, map(dotted, node.decorator_list)))
+    body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+    overload = any(last(name) == "overload" for name in decorators)
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    prefix = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    return Function(
+        key,
+        ((first, node.end_lineno or first),),
+        f"{prefix} {node.name}({ast.unparse(node.args)}){returns}",
+        ast.get_docstring(node) or "",
+        _is_public(key.name, exports),
+        owner,
+        decorators,
+        0 if overload else sum(map(_statements, body)),
+        (body[-1].end_lineno or 0) - body[0].lineno + 1 if body and not overload else 0,
+        frozenset(_uses(body)),
+    )
+
+
+def _is_public(name: str, exports: tuple[str, ...] | None) -> bool:
+    parts = name.split(".")
+    hidden = any(part.startswith("_") and not (part.startswith("__") and part.endswith("__")) for part in parts)
+    return not hidden and "<locals>" not in parts and (exports is None or parts[0] in exports)
+
+
+def _statements(node: ast.AST) -> int:
+    own = isinstance(node, ast.stmt) and not isinstance(node, ast.Pass)
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        own = False  # a docstring or an ellipsis
+    return own + sum(map(_statements, ast.iter_child_nodes(node)))
+
+
+def _uses(body: Iterable[ast.AST]) -> Iterator[str]:
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name):
+                yield node.id
+            elif isinstance(node, ast.Attribute):
+                yield node.attr
+
+
+def _merged(before: Function | None, after: Function) -> Function:
+    """Overloads come first, so the last definition with a body speaks for all; so does the first docstring there is."""
+    if before is None:
+        return after
+    speaker = after if after.statements or not before.statements else before
+    if before.is_property and before.statements:
+        speaker = before  # the getter, not the setter
+    return replace(
+        speaker,
+        lines=before.lines + after.lines,
+        docstring=speaker.docstring or before.docstring or after.docstring,
+        decorators=before.decorators + after.decorators if after.statements else before.decorators,
+        statements=before.statements + after.statements,
+        body_lines=before.body_lines + after.body_lines,
+        uses=before.uses | after.uses,
+    )
+
+
+def _with_reexports(
+    functions: Mapping[FunctionKey, Function], modules: Mapping[str, Module]
+) -> dict[FunctionKey, Function]:
+    """A name that its own `__all__` keeps back is public all the same where a package imports it for others."""
+    by_name = {module.name: path for path, module in modules.items()}
+    shown = {
+        (by_name[imported.module], imported.name)
+        for path, module in modules.items()
+        if path.endswith("__init__.py")
+        for imported in module.imports
+        if imported.module in by_name and imported.top
+    }
+    return {
+        key: replace(function, public=True)
+        if (key.path, key.name.partition(".")[0]) in shown and _is_public(key.name, None)
+        else function
+        for key, function in functions.items()
+    }
+
+
+def _callers(functions: Mapping[FunctionKey, Function]) -> dict[FunctionKey, tuple[FunctionKey, ...]]:
+    users: dict[str, list[FunctionKey]] = defaultdict(list)
+    for key, function in functions.items():
+        for name in function.uses:
+            users[name].append(key)
+    return {
+        key: tuple(sorted(user for user in users.get(function.simple, ()) if user != key))
+        for key, function in functions.items()
+    }

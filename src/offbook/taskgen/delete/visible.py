@@ -1,0 +1,195 @@
+"""The visible tests: what the agent may see and run once a feature is deleted."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Mapping
+
+import libcst as cst
+
+from offbook.taskgen.delete.bodies import dotted
+from offbook.taskgen.delete.modules import module_of
+from offbook.taskgen.delete.references import Lost, lost_names, uses
+from offbook.taskgen.delete.surgery import Orders, Scoped, operate, parse
+from offbook.taskgen.delete.symbols import Symbols
+from offbook.taskgen.nouns import Deletion
+from offbook.types import is_test_file
+
+
+def without_tests(
+    files: Mapping[str, str],
+    failing: tuple[str, ...],
+    deletion: Deletion | None = None,
+    import_roots: tuple[str, ...] = (".", "src"),
+) -> dict[str, str | None]:
+    """What becomes of the test files: path -> new text, None where one goes. `files` is the tree before the deletion.
+
+    A failing test goes as a whole function, whichever of its cases fails; one that a class inherits is switched off.
+    With `deletion`, imports of names that it took away are cleaned in every test file; a file that still reads such a
+    name while it is imported goes. With no failing tests this is all that is done, which makes the original tests
+    runnable on the deleted tree. Doctests are in product code and documents, which this leaves alone.
+    """
+    by_file: dict[str, set[str]] = defaultdict(set)
+    for node in failing:
+        path, _, name = node.partition("[")[0].partition("::")
+        if name and is_test_code(path):
+            by_file[path].add(name.replace("::", "."))
+    changed: dict[str, str | None] = {}
+    for path, names in sorted(by_file.items()):
+        remover = _TestRemover(names, _inherited(files[path], names))
+        text = parse(files[path]).visit(remover).code
+        changed[path] = text if _has_tests(text) or _is_imported(path, files) else None
+    if deletion is not None:
+        changed |= _cleaned(files, changed, deletion, import_roots)
+    return {path: text for path, text in changed.items() if text != files[path]}
+
+
+def is_test_code(path: str) -> bool:
+    return path.endswith(".py") and (is_test_file(path) or "test" in path.split("/")[:-1])
+
+
+class _TestRemover(Scoped):
+    def __init__(self, names: set[str], inherited: set[str]):
+        super().__init__()
+        self._names = names
+        self._inherited = inherited
+
+    def leave_FunctionDef(
+        self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
+    ) -> cst.FunctionDef | cst.RemovalSentinel:
+        del self.scope[-2:]
+        return cst.RemoveFromParent() if self.qualified(original_node.name.value) in self._names else updated_node
+
+    def leave_ClassDef(
+        self, original_node: cst.ClassDef, updated_node: cst.ClassDef
+    ) -> cst.ClassDef | cst.RemovalSentinel:
+        self.scope.pop()
+        name = self.qualified(original_node.name.value)
+        off = sorted(test.rpartition(".")[2] for test in self._inherited if test.rpartition(".")[0] == name)
+        body = [*updated_node.body.body, *(cst.parse_statement(f"{test} = None") for test in off)]
+        if not off:
+            return updated_node if not _left_empty(original_node, updated_node) else cst.RemoveFromParent()
+        return updated_node.with_changes(body=updated_node.body.with_changes(body=body))
+
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.SimpleStatementLine | cst.RemovalSentinel:
+        assigns = [part for part in updated_node.body if isinstance(part, cst.Assign)]
+        if "<locals>" in self.scope or len(assigns) != len(updated_node.body):
+            return updated_node
+        names = {self.qualified(dotted(target.target)) for part in assigns for target in part.targets}
+        return cst.RemoveFromParent() if names and names <= self._names else updated_node
+
+
+def _left_empty(before: cst.ClassDef, after: cst.ClassDef) -> bool:
+    """Nothing but a docstring is left of what had more."""
+    left = [part for part in after.body.body if not _is_string(part)]
+    return not left and len(after.body.body) < len(before.body.body)
+
+
+def _is_string(part: cst.CSTNode) -> bool:
+    line = part.body[0] if isinstance(part, cst.SimpleStatementLine) and part.body else part
+    return isinstance(line, cst.Expr) and isinstance(line.value, cst.SimpleString | cst.ConcatenatedString)
+
+
+def _inherited(source: str, names: set[str]) -> set[str]:
+    """The failing tests that their class does not define itself."""
+    own = {f"{node.name}.{part}" for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)
+           for part in _defined(node)}  # fmt: skip
+    return {name for name in names if "." in name and ".".join(name.split(".")[-2:]) not in own}
+
+
+def _defined(node: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(child.name)
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            found.add(child.id)
+        elif not isinstance(child, ast.expr):
+            found |= _defined(child)
+    return found
+
+
+def _has_tests(source: str) -> bool:
+    tree = ast.parse(source)
+    inherits = any(isinstance(node, ast.ClassDef) and node.bases for node in tree.body)
+    return inherits or any(name.startswith("test") for node in [tree, *_classes(tree)] for name in _defined(node))
+
+
+def _classes(tree: ast.Module) -> list[ast.ClassDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+def _is_imported(path: str, files: Mapping[str, str]) -> bool:
+    """Whether another test file gets its helpers here."""
+    stem = path.removesuffix(".py").rpartition("/")[2]
+    return any(
+        stem in {imported.module.rpartition(".")[2], imported.name}
+        for other, text in files.items()
+        if other != path and stem in text and is_test_code(other) and (module := module_of(other, text, (".",)))
+        for imported in module.imports
+    )
+
+
+def _cleaned(
+    files: Mapping[str, str], changed: Mapping[str, str | None], deletion: Deletion, import_roots: tuple[str, ...]
+) -> dict[str, str | None]:
+    product = {path: text for path, text in files.items() if path.endswith(".py") and not is_test_code(path)}
+    symbols = _modules_of(product, import_roots)
+    after = _modules_of({p: t for p in product if (t := deletion.files.get(p, product[p])) is not None}, import_roots)
+    lost = _vanished(symbols, after)
+    modules = {symbols.modules[path].name for path, text in deletion.files.items() if text is None and path in product}
+    result: dict[str, str | None] = {}
+    if not lost and not modules:
+        return result
+    for path in filter(is_test_code, files):
+        text = changed.get(path, files[path])
+        if text is None:
+            continue
+        module = module_of(path, text, import_roots)
+        names = lost_names(module, lost, symbols) if module else {}
+        if module is None or not (names or any(map(module.imports_module, modules))):
+            continue
+        orders = Orders(lost=names, statements=True, modules=modules, package=module.package)
+        text = operate(text, orders).source
+        stays = _imports_well(text, set(names)) and (_has_tests(text) or _is_imported(path, files))
+        result[path] = text if stays or not _has_tests(files[path]) else None
+    return result
+
+
+def _modules_of(files: Mapping[str, str], import_roots: tuple[str, ...]) -> Symbols:
+    """Modules without their functions. They are remembered by their text, so a tree is read once for all deletions."""
+    modules = {path: module for path, text in files.items() if (module := module_of(path, text, import_roots))}
+    return Symbols({}, modules, {}, {}, import_roots)
+
+
+def _vanished(before: Symbols, after: Symbols) -> Lost:
+    """What each module binds no longer. Through a star import names come and go unseen: those are followed."""
+    lost: Lost = {}
+    for path in before.modules:
+        now = _all_names(path, after, set()) if path in after.modules else set()
+        gone = _all_names(path, before, set()) - now
+        if gone:
+            lost[path] = {name: frozenset() for name in gone}
+    return lost
+
+
+def _all_names(path: str, symbols: Symbols, seen: set[str]) -> set[str]:
+    module = symbols.modules[path]
+    names = set(module.names) - {"*"}
+    for imported in module.imports:
+        target = symbols.path_of(imported.module) if imported.name == "*" else None
+        if target is not None and target not in seen:
+            names |= _all_names(target, symbols, {*seen, path})
+    return names
+
+
+def _imports_well(source: str, lost: set[str]) -> bool:
+    """Whether nothing that runs at import reads a lost name: function bodies do not run then."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [ast.Pass()]
+    return not uses(ast.unparse(tree)).names & lost

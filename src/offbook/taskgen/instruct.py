@@ -1,0 +1,273 @@
+"""What the agent is asked: three lengths of one request, written from docstrings, signatures, callers and test names.
+
+Never code of the deleted bodies and never a test's id. The wording varies with the feature's id and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+
+from offbook.taskgen.delete.references import COMMON, spread
+from offbook.taskgen.delete.symbols import Function, Symbols
+from offbook.taskgen.nouns import Deletion, Feature, FunctionKey
+from offbook.taskgen.telltale import leaks_in_instruction
+
+__all__ = ["instructions", "leaks_in_instruction"]
+
+TERSE_CHARACTERS = 400
+
+
+def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: Sequence[str]) -> dict[str, str]:
+    """`terse`, `normal` and `detailed`. `tests` are those that need the feature; only their words are used."""
+    writer = _Writer(feature, symbols, deletion, tests)
+    texts = {"terse": writer.terse(), "normal": writer.normal(), "detailed": writer.detailed(documented=True)}
+    if leaks_in_instruction(texts["detailed"], deletion):  # an example in the docstring may be a line of the body
+        texts["detailed"] = writer.detailed(documented=False)
+    return texts
+
+
+class _Writer:
+    def __init__(self, feature: Feature, symbols: Symbols, deletion: Deletion, tests: Sequence[str]):
+        self._feature = feature
+        self._symbols = symbols
+        self._deletion = deletion
+        self._targets = [symbols.functions[key] for key in feature.targets]
+        self._gone = [f for f in self._targets if f.key in deletion.deleted]
+        self._behaviours = _behaviours(tests, self._targets)
+
+    def _pick(self, what: str, choices: Sequence[str]) -> str:
+        return choices[zlib.crc32(f"{self._feature.id}/{what}".encode()) % len(choices)]
+
+    def terse(self) -> str:
+        names = _listed([f"`{f.key.name}`" for f in self._targets])
+        many = len(self._targets) > 1
+        where = _listed(_unique(f.key.path for f in self._targets))
+        it, them = _n(many, "it", "them"), _n(many, "its body", "their bodies")
+        if self._gone:
+            choices = [
+                f"We need {names} back in {where}: the code was removed.",
+                f"{names} {_n(many, 'is', 'are')} missing from {where}. Can you write {it} again?",
+                f"Please add {names} to {where} again; the code went missing.",
+                f"Someone dropped {names} from {where}. Please bring {it} back.",
+            ]
+        else:
+            choices = [
+                f"{names} in {where} only {_n(many, 'raises', 'raise')} NotImplementedError. Can you implement {it}?",
+                f"Please implement {names} in {where}; right now there is only a stub.",
+                f"Can you fill in {names} in {where}? Only the {_n(many, 'signature is', 'signatures are')} left.",
+                f"{names} in {where} lost {them}. Please write {it} again.",
+            ]
+        opening = self._pick("terse", choices)
+        if len(opening) >= TERSE_CHARACTERS:
+            opening = f"Please implement what is missing in {where}."
+        text = opening
+        summary = "" if many else _summary(self._targets[0]) or self._used_by(limit=2) or self._covered(limit=2)
+        for more in (summary, self._also_missing()):
+            if more and len(text) + 1 + len(more) < TERSE_CHARACTERS:
+                text = f"{text} {more}"
+        return text
+
+    def normal(self) -> str:
+        parts = [self._opening()]
+        if len(self._targets) == 1:
+            parts.append(f"{_kind(self._targets[0])} {_summary(self._targets[0])}".strip())
+        else:
+            parts.append("\n".join(f"- `{f.key.name}`: {_kind(f)} {_summary(f)}".strip() for f in self._targets))
+        parts += [self._also_missing(), self._imported_as(), self._used_by(limit=3), self._covered(limit=4)]
+        parts += [self._helpers(), self._closing()]
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+    def detailed(self, documented: bool) -> str:
+        parts = [self._opening(), self._about_modules()]
+        for function in self._targets:
+            parts.append(f"## `{function.key.name}` in `{function.key.path}`")
+            parts.append(f"```python\n{function.signature}\n```")
+            parts.append(_described(function, documented) or _summary(function))
+            if function.decorators:
+                parts.append(f"Decorated with {_listed([f'`{name}`' for name in _unique(function.decorators)])}.")
+        if others := self._public_others():
+            lines = "\n".join(f"- `{f.key.name}` in `{f.key.path}`. {_kind(f)} {_summary(f)}".strip() for f in others)
+            parts.append(f"## Also missing\n\n{lines}")
+        parts += [
+            self._imported_as(),
+            self._used_by(limit=8),
+            self._covered(limit=12),
+            self._helpers(),
+            self._closing(),
+        ]
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+    def _opening(self) -> str:
+        names = _listed([f"`{f.key.name}`" for f in self._targets])
+        many = len(self._targets) > 1
+        files = _listed([f"`{path}`" for path in _unique(f.key.path for f in self._targets)])
+        it = _n(many, "it", "them")
+        if self._gone:
+            choices = [
+                f"{names} {_n(many, 'has', 'have')} been removed from {files}. Write {it} again.",
+                f"This code base used to have {names}, in {files}. Bring {it} back.",
+                f"Add {names} to {files}. The name existed before, and the behaviour should be the same as then.",
+            ]
+            return self._pick("opening", choices if not many else choices[:2])
+        stubs = _n(many, "is a stub that raises", "are stubs that raise")
+        choices = [
+            f"{names} in {files} {stubs} NotImplementedError. Implement {it}.",
+            f"Implement {names} in {files}. At the moment {_n(many, 'it raises', 'they raise')} NotImplementedError.",
+            f"The {_n(many, 'body of', 'bodies of')} {names} in {files} {_n(many, 'is', 'are')} missing. Write {it}.",
+        ]
+        return self._pick("opening", choices)
+
+    def _others(self) -> list[Function]:
+        return [f for key in self._feature.functions if (f := self._symbols.functions[key]) not in self._targets]
+
+    def _public_others(self) -> list[Function]:
+        touched = {*self._deletion.stubbed, *self._deletion.deleted}
+        return [f for f in self._others() if f.public and f.key in touched]
+
+    def _also_missing(self) -> str:
+        by_file: dict[str, list[str]] = {}
+        for function in self._public_others():
+            by_file.setdefault(function.key.path, []).append(f"`{function.key.name}`")
+        if not by_file:
+            return ""
+        opening = self._pick("also", ["Also missing", "The same goes for", "Missing as well"])
+        return f"{opening}: {'; '.join(f'{_listed(names)} in `{path}`' for path, names in by_file.items())}."
+
+    def _imported_as(self) -> str:
+        """Where names are expected to be importable, once they are gone from there: functions and whole classes."""
+        removed = [key for key in map(_as_key, self._deletion.removed) if "." not in key.name]
+        tops = [FunctionKey(f.key.path, f.key.name.partition(".")[0]) for f in [*self._gone, *self._public_others()]]
+        lines = []
+        for top in dict.fromkeys(top for top in tops if top in removed and top not in self._deletion.stubbed):
+            reached = spread(self._symbols, {top.path: {top.name: frozenset({top})}})
+            home = self._symbols.modules[top.path].name
+            homes = [self._symbols.modules[path].name for path, names in sorted(reached.items()) if top.name in names]
+            others = [f"`{name}`" for name in homes if name != home]
+            also = f", and from {_listed(others)} as well" if others else ""
+            lines.append(f"`{top.name}` has to be importable from `{home}`{also}.")
+        return "\n".join(lines)
+
+    def _used_by(self, limit: int) -> str:
+        users = _unique(
+            f"`{caller.name.replace('.<locals>', '')}`"
+            for function in self._targets
+            for caller in self._users(function)
+        )
+        if not users:
+            return ""
+        many = len(users) > 1
+        choices = [_n(many, "uses", "use"), _n(many, "relies on", "rely on"), _n(many, "depends on", "depend on")]
+        return f"{_listed(users[:limit])} {self._pick('users', choices)} {_n(len(self._targets) > 1, 'it', 'them')}."
+
+    def _users(self, function: Function) -> list[FunctionKey]:
+        """Callers outside of the feature. Where the name leaves doubt who is meant, only those nearby."""
+        alike = sum(f.simple == function.simple for f in self._symbols.functions.values())
+        doubtful = alike > 1 or function.simple in COMMON or function.is_property
+        return [
+            caller
+            for caller in self._symbols.callers[function.key]
+            if caller not in self._feature.functions
+            and (caller.path == function.key.path or not (doubtful or function.owner))
+            and (not (doubtful and function.owner) or self._symbols.functions[caller].owner == function.owner)
+        ]
+
+    def _covered(self, limit: int) -> str:
+        if not self._behaviours:
+            return ""
+        opening = self._pick(
+            "tests", ["The tests look at", "It will be checked for", "Among other things the tests cover"]
+        )
+        return f"{opening}: {'; '.join(self._behaviours[:limit])}."
+
+    def _helpers(self) -> str:
+        hidden = [f for f in self._others() if f.key in self._deletion.deleted and not f.nested and not f.public]
+        if not hidden:
+            return ""
+        return self._pick("helpers", [
+            "Private helpers are gone as well; how you divide the work is up to you.",
+            "The helper functions behind this were deleted too. You need not write the same ones again.",
+            "Internal helpers went with it, so choose your own structure.",
+        ])  # fmt: skip
+
+    def _about_modules(self) -> str:
+        lines = []
+        for path in _unique(f.key.path for f in self._targets):
+            if about := _first_sentence(self._symbols.modules[path].docstring):
+                lines.append(f"About `{path}`: {about}")
+        return "\n".join(lines)
+
+    def _closing(self) -> str:
+        return self._pick("closing", [
+            "Everything else should keep working as it does now.",
+            "Please leave the rest of the behaviour as it is.",
+            "The remaining tests must still pass.",
+            "Do not change what other functions do.",
+        ])  # fmt: skip
+
+
+def _n(many: bool, one: str, more: str) -> str:
+    return more if many else one
+
+
+def _unique(items: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(items))
+
+
+def _listed(items: Sequence[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def _as_key(where: str) -> FunctionKey:
+    path, _, name = where.partition("::")
+    return FunctionKey(path, name)
+
+
+def _kind(function: Function) -> str:
+    """What it is, with its signature."""
+    if not function.owner:
+        return f"Its signature is `{function.signature}`."
+    if function.is_property:
+        return f"It is a property of `{function.owner}`."
+    return f"It is a method of `{function.owner}`: `{function.signature}`."
+
+
+def _summary(function: Function) -> str:
+    return _first_sentence(function.docstring)
+
+
+def _plain(text: str) -> str:
+    """Without reStructuredText roles and doubled code marks."""
+    return re.sub(r":\w+(?::\w+)?:`~?([^`]*)`", r"`\1`", text).replace("``", "`")
+
+
+def _first_sentence(docstring: str) -> str:
+    paragraph = " ".join(_plain(docstring).strip().split("\n\n")[0].split())
+    if not paragraph or ">>>" in paragraph:
+        paragraph = paragraph.partition(">>>")[0].strip()
+    sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph)[0].rstrip(":;, ")
+    if not sentence:
+        return ""
+    sentence = sentence[0].upper() + sentence[1:]
+    return sentence if sentence.endswith((".", "!", "?")) else sentence + "."
+
+
+def _described(function: Function, documented: bool) -> str:
+    return _plain(function.docstring).strip() if documented else ""
+
+
+def _behaviours(tests: Sequence[str], targets: Sequence[Function]) -> list[str]:
+    """The words of test names, those with words of the target first. A name that only repeats it says nothing."""
+    told = [_words(function.simple) for function in targets]
+    found = []
+    for test in tests:
+        words = _words(test.partition("[")[0].split("::")[-1])
+        words = words[1:] if words[:1] == ["test"] else words
+        if words not in told and len(" ".join(words)) > 3 and not "".join(words).isdigit():
+            found.append((-len({*words} & {word for name in told for word in name}), " ".join(words)))
+    return _unique(phrase for _, phrase in sorted(found, key=lambda pair: pair[0]))
+
+
+def _words(name: str) -> list[str]:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").lower().split()

@@ -1,0 +1,225 @@
+"""offbook eval over a real socket: it measures, goes on where it stopped, and says what training had of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_remote import KEY, Answer, Server, reply, serving
+
+from offbook.config import Config, EvalConfig
+from offbook.evals.place import Place
+from offbook.evals.run import Subject, run_eval
+from offbook.evals.suites import load_suites
+from offbook.runfolder import RunFolder
+from offbook.tasks.folder import NewTask, write_task
+from offbook.types import OffbookError, ServerLost
+
+FIX = {"path": "pkg.py", "old": 'raise NotImplementedError("one")', "new": "return 1"}
+SOLVING = [reply("So.", ("edit_file", json.dumps(FIX))), reply(None, ("finish", "{}"))]
+GIVING_UP = [reply("Shall I go on?")]
+
+
+def write(folder: Path, id: str, difficulty: str = "normal") -> None:
+    test = "from pkg import one\n\n\ndef test_one():\n    assert one() == 1\n\n\ndef test_other():\n    assert True\n"
+    new = NewTask(
+        instruction=f"Bring back one in pkg.py, which is what the task called {id} asks of whoever happens to read it.",
+        tree={"pkg.py": 'def one():\n    raise NotImplementedError("one")\n'},
+        gold={"pkg.py": "def one():\n    return 1\n"},
+        hidden_tests={"test_pkg.py": test},
+        test_files=("test_pkg.py",),
+        id=id,
+        origin="test",
+        difficulty=difficulty,
+        tools=("read_file", "edit_file", "run_command", "finish"),
+        fail_to_pass=("test_pkg.py::test_one",),
+        pass_to_pass=("test_pkg.py::test_other",),
+    )
+    write_task(folder / id, new)
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    for number, difficulty in enumerate(("normal", "normal", "hard")):
+        write(tmp_path / "suite", f"task-{number}", difficulty)
+    return tmp_path / "suite"
+
+
+def offbook(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"OPENAI_API_KEY": KEY, "PATH": "/usr/bin:/bin", "HOME": str(cwd)}
+    command = [sys.executable, "-m", "offbook", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+
+def evaluate(cwd: Path, server: Server, *more: str) -> subprocess.CompletedProcess[str]:
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    common = ["--model", url, "--name", "scripted", "--suite", "suite", "--out", "out", "--parallel", "1"]
+    once = [] if "-n" in more else ["-n", "1"]
+    return offbook(cwd, "eval", *common, *once, "--plain", *more)
+
+
+def numbers(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_model_behind_a_url_is_measured(suite: Path, tmp_path: Path) -> None:
+    (tmp_path / "prices.toml").write_text("[scripted]\ninput = 2\noutput = 10\n")
+    with serving(*SOLVING, *GIVING_UP) as server:
+        done = evaluate(tmp_path, server, "--json", "--prices", "prices.toml", "--train", "suite")
+    result = numbers(done)
+    assert (result["rollouts"], result["solved"], result["edit_rate"]) == (3, 1 / 3, 1 / 3)
+    assert result["question_rate"] == pytest.approx(2 / 3)
+    assert result["intervals"]["solved"] == [0.0, 1.0]
+    assert result["cost"] == pytest.approx(4 * (11 * 2 + 5 * 10) / 1e6 / 3), "by the server's own count"
+    assert result["by_difficulty"]["hard"]["tasks"] == 1
+    assert result["contamination"]["same_task"] == result["contamination"]["contained"] == 3
+    assert "rows" not in result
+    stored = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["numbers"]["solved"] for row in stored["rows"]] == [1.0, 0.0, 0.0]
+    assert len(RunFolder.open(tmp_path / "out").rollouts(0)[0]) == 3, "an evaluation is a run folder"
+    assert "3 of 3, 33% solved" in done.stderr
+    assert KEY not in done.stderr + (tmp_path / "out" / "results.json").read_text()
+
+
+def test_a_killed_evaluation_goes_on_where_it_stopped(suite: Path, tmp_path: Path) -> None:
+    with serving(*SOLVING, *GIVING_UP) as server:
+        first = numbers(evaluate(tmp_path, server, "--json"))
+        asked = len(server.asked)
+        file = tmp_path / "out" / "rollouts" / "step_00000.jsonl"
+        lines = file.read_bytes().splitlines(keepends=True)
+        file.write_bytes(lines[0] + lines[1] + lines[2][:50])  # kill -9 in the middle of a write
+        (tmp_path / "out" / "results.json").unlink()
+        again = numbers(evaluate(tmp_path, server, "--json"))
+        assert len(server.asked) == asked + 1, "only what was missing"
+        assert (again["resumed"], again["unreadable"]) == (2, 1)
+        for result in (first, again):
+            del result["intervals"]["seconds_each"]  # the clock's
+        assert [again[key] for key in ("solved", "tokens", "intervals")] == [
+            first[key] for key in ("solved", "tokens", "intervals")
+        ]
+        table = evaluate(tmp_path, server)
+        assert len(server.asked) == asked + 1, "all of it is there"
+        assert "3 rollouts were there from before" in table.stdout
+        assert "contamination: not checked" in table.stdout
+        other = evaluate(tmp_path, server, "-n", "2")
+        assert other.returncode == 1
+        assert "holds another evaluation (another eval)" in other.stderr
+        fresh = numbers(evaluate(tmp_path, server, "-n", "2", "--fresh", "--json"))
+        assert (fresh["rollouts"], fresh["resumed"]) == (6, 0)
+
+
+def test_a_server_that_is_lost_is_not_measured(suite: Path, tmp_path: Path) -> None:
+    place = Place.folder(tmp_path / "out")
+    with serving(Answer({"error": {"message": "no such model"}}, 404)) as server:
+        config = Config(model=f"http://127.0.0.1:{server.server_port}/v1", eval=EvalConfig(samples=1))
+        suites = load_suites([str(suite)], config)
+        with pytest.raises(ServerLost, match="answered 404: no such model"):
+            run_eval(Subject("m", config, None, "mistyped"), suites, place)
+        assert place.is_empty
+        server.asked.clear()
+        server.answers = (*GIVING_UP, Answer({}, 503, {"Retry-After": "0.01"}))
+        right = Subject("m", config, None, "right")  # and nothing is there that would be refused
+        with pytest.raises(ServerLost, match="answered 503"):
+            run_eval(right, suites, place, parallel=1)
+        server.answers = tuple(GIVING_UP)
+        result = run_eval(right, suites, place)
+        assert (result["rollouts"], result["crashed"], result["resumed"]) == (3, 0, 1)
+
+
+def test_a_run_s_evaluation_gives_way_to_that_of_another_checkpoint_alone(suite: Path, tmp_path: Path) -> None:
+    place = Place.in_run(tmp_path / "run", "final")
+    with serving(*GIVING_UP) as server:
+        config = Config(model=f"http://127.0.0.1:{server.server_port}/v1", eval=EvalConfig(samples=1))
+        all_tasks, one_task = (load_suites([str(suite)], config, limit) for limit in (0, 1))
+        first = Subject("m", config, None, "step 1")
+        run_eval(first, all_tasks, place)
+        files = {path: path.read_bytes() for path in (place.results, place.rollouts, place.claim)}
+        twice = config.model_copy(update={"eval": EvalConfig(samples=2)})
+        for subject, suites, what in (
+            (first, one_task, "another tasks"),
+            (Subject("m", twice, None, "step 1"), all_tasks, "another eval"),
+            (Subject("m", twice, None, "step 2"), all_tasks, "another model, eval"),
+        ):
+            with pytest.raises(OffbookError, match=rf"final\.json holds another evaluation \({what}\)"):
+                run_eval(subject, suites, place)
+        place.claim.unlink()
+        with pytest.raises(OffbookError, match="of what, it does not say"):
+            run_eval(first, one_task, place)
+        place.claim.write_bytes(files[place.claim])
+        assert {path: path.read_bytes() for path in files} == files
+        assert run_eval(first, all_tasks, place)["resumed"] == 3
+        later = run_eval(Subject("m", config, None, "step 2"), all_tasks, place)
+        assert (later["rollouts"], later["resumed"]) == (3, 0)
+        assert run_eval(first, one_task, place, fresh=True)["rollouts"] == 1
+
+
+def test_a_suite_that_changed_is_another_evaluation(suite: Path, tmp_path: Path) -> None:
+    with serving(*GIVING_UP) as server:
+        numbers(evaluate(tmp_path, server, "--json"))
+        (suite / "task-1" / "instruction.md").write_text("Something else.\n")
+        done = evaluate(tmp_path, server)
+    assert done.returncode == 1
+    assert "another tasks" in done.stderr
+
+
+def test_a_training_run_is_not_written_over(suite: Path, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "out")
+    run.append_metrics({"step": 1})
+    run.config_file.write_text("seed = 3\n")
+    with serving(*GIVING_UP) as server:
+        done = evaluate(tmp_path, server, "--fresh")
+    assert done.returncode == 1
+    assert "holds a run and no evaluation" in done.stderr
+    assert run.config_file.read_text() == "seed = 3\n"
+
+
+def test_the_table_has_intervals(suite: Path, tmp_path: Path) -> None:
+    with serving(*SOLVING, *GIVING_UP) as server:
+        done = evaluate(tmp_path, server)
+    assert done.returncode == 0
+    assert "[0.0, 100.0]" in done.stdout
+    assert "invalid calls per 100" in done.stdout
+    assert "hard" in done.stdout
+    assert done.stdout.splitlines()[-1] == "out/results.json"
+    assert "┃" not in done.stderr, "progress and notes alone"
+
+
+def test_an_interruption_reaches_the_model(tmp_path: Path) -> None:
+    write(tmp_path / "suite", "task")
+    settings = tmp_path / "suite" / "task" / "task.toml"
+    settings.write_text(settings.read_text() + '\n[offbook.interrupt]\nafter_turns = 1\ntext = "Rather two."\n')
+    answers: list[Answer] = [reply("Looking.", ("read_file", '{"path": "pkg.py"}')), *GIVING_UP]
+    with serving(*answers) as server:
+        numbers(evaluate(tmp_path, server, "--json"))
+    said = [message["content"] for message in server.asked[-1][2]["messages"] if message["role"] == "user"]
+    assert said[-1] == "Rather two."
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["pocket", "--model", "pocket"], "give one model"),
+        ([], "give one model"),
+        (["http://127.0.0.1:9/v1"], "say which with --name"),
+        (["http://me:secret@127.0.0.1:9/v1", "--name", "x"], "has a password in it"),
+        (["http://127.0.0.1:9/v1", "--name", "x", "--suite", "nowhere"], "there is no suite nowhere"),
+        (["http://127.0.0.1:9/v1", "--name", "x", "--suite", "suite", "--train", "gone"], "there is no folder gone"),
+        (["http://127.0.0.1:9/v1", "--name", "x", "--suite", "suite", "--suite", "suite"], "has one of that name"),
+        (["http://127.0.0.1:9/v1", "--name", "x", "--suite", "suite", "--prices", "p.toml"], "cannot read p.toml"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(
+    suite: Path, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    done = offbook(tmp_path, "eval", *arguments, "--plain")
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "secret" not in done.stderr
+    assert not (tmp_path / "runs").exists()

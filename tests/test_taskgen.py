@@ -1,0 +1,552 @@
+"""The factory: from a repository to verified task folders, as often as it takes, and harder ones from those."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from little_repo import deps, feature, little, with_deps
+from test_remote import reply, serving
+from test_tasks import run_script
+
+from offbook.asking import Asked
+from offbook.sandbox import BoxSpec, open_box
+from offbook.taskgen.audit import Corpus, Leak
+from offbook.taskgen.checking import audit_all, check_all
+from offbook.taskgen.delete.delete import delete
+from offbook.taskgen.harden import NO_WAY, feature_of, harden, workshop_of
+from offbook.taskgen.make import Outcome, make_task
+from offbook.taskgen.pipeline import (
+    FactorySettings,
+    Made,
+    folder_name,
+    funnel,
+    make_proposed,
+    make_tasks,
+    split_of,
+)
+from offbook.taskgen.proposals import Proposal, deletion_of, read_proposals
+from offbook.taskgen.rewrite import diff_in, proposer, rewriter, usable
+from offbook.taskgen.workshop import Workshop, given_away
+from offbook.tasks import load_task, load_tasks
+from offbook.tasks.export import swebench_instance
+from offbook.tasks.folder import write_files
+from offbook.tasks.patch import applied, gold_patch
+from offbook.types import OffbookError, Task
+
+__all__ = ["deps"]
+
+BOX = BoxSpec()
+SETTINGS = FactorySettings(jobs=2, heldout=0.0)
+
+
+def run_make(out: Path, *sources: Path, settings: FactorySettings = SETTINGS) -> list[Made]:
+    return asyncio.run(make_tasks([str(source) for source in sources], out, BOX, settings))
+
+
+def recorded(out: Path, source: Path) -> list[str]:
+    path = out / ".factory" / folder_name(str(source)) / "outcomes.jsonl"
+    return [json.loads(line)["id"] for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def leftovers(out: Path) -> list[str]:
+    return sorted(path.name for path in (out / "train").glob(".*"))
+
+
+@pytest.fixture(scope="module")
+def made(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Made]]:
+    """All tasks of the little repository, made in two goes: the first is stopped when two candidates are done."""
+    place = tmp_path_factory.mktemp("factory")
+    source, out = little(place / "little"), place / "out"
+    with_deps(out, source, deps)
+
+    async def stopped() -> None:
+        work: asyncio.Task[list[Made]] = asyncio.create_task(
+            make_tasks(
+                [str(source)], out, BOX, SETTINGS, on_outcome=lambda made: len(made.outcomes) < 2 or work.cancel()
+            )
+        )
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    asyncio.run(stopped())
+    assert len(recorded(out, source)) == 2
+    assert leftovers(out) == []
+    return source, out, run_make(out, source)
+
+
+@pytest.fixture(scope="module")
+def workshop(made: tuple[Path, Path, list[Made]]) -> Workshop:
+    return workshop_of(load_tasks(made[1] / "train")[0])
+
+
+def prepared(made: tuple[Path, Path, list[Made]], out: Path) -> tuple[Path, Path]:
+    """The repository, and another place for tasks where it is prepared already."""
+    source, before, _ = made
+    shutil.copytree(before / ".factory", out / ".factory", symlinks=True, copy_function=os.link)
+    (out / ".factory" / folder_name(str(source)) / "outcomes.jsonl").unlink()
+    return source, out
+
+
+def test_a_stopped_call_is_gone_on_with_and_nothing_is_done_twice(made: tuple[Path, Path, list[Made]]) -> None:
+    source, out, (result,) = made
+    names = recorded(out, source)
+    assert len(names) == len(set(names)) == result.candidates == len(result.outcomes)
+    assert result.num_tests == 32
+    tasks = load_tasks(out / "train")
+    assert {task.id for task in tasks} == {outcome.id for outcome in result.verified}
+    assert {"squeeze", "initials", "runs"} <= {outcome.id.split("-")[2] for outcome in result.verified}
+    assert not (out / "heldout").exists()
+    assert leftovers(out) == []
+    (again,) = run_make(out, source)
+    assert recorded(out, source) == names
+    assert sorted(again.outcomes, key=lambda outcome: outcome.id) == sorted(
+        result.outcomes, key=lambda outcome: outcome.id
+    )
+
+
+def test_the_funnel_says_what_became_of_every_candidate(made: tuple[Path, Path, list[Made]]) -> None:
+    _, _, (result,) = made
+    reasons = funnel(result.outcomes)
+    assert reasons["a trivial body solves it"] >= 1
+    assert sum(reasons.values()) + len(result.verified) == result.candidates
+    assert all(outcome.evidence for outcome in result.outcomes if outcome.refused)
+    rows = [Outcome(str(n), "r", "single", "stub", reason) for n, reason in enumerate(["a", "b", "b", ""])]
+    assert list(funnel(rows).items()) == [("b", 2), ("a", 1)]
+
+
+def test_every_task_holds_and_leaks_nothing(made: tuple[Path, Path, list[Made]]) -> None:
+    tasks = load_tasks(made[1] / "train")
+    shares: list[float] = []
+    assert asyncio.run(check_all(tasks, shares.append)) == [""] * len(tasks)
+    assert shares[-1] == 1.0
+    assert audit_all(tasks[:2]) == [[], []]
+    copy = tasks[0].tree / "docs.txt"
+    copy.write_text("\n".join(json.loads((tasks[0].folder / "solution/removed.json").read_text()).values()))
+    try:
+        assert [leak.path for leak in audit_all(tasks[:1])[0]] == ["tree/docs.txt"]
+    finally:
+        copy.unlink()
+
+
+def named(out: Path, name: str) -> Task:
+    return next(task for task in load_tasks(out / "train") if f"-{name}-" in task.id)
+
+
+def test_a_tree_has_one_commit_and_not_the_deleted_code(made: tuple[Path, Path, list[Made]]) -> None:
+    task = named(made[1], "squeeze")
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", "safe.directory=*", *arguments]
+        return subprocess.run(command, cwd=task.tree, capture_output=True, text=True, check=True).stdout
+
+    assert git("rev-list", "--all", "--count") == "1\n"
+    assert git("status", "--porcelain") == ""
+    everything = git("log", "-p", "--all", "--root")
+    assert "def squeeze" in everything
+    assert "words.append(word)" not in everything
+    assert "def test_squeeze" not in everything
+    assert (task.hidden_tests / "tests/test_words.py").read_text().count("def test_squeeze") == 2
+    assert task.deleted is not None
+    assert (task.deleted.targets, task.deleted.files) == (("little/words.py::squeeze",), 1)
+    assert (task.origin, task.sources, task.difficulty) == ("little==2.1", ("little",), "easy")
+    assert {path.stem for path in (task.folder / "instructions").iterdir()} == {"terse", "normal", "detailed"}
+    assert load_task(task.folder, "terse").instruction != task.instruction
+
+
+def test_the_folders_scripts_solve_and_score(
+    made: tuple[Path, Path, list[Made]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = named(made[1], "initials")
+    app, logs = tmp_path / "app", tmp_path / "logs"
+    shutil.copytree(task.tree, app)
+    # An image has the import roots on its path, as environment/Dockerfile says.
+    assert "ENV PYTHONPATH=/app\n" in (task.folder / "environment/Dockerfile").read_text()
+    for _, wanted in (("", "0\n"), ("solution/solve.sh", "1\n")):
+        if wanted == "1\n":
+            run_script(task.folder / "solution/solve.sh", app, logs)
+        run_script(task.folder / "tests/test.sh", app, logs)
+        assert (logs / "verifier/reward.txt").read_text() == wanted
+    assert "pytest==" in (task.folder / "environment/requirements.txt").read_text()
+
+
+def test_the_agents_box_has_the_tasks_python_and_nothing_of_offbooks(made: tuple[Path, Path, list[Made]]) -> None:
+    task = named(made[1], "squeeze")
+    look = (
+        "import os, sys, sysconfig; lib = f'{sys.base_prefix}/lib/python{sys.version_info[0]}.{sys.version_info[1]}'; "
+        "print(os.listdir(f'{lib}/site-packages'), os.path.exists(f'{lib}/test/support'))"
+    )
+
+    async def inside() -> list[tuple[int | None, str]]:
+        async with await open_box(task.tree, BOX, python=task.suite.environment) as box:
+            commands = (f'python -c "{look}"', 'python -c "import offbook"', 'python -c "import pytest, little"')
+            results = [await box.exec(command, 30.0) for command in (*commands, task.test_command)]
+            return [(result.exit_code, result.output) for result in results]
+
+    seen, ours, theirs, tests = asyncio.run(inside())
+    assert seen == (0, "[] False\n")
+    assert (ours[0], "No module named 'offbook'" in ours[1]) == (1, True)
+    assert theirs == (0, "")
+    assert (tests[0], "passed" in tests[1]) == (0, True)
+
+
+# --- limits, splits, repositories that are no good
+
+
+def test_no_more_tasks_than_asked_for_and_a_bad_repository_does_not_stop_the_others(
+    made: tuple[Path, Path, list[Made]], tmp_path: Path
+) -> None:
+    source, out = prepared(made, tmp_path / "out")
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "mod.py").write_text("x = 1\n")
+    limited = replace(SETTINGS, max_tasks=1, level="stub", jobs=3)
+    first, second = run_make(out, bad, source, settings=limited)
+    assert first.unprepared == "bad has no test files"
+    assert (first.outcomes, first.candidates) == ([], 0)
+    assert (second.unprepared, len(second.verified), len(load_tasks(out / "train"))) == ("", 1, 1)
+    assert leftovers(out) == []
+
+
+def test_whole_repositories_are_held_out() -> None:
+    names = ["a", "b", "c", "d", "e", "f"]
+    splits = split_of(names, 0.3)
+    assert sorted(splits.values()).count("heldout") == 2
+    assert split_of(reversed(names), 0.3) == splits
+    assert set(split_of(names[:1], 0.9).values()) == {"train"}
+    assert sorted(split_of(names[:2], 0.01).values()) == ["heldout", "train"]
+    assert set(split_of(names, 0.0).values()) == {"train"}
+    assert sorted(split_of(names[:2], 1.0).values()) == ["heldout", "train"]
+    sources = [*(f"pypi:{name}" for name in names), "/x/a", "/y/a", "/x-a"]
+    assert len({folder_name(source) for source in sources}) == 9
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(["train", "heldout"])),
+    st.sets(st.sampled_from("abcdefgh")),
+    st.floats(0.01, 1.0),
+)
+def test_a_repository_stays_where_it_is_and_a_second_one_is_held_out(
+    settled: dict[str, str], names: set[str], heldout: float
+) -> None:
+    splits = split_of(names, heldout, settled)
+    assert splits.keys() == settled.keys() | names
+    assert settled.items() <= splits.items()
+    if names - settled.keys() and len(splits) > 1 and {*settled.values()} <= {"train"}:
+        assert "heldout" in splits.values()
+    if names - settled.keys() and {*settled.values()} == {"heldout"}:
+        assert round(heldout * len(splits)) > len(settled) or "train" in splits.values()
+
+
+def test_a_repository_that_is_added_later_leaves_the_first_where_it_is(
+    made: tuple[Path, Path, list[Made]], deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a fork, which has the same name and the same code, nothing is held out either."""
+    source, out = prepared(made, tmp_path / "out")
+    settings = replace(SETTINGS, max_tasks=1, level="stub", heldout=0.5)
+    (alone,) = run_make(out, source, settings=settings)
+    (task,) = load_tasks(out / "train")
+    other = little(tmp_path / "other", {"pyproject.toml": '[project]\nname = "other"\nversion = "1"\n'})
+    fork = little(tmp_path / "fork")
+    for added in (other, fork):
+        with_deps(out, added, deps)
+    monkeypatch.chdir(source.parent)
+    typed = [f"./{source.name}", str(source), str(other), str(fork)]
+    first, second, third = asyncio.run(make_tasks(typed, out, BOX, settings))
+    assert (first.source, first.split, first.verified) == (str(source), "train", alone.verified)
+    assert (second.split, third.split) == ("heldout", "train")
+    assert [held.id.split("-")[0] for held in load_tasks(out / "heldout")] == ["other"]
+    assert task.id in {kept.id for kept in load_tasks(out / "train")}
+    reasons = {outcome.id: (outcome.refused, outcome.evidence) for outcome in third.outcomes}
+    assert reasons[task.id] == ("a task of that name is there", str(task.folder))
+
+
+def test_a_proposal_for_a_repository_that_is_held_out_is_held_out(
+    made: tuple[Path, Path, list[Made]], workshop: Workshop, tmp_path: Path
+) -> None:
+    source, out = prepared(made, tmp_path / "out")
+    task = named(made[1], "initials")
+    (out / "heldout").mkdir()
+    shutil.copytree(task.folder, out / "heldout" / task.folder.name, symlinks=True)
+    wanted = proposal(workshop, "little/words.py", SQUEEZE, "    raise NotImplementedError\n")
+    (result,) = asyncio.run(make_proposed([replace(wanted, source=str(source))], out, BOX, SETTINGS))
+    assert (result.split, len(result.verified)) == ("heldout", 1)
+    assert not (out / "train").exists()
+
+
+def test_unknown_levels_are_refused_before_anything_is_done(tmp_path: Path) -> None:
+    with pytest.raises(OffbookError, match="there is no level all; it is one of stub, hybrid, gone and mix"):
+        run_make(tmp_path / "out", tmp_path, settings=FactorySettings(level="all"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_code_that_is_in_another_place_too_makes_no_task(workshop: Workshop, tmp_path: Path) -> None:
+    """A page that the repository has got since with the very code on it."""
+    it = feature(workshop, "words.squeeze")
+    page = f"# How\n\n```python\n{workshop.files['little/words.py']}```\n"
+    tree = shutil.copytree(workshop.repository.tree, tmp_path / "tree")
+    write_files(tree, {"docs/how.md": page})
+    leaky = replace(workshop, corpus=Corpus({"tree": tree}))
+    outcome = asyncio.run(make_task(leaky, it, "stub", tmp_path / "it", BOX))
+    assert outcome.refused == "its code is in another place too"
+    assert outcome.evidence.startswith("little/words.py::squeeze in tree/docs/how.md (")
+    assert {path.name for path in tmp_path.iterdir()} == {"tree"}
+
+
+def test_small_parts_that_the_product_says_twice_are_no_leak() -> None:
+    removed = {"a.py::target": "x\n" * 30, "a.py::helper": "y\n" * 5}
+    twice = Leak("tree/pkg/b.py", "a.py::helper", "structure", "def other")
+    for leak, product, leaks in (
+        (twice, ["pkg"], []),
+        (twice, ["other"], [twice]),
+        (replace(twice, what="a.py::target"), ["pkg"], [replace(twice, what="a.py::target")]),
+        (replace(twice, path="deps/pkg/b.py"), ["pkg"], [replace(twice, path="deps/pkg/b.py")]),
+    ):
+        assert given_away([leak], removed, ["a.py::target"], product) == leaks
+    committed = replace(twice, path="tree/.git!blob 0123")
+    assert given_away([committed, twice], removed, ["a.py::target"], ["pkg"]) == []
+    assert given_away([committed], removed, ["a.py::target"], ["pkg"]) == [committed]
+    assert given_away([twice], {**removed, "a.py::helper": "y\n" * 20}, ["a.py::target"], ["pkg"]) == [twice]
+
+
+def test_an_interrupted_task_leaves_nothing(workshop: Workshop, tmp_path: Path) -> None:
+    async def interrupted() -> None:
+        work = asyncio.create_task(
+            make_task(workshop, feature(workshop, "words.squeeze"), "stub", tmp_path / "it", BOX)
+        )
+        while not (tmp_path / ".it").exists():
+            await asyncio.sleep(0.01)
+            assert not work.done()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    asyncio.run(interrupted())
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- export
+
+
+def test_an_exported_instance_applies(made: tuple[Path, Path, list[Made]], tmp_path: Path) -> None:
+    task = named(made[1], "runs")
+    instance = swebench_instance(task)
+    assert (instance["repo"], instance["version"]) == ("little", "2.1")
+    assert json.loads(instance["FAIL_TO_PASS"]) == list(task.fail_to_pass)
+    tree = tmp_path / "tree"
+    subprocess.run(["git", "-c", "safe.directory=*", "clone", "-q", task.tree, tree], check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tree, capture_output=True, text=True, check=True).stdout
+    assert head.strip() == instance["base_commit"]
+    for part in ("patch", "test_patch"):
+        subprocess.run(["git", "apply", "-"], cwd=tree, input=instance[part], text=True, check=True)
+    original = little(tmp_path / "original")
+    for path in ("little/figures.py", "tests/test_figures.py", "tests/test_words.py"):
+        assert (tree / path).read_text() == (original / path).read_text()
+
+
+# --- proposals
+
+
+def proposal(workshop: Workshop, path: str, old: str, new: str, name: str = "") -> Proposal:
+    text = workshop.files[path]
+    assert old in text
+    return Proposal("it", gold_patch({path: text.replace(old, new)}, {path: text}), name)
+
+
+SQUEEZE = """\
+    words = []
+    for word in text.split(" "):
+        if word:
+            words.append(word)
+    return " ".join(words)
+"""
+
+
+def test_proposals_become_tasks_or_are_refused_with_the_reason(workshop: Workshop, deps: Path, tmp_path: Path) -> None:
+    source, out = little(tmp_path / "little"), tmp_path / "out"
+    with_deps(out, source, deps)
+    words = "little/words.py"
+    proposals = [
+        proposal(workshop, words, SQUEEZE, "    raise NotImplementedError\n"),
+        proposal(workshop, words, SQUEEZE, "    raise NotImplementedError\n"),
+        proposal(workshop, words, "Every run of spaces", "Every run", "doc"),
+        proposal(workshop, "tests/test_words.py", 'assert squeeze("   ") == ""', "pass", "tests"),
+        Proposal("it", "no diff at all", "words"),
+        proposal(workshop, words, "import re\n", "", "import"),
+    ]
+    proposals = [replace(one, source=str(source)) for one in proposals]
+    gone = Proposal(str(tmp_path / "nowhere"), proposals[0].patch)
+    result, missing = asyncio.run(make_proposed([*proposals, gone], out, BOX, SETTINGS))
+    assert missing.unprepared
+    assert (result.candidates, len(result.verified)) == (6, 1)
+    (task,) = load_tasks(out / "train")
+    assert task.id == result.verified[0].id
+    assert task.id.startswith("little-squeeze-")
+    assert "`squeeze`" in task.instruction
+    reasons = [(outcome.refused, outcome.evidence) for outcome in result.outcomes]
+    assert reasons[0] == ("", "")
+    assert reasons[1] == ("the proposal is refused", f"{task.folder} is there already")
+    assert reasons[2][1] == "the proposed deletion adds 1 lines and removes 1: it is to remove code"
+    assert reasons[3][1] == "the proposed deletion touches the test file tests/test_words.py"
+    assert reasons[4][1].startswith("the proposed deletion cannot be used: it does not apply")
+    assert reasons[5][1] == "the proposed deletion changes no function of the product"
+
+
+def test_a_file_of_proposals_is_read_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "proposals.jsonl"
+    with pytest.raises(OffbookError, match="there is no file"):
+        read_proposals(path)
+    path.write_text('{"source": "a", "patch": "b"}\n\n{"source": "c", "patch": "d", "name": "e"}\n')
+    assert read_proposals(path) == [Proposal("a", "b"), Proposal("c", "d", "e")]
+    for bad in (
+        "nothing",
+        '{"source": "a"}',
+        '{"source": "a", "patch": "b", "more": 1}',
+        "[1]",
+        '{"source": 1, "patch": 2}',
+    ):
+        path.write_text(f'{{"source": "a", "patch": "b"}}\n{bad}\n')
+        with pytest.raises(OffbookError, match=r"proposals\.jsonl:2 is no proposal"):
+            read_proposals(path)
+
+
+def test_a_deletion_of_whole_functions_is_seen_as_such(workshop: Workshop) -> None:
+    path = "little/words.py"
+    start = workshop.files[path].index("def squeeze")
+    changed = workshop.files[path][:start].rstrip() + "\n"
+    deletion = deletion_of(workshop, Proposal("it", "patch", "the squeeze!"), {path: changed})
+    assert (deletion.level, deletion.stubbed) == ("gone", ())
+    assert [key.name for key in deletion.deleted] == ["squeeze"]
+    assert deletion.removed[f"{path}::squeeze"].startswith("def squeeze(text):")
+    assert deletion.feature.id.startswith("little-the-squeeze-")
+    assert len(deletion.feature.tests) == 2
+
+
+# --- a model's words
+
+
+def test_a_models_words_are_kept_where_they_can_be_used(workshop: Workshop) -> None:
+    deletion = delete(workshop.files, workshop.symbols, feature(workshop, "words.squeeze"), "stub")
+    good = "Could you write `squeeze` again? It makes every run of spaces one space."
+    versions = {"terse": good, "normal": "Please write it again.", "detailed": f"`squeeze` is\n{SQUEEZE}", "odd": good}
+    with serving(reply(f"Here:\n```json\n{json.dumps(versions)}\n```")) as server:
+        rewrite = rewriter(f"http://127.0.0.1:{server.server_address[1]}/v1", "small")
+        words = {"terse": "one", "normal": "two {with braces}", "detailed": "three"}
+        assert asyncio.run(rewrite(words, deletion)) == {"terse": good}
+        (_, _, body) = server.asked[0]
+    assert body["model"] == "small"
+    assert "two {with braces}" in body["messages"][0]["content"]
+    assert not usable("terse", good + " " * 400 + "x", deletion)
+    assert not usable("normal", "", deletion)
+    for nonsense in ("no JSON", "{broken", "[1]", '{"terse": 5}'):
+        with serving(reply(nonsense)) as server:
+            rewrite = rewriter(f"http://127.0.0.1:{server.server_address[1]}/v1", "small")
+            assert asyncio.run(rewrite(words, deletion)) == {}
+
+
+def test_a_model_says_the_instruction_of_a_task(workshop: Workshop, tmp_path: Path) -> None:
+    good = "Could you write `squeeze` again? It makes every run of spaces one space."
+    with serving(reply(json.dumps({"normal": good}))) as server:
+        rewrite = rewriter(f"http://127.0.0.1:{server.server_address[1]}/v1", "small")
+        outcome = asyncio.run(
+            make_task(workshop, feature(workshop, "words.squeeze"), "stub", tmp_path / "it", BOX, rewrite=rewrite)
+        )
+    assert (outcome.refused, outcome.rewritten) == ("", 1)
+    assert load_task(tmp_path / "it").instruction == good
+    assert load_task(tmp_path / "it", "terse").instruction != good
+
+
+def test_a_model_proposes(workshop: Workshop) -> None:
+    patch = proposal(workshop, "little/words.py", SQUEEZE, "    raise NotImplementedError\n").patch
+    with serving(reply(f"Sure.\n```diff\n{patch}```\nDone."), reply("I cannot.")) as server:
+        propose = proposer(f"http://127.0.0.1:{server.server_address[1]}/v1", "small")
+        found = asyncio.run(propose(workshop, "it", 2))
+        assert [body["messages"][0]["content"].count("```python") for _, _, body in server.asked] == [1, 1]
+    assert found == [Proposal("it", patch), Proposal("it", "I cannot.")]
+    assert diff_in(patch) == patch
+    assert applied(workshop.files, found[0].patch).keys() == {"little/words.py"}
+
+
+def test_a_server_that_does_not_answer_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    with serving(replace(reply("no"), status=401)) as server:
+        asked = Asked(f"http://127.0.0.1:{server.server_address[1]}/v1", "small")
+        with pytest.raises(OffbookError, match=r"does not answer \(status 401\)") as error:
+            asyncio.run(asked.ask("?"))
+        assert len(server.asked) == 1
+        assert server.asked[0][1]["Authorization"] == "Bearer sk-secret"
+        assert "sk-secret" not in str(error.value)
+    with serving(replace(reply("no"), status=503), reply("yes")) as server:
+        assert asyncio.run(Asked(f"http://127.0.0.1:{server.server_address[1]}", "small").ask("?")) == "yes"
+        assert len(server.asked) == 2
+    with (
+        serving(replace(reply("no"), body="<html>")) as server,
+        pytest.raises(OffbookError, match="no chat completion"),
+    ):
+        asyncio.run(Asked(f"http://127.0.0.1:{server.server_address[1]}", "small").ask("?"))
+    for url in ("localhost:80", "user:pass@host/v1", "https://user:pass@host/v1"):
+        with pytest.raises(OffbookError) as error:
+            Asked(url, "small")
+        assert "pass@" not in str(error.value)
+
+
+# --- harder
+
+
+def test_each_way_of_making_a_task_harder(
+    made: tuple[Path, Path, list[Made]], workshop: Workshop, tmp_path: Path
+) -> None:
+    task = named(made[1], "plural")
+    outcomes = asyncio.run(harden(task, tmp_path / "harder", BOX, workshop=workshop))
+    by_way = dict(zip(("terser", "gone", "widen", "merge"), outcomes, strict=True))
+    needed = by_way.pop("gone")
+    assert (needed.refused, needed.evidence) == (NO_WAY, "its names are gone already, or what is left needs them")
+    assert [outcome.refused for outcome in by_way.values()] == [""] * 3, outcomes
+    tasks = {way: load_task(tmp_path / "harder" / outcome.id) for way, outcome in by_way.items()}
+    assert tasks["terser"].instruction == load_task(tasks["terser"].folder, "terse").instruction
+    assert len(tasks["terser"].instruction) < len(task.instruction)
+    assert tasks["terser"].fail_to_pass == task.fail_to_pass
+    assert all(tasks[way].deleted is not None for way in tasks)
+    wide, merged = tasks["widen"].deleted, tasks["merge"].deleted
+    assert wide is not None
+    assert merged is not None
+    assert {name.rpartition("::")[2] for name in wide.targets} >= {"plural", "labelled"}
+    assert len(merged.targets) == 2
+    assert {*merged.functions} > {"little/words.py::plural"}
+    assert all(why == "" for why in asyncio.run(check_all(list(tasks.values()))))
+    with pytest.raises(OffbookError, match="is there already"):
+        asyncio.run(harden(task, tmp_path / "harder", BOX, ["terser"], workshop))
+    (nowhere,) = asyncio.run(harden(named(made[1], "squeeze"), tmp_path / "harder", BOX, ["widen"], workshop))
+    assert (nowhere.refused, nowhere.evidence) == (NO_WAY, "nothing that could be deleted too uses it")
+
+
+def test_names_that_were_stubs_go(made: tuple[Path, Path, list[Made]], workshop: Workshop, tmp_path: Path) -> None:
+    task = named(made[1], "squeeze")
+    assert "def squeeze" in (task.tree / "little/words.py").read_text()
+    (gone,) = asyncio.run(harden(task, tmp_path, BOX, ["gone"], workshop))
+    harder = load_task(tmp_path / gone.id)
+    assert "def squeeze" not in (harder.tree / "little/words.py").read_text()
+    (again,) = asyncio.run(harden(harder, tmp_path, BOX, ["gone"], workshop))
+    assert (again.refused, again.evidence) == (NO_WAY, "its names are gone already, or what is left needs them")
+
+
+def test_a_foreign_task_cannot_be_made_harder(made: tuple[Path, Path, list[Made]], tmp_path: Path) -> None:
+    task = named(made[1], "runs")
+    for foreign in (replace(task, deleted=None), replace(task, suite=replace(task.suite, environment=None))):
+        with pytest.raises(OffbookError, match="was not made from a repository that is still here"):
+            asyncio.run(harden(foreign, tmp_path, BOX))
+
+
+def test_the_feature_of_a_task_is_found_again(made: tuple[Path, Path, list[Made]], workshop: Workshop) -> None:
+    task = named(made[1], "initials")
+    found = feature_of(task, workshop)
+    assert [key.name for key in found.functions] == ["_parts", "initials"]
+    assert set(found.tests) == set(task.fail_to_pass)
