@@ -6,7 +6,7 @@ A small agent works on coding tasks with tools. It often calls tools that do not
 whole rollout; it cannot say *which* message was wrong. Targeted feedback can:
 
   1. roll out:   the agent works; its hidden tests give each rollout a reward of 0 or 1
-  2. find:       a reader finds the message that went wrong ("called open_file, which is not there")
+  2. find:       a rule finds the message that went wrong ("called open_file, which is not there")
   3. hint:       a general rule is put right before that message ("Reminder: available tools are ...")
   4. teach:      the *same* tokens are scored again with the hint in context; that hinted distribution is the teacher
   5. step:       loss = RL over the whole rollout + lambda * KL(teacher || student) on the tokens of that one message
@@ -24,11 +24,12 @@ from pathlib import Path
 
 import torch
 
-from offbook.algo import add_branch, group_advantage, target_key
+from offbook.algo import group_advantage, hint_branch, target_key
 from offbook.config import Config, FeedbackConfig, TasksConfig
 from offbook.engine import LocalEngine
 from offbook.feedback import read_rollout, write_hint
 from offbook.harness import Harness, run_agent
+from offbook.loop.annotate import distill_of, teachers_of
 from offbook.loop.measure import summarize
 from offbook.loop.setup import load_model, model_folder, task_sets
 from offbook.rewards import Grader
@@ -44,6 +45,7 @@ CONFIG = Config(
     tasks=TasksConfig(num_train=STEPS * TASKS_A_STEP, num_heldout=1),
     feedback=FeedbackConfig(teacher="frozen", weight=5.0),
 )
+DISTILL = distill_of(CONFIG.feedback)  # who teaches, in which direction, how much a token may count for
 HARNESS = Harness(CONFIG.harness.limits(), profile="pocket")
 
 
@@ -72,11 +74,10 @@ def to_samples(group: list[Rollout], chat: ChatFormat) -> list[Sample]:
             logprobs=segment.logprobs,
             advantage=[advantage * flag for flag in sampled],
             rl_weight=sampled,
-            ce_weight=[0.0] * len(sampled),
         )
         for target in read_rollout(rollout, CONFIG.feedback.max_targets, rules=CONFIG.feedback.rules):
             hint = write_hint(target.rule, rollout.tools)
-            add_branch(sample, segment, target, hint, chat, weight=CONFIG.feedback.weight)
+            sample.branches.append(hint_branch(segment, target, hint, chat, CONFIG.feedback.weight, DISTILL))
         samples.append(sample)
     return samples
 
@@ -101,11 +102,11 @@ def show_a_target(groups: list[list[Rollout]], chat: ChatFormat, measured: dict[
 
 async def train(folder: Path, tasks: list[Task]) -> None:
     chat = ChatFormat.from_folder(folder)
-    trainer = Trainer(load_model(folder), CONFIG.train, CONFIG.feedback)
+    trainer = Trainer(load_model(folder), CONFIG.train, teachers_of(CONFIG.feedback))
     engine = LocalEngine(load_model(folder), chat.stop_ids)
     grader = Grader()
     for step in range(1, STEPS + 1):
-        engine.load_weights(trainer.model.state_dict(), version=step - 1)
+        engine.apply(trainer.publish(version=step - 1))
         batch = tasks[(step - 1) * TASKS_A_STEP : step * TASKS_A_STEP]
         rollouts = await asyncio.gather(
             *(roll_out(task, number, step, engine, chat, grader) for task in batch for number in range(GROUP))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from offbook.tokens import ChatFormat, byte_chat
+from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
+from offbook.types import Distill, Sample
 
 torch.set_num_threads(1)
 settings.register_profile("offbook", deadline=None)  # no test is timed
@@ -45,3 +49,20 @@ def tiny_model(kind: str = "qwen3", vocabulary: int = 300, seed: int = 0) -> Pre
 
 def random_ids(rng: random.Random, count: int, vocabulary: int = 300) -> list[int]:
     return [rng.randrange(vocabulary) for _ in range(count)]
+
+
+# Every kind under the name that branches call their teacher by default.
+TEACHERS: dict[str, dict[str, Kind]] = {
+    name: {Distill().teacher: kind}
+    for name, kind in (
+        ("live", Live()), ("frozen", Frozen()), ("ema", Ema()), ("trust_region", Mix(Frozen(), 0.1))
+    )
+}  # fmt: skip
+
+
+def distilled(samples: list[Sample], **how: Any) -> list[Sample]:
+    """The same samples, all of their branches taught in this way."""
+    return [
+        replace(sample, branches=[replace(branch, distill=Distill(**how)) for branch in sample.branches])
+        for sample in samples
+    ]

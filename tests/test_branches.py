@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import random_ids, tiny_model
+from conftest import TEACHERS, distilled, random_ids, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -31,18 +31,18 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from offbook.config import FeedbackConfig, TrainConfig
+from offbook.config import TrainConfig
 from offbook.train import attention, forward
-from offbook.train.attention import BranchRow, Handover, branch_blocks
+from offbook.train.attention import BranchRow, LayerKV, branch_blocks
 from offbook.train.batches import Batch, BranchBatch
 from offbook.train.forward import reencoded as naive
 from offbook.train.host import BLOCK
 from offbook.train.losses import divergence, log_mix
-from offbook.train.scoring import Ledger
+from offbook.train.scoring import Counts, Ledger
+from offbook.train.teachers import Frozen
 from offbook.train.trainer import Trainer
-from offbook.types import Branch, OffbookError, Sample
+from offbook.types import Branch, Distill, OffbookError, Sample
 
-UNCAPPED = 1e9
 WIDE = Qwen3Config(
     vocab_size=300,
     hidden_size=256,
@@ -58,9 +58,9 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 def sample_with_branches(rng: random.Random, length: int = 60) -> Sample:
     """Targets in the first message, in the middle and in the last; sampled tokens elsewhere too."""
     branches = [
-        Branch(0, random_ids(rng, 5), 3, 10, 1.0, "first"),
-        Branch(24, random_ids(rng, 9), 26, 33, 0.5, "middle"),
-        Branch(45, random_ids(rng, 2), 48, length, 2.0, "last"),
+        Branch(0, random_ids(rng, 5), ((3, 10),), 1.0, key="first"),
+        Branch(24, random_ids(rng, 9), ((26, 33),), 0.5, key="middle"),
+        Branch(45, random_ids(rng, 2), ((48, length),), 2.0, key="last"),
     ]
     return Sample(
         ids=random_ids(rng, length),
@@ -78,33 +78,39 @@ def plain_sample(rng: random.Random, length: int) -> Sample:
 
 def reencoded(model: PreTrainedModel, sample: Sample, branch: Branch) -> Tensor:
     """The reference: log-probabilities over the vocabulary at each target token, hint in place, from scratch."""
-    ids = [*sample.ids[: branch.insert], *branch.hint_ids, *sample.ids[branch.insert : branch.target_end]]
-    count = branch.target_end - branch.target_start
+    ids = [*sample.ids[: branch.insert], *branch.inserted, *sample.ids[branch.insert : branch.end]]
     inputs = torch.tensor([ids], device=model.device)
-    return model(input_ids=inputs, use_cache=False).logits[0, -count - 1 : -1].log_softmax(-1)
+    predicts = [place + len(branch.inserted) - 1 for place in places_of(branch)]
+    return model(input_ids=inputs, use_cache=False).logits[0, predicts].log_softmax(-1)
 
 
-def trainer_for(model: PreTrainedModel, **feedback: object) -> Trainer:
-    return Trainer(model, TrainConfig(micro_tokens=128), FeedbackConfig(token_cap=UNCAPPED, gate=0.0, **feedback))
+def places_of(branch: Branch) -> list[int]:
+    return [place for span in branch.spans for place in range(*span)]
+
+
+def trainer_for(model: PreTrainedModel, teacher: str) -> Trainer:
+    return Trainer(model, TrainConfig(micro_tokens=128), TEACHERS[teacher])
+
+
+def teacher_model(trainer: Trainer) -> PreTrainedModel:
+    (teacher,) = trainer.teachers.values()
+    return teacher.own.decoder.model if teacher.own else trainer.model
 
 
 def hinted_logp(trainer: Trainer, batch: Batch) -> Tensor:
     """What the trainer takes for the teacher, at every target token."""
-    branches = BranchBatch.collate(batch)
-    readings = trainer.teacher.readings(batch, branches)
-    if trainer.teacher.rides:
-        _, own = trainer.student.hidden(batch.ids_BT, branches)
-        readings.append((trainer.student.head, own))
-    return log_mix([head(hidden).log_softmax(-1) for head, hidden in readings], trainer.teacher.shares)
+    _, (scorers,) = trainer._forward(batch)
+    return log_mix([head(hidden).log_softmax(-1) for head, hidden in scorers.models], scorers.shares)
 
 
 def reference_logp(trainer: Trainer, samples: list[Sample]) -> Tensor:
     def from_scratch(model: PreTrainedModel) -> Tensor:
         return torch.cat([reencoded(model, s, b) for s in samples for b in s.branches])
 
-    if trainer.teacher.kind != "trust_region":
-        return from_scratch(trainer.teacher.model)
-    return (0.9 * from_scratch(trainer.teacher.model) + 0.1 * from_scratch(trainer.model)).log_softmax(-1)
+    (teacher,) = trainer.teachers.values()
+    if teacher.own is None or not teacher.rides:
+        return from_scratch(teacher_model(trainer))
+    return (0.9 * from_scratch(teacher_model(trainer)) + 0.1 * from_scratch(trainer.model)).log_softmax(-1)
 
 
 @torch.no_grad()
@@ -142,7 +148,7 @@ def test_rounded_lengths_change_nothing(monkeypatch: pytest.MonkeyPatch, teacher
         with torch.no_grad():
             hinted = hinted_logp(trainer, batch := Batch.collate(samples, torch.device("cpu")))
             assert (hinted - reference_logp(trainer, samples)).abs().max() < 1e-4
-        assert (batch.ids_BT.shape[1], BranchBatch.collate(batch).ids_1L.shape[1]) == (
+        assert (batch.ids_BT.shape[1], BranchBatch.collate(batch, batch.branches).ids_1L.shape[1]) == (
             (60, 92) if step == 1 else (64, 128)
         )
         found.append(trainer.step(samples).metrics["gradient_norm"])
@@ -158,16 +164,16 @@ def test_on_a_gpu_the_fused_branches_equal_reencoding() -> None:
     places = (3, 700, 1500)
     samples = []
     for row in range(3):
-        nothing, ids = [0.0] * 1900, random_ids(rng, 1900)
-        branches = [Branch(at, random_ids(rng, 40), at + 3, at + 90 * (row + 1), 1.0, f"{row}/{at}") for at in places]
-        samples.append(Sample(ids, nothing, nothing, nothing, nothing, branches))
-    trainer = Trainer(model, TrainConfig(compile=True), FeedbackConfig(teacher="live"))
+        ids = random_ids(rng, 1900)
+        branches = [Branch(at, random_ids(rng, 40), ((at + 3, at + 90 * (row + 1)),)) for at in places]
+        samples.append(Sample(ids, branches=branches))
+    trainer = Trainer(model, TrainConfig(compile=True), TEACHERS["live"])
     batch = Batch.collate(samples, torch.device("cuda"))
-    branches = BranchBatch.collate(batch)
+    branches = BranchBatch.collate(batch, batch.branches)
     hidden, found = trainer.student.hidden(batch.ids_BT, branches)
     reference = naive(model, batch.ids_BT, branches)
     assert (found - reference).float().norm() < 0.03 * reference.float().norm()
-    without = torch.cat([hidden[row, b.target_start - 1 : b.target_end - 1] for row, b in batch.branches])
+    without = torch.cat([hidden[row, [place - 1 for place in places_of(b)]] for row, b in batch.branches])
     assert (found - without).float().norm() > 0.3 * reference.float().norm()
 
 
@@ -180,17 +186,18 @@ def test_in_bfloat16_hidden_states_equal_reencoding_to_its_rounding(teacher: str
     trainer = trainer_for(tiny_model().bfloat16(), teacher=teacher)
     assert trainer.student.plain
     batch = Batch.collate(samples, torch.device("cpu"))
-    branches = BranchBatch.collate(batch)
-    hidden, own = trainer.student.hidden(batch.ids_BT, branches)
-    found = own if teacher == "live" else trainer.teacher.readings(batch, branches)[0][1]
-    reference = naive(trainer.teacher.model, batch.ids_BT, branches)
+    branches = BranchBatch.collate(batch, batch.branches)
+    hidden, _ = trainer.student.hidden(batch.ids_BT, branches)
+    _, (scorers,) = trainer._forward(batch)
+    found = scorers.models[0][1]
+    reference = naive(teacher_model(trainer), batch.ids_BT, branches)
     assert (found - reference).float().norm() < 0.03 * reference.float().norm()
-    without = torch.cat([hidden[row, b.target_start - 1 : b.target_end - 1] for row, b in batch.branches])
+    without = torch.cat([hidden[row, [place - 1 for place in places_of(b)]] for row, b in batch.branches])
     assert (found - without).float().norm() > 0.3 * reference.float().norm()
 
 
 def gradients(trainer: Trainer, samples: list[Sample]) -> list[Tensor]:
-    trainer._loss(Batch.collate(samples, torch.device("cpu")), Ledger.open(samples)).backward()
+    trainer.loss(Batch.collate(samples, torch.device("cpu")), Ledger(Counts.of(samples))).backward()
     return [parameter.grad for parameter in trainer.model.parameters()]
 
 
@@ -201,7 +208,7 @@ def test_recomputation_changes_no_bit(teacher: str, recompute: str) -> None:
     found = []
     for mode in ("none", recompute):
         settings = TrainConfig(recompute=mode)
-        found.append(gradients(Trainer(tiny_model(), settings, FeedbackConfig(teacher=teacher, gate=0.0)), samples))
+        found.append(gradients(Trainer(tiny_model(), settings, TEACHERS[teacher]), samples))
     for reference, ours in zip(*found, strict=True):
         assert torch.equal(reference, ours)
         assert reference.abs().max() > 0
@@ -224,7 +231,7 @@ class Sizes(TorchDispatchMode):
 def test_layers_are_recomputed_and_attention_is_not() -> None:
     counts = {}
     for mode in ("none", "layers", "all"):
-        trainer = Trainer(tiny_model(), TrainConfig(recompute=mode), FeedbackConfig(teacher="live"))
+        trainer = Trainer(tiny_model(), TrainConfig(recompute=mode))
         with Sizes() as sizes:
             gradients(trainer, [plain_sample(random.Random(9), 40)])
         counts[mode] = sizes.attentions
@@ -239,7 +246,7 @@ def test_chunks_change_nothing_and_no_logits_are_ever_whole(
 ) -> None:
     samples = [sample_with_branches(random.Random(7), 60), sample_with_branches(random.Random(8), 52)]
     samples[1].branches.reverse()
-    samples[0].branches.append(replace(samples[0].branches[1], key="the same message again", hint_ids=[7, 8]))
+    samples[0].branches.append(replace(samples[0].branches[1], key="the same message again", inserted=[7, 8]))
     whole = trainer_for(tiny_model(), teacher=teacher)
     reference = gradients(whole, samples)
     monkeypatch.setattr("offbook.train.head.CHUNK_ENTRIES", 300 * rows)
@@ -268,7 +275,7 @@ def test_blocks_of_the_fused_kernel_are_those_of_the_mask(data: st.DataObject) -
     blocks = branch_blocks(branches, rows, length, torch.device("cpu"))
     far, near = torch.zeros(start, rows * length, dtype=torch.bool), torch.zeros(start, start, dtype=torch.bool)
     for b in branches:
-        far[b.start : b.end, b.trunk_row * length : b.trunk_row * length + b.insert] = True
+        far[b.start : b.end, b.base_row * length : b.base_row * length + b.insert] = True
         near[b.start : b.end, b.start : b.end] = torch.ones(b.end - b.start, b.end - b.start).tril().bool()
     check_blocks(blocks.far, far)
     check_blocks(blocks.near, near)
@@ -296,10 +303,10 @@ def check_blocks(blocks: BlockMask, mask: Tensor) -> None:
 def test_the_fused_kernel_reads_what_the_plain_one_reads() -> None:
     torch.manual_seed(0)
     rows = [BranchRow(1, 30, 0, 20), BranchRow(0, 7, 33, 50), BranchRow(1, 0, 20, 33)]
-    trunk_key, trunk_value = torch.randn(2, 2, 2, 40, 12).unbind()
+    base_key, base_value = torch.randn(2, 2, 2, 40, 12).unbind()
     query, key, value = torch.randn(1, 4, 50, 12), torch.randn(1, 2, 50, 12), torch.randn(1, 2, 50, 12)
-    plain = attention._read(query, key, value, None, Handover(rows, keys=trunk_key, values=trunk_value))
-    far = attention._flat(trunk_key), attention._flat(trunk_value)
+    plain = attention._read(query, key, value, None, LayerKV(rows, keys=base_key, values=base_value))
+    far = attention._flat(base_key), attention._flat(base_value)
     blocks = branch_blocks(rows, 2, 40, torch.device("cpu"))
     fused = attention.in_parts(query, far, (key, value), blocks, None, {})
     assert (plain - fused).abs().max() < 1e-5
@@ -310,10 +317,11 @@ def test_the_fused_kernel_reads_what_the_plain_one_reads() -> None:
 def test_gradients_equal_reencoding(direction: str, device: str) -> None:
     rng = random.Random(2)
     samples = [sample_with_branches(rng, 60), sample_with_branches(rng, 52), sample_with_branches(rng, 57)]
-    ledger = Ledger.open(samples)
-    trainer = trainer_for(tiny_model().to(device), teacher="live", direction=direction)
+    samples = distilled(samples, direction=direction)
+    ledger = Ledger(Counts.of(samples))
+    trainer = trainer_for(tiny_model().to(device), teacher="live")
     for micro in (samples[:2], samples[2:]):
-        trainer._loss(Batch.collate(micro, torch.device(device)), ledger).backward()
+        trainer.loss(Batch.collate(micro, torch.device(device)), ledger).backward()
 
     model = tiny_model().to(device)
     for sample in samples:
@@ -322,12 +330,14 @@ def test_gradients_equal_reencoding(direction: str, device: str) -> None:
         logp = model(input_ids=ids[None], use_cache=False).logits[0].log_softmax(-1)
         own = logp[:-1].gather(1, ids[1:, None])[:, 0]
         ratio = (own.detach() - behaviour).exp().clamp(max=2.0)
-        loss = -(weight * ratio * 0.7 * own).sum() / ledger.counts["rl"]
+        loss = -(weight * ratio * 0.7 * own).sum() / ledger.counts.tokens["rl"]
         for branch in sample.branches:
-            student = logp[branch.target_start - 1 : branch.target_end - 1]
+            student = logp[[place - 1 for place in places_of(branch)]]
             with torch.no_grad():
                 teacher = reencoded(model, sample, branch)
-            loss = loss + branch.weight * divergence(student, teacher, direction).sum() / ledger.counts["hint"]
+            loss = (
+                loss + branch.weight * divergence(student, teacher, direction).sum() / ledger.counts.tokens["distill"]
+            )
         loss.backward()
 
     for (name, ours), reference in zip(trainer.model.named_parameters(), model.parameters(), strict=True):
@@ -336,19 +346,90 @@ def test_gradients_equal_reencoding(direction: str, device: str) -> None:
         assert scale > 1e-5, name
 
 
+@pytest.mark.parametrize("teacher", ["live", "frozen"])
+def test_a_branch_may_have_its_targets_in_several_places(teacher: str) -> None:
+    """What stands between them, a tool's answer, is read and not scored."""
+    rng = random.Random(20)
+    branch = Branch(8, random_ids(rng, 6), ((10, 17), (30, 34), (50, 60)))
+    sample = replace(sample_with_branches(rng), branches=[branch])
+    trainer = trainer_for(tiny_model(), teacher)
+    with torch.no_grad():
+        hinted = hinted_logp(trainer, Batch.collate([sample], torch.device("cpu")))
+        assert (hinted - reencoded(tiny_model(), sample, branch)).abs().max() < 1e-4
+    assert len(hinted) == 21
+    assert trainer.step([sample]).metrics["distill/kl"] > 0
+
+
+def test_branches_of_one_batch_may_have_teachers_and_directions_of_their_own() -> None:
+    """Each group is scored by its own teacher; the gradients are those of the groups alone, added up."""
+    rng = random.Random(21)
+    whole = replace(sample_with_branches(rng), rl_weight=[])
+    first, second, third = whole.branches
+    ways = [Distill("live", "a"), Distill("frozen", "b", "reverse", cap=1.5), Distill("live", "c", "jsd")]
+    parts = [[replace(one, distill=way)] for one, way in zip((second, first, third), ways, strict=True)]
+    kinds = {"live": TEACHERS["live"]["live"], "frozen": TEACHERS["frozen"]["live"]}
+
+    def grads(branches: list[Branch]) -> list[Tensor]:
+        trainer = Trainer(tiny_model(), TrainConfig(), kinds)
+        with torch.no_grad():
+            for parameter in trainer.model.parameters():
+                parameter.mul_(1.1)  # so that live and frozen differ
+        return gradients(trainer, [replace(whole, branches=branches)])
+
+    together = grads([branch for part in parts for branch in part])
+    alone = [grads(part) for part in parts]
+    for found, *each in zip(together, *alone, strict=True):
+        assert (found - sum(each)).abs().max() < 1e-5 * max(1.0, float(found.abs().max()))
+        assert all(one.abs().max() > 1e-6 for one in each)
+
+
+def test_two_ranks_with_counts_of_both_step_as_one() -> None:
+    samples = [sample_with_branches(random.Random(seed)) for seed in (22, 23)]
+    trainer = trainer_for(tiny_model(), "frozen")
+    reference = gradients(trainer, samples)
+    counts = Counts.of(samples[:1]) + Counts.of(samples[1:])
+    ranks = []
+    for sample in samples:
+        rank = trainer_for(tiny_model(), "frozen")
+        rank.loss(Batch.collate([sample], torch.device("cpu")), Ledger(counts)).backward()
+        ranks.append([parameter.grad for parameter in rank.model.parameters()])
+    for whole, one, other in zip(reference, *ranks, strict=True):
+        assert (whole - one - other).abs().max() < 1e-5 * max(1.0, float(whole.abs().max()))
+
+
+def test_bfloat16_computes_so_and_keeps_float32_weights() -> None:
+    samples = [sample_with_branches(random.Random(24))]
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        trainer = Trainer(tiny_model(), TrainConfig(precision=precision), TEACHERS["frozen"])
+        found[precision] = trainer.step(samples).metrics["gradient_norm"]
+        assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
+    assert found["bfloat16"] == pytest.approx(found["float32"], rel=0.1)
+    assert found["bfloat16"] != pytest.approx(found["float32"], rel=1e-5), "or it computed in float32"
+
+
+def test_layers_are_called_with_their_hooks() -> None:
+    """Sharding and adapters live in them."""
+    trainer, seen = trainer_for(tiny_model(), "live"), []
+    for layer in trainer.model.base_model.layers:
+        layer.register_forward_hook(lambda module, _, __: seen.append(module))
+    trainer.step([sample_with_branches(random.Random(25))])
+    assert len(seen) == 2 * 3, "the base and its branches, in each of three layers"
+
+
 def test_no_gradient_reaches_the_teacher() -> None:
     """With the student's own probabilities as the only other term, a live teacher must be a constant."""
     trainer = trainer_for(tiny_model(), teacher="frozen")
     trainer.step([sample_with_branches(random.Random(3))])
-    assert all(parameter.grad is None for parameter in trainer.teacher.model.parameters())
+    assert all(parameter.grad is None for parameter in teacher_model(trainer).parameters())
 
 
 def test_ema_teacher_follows_and_frozen_stays() -> None:
     for kind, moves in (("ema", True), ("frozen", False)):
         trainer = trainer_for(tiny_model(), teacher=kind)
-        before = [parameter.clone() for parameter in trainer.teacher.model.parameters()]
+        before = [parameter.clone() for parameter in teacher_model(trainer).parameters()]
         trainer.step([sample_with_branches(random.Random(4))])
-        moved = any((b != p).any() for b, p in zip(before, trainer.teacher.model.parameters(), strict=True))
+        moved = any((b != p).any() for b, p in zip(before, teacher_model(trainer).parameters(), strict=True))
         assert moved == moves
 
 
@@ -361,8 +442,8 @@ def test_an_ema_arrives_where_the_student_has_gone(dtype: torch.dtype) -> None:
     for parameter in trainer.model.parameters():
         parameter.mul_(1.02)
     for _ in range(300):
-        trainer.teacher.follow(trainer.model)
-    ours = torch.cat([parameter.flatten().float() for parameter in trainer.teacher.model.parameters()])
+        trainer.teachers["live"].own.follow(trainer.model)
+    ours = torch.cat([parameter.flatten().float() for parameter in teacher_model(trainer).parameters()])
     theirs = torch.cat([parameter.flatten().float() for parameter in trainer.model.parameters()])
     gone = ((ours - start) * start).sum() / ((theirs - start) * start).sum()
     assert gone == pytest.approx(1 - 0.99**300, abs=0.02)
@@ -370,11 +451,11 @@ def test_an_ema_arrives_where_the_student_has_gone(dtype: torch.dtype) -> None:
 
 
 def test_a_refreshed_teacher_takes_the_students_weights_every_so_many_steps() -> None:
-    trainer = trainer_for(tiny_model(), teacher="frozen", refresh_steps=2)
+    trainer = Trainer(tiny_model(), TrainConfig(), {"live": Frozen(refresh_steps=2)})
     equal = []
     for seed in range(4):
         trainer.step([sample_with_branches(random.Random(seed))])
-        pairs = zip(trainer.teacher.model.parameters(), trainer.model.parameters(), strict=True)
+        pairs = zip(teacher_model(trainer).parameters(), trainer.model.parameters(), strict=True)
         equal.append(all((mine == its).all() for mine, its in pairs))
     assert equal == [False, True, False, True]
 
@@ -420,7 +501,7 @@ def test_a_low_rank_adapter_trains_alone_and_its_teacher_shares_the_rest(teacher
     trainer.step(samples)
     for name, parameter in trainer.model.named_parameters():
         assert (".down." in name or ".up." in name) == bool((parameter != before[name]).any()), name
-    own = {id(parameter) for parameter in trainer.teacher.model.parameters()}
+    own = {id(parameter) for parameter in teacher_model(trainer).parameters()}
     shared = [p for p in trainer.model.parameters() if id(p) in own]
     assert trainer.student.plain
     assert len(shared) == len(own) - (0 if teacher == "live" else 12)
@@ -451,15 +532,15 @@ def test_other_layers_fall_back_to_a_pass_for_each_target(
     forward._say_fallback.cache_clear()
     trainers = [trainer_for(other_model(kind), teacher=teacher) for _ in range(2)]
     assert [record.getMessage() for record in caplog.records if "re-encoded" in record.getMessage()] == [
-        f"{trainers[0].model.config.model_type} has layers other than plain attention: hinted targets are re-encoded "
-        "one by one, each with its prefix"
+        f"{trainers[0].model.config.model_type} has layers other than plain attention: targets of branches are "
+        "re-encoded one by one, each with its prefix"
     ]
     samples = [sample_with_branches(random.Random(11), 60), sample_with_branches(random.Random(12), 52)]
     with torch.no_grad():
         hinted = hinted_logp(trainers[0], Batch.collate(samples, torch.device("cpu")))
         untouched = torch.cat([reencoded(other_model(kind), s, b) for s in samples for b in s.branches])
         assert (hinted - untouched).abs().max() < 1e-4
-    assert trainers[0].step(samples).metrics["hint/kl"] > 0
+    assert trainers[0].step(samples).metrics["distill/kl"] > 0
 
 
 def model_with_logits_of_its_own(family: str) -> PreTrainedModel:

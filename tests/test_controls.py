@@ -7,16 +7,19 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from conftest import tiny_model
 from test_summaries import TOOLS, Forgetful
 from toolbench import small_tree
 
-from offbook.config import FeedbackConfig
+from offbook.algo import target_key
+from offbook.config import FeedbackConfig, TrainConfig
 from offbook.feedback import RULES, Pairs, read_rollout, refuse_unknown_rules, write_hint
 from offbook.feedback.controls import own_messages, stand_in
 from offbook.harness import Harness, run_agent
-from offbook.loop.annotate import annotate
+from offbook.loop.annotate import annotate, teachers_of
 from offbook.sandbox import open_box
 from offbook.tokens import ChatFormat, render_call
+from offbook.train.trainer import Trainer
 from offbook.types import Feedback, Limits, OffbookError, Rollout, Sample, Target, Task
 
 FOUR = ["unknown_tool", "malformed_arguments", "repeated_call", "edited_tests"]
@@ -61,8 +64,7 @@ def counted(rollout: Rollout, chat: ChatFormat, written: Pairs = (), **feedback:
 def hinted(sample: Sample, chat: ChatFormat) -> dict[str, str]:
     """What each branch has in front of which message."""
     return {
-        chat.decode(sample.ids[branch.target_start : branch.target_end]): chat.decode(branch.hint_ids)
-        for branch in sample.branches
+        chat.decode(sample.ids[slice(*branch.spans[0])]): chat.decode(branch.inserted) for branch in sample.branches
     }
 
 
@@ -83,7 +85,8 @@ def test_each_target_has_the_hint_of_its_rule(faulty: Rollout, chat: ChatFormat)
 
 def test_a_gate_is_given_more_candidates_than_may_teach(faulty: Rollout, chat: ChatFormat) -> None:
     (sample,), feedback = annotated(faulty, chat, max_targets=2)
-    assert (len(sample.branches), sample.lessons, len(feedback)) == (3, 2, 3)
+    assert (len(sample.branches), len(feedback)) == (3, 3)
+    assert {(branch.contest, branch.distill.places) for branch in sample.branches} == {("r", 2)}
     (sample,), feedback = annotated(faulty, chat, max_targets=2, gate=0.0)
     assert (len(sample.branches), len(feedback)) == (2, 2), "without one the first are taken"
 
@@ -91,7 +94,7 @@ def test_a_gate_is_given_more_candidates_than_may_teach(faulty: Rollout, chat: C
 def test_none_is_the_same_target_without_a_hint(faulty: Rollout, chat: ChatFormat) -> None:
     (plain,), _ = annotated(faulty, chat)
     (sample,), _ = annotated(faulty, chat, control="none")
-    assert [branch.hint_ids for branch in sample.branches] == [[], [], []]
+    assert [branch.inserted for branch in sample.branches] == [[], [], []]
     assert [branch.key for branch in sample.branches] == [branch.key for branch in plain.branches]
 
 
@@ -101,15 +104,15 @@ def test_a_donor_hint_is_about_another_rule(faulty: Rollout, chat: ChatFormat) -
     assert [branch.key for branch in sample.branches] == [branch.key for branch in plain.branches]
     texts = {text_of(rule) for rule in FOUR}
     for mine, other in zip(plain.branches, sample.branches, strict=True):
-        assert mine.hint_ids != other.hint_ids
-        assert any(text in chat.decode(other.hint_ids) for text in texts)
+        assert mine.inserted != other.inserted
+        assert any(text in chat.decode(other.inserted) for text in texts)
 
 
 def test_a_single_rule_has_donors_too(faulty: Rollout, chat: ChatFormat) -> None:
     settings = FeedbackConfig(rules=["unknown_tool"], control="donor")
     (sample,), (item,) = annotate([[faulty]], settings, chat, step=1)
     assert item.hint.rule != "unknown_tool"
-    assert item.hint.text in chat.decode(sample.branches[0].hint_ids)
+    assert item.hint.text in chat.decode(sample.branches[0].inserted)
 
 
 def test_random_targets_are_other_messages_of_the_same_count(faulty: Rollout, chat: ChatFormat) -> None:
@@ -125,7 +128,7 @@ def test_random_targets_are_other_messages_of_the_same_count(faulty: Rollout, ch
 def test_every_turn_of_a_faulty_rollout(faulty: Rollout, chat: ChatFormat) -> None:
     (sample,), _ = annotated(faulty, chat, control="every_turn")
     assert len(sample.branches) == len(own_messages(faulty)) == 6
-    assert sample.lessons is None, "none is left out"
+    assert {branch.distill.places for branch in sample.branches} == {0}, "none is left out"
     good = Rollout("good", "t", "g", TOOLS, [faulty.segments[0]])
     good.segments[0].messages[:] = [message for message in good.segments[0].messages if message.role != "tool"]
     (sample,), _ = annotated(good, chat, control="every_turn")
@@ -154,7 +157,7 @@ def test_a_constant_negative_needs_no_teacher(faulty: Rollout, chat: ChatFormat)
     assert sample.branches == []
     assert len(feedback) == 3
     punished = {place for place, value in enumerate(sample.advantage) if value == -1.0}
-    assert punished == {p for branch in plain.branches for p in range(branch.target_start, branch.target_end)}
+    assert punished == {p for branch in plain.branches for span in branch.spans for p in range(*span)}
 
 
 def test_anchors_come_beside_their_targets(faulty: Rollout, chat: ChatFormat) -> None:
@@ -164,7 +167,7 @@ def test_anchors_come_beside_their_targets(faulty: Rollout, chat: ChatFormat) ->
     short, _ = annotated(faulty, chat, anchor_share=1.0, anchor_tokens=lengths[0])
     assert [len(anchor.ids) for anchor in short[1:]] == lengths[:1], "long contexts are not held"
     for branch, anchor in zip(samples[0].branches, samples[1:], strict=True):
-        assert chat.decode(branch.hint_ids) in chat.decode(anchor.ids)
+        assert chat.decode(branch.inserted) in chat.decode(anchor.ids)
         assert [held.weight for held in anchor.branches] == [3.0]
         assert not any(anchor.rl_weight)
 
@@ -225,10 +228,38 @@ def test_random_targets_that_find_no_place_are_counted(faulty: Rollout, chat: Ch
     assert counts == {"candidates": 5, "left_out/random_target": 4}
 
 
-def test_segments_take_turns(faulty: Rollout, chat: ChatFormat) -> None:
+def test_segments_compete_for_the_places_of_their_rollout(faulty: Rollout, chat: ChatFormat) -> None:
     twice = Rollout("r", "t", "g", TOOLS, [faulty.segments[0], faulty.segments[0]])
     samples, _ = annotated(twice, chat, max_targets=3)
-    assert [sample.lessons for sample in samples] == [2, 1]
+    assert [len(sample.branches) for sample in samples] == [3, 3]
+    assert {(b.contest, b.distill.places) for sample in samples for b in sample.branches} == {("r", 3)}
+
+
+def test_sdpo_teaches_the_whole_response_under_all_that_was_said_of_it(faulty: Rollout, chat: ChatFormat) -> None:
+    (sample,), (item,) = annotated(faulty, chat, method="sdpo")
+    (branch,) = sample.branches
+    (segment,) = faulty.segments
+    scored = {place for span in branch.spans for place in range(*span)}
+    assert scored == {place for place, sampled in enumerate(segment.sampled) if sampled}
+    assert len(branch.spans) == 6, "what tools answered is read and not scored"
+    first = next(message for message in segment.messages if message.role == "assistant")
+    assert branch.insert == first.start
+    said = chat.decode(branch.inserted)
+    for rule in ("unknown_tool", "repeated_call", "malformed_arguments"):
+        assert said.count(text_of(rule)) == 1
+    assert len(item.pieces) == branch.num_targets
+    model = tiny_model(vocabulary=chat.tokenizer.get_vocab_size())
+    settings = FeedbackConfig(rules=FOUR, method="sdpo", gate=0.0)
+    result = Trainer(model, TrainConfig(), teachers_of(settings)).step([sample])
+    assert result.metrics["hint/kl"] > 0
+    assert len(result.measured[target_key(item.target)].divergence) == branch.num_targets
+
+
+def test_sdpo_leaves_a_rollout_without_a_fault_alone(faulty: Rollout, chat: ChatFormat) -> None:
+    good = Rollout("good", "t", "g", TOOLS, [faulty.segments[0]])
+    good.segments[0].messages[:] = [message for message in good.segments[0].messages if message.role != "tool"]
+    (sample,), feedback = annotated(good, chat, method="sdpo")
+    assert (sample.branches, feedback) == ([], [])
 
 
 def test_a_rule_that_is_not_there_is_named() -> None:

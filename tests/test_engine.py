@@ -13,10 +13,11 @@ import torch
 from conftest import random_ids, tiny_model
 from transformers import PreTrainedModel
 
-from offbook.config import FeedbackConfig, TrainConfig
-from offbook.engine import LocalEngine, PromptTooLong, Session
+from offbook.config import TrainConfig
+from offbook.engine import LocalEngine, PromptTooLong
+from offbook.engine.local import LocalSession
 from offbook.train.trainer import Trainer
-from offbook.types import Completion, Prompt, Sample
+from offbook.types import Completion, Prompt, Sample, Weights
 
 STOP = 7
 STOPS = frozenset({STOP})
@@ -51,9 +52,9 @@ def prompts_of_different_lengths() -> dict[str, list[int]]:
 
 def trainer_logprobs(model: PreTrainedModel, ids: list[int], temperature: float) -> list[float]:
     """What the trainer computes for these tokens in its own forward."""
-    trainer = Trainer(model, TrainConfig(), FeedbackConfig(teacher="live"), temperature)
+    trainer = Trainer(model, TrainConfig())
     hidden, _ = trainer.student.hidden(torch.tensor([ids]))
-    logits = trainer.model.get_output_embeddings()(hidden[0, :-1]) / trainer.temperature
+    logits = trainer.model.get_output_embeddings()(hidden[0, :-1]) / temperature
     return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
 
 
@@ -111,7 +112,7 @@ def test_new_weights_take_effect_and_are_stamped() -> None:
     engine = LocalEngine(tiny_model(seed=0), STOPS)
     prompts = {"a": [1, 2, 3, 4]}
     old = complete_all(engine, prompts)["a"][0]
-    engine.load_weights(tiny_model(seed=1).state_dict(), version=5)
+    engine.apply(Weights(5, tiny_model(seed=1).state_dict()))
     new = complete_all(engine, prompts)["a"][0]
     assert set(old.versions) == {0}
     assert set(new.versions) == {5}
@@ -154,7 +155,7 @@ def engine_that(before_forward: Callable[[], None], **settings: int) -> LocalEng
     return LocalEngine(model, frozenset(), **settings)
 
 
-async def one_message(session: Session, max_tokens: int = 4, prompt: tuple[int, ...] = (1, 2)) -> Completion:
+async def one_message(session: LocalSession, max_tokens: int = 4, prompt: tuple[int, ...] = (1, 2)) -> Completion:
     try:
         return await session.complete(Prompt(list(prompt)), max_tokens)
     finally:
@@ -226,7 +227,7 @@ def test_the_decoding_stops_when_the_run_is_stopped() -> None:
     with pytest.raises(TimeoutError):
         asyncio.run(main())
     started = time.monotonic()
-    engine.load_weights(tiny_model().state_dict(), version=1)  # waits for the thread
+    engine.apply(Weights(1, tiny_model().state_dict()))  # waits for the thread
     assert time.monotonic() - started < 30
     assert engine.tokens_sampled < 3000
 
@@ -244,7 +245,7 @@ def test_nobody_waits_for_a_decoding_that_was_taken_away() -> None:
         assert writing.cancelled()
 
     asyncio.run(main())
-    engine.load_weights(tiny_model().state_dict(), version=1)  # waits for the thread
+    engine.apply(Weights(1, tiny_model().state_dict()))  # waits for the thread
     assert engine.tokens_sampled < 3000
 
 
@@ -252,7 +253,7 @@ def test_nothing_is_decoded_for_those_who_were_stopped_together() -> None:
     """The one at work ends first; the other, stopped in the same moment, still stands in the queue."""
     engine = engine_that(lambda: None)
 
-    async def at_work(session: Session) -> None:
+    async def at_work(session: LocalSession) -> None:
         try:
             await asyncio.sleep(60)
         finally:
@@ -267,7 +268,7 @@ def test_nothing_is_decoded_for_those_who_were_stopped_together() -> None:
         await asyncio.wait(tasks)
 
     asyncio.run(main())
-    engine.load_weights(tiny_model().state_dict(), version=1)  # waits for the thread
+    engine.apply(Weights(1, tiny_model().state_dict()))  # waits for the thread
     assert engine.tokens_sampled == 0
     assert (engine.open_sessions, engine.waiting) == (0, [])
 
@@ -276,7 +277,7 @@ def test_who_asks_while_others_are_decoded_is_served_afterwards() -> None:
     """Rows of the first part go on and ask again; then the last one in the second part gives up."""
     engine = engine_that(lambda: time.sleep(0.01), max_rows=1)
 
-    async def twice(session: Session) -> list[Completion]:
+    async def twice(session: LocalSession) -> list[Completion]:
         completions = [await session.complete(Prompt([1]), 2) for _ in range(2)]
         session.close()
         return completions
@@ -306,7 +307,7 @@ def test_new_weights_wait_for_the_batch_in_the_making() -> None:
     async def main() -> Completion:
         writing = asyncio.create_task(one_message(engine.open("a"), 20))
         await asyncio.to_thread(started.wait)
-        engine.load_weights(tiny_model(seed=1).state_dict(), version=1)
+        engine.apply(Weights(1, tiny_model(seed=1).state_dict()))
         assert engine.version == 1
         return await writing
 
@@ -351,15 +352,16 @@ def test_the_decoding_takes_the_callers_number_of_threads() -> None:
     assert seen == [1, 2, 1]
 
 
-def test_on_policy_the_trainer_agrees_with_the_engine() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_on_policy_the_trainer_agrees_with_the_engine(temperature: float) -> None:
     """`rl/mismatch`, the metric a run watches, is rounding error when nothing is off-policy."""
     prompts = prompts_of_different_lengths()
     samples = []
-    for key, (completion,) in complete_all(LocalEngine(tiny_model(), STOPS), prompts).items():
+    for key, (completion,) in complete_all(LocalEngine(tiny_model(), STOPS, temperature), prompts).items():
         prompt, count = prompts[key], len(completion.ids)
         mask = [0.0] * len(prompt) + [1.0] * count
         logprobs = [0.0] * len(prompt) + completion.logprobs
         ids = prompt + completion.ids
-        samples.append(Sample(ids, logprobs, [1.0] * len(ids), mask, [0.0] * len(ids)))
-    trainer = Trainer(tiny_model(), TrainConfig(), FeedbackConfig(teacher="live"))
+        samples.append(Sample(ids, logprobs, [1.0] * len(ids), mask, temperature=temperature))
+    trainer = Trainer(tiny_model(), TrainConfig())
     assert trainer.step(samples).metrics["rl/mismatch"] < 1e-5

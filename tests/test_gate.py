@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from itertools import accumulate
 
 import pytest
 import torch
-from conftest import random_ids, tiny_model
+from conftest import distilled, random_ids, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offbook.algo import anchor_sample
 from offbook.config import FeedbackConfig, TrainConfig
+from offbook.loop.annotate import teachers_of
 from offbook.train import gate
-from offbook.train.batches import _chunks, micro_batches
-from offbook.train.gate import VERDICTS, Shift, within_limits
+from offbook.train.batches import _chunks
+from offbook.train.gate import VERDICTS, Shift, within_places
+from offbook.train.teachers import Ema, Frozen, Live
 from offbook.train.trainer import StepResult, Trainer
-from offbook.types import Branch, Sample
+from offbook.types import Branch, Distill, Sample
 
 
 def verdicts(shift: list[float], gain: list[float], samples: list[int], limits: list[int], nats: float) -> list[str]:
     moved = Shift(torch.tensor(shift), torch.tensor(gain))
-    found = within_limits(
-        gate.verdicts(moved, nats), moved, torch.tensor(samples), torch.tensor(limits)[torch.tensor(samples)]
+    found = within_places(
+        gate.verdicts(moved, torch.tensor([nats] * len(shift))),
+        moved,
+        torch.tensor(samples),
+        torch.tensor(limits)[torch.tensor(samples)],
     )
     return [VERDICTS[verdict] for verdict in found.tolist()]
 
@@ -64,13 +70,13 @@ def test_never_more_than_the_limit(branches: list[tuple[float, float, int]], dat
 
 
 def sample_of(rng: random.Random, branches: list[Branch]) -> Sample:
-    nothing = [0.0] * 40
-    return Sample(random_ids(rng, 40), nothing, nothing, nothing, nothing, branches)
+    return Sample(random_ids(rng, 40), branches=branches)
 
 
-def step_of(samples: list[Sample], **feedback: object) -> tuple[StepResult, Trainer]:
-    trainer = Trainer(tiny_model(), TrainConfig(learning_rate=1e-2), FeedbackConfig(**feedback))  # type: ignore[arg-type]
-    return trainer.step(samples), trainer
+def step_of(samples: list[Sample], micro_tokens: int = 8192, **how: object) -> tuple[StepResult, Trainer]:
+    settings = TrainConfig(learning_rate=1e-2, micro_tokens=micro_tokens)
+    trainer = Trainer(tiny_model(), settings, {"live": Live(), "start": Frozen()})
+    return trainer.step(distilled(samples, **how) if how else samples), trainer
 
 
 def moved(trainer: Trainer) -> float:
@@ -80,13 +86,13 @@ def moved(trainer: Trainer) -> float:
 
 def test_what_the_gate_refuses_moves_nothing() -> None:
     """One branch whose hint is empty: the live teacher says what the student says."""
-    branch = Branch(10, [], 12, 20, 1.0, "same")
-    refused, trainer = step_of([sample_of(random.Random(1), [branch])], teacher="live", gate=0.05)
+    branch = Branch(10, [], ((12, 20),), 1.0, key="same")
+    refused, trainer = step_of([sample_of(random.Random(1), [branch])], gate=0.05)
     assert refused.measured["same"].skipped == "no_shift"
-    assert refused.metrics["target/no_shift"] == 1.0
+    assert refused.metrics["distill/no_shift"] == 1.0
     assert moved(trainer) == 0.0
-    hinted = replace(branch, hint_ids=random_ids(random.Random(2), 6))
-    let_through, trainer = step_of([sample_of(random.Random(1), [hinted])], teacher="live", gate=0.0)
+    hinted = replace(branch, inserted=random_ids(random.Random(2), 6))
+    let_through, trainer = step_of([sample_of(random.Random(1), [hinted])], gate=0.0)
     assert let_through.measured["same"].skipped == ""
     assert moved(trainer) > 0.0
 
@@ -94,9 +100,9 @@ def test_what_the_gate_refuses_moves_nothing() -> None:
 def test_the_gate_and_the_record_agree() -> None:
     """Verdicts follow from the recorded log-probabilities and divergences, whatever the random model says."""
     rng = random.Random(3)
-    branches = [Branch(5 * n, random_ids(rng, 5), 5 * n + 2, 5 * n + 5, 1.0, str(n)) for n in range(7)]
+    branches = [Branch(5 * n, random_ids(rng, 5), ((5 * n + 2, 5 * n + 5),), 1.0, key=str(n)) for n in range(7)]
     for direction in ("forward", "reverse", "jsd"):
-        result, _ = step_of([sample_of(rng, branches)], teacher="live", gate=0.02, direction=direction)
+        result, _ = step_of([sample_of(rng, branches)], gate=0.02, direction=direction)
         reasons = set()
         for measured in result.measured.values():
             towards = sum(measured.teacher) >= sum(measured.student)
@@ -111,11 +117,11 @@ def test_the_gate_and_the_record_agree() -> None:
 def test_chunks_judge_as_the_whole_does(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
     """Some targets together in a chunk, each in one of its own, each cut in two."""
     rng = random.Random(3)
-    branches = [Branch(5 * n, random_ids(rng, 5), 5 * n + 2, 5 * n + 5, 1.0, str(n)) for n in range(7)]
+    branches = [Branch(5 * n, random_ids(rng, 5), ((5 * n + 2, 5 * n + 5),), 1.0, key=str(n)) for n in range(7)]
     sample = sample_of(rng, branches)
-    whole, reference = step_of([sample], teacher="live", gate=0.02)
+    whole, reference = step_of([sample], gate=0.02)
     monkeypatch.setattr("offbook.train.head.CHUNK_ENTRIES", entries)
-    found, trainer = step_of([sample], teacher="live", gate=0.02)
+    found, trainer = step_of([sample], gate=0.02)
     assert {key: one.skipped for key, one in found.measured.items()} == {
         key: one.skipped for key, one in whole.measured.items()
     }
@@ -129,7 +135,7 @@ def test_chunks_judge_as_the_whole_does(monkeypatch: pytest.MonkeyPatch, entries
 @given(st.lists(st.integers(1, 12), max_size=6), st.integers(0, 30), st.integers(1, 20))
 def test_no_target_is_cut_that_fits_a_chunk(targets: list[int], others: int, size: int) -> None:
     total, half = sum(targets) + others, -(-size // 2)
-    chunks = _chunks(targets, total, size)
+    chunks = _chunks([slice(0, sum(targets))] if targets else [], targets, total, size)
     assert [place for chunk in chunks for place in range(chunk.start, chunk.stop)] == list(range(total))
     if total > size:
         assert all(chunk.stop - chunk.start <= (half if chunk.start < sum(targets) else size) for chunk in chunks)
@@ -138,22 +144,48 @@ def test_no_target_is_cut_that_fits_a_chunk(targets: list[int], others: int, siz
         assert length > half or not inside & set(range(start + 1, start + length))
 
 
-def test_a_sample_teaches_at_most_its_lessons() -> None:
+def contested(rng: random.Random, count: int, contest: str = "r") -> list[Branch]:
+    return [
+        Branch(10 * n, random_ids(rng, 5), ((10 * n + 2, 10 * n + 8),), 1.0, key=f"{contest}{n}", contest=contest)
+        for n in range(count)
+    ]
+
+
+def test_of_a_contest_as_many_teach_as_there_are_places() -> None:
     rng = random.Random(4)
-    branches = [Branch(10 * n, random_ids(rng, 5), 10 * n + 2, 10 * n + 8, 1.0, str(n)) for n in range(3)]
-    sample = replace(sample_of(rng, branches), lessons=1)
-    result, _ = step_of([sample], teacher="live", gate=0.0)
+    branches = contested(rng, 3)
+    sample = sample_of(rng, branches)
+    result, _ = step_of([sample], places=1)
     shifts = {key: sum(measured.divergence) for key, measured in result.measured.items()}
     taught = [key for key, measured in result.measured.items() if not measured.skipped]
     assert taught == [max(shifts, key=lambda key: shifts[key])]
     without_weight = [replace(branch, weight=float(branch.key in taught)) for branch in branches]
-    expected, _ = step_of([replace(sample, branches=without_weight, lessons=None)], teacher="live", gate=0.0)
+    expected, _ = step_of([replace(sample, branches=without_weight)], gate=0.0)
     assert result.metrics["gradient_norm"] == pytest.approx(expected.metrics["gradient_norm"], rel=1e-4)
+    all_teach, _ = step_of([sample], places=0)
+    assert not any(measured.skipped for measured in all_teach.measured.values())
 
 
-def test_the_likeliest_tokens_are_told_where_the_two_differ() -> None:
-    branch = Branch(10, random_ids(random.Random(5), 6), 12, 20, 1.0, "one")
-    result, _ = step_of([sample_of(random.Random(6), [branch])], teacher="live", gate=0.0, top=3)
+@pytest.mark.parametrize("micro_tokens", [1, 8192])
+def test_a_contest_goes_across_samples_and_micro_batches(micro_tokens: int) -> None:
+    """Segments of one rollout share its places, wherever they are. A refused branch takes none: the first sample's are
+    refused by the gate, since without a hint nothing moves."""
+    rng = random.Random(5)
+    refused = [replace(branch, inserted=[]) for branch in contested(rng, 2)]
+    able = [replace(branch, key=f"later {branch.key}") for branch in contested(rng, 3)]
+    longer = Sample(random_ids(rng, 41), branches=refused)  # the longest sample comes first
+    result, _ = step_of([longer, sample_of(rng, able)], micro_tokens, places=2, gate=1e-6)
+    reasons = Counter(measured.skipped for measured in result.measured.values())
+    assert reasons["no_shift"] == 2
+    assert reasons[""] == min(2, 3 - reasons["towards_mistake"])
+    two = [sample_of(rng, contested(rng, 2)), sample_of(rng, [replace(b, key=f"{b.key}'") for b in contested(rng, 2)])]
+    result, _ = step_of(two, micro_tokens, places=3)
+    assert Counter(measured.skipped for measured in result.measured.values()) == {"": 3, "over_limit": 1}
+
+
+def test_the_likeliest_tokens_are_reported_where_the_two_differ() -> None:
+    branch = Branch(10, random_ids(random.Random(5), 6), ((12, 20),), 1.0, key="one")
+    result, _ = step_of([sample_of(random.Random(6), [branch])], top=3)
     measured = result.measured["one"]
     told = [place for place, nats in enumerate(measured.divergence) if nats > 0.01]
     assert told
@@ -169,63 +201,67 @@ def test_the_likeliest_tokens_are_told_where_the_two_differ() -> None:
 
 
 def test_where_the_two_agree_nothing_is_told() -> None:
-    same = Branch(10, [], 12, 20, 1.0, "same")
-    result, _ = step_of([sample_of(random.Random(6), [same])], teacher="live", gate=0.0)
+    same = Branch(10, [], ((12, 20),), 1.0, key="same")
+    result, _ = step_of([sample_of(random.Random(6), [same])], top=5)
     assert result.measured["same"].student_top == [[]] * 8
 
 
 def test_only_the_tokens_that_differ_most_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sorting a large vocabulary at every token costs more than the teacher."""
-    monkeypatch.setattr("offbook.train.targets.TOLD_TOKENS", 2)
-    branch = Branch(10, random_ids(random.Random(5), 6), 12, 20, 1.0, "one")
-    result, _ = step_of([sample_of(random.Random(6), [branch])], teacher="live", gate=0.0)
+    monkeypatch.setattr("offbook.train.targets.TOP_TOKENS", 2)
+    branch = Branch(10, random_ids(random.Random(5), 6), ((12, 20),), 1.0, key="one")
+    result, _ = step_of([sample_of(random.Random(6), [branch])], top=5)
     measured = result.measured["one"]
     told = [place for place, likely in enumerate(measured.teacher_top) if likely]
     assert told == sorted(sorted(range(8), key=lambda place: -measured.divergence[place])[:2])
 
 
+HELD = Distill("start", "anchor")
+
+
 def anchored(rng: random.Random) -> tuple[Sample, Sample]:
-    sample = sample_of(rng, [Branch(10, random_ids(rng, 6), 12, 20, 1.0, "one")])
-    return sample, anchor_sample(sample, sample.branches[0], weight=2.0)
+    sample = sample_of(rng, [Branch(10, random_ids(rng, 6), ((12, 20),), 1.0, Distill(part="hint"), "one")])
+    return sample, anchor_sample(sample, sample.branches[0], 2.0, HELD)
 
 
 def test_an_anchor_is_the_hinted_context() -> None:
     sample, anchor = anchored(random.Random(7))
     branch, held = sample.branches[0], anchor.branches[0]
-    assert anchor.ids == [*sample.ids[:10], *branch.hint_ids, *sample.ids[10:20]]
-    assert anchor.ids[held.target_start : held.target_end] == sample.ids[12:20]
-    assert held.anchor
-    assert not held.hint_ids
+    assert anchor.ids == [*sample.ids[:10], *branch.inserted, *sample.ids[10:20]]
+    assert anchor.ids[slice(*held.spans[0])] == sample.ids[12:20]
+    assert held.distill == HELD
+    assert not held.inserted
     assert sample.branches == [branch], "the sample itself is as it was"
-    batches = micro_batches([sample, anchor, sample], 10_000)
-    assert [len(batch) for batch in batches] == [2, 1], "anchors are never in a batch with lessons"
 
 
 def test_an_anchor_holds_hinted_readings_where_they_were() -> None:
     """A live teacher drifts with its student. Held by anchors, the hinted reading stays near the start's."""
     drift = {}
     for share in (0.0, 1.0):
-        trainer = Trainer(
-            tiny_model(),
-            TrainConfig(learning_rate=3e-3),
-            FeedbackConfig(teacher="live", gate=0.0, anchor_share=share, weight=1.0),
-        )
+        trainer = Trainer(tiny_model(), TrainConfig(learning_rate=3e-3), {"live": Live(), "start": Frozen()})
         sample, anchor = anchored(random.Random(8))
         pushed = replace(sample, advantage=[1.0] * 40, rl_weight=[1.0] * 40, logprobs=[-5.0] * 40)
         for _ in range(12):
             result = trainer.step([pushed, *([anchor] if share else [])])
         if share:
             assert result.metrics["anchor/kl"] >= 0.0
-        start = Trainer(tiny_model(), TrainConfig(), FeedbackConfig(teacher="live", gate=0.0)).step([sample])
+        start = Trainer(tiny_model(), TrainConfig(), {"live": Live()}).step([sample])
         hinted = trainer.step([sample]).measured["one"].teacher
         drift[share] = sum(abs(a - b) for a, b in zip(hinted, start.measured["one"].teacher, strict=True))
     assert drift[1.0] < 0.5 * drift[0.0]
 
 
-def test_anchors_do_not_dilute_lessons() -> None:
+def test_an_anchor_holds_to_the_start_whoever_teaches() -> None:
+    """Beside a teacher that moves, too: a moving average would be held to where the student has gone."""
+    settings = FeedbackConfig(teacher="ema", anchor_share=1.0, weight=1.0)
+    assert teachers_of(settings) == {"ema": Ema(settings.ema_decay), "start": Frozen()}
+    assert teachers_of(FeedbackConfig(weight=0.0)) == {}, "RL alone keeps no second model"
+
+
+def test_anchors_do_not_dilute_hints() -> None:
     """Each component is a mean over its own tokens."""
     sample, anchor = anchored(random.Random(9))
-    with_anchor, _ = step_of([sample, anchor], teacher="live", gate=0.0, anchor_share=1.0)
-    alone, _ = step_of([sample], teacher="live", gate=0.0)
+    with_anchor, _ = step_of([sample, anchor])
+    alone, _ = step_of([sample])
     assert with_anchor.metrics["hint/kl"] == pytest.approx(alone.metrics["hint/kl"], abs=1e-5)
     assert set(with_anchor.measured) == {"one"}

@@ -199,7 +199,7 @@ def test_a_worked_example_is_not_the_agents_message(chat: ChatFormat) -> None:
     alone = read_reply(json.dumps([mistake(message=1)]), "unverified", rollout)
     samples, feedback = annotate([[rollout]], FeedbackConfig(), chat, 1, written=alone.by_rollout())
     model = tiny_model(vocabulary=chat.tokenizer.get_vocab_size())
-    result = Trainer(model, TrainConfig(), FeedbackConfig()).step(samples)
+    result = Trainer(model, TrainConfig()).step(samples)
     assert (feedback, result.measured) == ([], {})
 
 
@@ -426,4 +426,4 @@ def test_a_run_can_read_with_the_model_that_it_trains(pocket: Path, tmp_path: Pa
     refused = {key: count for key, count in row.items() if key.startswith("reader/refused/")}
     assert refused == {"reader/refused/no JSON": 2 * len(patterns())}
     assert row["candidates"] == row["hinted_targets"] == row["left_out/no_shift"] > 0
-    assert row["target/no_shift"] == 1.0, "a share"
+    assert row["hint/no_shift"] == 1.0, "a share"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from offbook.algo import add_branch
+from offbook.algo import hint_branch
 from offbook.tokens import BASH, Chat, ChatFormat, RenderedChat, Transcript, chat_for, render_call
-from offbook.types import Completion, Hint, OffbookError, Sample, Target, ToolCall, ToolSpec
+from offbook.types import Completion, Hint, OffbookError, Target, ToolCall, ToolSpec
 
 renderers = pytest.importorskip("renderers")
 
@@ -187,11 +187,10 @@ def test_a_spliced_hint_is_one_more_message_of_the_user(family: str) -> None:
         say(transcript, "done", ended=False)
         conversations.append(transcript.segment)
     plain, hinted_one = conversations
-    sample = Sample(plain.ids, plain.logprobs, [], [], [])
-    branch = add_branch(sample, plain, Target("r", 0, 4, "", ""), Hint("", "Read before you write."), chat, 1.0)
-    spliced = [*plain.ids[: branch.insert], *branch.hint_ids, *plain.ids[branch.insert :]]
+    branch = hint_branch(plain, Target("r", 0, 4, "", ""), Hint("", "Read before you write."), chat)
+    spliced = [*plain.ids[: branch.insert], *branch.inserted, *plain.ids[branch.insert :]]
     assert spliced == hinted_one.ids
-    assert chat.decode(plain.ids[branch.target_start : branch.target_end]) == "done"
+    assert chat.decode(plain.ids[slice(*branch.spans[0])]) == "done"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from offbook.algo import rl_samples
 from offbook.config import FeedbackConfig, TrainConfig
 from offbook.feedback import read_rollout
 from offbook.harness import Harness, run_agent
-from offbook.loop.annotate import annotate
+from offbook.loop.annotate import annotate, teachers_of
 from offbook.sandbox import open_box
 from offbook.tokens import ChatFormat, render_call
 from offbook.train.trainer import Trainer
@@ -124,7 +124,7 @@ def test_the_reward_reaches_every_sampled_token_and_the_chain_counts_once(tree: 
     assert {value for sample in of_short for value in sample.advantage} == {0.0, -0.5}
     for sample, segment in zip(of_chain, chain.segments, strict=True):
         assert [value != 0 for value in sample.advantage] == segment.sampled
-    trainer = Trainer(tiny_model(vocabulary=chat.tokenizer.get_vocab_size()), TrainConfig(), FeedbackConfig())
+    trainer = Trainer(tiny_model(vocabulary=chat.tokenizer.get_vocab_size()), TrainConfig())
     result = trainer.step([*of_chain, *of_short])
     assert result.metrics["train_tokens"] == sum(len(segment.ids) for segment in [*chain.segments, *short.segments])
 
@@ -144,12 +144,13 @@ def test_hints_after_a_summary_equal_reencoding(tree: Path, chat: ChatFormat, te
     samples, feedback = annotate([[rollout]], settings, chat, step=1)
     assert {item.target.segment for item in feedback} > {0}
     vocabulary = chat.tokenizer.get_vocab_size()
-    measured = Trainer(tiny_model(vocabulary=vocabulary), TrainConfig(), settings).step(samples).measured
+    trainer = Trainer(tiny_model(vocabulary=vocabulary), TrainConfig(), teachers_of(settings))
+    measured = trainer.step(samples).measured
     model = tiny_model(vocabulary=vocabulary)
     for sample in samples:
         for branch in sample.branches:
-            ids = [*sample.ids[: branch.insert], *branch.hint_ids, *sample.ids[branch.insert : branch.target_end]]
-            target = sample.ids[branch.target_start : branch.target_end]
+            ids = [*sample.ids[: branch.insert], *branch.inserted, *sample.ids[branch.insert : branch.end]]
+            target = sample.ids[slice(*branch.spans[0])]
             with torch.no_grad():
                 logits = model(input_ids=torch.tensor([ids])).logits[0, -len(target) - 1 : -1]
             expected = logits.log_softmax(-1).gather(1, torch.tensor(target)[:, None])[:, 0].tolist()

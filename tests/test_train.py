@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import TEACHERS, tiny_model
 from test_branches import sample_with_branches
 from transformers import AutoModelForCausalLM
 
-from offbook.config import FeedbackConfig, TrainConfig
+from offbook.config import TrainConfig
 from offbook.train.checkpoint import checkpoint_path, finished_steps, load_training_state, save_checkpoint
 from offbook.train.muon import Muon, orthogonalize
+from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import Trainer
 
 
@@ -58,21 +60,20 @@ def test_muon_agrees_with_adamw_on_the_rest() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize(
-    ("teacher", "refresh"),
-    [("live", 0), ("ema", 0), ("frozen", 0), ("trust_region", 0), ("frozen", 2), ("frozen", 3)],
+    "teacher", [Live(), Ema(), Frozen(), Mix(Frozen(), 0.1), Frozen(refresh_steps=2), Frozen(refresh_steps=3)]
 )
-def test_a_restored_trainer_goes_on_bit_for_bit(tmp_path: Path, optimizer: str, teacher: str, refresh: int) -> None:
+def test_a_restored_trainer_goes_on_bit_for_bit(tmp_path: Path, optimizer: str, teacher: Kind) -> None:
     settings = TrainConfig(optimizer=optimizer)
-    feedback = FeedbackConfig(teacher=teacher, refresh_steps=refresh)
+    teachers = {"live": teacher, "start": Frozen()}  # the name of a teacher is whatever branches call it
     samples = [[sample_with_branches(random.Random(number))] for number in range(4)]
-    straight = Trainer(tiny_model(), settings, feedback)
+    straight = Trainer(tiny_model(), settings, teachers)
     for batch in samples[:2]:
         straight.step(batch)
     save_checkpoint(straight, tmp_path, 2, tmp_path, keep=1)
     for batch in samples[2:]:
         straight.step(batch)
 
-    resumed = Trainer(tiny_model(), settings, feedback)
+    resumed = Trainer(tiny_model(), settings, teachers)
     path = checkpoint_path(tmp_path, 2)
     resumed.model.load_state_dict(AutoModelForCausalLM.from_pretrained(path).state_dict())
     load_training_state(resumed, path)
@@ -83,7 +84,7 @@ def test_a_restored_trainer_goes_on_bit_for_bit(tmp_path: Path, optimizer: str, 
 
 
 def test_only_finished_checkpoints_count_and_old_ones_go(tmp_path: Path) -> None:
-    trainer = Trainer(tiny_model(), TrainConfig(), FeedbackConfig(teacher="live"))
+    trainer = Trainer(tiny_model(), TrainConfig())
     for step in (1, 2, 3):
         save_checkpoint(trainer, tmp_path, step, tmp_path, keep=2)
     assert finished_steps(tmp_path) == [2, 3]
@@ -92,7 +93,26 @@ def test_only_finished_checkpoints_count_and_old_ones_go(tmp_path: Path) -> None
 
 
 def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
-    trainer = Trainer(tiny_model(), TrainConfig(), FeedbackConfig(teacher="ema"))
+    trainer = Trainer(tiny_model(), TrainConfig(), TEACHERS["ema"])
     trainer.step([sample_with_branches(random.Random(0))])
     path = save_checkpoint(trainer, tmp_path, 1, tmp_path, keep=1)
     assert {file.suffix for file in path.iterdir()} <= {".json", ".safetensors", ""}
+
+
+def test_a_checkpoint_from_before_teachers_had_names_is_restored(tmp_path: Path) -> None:
+    trainer = Trainer(tiny_model(), TrainConfig(), {"ema": Ema()})
+    trainer.step([replace(sample_with_branches(random.Random(0)), branches=[])])
+    path = save_checkpoint(trainer, tmp_path, 1, tmp_path, keep=1)
+    (path / "teacher.ema.safetensors").rename(path / "teacher.safetensors")
+    restored = Trainer(tiny_model(), TrainConfig(), {"ema": Ema()})
+    load_training_state(restored, path)
+    models = [one.teachers["ema"].own.decoder.model for one in (trainer, restored)]
+    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_teachers_of_equal_weights_share_one_copy() -> None:
+    kinds = {"frozen": Frozen(), "mix": Mix(Frozen(), 0.2), "slow": Ema(), "live": Live()}
+    trainer = Trainer(tiny_model(), TrainConfig(), kinds)
+    assert list(trainer.own_weights()) == ["frozen", "slow"]
+    assert trainer.teachers["frozen"].own is trainer.teachers["mix"].own

@@ -35,7 +35,6 @@ HINTS: dict[str, dict[str, str]] = {
     "trust_region": {"teacher": "trust_region"},
     "live": {"teacher": "live"},
     "live_anchored": {"teacher": "live", "anchor_share": "0.25", "anchor_weight": "5"},
-    "live_capped": {"teacher": "live", "entry_cap": "0.06"},
     "live_annealed": {"teacher": "live", "anneal_steps": "20", "anneal_to": "0.5"},
     "refreshed": {"refresh_steps": "10"},
     "annealed": {"anneal_steps": "20", "anneal_to": "0.1"},
@@ -59,7 +58,6 @@ LABELS = {
     "trust_region": "teacher trust_region",
     "live": "teacher live",
     "live_anchored": "teacher live, a quarter of the targets anchored",
-    "live_capped": "teacher live, entries capped at 0.06 nats",
     "live_annealed": "teacher live, weight 5 to 0.5 over 20 steps",
     "refreshed": "teacher frozen, refreshed every 10 steps",
     "annealed": "weight 5 to 0.1 over 20 steps",
@@ -77,7 +75,7 @@ LABELS = {
 }
 LONG = (
     *("rl", "hints", "annealed", "reverse", "reverse_annealed", "ema"),
-    *("live", "live_anchored", "live_capped", "live_annealed", "refreshed"),
+    *("live", "live_anchored", "live_annealed", "refreshed"),
 )
 TIMES = 4
 CURVES = {"invalid calls per 100": "invalid_per_100", "solved": "solved"}
@@ -180,12 +178,13 @@ def names_change(rollout: Any) -> bool:
 def hint_following(model: Path, run: Path, config: Any) -> dict[str, float]:
     """How likely a model finds the faults of the run's first step, without and with their hints. The rollouts of the
     first step are the same in every arm. Hinted, a fault should be unlikely; if that goes, no teacher is left."""
-    from offbook.algo import add_branch, rl_samples
+    from offbook.algo import hint_branch, rl_samples
     from offbook.feedback import read_rollout, write_hint
     from offbook.loop.collect import chat_of
     from offbook.loop.setup import load_model
     from offbook.runfolder import RunFolder
-    from offbook.train.trainer import Trainer
+    from offbook.train.forward import Decoder
+    from offbook.train.measure import measure_branches
 
     rollouts, _ = RunFolder(run).rollouts(1)
     chat = chat_of(model, config)
@@ -194,10 +193,12 @@ def hint_following(model: Path, run: Path, config: Any) -> dict[str, float]:
         (of_segments,) = rl_samples([rollout])  # alone in its group: no advantage
         for target in read_rollout(rollout, 3, None, tuple(config.feedback.rules)):
             hint = write_hint(target.rule, rollout.tools)
-            add_branch(of_segments[target.segment], rollout.segments[target.segment], target, hint, chat, 1.0)
+            branch = hint_branch(rollout.segments[target.segment], target, hint, chat)
+            of_segments[target.segment].branches.append(branch)
         samples += [sample for sample in of_segments if sample.branches]
-    feedback = config.feedback.model_copy(update={"teacher": "live", "gate": 0.0, "control": "", "anchor_share": 0.0})
-    measured = Trainer(load_model(model), config.train, feedback).step(samples).measured.values()
+    decoder = Decoder(load_model(model))
+    found = measure_branches(decoder, samples, config.train.micro_tokens)
+    measured = [one for of_batch in found for one in of_batch.values()]
     return {
         "fault": mean(sum(one.student) for one in measured),
         "hinted_fault": mean(sum(one.teacher) for one in measured),

@@ -26,19 +26,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.autograd import DeviceType
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from offbook.config import FeedbackConfig, TrainConfig
-from offbook.train.batches import Batch, BranchBatch
-from offbook.train.teachers import Teacher
+from offbook.config import TrainConfig
+from offbook.train.batches import Batch, BranchAt, BranchBatch
+from offbook.train.targets import Scorer
+from offbook.train.teachers import Ema, Frozen, Live, Mix, make_teachers
 from offbook.train.trainer import StepResult, Trainer
-from offbook.types import Branch, Sample
+from offbook.types import Branch, Distill, Sample
 
 MESSAGE, HEADER, HINT = 400, 3, 60
 VOCABULARY = 151_936
-OURS = ("rl", "live", "frozen", "ema", "trust_region", "naive")
+KINDS = {"live": Live(), "frozen": Frozen(), "ema": Ema(), "trust_region": Mix(Frozen(), 0.1)}
+OURS = ("rl", *KINDS, "naive")
 THEIRS = ("sdpo_rl", "sdpo")
 
 
@@ -60,22 +61,22 @@ class Shape:
 SHAPES = {"32k": Shape(1, 32_768, 8), "8x4k": Shape(8, 4_096, 2), "100k": Shape(1, 100_000, 10)}
 
 
-class NaiveTeacher(Teacher):
+class NaiveTeacher:
     """The student's weights, and a forward over prefix + hint + message for each target."""
 
+    own, rides, shares = None, False, (1.0,)
+
     def __init__(self, trainer: Trainer):
-        super().__init__(trainer.student, FeedbackConfig(teacher="live"))
-        self.rides = False
         self.student = trainer.student
 
     @torch.no_grad()
-    def readings(self, batch: Batch, branches: BranchBatch) -> list[tuple[nn.Module, Tensor]]:
+    def own_scorers(self, batch: Batch, branches: list[BranchAt]) -> list[Scorer]:
         hidden = []
-        for row, (_, branch) in zip(branches.rows, batch.branches, strict=True):
-            end = row.start + len(branch.hint_ids) + branch.target_end - branch.insert
-            ids = torch.cat([batch.ids_BT[row.trunk_row, : row.insert], branches.ids_1L[0, row.start : end]])
-            count = branch.target_end - branch.target_start
-            hidden.append(self.student.hidden(ids[None])[0][0, -count - 1 : -1])
+        for row, branch in branches:
+            ids = [*batch.samples[row].ids[: branch.insert], *branch.inserted]
+            ids += batch.samples[row].ids[branch.insert : branch.end]
+            states = self.student.hidden(torch.tensor([ids], device="cuda"))[0]
+            hidden.append(states[0, -branch.num_targets - 1 : -1])
         return [(self.student.head, torch.cat(hidden))]
 
 
@@ -96,7 +97,9 @@ def make_model() -> Qwen3ForCausalLM:
         return Qwen3ForCausalLM(config).to(torch.bfloat16)
 
 
-def make_samples(shape: Shape, hints: bool, seed: int = 0) -> list[Sample]:
+def make_samples(shape: Shape, teacher: str = "", seed: int = 0) -> list[Sample]:
+    """Without a teacher there are no hints."""
+    distill = Distill(teacher, "hint", cap=2.0, gate=0.05, top=5)
     rng = random.Random(seed)
     samples = []
     for number in range(shape.rollouts):
@@ -104,7 +107,7 @@ def make_samples(shape: Shape, hints: bool, seed: int = 0) -> list[Sample]:
         messages = range(MESSAGE, shape.tokens - MESSAGE, 2 * MESSAGE)
         starts = [messages[int((k + 0.5) / shape.targets * len(messages))] for k in range(shape.targets)]
         branches = [
-            Branch(start - HEADER, _ids(rng, HINT), start, start + MESSAGE, 1.0, f"{number}/{start}")
+            Branch(start - HEADER, _ids(rng, HINT), ((start, start + MESSAGE),), 1.0, distill, f"{number}/{start}")
             for start in starts
         ]
         samples.append(
@@ -113,8 +116,7 @@ def make_samples(shape: Shape, hints: bool, seed: int = 0) -> list[Sample]:
                 logprobs=[-12.0] * shape.tokens,
                 advantage=[rng.choice((-0.5, 0.5))] * shape.tokens,
                 rl_weight=sampled,
-                ce_weight=[0.0] * shape.tokens,
-                branches=branches if hints else [],
+                branches=branches if teacher else [],
             )
         )
     return samples
@@ -145,7 +147,7 @@ def operations(model: Qwen3ForCausalLM, shape: Shape, recompute: str) -> float:
     weights = sum(p.numel() for name, p in model.named_parameters() if "layers" in name and p.ndim == 2)
     heads = config.num_attention_heads * config.head_dim * config.num_hidden_layers
     attention = 2 * shape.rollouts * shape.tokens**2 * heads
-    sampled = sum(weight != 0 for sample in make_samples(shape, False) for weight in sample.rl_weight)
+    sampled = sum(weight != 0 for sample in make_samples(shape) for weight in sample.rl_weight)
     again = {"none": (0, 0), "layers": (1, 0), "all": (1, 1)}[recompute]
     return (
         2 * tokens * weights * (3 + again[0])
@@ -156,11 +158,9 @@ def operations(model: Qwen3ForCausalLM, shape: Shape, recompute: str) -> float:
 
 def time_ours(trainer: Trainer, arm: str, shape: Shape, repeats: int) -> dict[str, Any]:
     free_memory()
-    kind = "live" if arm in ("rl", "naive") else arm
-    trainer.teacher = (
-        NaiveTeacher(trainer) if arm == "naive" else Teacher(trainer.student, FeedbackConfig(teacher=kind))
-    )
-    samples = make_samples(shape, hints=arm != "rl")
+    kinds = {arm: kind for name, kind in KINDS.items() if name == arm}
+    trainer.teachers = {"naive": NaiveTeacher(trainer)} if arm == "naive" else make_teachers(trainer.student, kinds)
+    samples = make_samples(shape, "" if arm == "rl" else arm)
     results: list[StepResult] = []
     row = time_steps(lambda: results.append(trainer.step(samples)), shape, repeats)
     return {**row, "hint_kl": results[-1].metrics.get("hint/kl", 0.0)}
@@ -171,7 +171,7 @@ def time_theirs(arm: str, shape: Shape, repeats: int) -> dict[str, Any]:
 
     free_memory()
     try:
-        step = SdpoStep(make_model(), make_samples(shape, hints=True), with_targets=arm == "sdpo").step
+        step = SdpoStep(make_model(), make_samples(shape, "live"), with_targets=arm == "sdpo").step
         return time_steps(step, shape, 0 if shape.is_long else repeats)
     except DidNotFit as trouble:
         return {"failed": str(trouble)}
@@ -210,7 +210,7 @@ def time_steps(step: Callable[[], Any], shape: Shape, repeats: int) -> dict[str,
 
 def bench(shape: Shape, arms: list[str], settings: TrainConfig, repeats: int, ceiling: float) -> dict[str, Any]:
     torch._dynamo.reset()
-    trainer = Trainer(make_model(), settings, FeedbackConfig(teacher="live"))
+    trainer = Trainer(make_model(), settings, {"live": Live()})
     work = operations(trainer.model, shape, settings.recompute)
     rows = {}
     for arm in [*(arm for arm in arms if arm in OURS), "rl again"]:
@@ -237,10 +237,9 @@ def bench(shape: Shape, arms: list[str], settings: TrainConfig, repeats: int, ce
 @torch.no_grad()
 def difference(trainer: Trainer, shape: Shape) -> float:
     """How far the hidden states of hinted targets are from those of re-encoding, as a share of their norm."""
-    batch = Batch.collate(make_samples(shape, hints=True), torch.device("cuda"))
-    branches = BranchBatch.collate(batch)
-    _, found = trainer.student.hidden(batch.ids_BT, branches)
-    ((_, wanted),) = NaiveTeacher(trainer).readings(batch, branches)
+    batch = Batch.collate(make_samples(shape, "live"), torch.device("cuda"))
+    _, found = trainer.student.hidden(batch.ids_BT, BranchBatch.collate(batch, batch.branches))
+    ((_, wanted),) = NaiveTeacher(trainer).own_scorers(batch, batch.branches)
     assert found is not None
     return float((found - wanted).float().norm() / wanted.float().norm())
 
@@ -257,12 +256,12 @@ def compare(rows: dict[str, dict[str, Any]], base: str, arms: Iterable[str]) -> 
 def mixed(settings: TrainConfig, longest: int = 32_768, count: int = 8) -> dict[str, Any]:
     """Rollouts whose lengths differ from step to step, as real ones do: tokens a second when a length is met for the
     first time, and when all have been met. Two steps of other lengths come first, so that compiling is not counted."""
-    trainer = Trainer(make_model(), settings, FeedbackConfig(teacher="live"))
+    trainer = Trainer(make_model(), settings, {"live": Live()})
     rng = random.Random(0)
     lengths = [rng.randrange(longest * 3 // 4, longest) for _ in range(count + 2)]
     rows = {}
     for arm in ("rl", "live"):
-        steps = [make_samples(Shape(1, length, 8), hints=arm == "live") for length in lengths]
+        steps = [make_samples(Shape(1, length, 8), "live" if arm == "live" else "") for length in lengths]
         for samples in steps[:2]:
             trainer.step(samples)
         rates = [
@@ -277,10 +276,10 @@ def mixed(settings: TrainConfig, longest: int = 32_768, count: int = 8) -> dict[
 def profile(shape: Shape, settings: TrainConfig) -> dict[str, Any]:
     """Where the time of the hinted step goes: kernels by how much longer they take than in the RL step, in ms; and
     where the GPU waits for the processor."""
-    trainer = Trainer(make_model(), settings, FeedbackConfig(teacher="live"))
+    trainer = Trainer(make_model(), settings, {"live": Live()})
     spent: dict[str, list[float]] = {}
-    for column, hints in enumerate((False, True)):
-        samples = make_samples(shape, hints)
+    for column, teacher in enumerate(("", "live")):
+        samples = make_samples(shape, teacher)
         for _ in range(2):
             trainer.step(samples)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:

@@ -158,15 +158,11 @@ def _rollout(sample: Sample) -> dict[str, list[Any]]:
 
 def _target(sample: Sample, branch: Branch) -> dict[str, list[Any]]:
     assert branch.weight == 1.0
-    assert not branch.anchor
+    ((start, end),) = branch.spans
     return {
-        "prompt_ids": sample.ids[: branch.target_start],
-        "completion_ids": sample.ids[branch.target_start : branch.target_end],
-        "teacher_input_ids": [
-            *sample.ids[: branch.insert],
-            *branch.hint_ids,
-            *sample.ids[branch.insert : branch.target_end],
-        ],
+        "prompt_ids": sample.ids[:start],
+        "completion_ids": sample.ids[start:end],
+        "teacher_input_ids": [*sample.ids[: branch.insert], *branch.inserted, *sample.ids[branch.insert : end]],
     }
 
 

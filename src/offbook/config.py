@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from offbook.types import Limits, OffbookError
 
+Precision = Literal["float32", "bfloat16"]
 LOCAL = "local"  # in the place of a reader model's URL: it runs here
 
 
@@ -79,6 +80,7 @@ class SandboxConfig(Section):
 class EngineConfig(Section):
     temperature: float = Field(default=1.0, gt=0)
     max_rows: int = Field(default=64, ge=1, description="rollouts decoded side by side")
+    precision: Precision = Field(default="float32", description="of the engine's copy of the weights")
 
 
 class TrainConfig(Section):
@@ -96,11 +98,19 @@ class TrainConfig(Section):
         default="none", description="in the backward pass, to save memory: nothing, layers but for attention, layers"
     )
     compile: bool = Field(default=False, description="fuse kernels; for a GPU")
+    precision: Precision = Field(
+        default="float32", description="of the computation; weights and optimizer state are float32 either way"
+    )
 
 
 class FeedbackConfig(Section):
     """Targeted hints. `weight` 0 turns them off: RL alone."""
 
+    method: Literal["targeted", "sdpo"] = Field(
+        default="targeted",
+        description="targeted: a hint right before each faulty message teaches that message; sdpo: all hints of a "
+        "rollout before its first message teach the whole response",
+    )
     weight: float = Field(default=5.0, ge=0, description="lambda, beside an RL loss of weight 1")
     anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
     anneal_to: float = Field(default=0.0, ge=0)
@@ -133,7 +143,6 @@ class FeedbackConfig(Section):
     trust_mix: float = Field(default=0.1, gt=0, lt=1, description="teacher `trust_region` only: share of the live one")
     direction: Literal["forward", "reverse", "jsd"] = "forward"
     token_cap: float = Field(default=2.0, gt=0, description="nats a token may count for")
-    entry_cap: float = Field(default=0.0, ge=0, description="nats a vocabulary entry may count for; 0 is no cap")
     importance_cap: float = Field(default=0.0, ge=0, description="weight by min(pi / mu, cap); 0 is no weighting")
     model_url: str = Field(
         default="", description="of a model that reads rollouts for mistakes too; `local`: it runs here; empty is none"

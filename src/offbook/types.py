@@ -5,6 +5,8 @@ Tokens are the truth: a Segment holds the ids exactly as they were fed and sampl
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
@@ -299,30 +301,71 @@ class Feedback:
     teacher_top: list[Likeliest] = field(default_factory=list)
 
 
+Direction = Literal["forward", "reverse", "jsd"]
+
+
+@dataclass(frozen=True, slots=True)
+class Distill:
+    """How branches teach. The trainer knows no algorithm: an annotator says all of it here.
+
+    Branches of one contest compete: at most `places` of them teach, those that move their target most.
+    """
+
+    teacher: str = "live"  # by the name that the trainer was given it under
+    part: str = "distill"  # of the loss: its sum is divided by the target tokens of all branches of the same part
+    direction: Direction = "forward"
+    cap: float = math.inf  # nats that a token may count for
+    importance_cap: float = 0.0  # weight by min(pi / mu, cap); 0 is no weighting
+    gate: float = 0.0  # nats by which a branch has to move its target, and away from what was sampled; 0 is no gate
+    places: int = 0  # in a contest; 0 is no limit
+    top: int = 0  # likeliest tokens to report where student and teacher differ
+
+
 @dataclass(slots=True)
 class Branch:
-    """A hinted reading of one message: at `insert`, `hint_ids` are spliced in and ids[insert:target_end] follow.
+    """Another reading of a sample: at `insert`, `inserted` ids are spliced in and the sample's own follow.
 
-    The teacher is scored on ids[target_start:target_end] only.
+    The teacher is scored on the tokens in `spans` only, each a start and an end in the sample's ids.
     """
 
     insert: int
-    hint_ids: list[int]
-    target_start: int
-    target_end: int
+    inserted: list[int]
+    spans: tuple[tuple[int, int], ...]
     weight: float = 1.0
-    key: str = ""  # names the target in the records: rollout/segment/message
-    anchor: bool = False  # not a lesson: the context holds the hint already, and the start's reading of it is kept
+    distill: Distill = field(default_factory=Distill)
+    key: str = ""  # names the branch in what a step reports; without one nothing is reported of it
+    contest: str = ""
+
+    @property
+    def end(self) -> int:
+        return self.spans[-1][1]
+
+    @property
+    def num_targets(self) -> int:
+        return sum(end - start for start, end in self.spans)
 
 
 @dataclass(slots=True)
 class Sample:
-    """What train eats: ids and per-token streams. It knows no algorithm; an annotator filled the streams."""
+    """What train eats: ids and per-token streams. It knows no algorithm; an annotator filled the streams.
+
+    A stream that is shorter than the ids is 0 from there on.
+    """
 
     ids: list[int]
-    logprobs: list[float]
-    advantage: list[float]
-    rl_weight: list[float]
-    ce_weight: list[float]
+    logprobs: list[float] = field(default_factory=list)  # of the behaviour policy
+    advantage: list[float] = field(default_factory=list)
+    rl_weight: list[float] = field(default_factory=list)
+    ce_weight: list[float] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
-    lessons: int | None = None  # at most so many branches teach, those whose hint moves most; None is all
+    temperature: float = 1.0  # that it was sampled at
+    versions: list[int] = field(default_factory=list)  # policy version that sampled each token; -1 where not sampled
+    experts: list[list[list[int]]] = field(default_factory=list)  # token, layer, chosen experts; empty: not an MoE
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a trainer publishes and an engine applies: tensors by name, and the policy version that they are."""
+
+    version: int
+    tensors: Mapping[str, Any]

@@ -1,16 +1,18 @@
 """Annotators: they turn rollouts into samples. A new method is a new annotator, not a new trainer."""
 
 from offbook.algo.group_advantage import group_advantage, rl_samples
-from offbook.algo.hint_kl import add_branch, anchor_sample, hint_block, hint_weight, target_key
+from offbook.algo.sdpo import sdpo_branches
 from offbook.algo.sft import sft_sample
+from offbook.algo.targeted import anchor_sample, hint_block, hint_branch, hint_weight, target_key
 
 __all__ = [
-    "add_branch",
     "anchor_sample",
     "group_advantage",
     "hint_block",
+    "hint_branch",
     "hint_weight",
     "rl_samples",
+    "sdpo_branches",
     "sft_sample",
     "target_key",
 ]

@@ -14,7 +14,7 @@ def group_advantage(rewards_G: list[float]) -> list[float]:
     return [reward - mean for reward in rewards_G]
 
 
-def rl_samples(group: list[Rollout]) -> list[list[Sample]]:
+def rl_samples(group: list[Rollout], temperature: float = 1.0) -> list[list[Sample]]:
     """For each rollout of one group, a sample a segment: the rollout's advantage on every token it sampled."""
     advantages = group_advantage([rollout.reward.total for rollout in group])
     return [
@@ -24,7 +24,8 @@ def rl_samples(group: list[Rollout]) -> list[list[Sample]]:
                 logprobs=segment.logprobs,
                 advantage=[advantage if sampled else 0.0 for sampled in segment.sampled],
                 rl_weight=[float(sampled) for sampled in segment.sampled],
-                ce_weight=[0.0] * len(segment.ids),
+                temperature=temperature,
+                versions=segment.versions,
             )
             for segment in rollout.segments
         ]

@@ -17,5 +17,4 @@ def sft_sample(segment: Segment, hints: dict[int, list[int]] | None = None, cont
         block = starts.get(position, [])
         ids += [*block, token]
         weight += [*[context_weight] * len(block), 1.0 if sampled else context_weight]
-    zeros = [0.0] * len(ids)
-    return Sample(ids=ids, logprobs=zeros, advantage=zeros, rl_weight=zeros, ce_weight=weight)
+    return Sample(ids, ce_weight=weight)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from offbook.types import Completion, OffbookError, Prompt
+from offbook.types import Completion, OffbookError, Prompt, Weights
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class _Request:
 
 
 @dataclass(slots=True)
-class Session:
+class LocalSession:
     """One rollout's way to the engine. `key` orders it in a batch and seeds its random numbers."""
 
     engine: LocalEngine
@@ -94,20 +94,20 @@ class LocalEngine:
         positions: int = self.model.config.get_text_config().max_position_embeddings
         return positions
 
-    def open(self, key: str) -> Session:
+    def open(self, key: str) -> LocalSession:
         """Open all sessions of a batch before the first one asks, or the first is decoded alone."""
         self.open_sessions += 1
-        return Session(self, key)
+        return LocalSession(self, key)
 
-    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Swap the weights in place; tokens sampled from now on carry `version`. Waits for a batch in the making."""
-        self._submit(partial(self._swap, weights, version)).result()
+    def apply(self, weights: Weights) -> None:
+        """Swap them in place; tokens sampled from now on carry their version. Waits for a batch in the making."""
+        self._submit(partial(self._swap, weights)).result()
 
     @torch.no_grad()
-    def _swap(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def _swap(self, weights: Weights) -> None:
         for name, tensor in self.model.state_dict().items():
-            tensor.copy_(weights[name])
-        self.version = version
+            tensor.copy_(weights.tensors[name])
+        self.version = weights.version
 
     def _submit(self, job: Callable[[], T]) -> Future[T]:
         """To the engine's thread. torch counts OpenMP threads per thread: the caller's number is taken along."""

@@ -1,16 +1,47 @@
-"""Rollouts to samples: the group's advantage on all sampled tokens, a hint branch on each target."""
+"""Rollouts to samples: the group's advantage on all sampled tokens, and the branches that hints make."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
-from offbook.algo import add_branch, anchor_sample, hint_weight, rl_samples
+from offbook.algo import anchor_sample, hint_branch, hint_weight, rl_samples, sdpo_branches
 from offbook.config import FeedbackConfig
 from offbook.feedback import NEGATIVE, RULES, Pairs, read_all, stand_in, write_hint
 from offbook.tokens import Chat
-from offbook.types import Feedback, Hint, Rollout, Sample, Target, Task
+from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
+from offbook.types import Branch, Distill, Feedback, Hint, Rollout, Sample, Target, Task
+
+START = "start"  # the teacher that anchors hold to
+
+
+def teachers_of(settings: FeedbackConfig) -> dict[str, Kind]:
+    """By the names that branches call them; none for RL alone."""
+    kinds: dict[str, Kind] = {
+        "live": Live(),
+        "frozen": Frozen(settings.refresh_steps),
+        "ema": Ema(settings.ema_decay),
+        "trust_region": Mix(Frozen(), settings.trust_mix),
+    }
+    if not settings.weight:
+        return {}
+    anchors: dict[str, Kind] = {START: Frozen()} if settings.anchor_share else {}
+    return {settings.teacher: kinds[settings.teacher], **anchors}
+
+
+def distill_of(settings: FeedbackConfig) -> Distill:
+    return Distill(
+        teacher=settings.teacher,
+        part="hint",
+        direction=settings.direction,
+        cap=settings.token_cap,
+        importance_cap=settings.importance_cap,
+        gate=settings.threshold,
+        places=0 if settings.control == "every_turn" else settings.max_targets,
+        top=settings.top,
+    )
 
 
 def annotate(
@@ -21,8 +52,9 @@ def annotate(
     tasks: Mapping[str, Task] | None = None,
     written: Mapping[str, Pairs] | None = None,
     counts: Counter[str] | None = None,
+    temperature: float = 1.0,
 ) -> tuple[list[Sample], list[Feedback]]:
-    """`tasks` by id, for readers that look at the repository; `written` are a reader model's pairs by rollout.
+    """`tasks` by id, for rules that look at the repository; `written` are a judge model's pairs by rollout.
 
     `counts` is told how many candidates there are and how many were left out, by what left them out.
     """
@@ -30,14 +62,16 @@ def annotate(
     samples: list[Sample] = []
     feedback: list[Feedback] = []
     for group in groups:
-        for rollout, of_segments in zip(group, rl_samples(group), strict=True):
+        for rollout, of_segments in zip(group, rl_samples(group, temperature), strict=True):
             samples += of_segments
             if settings.weight:
                 task, by_model = (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])
                 pairs = candidates(rollout, settings, task, by_model, counts)
-                anchors, items = _hang(rollout, of_segments, pairs, settings, chat, step, counts)
-                samples += anchors
-                feedback += items
+                for target, hint, branch in _branches(rollout, pairs, settings, chat, step):
+                    sample = of_segments[target.segment]
+                    samples += _hang(sample, branch, settings, counts)
+                    pieces = chat.pieces([token for span in branch.spans for token in sample.ids[slice(*span)]])
+                    feedback.append(Feedback(target, hint, pieces))
     return samples, feedback
 
 
@@ -54,8 +88,10 @@ def candidates(
     once: dict[tuple[int, int], tuple[Target, Hint]] = {}
     for target, hint in weighed:
         once.setdefault((target.segment, target.message), (target, hint))
-    limit = "max_candidates" if settings.threshold else "max_targets"
-    pairs = list(once.values())[: getattr(settings, limit)]
+    limit, most = (
+        ("max_candidates", settings.max_candidates) if settings.threshold else ("max_targets", settings.max_targets)
+    )
+    pairs = list(once.values())[:most]
     donors = settings.rules if len(settings.rules) > 1 else list(RULES)
     chosen = stand_in(pairs, rollout, settings.control, donors)
     counts["candidates"] += len(pairs)
@@ -67,43 +103,38 @@ def candidates(
     return chosen
 
 
-def _hang(
-    rollout: Rollout,
-    of_segments: list[Sample],
-    pairs: Pairs,
-    settings: FeedbackConfig,
-    chat: Chat,
-    step: int,
-    counts: Counter[str],
-) -> tuple[list[Sample], list[Feedback]]:
-    anchors: list[Sample] = []
-    feedback: list[Feedback] = []
-    for target, hint in pairs:
-        segment, sample = rollout.segments[target.segment], of_segments[target.segment]
-        of_rule = settings.rule_weights.get(target.rule, 1.0)
-        weight = hint_weight(settings.weight, step, settings.anneal_steps, settings.anneal_to, of_rule)
-        branch = add_branch(sample, segment, target, hint, chat, weight)
-        feedback.append(Feedback(target, hint, chat.pieces(segment.ids[branch.target_start : branch.target_end])))
-        if settings.control == "constant_negative":
-            count = branch.target_end - branch.target_start
-            sample.advantage[branch.target_start : branch.target_end] = [NEGATIVE] * count
-            sample.branches.remove(branch)
-        elif random.Random(f"anchor {branch.key}").random() < settings.anchor_share:
-            if branch.target_end + len(branch.hint_ids) <= settings.anchor_tokens:
-                anchors.append(anchor_sample(sample, branch, settings.anchor_weight))
-            else:
-                counts["left_out/anchor_tokens"] += 1
-    if settings.control != "every_turn":
-        _share_lessons(of_segments, settings.max_targets)
-    return anchors, feedback
+def _branches(
+    rollout: Rollout, pairs: Pairs, settings: FeedbackConfig, chat: Chat, step: int
+) -> list[tuple[Target, Hint, Branch]]:
+    """A hinted reading of each faulty message, or of the whole response under all that was said of it."""
+    distill = distill_of(settings)
+
+    def weight(rule: str) -> float:
+        of_rule = settings.rule_weights.get(rule, 1.0)
+        return hint_weight(settings.weight, step, settings.anneal_steps, settings.anneal_to, of_rule)
+
+    if settings.method == "sdpo":
+        texts = dict.fromkeys(hint.text for _, hint in pairs)
+        whole = Hint("sdpo", "\n".join(texts))
+        found = sdpo_branches(rollout, whole, chat, weight(whole.rule), replace(distill, places=0)) if texts else []
+        return [(target, whole, branch) for target, branch in found]
+    return [
+        (target, hint, hint_branch(rollout.segments[target.segment], target, hint, chat, weight(target.rule), distill))
+        for target, hint in pairs
+    ]
 
 
-def _share_lessons(of_segments: list[Sample], max_targets: int) -> None:
-    """At most `max_targets` of a rollout teach; where several segments have some, they take turns."""
-    lessons: Counter[int] = Counter()
-    for _ in range(max_targets):
-        open_ones = [place for place, sample in enumerate(of_segments) if lessons[place] < len(sample.branches)]
-        if open_ones:
-            lessons[min(open_ones, key=lambda place: lessons[place])] += 1
-    for place, sample in enumerate(of_segments):
-        sample.lessons = lessons[place]
+def _hang(sample: Sample, branch: Branch, settings: FeedbackConfig, counts: Counter[str]) -> list[Sample]:
+    """Put the branch, or what a control has in its place, on its sample. Returns the anchor it is given, if any."""
+    if settings.control == "constant_negative":
+        for start, end in branch.spans:
+            sample.advantage[start:end] = [NEGATIVE] * (end - start)
+        return []
+    sample.branches.append(branch)
+    if random.Random(f"anchor {branch.key}").random() >= settings.anchor_share:
+        return []
+    if branch.end + len(branch.inserted) > settings.anchor_tokens:
+        counts["left_out/anchor_tokens"] += 1
+        return []
+    held = replace(branch.distill, teacher=START, part="anchor", gate=0.0, places=0, top=0)
+    return [anchor_sample(sample, branch, settings.anchor_weight, held)]

@@ -22,7 +22,7 @@ from offbook.algo import target_key
 from offbook.config import Config
 from offbook.engine import LocalEngine
 from offbook.feedback import Reading
-from offbook.loop.annotate import annotate
+from offbook.loop.annotate import annotate, teachers_of
 from offbook.loop.collect import chat_of, collect, grader_of, harness_of
 from offbook.loop.judges import judges_of
 from offbook.loop.measure import summarize
@@ -56,7 +56,7 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     chat = chat_of(start, config)
     done = _claim(folder, config)
     record_tasks(folder, {"train": sets.train, "heldout": sets.heldout})
-    trainer = Trainer(load_model(start), config.train, config.feedback, config.engine.temperature)
+    trainer = Trainer(load_model(start), config.train, teachers_of(config.feedback))
     if done:
         path = latest_checkpoint(folder)
         trainer.model.load_state_dict(load_model(path).state_dict())
@@ -71,7 +71,7 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     with asyncio.Runner() as runner:
         for step in range(done + 1, config.train.steps + 1):
             started = time.monotonic()
-            engine.load_weights(trainer.model.state_dict(), version=step - 1)
+            engine.apply(trainer.publish(version=step - 1))
             batch = order.tasks_of(step, config.train.groups)
             size = config.train.group_size
             rollouts = collect(
@@ -102,7 +102,9 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
 
 def local_engine(model: Path, chat: Chat, config: Config) -> LocalEngine:
     settings = config.engine
-    return LocalEngine(load_model(model), chat.stop_ids, settings.temperature, settings.max_rows, config.seed)
+    return LocalEngine(
+        load_model(model, settings.precision), chat.stop_ids, settings.temperature, settings.max_rows, config.seed
+    )
 
 
 def _refuse_another_run(folder: RunFolder, config: Config) -> None:
@@ -149,7 +151,8 @@ def learn(
 ) -> dict[str, Any]:
     """One optimizer step on scored rollouts. They and what the hints did to them go to the run folder."""
     counts: Counter[str] = Counter()
-    samples, feedback = annotate(groups, config.feedback, chat, step, tasks, written.by_rollout(), counts)
+    temperature = config.engine.temperature
+    samples, feedback = annotate(groups, config.feedback, chat, step, tasks, written.by_rollout(), counts, temperature)
     result = trainer.step(samples, lr_scale=min(1.0, step / max(1, config.train.warmup_steps)))
     for item in feedback:
         if measured := result.measured.get(target_key(item.target)):

@@ -7,26 +7,18 @@ import traceback
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from offbook.config import Config
+from offbook.engine import Engine, Session
 from offbook.harness import Harness, run_agent
 from offbook.monitors import WITHHELD, Monitors, withhold
 from offbook.rewards import Grader, Rewards
 from offbook.sandbox import BoxSpec
 from offbook.tasks.suite import suite_box
 from offbook.tokens import Chat, chat_for
-from offbook.types import Event, OffbookError, Policy, Prices, Rollout, Task
+from offbook.types import Event, OffbookError, Prices, Rollout, Task
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
-
-
-class Session(Policy, Protocol):
-    def close(self) -> None: ...
-
-
-class Engine(Protocol):
-    def open(self, key: str) -> Session: ...
 
 
 def harness_of(config: Config) -> Harness:

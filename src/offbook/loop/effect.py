@@ -12,19 +12,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
 from transformers import PreTrainedModel
 
-from offbook.algo import add_branch
+from offbook.algo import hint_branch
 from offbook.feedback.controls import stand_in
 from offbook.feedback.readers import RULES
 from offbook.tokens import HERMES, Chat, ChatFormat, RenderedChat, Transcript
-from offbook.train import head
-from offbook.train.batches import Batch, BranchBatch, micro_batches
 from offbook.train.forward import Decoder
-from offbook.train.head import Objective
-from offbook.train.targets import read_targets
-from offbook.types import Branch, Completion, Feedback, Message, Rollout, Sample, Segment
+from offbook.train.measure import measure_branches
+from offbook.types import Completion, Feedback, Message, Rollout, Sample, Segment
 
 MICRO_TOKENS = 8192  # in one forward
 
@@ -93,36 +89,23 @@ def measure(
     Under `written again` it counts targets that were measured, on ids that are not the ones of the rollout.
     """
     reasons: Reasons = defaultdict(set)
-    samples = _samples(pairs, model, chat, reasons)
-    decoder = Decoder(model)
+    samples = _samples(pairs, model, chat, temperature, reasons)
     total, done = sum(len(sample.branches) for sample in samples), 0
-    for micro in micro_batches(samples, MICRO_TOKENS):
-        for branch, values in _read(decoder, micro, temperature):
-            item = pairs[int(branch.key)][1]
-            item.student, item.teacher, item.divergence = values
-            done += 1
+    for measured in measure_branches(Decoder(model), samples, MICRO_TOKENS):
+        for key, values in measured.items():
+            item = pairs[int(key)][1]
+            item.student, item.teacher, item.divergence = values.student, values.teacher, values.divergence
+        done += len(measured)
         progress(done / total)
     return Counter({reason: len(targets) for reason, targets in reasons.items()})
 
 
-@torch.no_grad()
-def _read(decoder: Decoder, micro: list[Sample], temperature: float) -> list[tuple[Branch, list[list[float]]]]:
-    """Log-probabilities of student and teacher and the divergence, at each token of each branch."""
-    batch = Batch.collate(micro, decoder.model.device)
-    tokens = batch.tokens(chunk_rows := max(1, head.CHUNK_ENTRIES // 2 // decoder.model.config.vocab_size))
-    hidden_BTD, hinted_MD = decoder.hidden(batch.ids_BT, BranchBatch.collate(batch))
-    assert hinted_MD is not None
-    student, teacher = (decoder.head, hidden_BTD.flatten(0, 1)[tokens.predictor_N]), (decoder.head, hinted_MD)
-    objective = Objective(temperature, 1.0, "forward", 1.0, 0.0, 0.0, (1.0,), gate=0.0, policy=False)
-    reading = read_targets(student, [teacher], tokens.rows.ids_N, objective, chunk_rows, compiled=False)
-    branches = [branch for _, branch in batch.branches]
-    sizes = [branch.target_end - branch.target_start for branch in branches]
-    parts = zip(*(values_M.float().cpu().split(sizes) for values_M in reading), strict=True)
-    return [(branch, [part.tolist() for part in three]) for branch, three in zip(branches, parts, strict=True)]
-
-
 def _samples(
-    pairs: Sequence[tuple[Rollout, Feedback]], model: PreTrainedModel, chat: Chat, reasons: Reasons
+    pairs: Sequence[tuple[Rollout, Feedback]],
+    model: PreTrainedModel,
+    chat: Chat,
+    temperature: float,
+    reasons: Reasons,
 ) -> list[Sample]:
     """One for each segment that has targets, up to the last of them. Branches are named by their number in `pairs`."""
     window = model.config.to_dict().get("max_position_embeddings") or 1 << 30
@@ -132,31 +115,22 @@ def _samples(
         told = rollout.segments[item.target.segment]
         if place not in laid:
             segment = told if _is_in(told, chat, model.config.vocab_size) else written_again(told, chat)
-            nothing = [0.0] * len(segment.ids)
-            laid[place] = segment, Sample(segment.ids, *(nothing,) * 4)
+            laid[place] = segment, Sample(segment.ids, temperature=temperature)
         segment, sample = laid[place]
-        branch = add_branch(sample, segment, item.target, item.hint, chat, 1.0)
+        branch = hint_branch(segment, item.target, item.hint, chat)
         branch.key = str(number)
         key = (*place, item.target.message)
-        if branch.target_end == branch.target_start:
+        if not branch.num_targets:
             reasons["nothing in the message was sampled"].add(key)
-        elif branch.target_end + len(branch.hint_ids) > window:
+        elif branch.end + len(branch.inserted) > window:
             reasons["beyond the model's context"].add(key)
         else:
             if segment is not told:
                 reasons["written again"].add(key)
-            item.pieces = chat.pieces(segment.ids[branch.target_start : branch.target_end])
-            continue
-        sample.branches.remove(branch)
-    return [_shortened(sample) for _, sample in laid.values() if sample.branches]
-
-
-def _shortened(sample: Sample) -> Sample:
-    end = max(branch.target_end for branch in sample.branches)
-    nothing = [0.0] * end
-    return dataclasses.replace(
-        sample, ids=sample.ids[:end], logprobs=nothing, advantage=nothing, rl_weight=nothing, ce_weight=nothing
-    )
+            item.pieces = chat.pieces(segment.ids[slice(*branch.spans[0])])
+            sample.branches.append(branch)
+    found = [sample for _, sample in laid.values() if sample.branches]
+    return [dataclasses.replace(one, ids=one.ids[: max(branch.end for branch in one.branches)]) for one in found]
 
 
 def _is_in(segment: Segment, chat: Chat, vocabulary: int) -> bool:

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 import offbook
-from offbook.config import cache_folder
+from offbook.config import Precision, cache_folder
 from offbook.pocket.model import make_pocket
 from offbook.runfolder import checkpoint_named, whole_folder
 from offbook.types import OffbookError
@@ -69,13 +69,13 @@ def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
         raise OffbookError(f"there is no folder {name}; as a hub id: {error}") from None
 
 
-def load_model(folder: Path) -> PreTrainedModel:
-    """Float32 on a CPU, where half precision is many times slower; bfloat16 weights are widened."""
+def load_model(folder: Path, precision: Precision = "float32") -> PreTrainedModel:
+    """On the GPU, if there is one, in the precision that is asked for, whatever its files are in."""
     if not (folder / "config.json").is_file():
         raise OffbookError(f"{folder} has no config.json, so it is not a model folder")
     transformers_logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=precision).to(device).eval()
     return model
 
 

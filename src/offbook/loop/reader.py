@@ -6,9 +6,8 @@ import asyncio
 from dataclasses import dataclass
 
 from offbook.config import LOCAL, Config, FeedbackConfig
-from offbook.engine import LocalEngine, PromptTooLong
+from offbook.engine import Engine, LocalEngine, PromptTooLong
 from offbook.feedback import ModelReader, Reader, Reading, TooLong
-from offbook.loop.collect import Engine
 from offbook.loop.setup import Progress, load_model, model_folder, quiet
 from offbook.tokens import Chat, Transcript, chat_for
 from offbook.types import Prompt

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from offbook.config import Config
-from offbook.engine import RemoteEngine
+from offbook.engine import Engine, RemoteEngine
 from offbook.harness import Harness
 from offbook.loop.circle import local_engine
 from offbook.loop.claim import claim_of, differing
-from offbook.loop.collect import Engine, Watch, chat_of, collect, grader_of, harness_of
+from offbook.loop.collect import Watch, chat_of, collect, grader_of, harness_of
 from offbook.loop.measure import summarize
 from offbook.loop.models import model_folder
 from offbook.loop.record import record_tasks

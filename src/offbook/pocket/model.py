@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from offbook.config import FeedbackConfig, TrainConfig
+from offbook.config import TrainConfig
 from offbook.feedback import write_hint
 from offbook.feedback.hints import TEXTS
 from offbook.harness import make_toolset
@@ -142,7 +142,7 @@ def _clone(
         )
     ).to("cuda" if torch.cuda.is_available() else "cpu")
     settings = TrainConfig(optimizer="muon", learning_rate=recipe.learning_rate, weight_decay=0.01)
-    trainer = Trainer(model, settings, FeedbackConfig(teacher="live"))
+    trainer = Trainer(model, settings)
     batches = _batches(samples, recipe.episodes_a_step, random.Random(seed))
     for step, batch in enumerate(batches):
         warmup = min(1.0, (step + 1) / 20)

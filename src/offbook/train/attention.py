@@ -1,14 +1,15 @@
-"""Attention for a trunk that hands on its keys and values, and for hint branches that read them.
+"""Attention for base sequences that hand their KV cache on, and for branches that read it.
 
-The trunk is a forward of whole samples: right-padded rows under a plain causal mask, which needs no mask tensor,
-because padding lies after everything that looks back. A branch scores `hint + message` against the trunk's rows up to
-where the hint is inserted and its own rows, at continued positions: exactly what re-encoding prefix + hint + message
-computes, without the prefix. Axes: B rows, T trunk tokens, L branch tokens of all branches in one flat row.
+The base is a forward of whole samples: right-padded rows under a plain causal mask, which needs no mask tensor,
+because padding lies after everything that looks back. A branch scores what it inserts and the tokens after
+that against the base's rows up to there and its own rows, at continued positions: exactly what re-encoding all of it
+computes, without the prefix. Axes: B rows, T base tokens, L branch tokens of all branches in one flat row.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,24 +20,24 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from offbook.train.host import BLOCK, sent
+from offbook.train.host import BLOCK, compile_once, sent
 
-NAME = "offbook"
 Pair = tuple[Tensor, Tensor]  # keys and values
 PARTS = 4  # that a branch's keys are read in, side by side: the longest prefix would else be what all wait for
 NOT_PLAIN = ("sliding_window", "softcap", "s_aux")  # what some layers say beside queries, keys and values
 # Fastest first on the GPUs at hand; only what can run the inputs is taken.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class BranchRow:
-    """Where one branch lies: tokens start:end of the flat branch input, grown from `insert` tokens of a trunk row.
+    """Where one branch lies: tokens start:end of the flat branch input, grown from `insert` tokens of a base row.
 
     Behind the message of the last there may be filler.
     """
 
-    trunk_row: int
+    base_row: int
     insert: int
     start: int
     end: int
@@ -45,20 +46,12 @@ class BranchRow:
 class BranchBlocks(NamedTuple):
     """What all branches together see, as masks for the fused kernel."""
 
-    far: BlockMask  # of the trunk, whose rows lie one after the other; in parts
+    far: BlockMask  # of the base, whose rows lie one after the other; in parts
     near: BlockMask  # of the branches themselves
 
 
-class NotPlain(Exception):
-    """A layer asks for more than a causal mask."""
-
-
-class Enough(Exception):
-    """The last layer has handed over, of a trunk that is there for its branches alone."""
-
-
 @dataclass(slots=True)
-class Handover:
+class LayerKV:
     """One layer's keys and values [B, kv heads, T, head width], rotary positions applied, on their way to its branches.
 
     Only while they are `wanted`: recomputation in the backward pass must not keep them again.
@@ -66,8 +59,9 @@ class Handover:
 
     branches: list[BranchRow]
     blocks: BranchBlocks | None = None  # for the fused kernel
-    last: bool = False  # nothing else is wanted of the trunk
+    only: bool = False  # they are all that is wanted of this layer of the base: its attention is not computed
     wanted: bool = True
+    plain: bool = True  # whether the layer asked for nothing but a causal mask
     keys: Tensor | None = None
     values: Tensor | None = None
 
@@ -76,10 +70,12 @@ class Handover:
 
 
 def install(model: PreTrainedModel) -> None:
-    """Make the layers of `model` take the keyword argument `handover`."""
-    AttentionInterface.register(NAME, _attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
-    model.set_attn_implementation(NAME)
+    """Make the layers of `model` take the keyword arguments `kv` and `reads`. transformers knows attention functions by
+    names that all models share, so each model gets a name of its own."""
+    name = f"offbook-{next(_numbers)}"
+    AttentionInterface.register(name, _attention)
+    AttentionMaskInterface.register(name, _no_mask)
+    model.set_attn_implementation(name)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
@@ -94,21 +90,23 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    handover: Handover | None = None,
+    kv: LayerKV | None = None,
     reads: bool = False,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    if any(others.get(name) is not None for name in NOT_PLAIN):
-        raise NotPlain
+    """`reads`: the rows are branches, and `kv` holds what their base left for them."""
+    if kv is not None and any(others.get(name) is not None for name in NOT_PLAIN):
+        kv.plain = False
     if reads:
-        assert handover is not None
-        out = _read(query, key, value, scaling, handover)
+        assert kv is not None
+        out = _read(query, key, value, scaling, kv)
     else:
-        if handover is not None and handover.wanted:
-            handover.keys, handover.values = key.detach(), value.detach()
-            if handover.last:
-                raise Enough
-        out = _causal(query, key, value, scaling)
+        if kv is not None and kv.wanted:
+            kv.keys, kv.values = key.detach(), value.detach()
+        if kv is not None and kv.only:
+            out = value[:, :1].expand(-1, query.shape[1], -1, -1)  # of the right shape, and nobody looks at it
+        else:
+            out = _causal(query, key, value, scaling)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -119,18 +117,18 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) ->
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
 
 
-def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, handover: Handover) -> Tensor:
-    trunk_key, trunk_value = handover.keys, handover.values
-    assert trunk_key is not None
-    assert trunk_value is not None
-    if handover.blocks is not None:
-        far = _flat(trunk_key), _flat(trunk_value)
-        return compiled_in_parts(query, far, (key, value), handover.blocks, scaling, _kernel_options(query.device))
+def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, kv: LayerKV) -> Tensor:
+    base_key, base_value = kv.keys, kv.values
+    assert base_key is not None
+    assert base_value is not None
+    if kv.blocks is not None:
+        far = _flat(base_key), _flat(base_value)
+        return compile_once(in_parts)(query, far, (key, value), kv.blocks, scaling, _kernel_options(query.device))
     out = torch.empty_like(query)
-    for row in handover.branches:
+    for row in kv.branches:
         own = slice(row.start, row.end)
-        keys = torch.cat([trunk_key[row.trunk_row, :, : row.insert], key[0, :, own]], dim=1)
-        values = torch.cat([trunk_value[row.trunk_row, :, : row.insert], value[0, :, own]], dim=1)
+        keys = torch.cat([base_key[row.base_row, :, : row.insert], key[0, :, own]], dim=1)
+        values = torch.cat([base_value[row.base_row, :, : row.insert], value[0, :, own]], dim=1)
         length = row.end - row.start
         mask = torch.ones(length, row.insert + length, dtype=torch.bool, device=query.device).tril(row.insert)
         out[:, :, own] = scaled_dot_product_attention(
@@ -158,7 +156,7 @@ def _flat(keys: Tensor) -> Tensor:
 def in_parts(
     query: Tensor, far: Pair, near: Pair, blocks: BranchBlocks, scaling: float | None, options: dict[str, Any]
 ) -> Tensor:
-    """Attention over the trunk's keys, of which each part has its share, and over the branches' own, put together."""
+    """Attention over the base's keys, of which each part has its share, and over the branches' own, put together."""
     settings = {"scale": scaling, "enable_gqa": True, "kernel_options": options, "return_aux": AuxRequest(lse=True)}
     parts = [tensor.expand(PARTS, -1, -1, -1) for tensor in (query, *far)]
     far_PHLD, far_aux = flex_attention(*parts, block_mask=blocks.far, **settings)
@@ -168,12 +166,9 @@ def in_parts(
     return (far_HLD + share_SHL[-1, ..., None] * near_1HLD[0])[None].to(query.dtype)
 
 
-compiled_in_parts = torch.compile(in_parts)
-
-
 def branch_blocks(branches: list[BranchRow], rows: int, length: int, device: torch.device) -> BranchBlocks:
     branches = sorted(branches, key=lambda row: row.start)
-    bounds = [[row.trunk_row * length, row.trunk_row * length + row.insert, row.start] for row in branches]
+    bounds = [[row.base_row * length, row.base_row * length + row.insert, row.start] for row in branches]
     sizes = torch.tensor([row.end - row.start for row in branches])
     low_L, high_L, own_L = sent(torch.tensor(bounds).repeat_interleave(sizes, dim=0), device).unbind(1)
     behind_L = torch.arange(1, len(own_L) + 1, device=device)

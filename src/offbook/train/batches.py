@@ -1,10 +1,11 @@
-"""Samples to padded micro-batches, and hint branches to one flat row."""
+"""Samples to padded micro-batches, and their branches to one flat row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from functools import cached_property
+from itertools import accumulate, groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -12,29 +13,33 @@ from torch import Tensor
 from offbook.train.attention import BranchRow
 from offbook.train.head import Rows
 from offbook.train.host import round_length, sent
-from offbook.types import Branch, Sample
+from offbook.types import Branch, Distill, Sample
+
+BranchAt = tuple[int, Branch]  # and the row of its sample
 
 
 def micro_batches(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
-    """Samples of like length together, padding counted, at most `max_tokens` a batch; a longer sample goes alone.
-
-    Anchors have another teacher than lessons, so the two are never in one batch.
-    """
+    """Samples of like length together, padding counted, at most `max_tokens` a batch; a longer sample goes alone."""
     batches: list[list[Sample]] = []
-    for sample in sorted(samples, key=lambda sample: (is_anchor(sample), -len(sample.ids))):
-        room = batches and (len(batches[-1]) + 1) * len(batches[-1][0].ids) <= max_tokens
-        if room and is_anchor(batches[-1][0]) == is_anchor(sample):
+    for sample in sorted(samples, key=lambda sample: -len(sample.ids)):
+        if batches and (len(batches[-1]) + 1) * len(batches[-1][0].ids) <= max_tokens:
             batches[-1].append(sample)
         else:
             batches.append([sample])
     return batches
 
 
-def is_anchor(sample: Sample) -> bool:
-    return any(branch.anchor for branch in sample.branches)
-
-
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Branches of a batch that teach in the same way, and where their target tokens lie."""
+
+    distill: Distill
+    branches: list[BranchAt]
+    numbers: slice  # of the batch's branches
+    tokens: slice  # of its target tokens
+
+
+@dataclass(frozen=True)
 class Batch:
     """Right-padded rows. A stream's value at t is the weight of *predicting* token t from what stands before it.
 
@@ -43,30 +48,27 @@ class Batch:
 
     samples: list[Sample]
     ids_BT: Tensor
-    branches: list[tuple[int, Branch]]  # (row, branch)
-    anchors: bool
+    branches: list[BranchAt]  # those that teach in the same way are neighbours
 
     @classmethod
     def collate(cls, samples: list[Sample], device: torch.device) -> Batch:
-        length = row_length(samples, device)
+        branches = [(row, branch) for row, sample in enumerate(samples) for branch in sample.branches]
+        ways = list(dict.fromkeys(branch.distill for _, branch in branches))
         return cls(
             samples=samples,
-            ids_BT=sent(_padded([sample.ids for sample in samples], length, torch.long), device),
-            branches=[(row, branch) for row, sample in enumerate(samples) for branch in sample.branches],
-            anchors=is_anchor(samples[0]),
+            ids_BT=sent(_padded([sample.ids for sample in samples], row_length(samples, device), torch.long), device),
+            branches=sorted(branches, key=lambda item: ways.index(item[1].distill)),
         )
 
-    @property
-    def is_contested(self) -> bool:
-        """Whether some sample has more branches than may teach."""
-        return any(sample.lessons is not None and sample.lessons < len(sample.branches) for sample in self.samples)
-
-    def owners(self) -> tuple[Tensor, Tensor]:
-        """Of each branch: the row of its sample, and how many branches of that may teach."""
-        limits = [len(sample.branches) if sample.lessons is None else sample.lessons for sample in self.samples]
-        pairs = torch.tensor([[row, limits[row]] for row, _ in self.branches])
-        row_B, limit_B = sent(pairs, self.ids_BT.device).unbind(1)
-        return row_B, limit_B
+    @cached_property
+    def groups(self) -> list[Group]:
+        found, number, token = [], 0, 0
+        for distill, members in groupby(self.branches, key=lambda item: item[1].distill):
+            branches = list(members)
+            last = number + len(branches), token + sum(branch.num_targets for _, branch in branches)
+            found.append(Group(distill, branches, slice(number, last[0]), slice(token, last[1])))
+            number, token = last
+        return found
 
     def tokens(self, chunk_rows: int) -> Tokens:
         """What is to be predicted: the targets first, branch after branch, so that few chunks have any."""
@@ -75,10 +77,9 @@ class Batch:
         weights_2F[:, ::length] = 0  # nothing predicts the first token of a row
         places, weights = [torch.empty(0, dtype=torch.long)], [torch.empty(2, 0)]
         for row, branch in self.branches:
-            part = slice(row * length + branch.target_start, row * length + branch.target_end)
-            places.append(torch.arange(part.start, part.stop))
-            weights.append(weights_2F[:, part].clone())
-            weights_2F[:, part] = 0  # has been counted, also where a message has a second branch
+            places.append(row * length + _positions(branch))
+            weights.append(weights_2F[:, places[-1]])
+            weights_2F[:, places[-1]] = 0  # has been counted, also where a message has a second branch
         target_M, other = torch.cat(places), weights_2F.any(0).nonzero()[:, 0]
         place_N = torch.cat([target_M, other])
         rl_weight_N, ce_weight_N = torch.cat([*weights, weights_2F[:, other]], dim=1)
@@ -86,17 +87,20 @@ class Batch:
             self._flat(name, dtype)[place_N]
             for name, dtype in (("ids", torch.long), ("logprobs", torch.float32), ("advantage", torch.float32))
         )
-        streams = (ids_N, logprobs_N, advantage_N, rl_weight_N, ce_weight_N)
-        sizes = [len(part) for part in places[1:]]
+        temperature_N = torch.tensor([sample.temperature for sample in self.samples])[place_N // length]
+        streams = (ids_N, logprobs_N, advantage_N, rl_weight_N, ce_weight_N, temperature_N)
+        sizes = [branch.num_targets for _, branch in self.branches]
         of_branches = torch.tensor([branch.weight for _, branch in self.branches])
         branch_M = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.long))
+        gates = torch.tensor([branch.distill.gate for _, branch in self.branches])
         return Tokens(
             rows=Rows(*(sent(stream_N, device) for stream_N in streams)),
             predictor_N=sent(place_N - 1, device),
             weight_M=sent(of_branches[branch_M], device),
             branch_M=sent(branch_M, device),
+            gate_B=sent(gates, device),
             sizes=sizes,
-            chunks=_chunks(sizes, len(place_N), chunk_rows),
+            chunks=_chunks([group.tokens for group in self.groups], sizes, len(place_N), chunk_rows),
         )
 
     def _flat(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -112,8 +116,9 @@ class Tokens:
     predictor_N: Tensor  # the place, all rows of the batch counted through, whose output predicts each
     weight_M: Tensor
     branch_M: Tensor  # the number of each target's branch
+    gate_B: Tensor
     sizes: list[int]  # of the branches' targets
-    chunks: list[slice]
+    chunks: list[slice]  # none has targets of two groups
 
     def targets_in(self, chunk: slice) -> slice:
         """Those of a chunk, which are its first rows."""
@@ -121,19 +126,20 @@ class Tokens:
 
     @property
     def has_cut_target(self) -> bool:
-        """Whether a target lies in several chunks."""
+        """Whether a branch's targets lie in several chunks."""
         ends = {0, *accumulate(self.sizes)}
         return any(chunk.start < len(self.weight_M) and chunk.start not in ends for chunk in self.chunks)
 
 
-def _chunks(targets: list[int], num_tokens: int, size: int) -> list[slice]:
-    """One, if that is enough. Else chunks of targets are smaller, since a teacher's logits lie beside the student's,
-    and no target is cut unless it is too long for one."""
-    if num_tokens <= size:
-        return [slice(0, num_tokens)]
+def _chunks(groups: list[slice], targets: list[int], num_tokens: int, size: int) -> list[slice]:
+    """One for each group, if that is enough. Else chunks of targets are smaller, since a teacher's logits lie beside
+    the student's, and no target is cut unless it is too long for one."""
     bounds, end, half = [0], 0, -(-size // 2)
+    starts = {group.start for group in groups}
+    if num_tokens <= size:
+        return [slice(*pair) for pair in pairwise([*sorted({0, *starts}), num_tokens])]
     for length in targets:
-        if end + length - bounds[-1] > half:
+        if end + length - bounds[-1] > half or end in starts:
             bounds.append(end)
         end += length
         while end - bounds[-1] > half:
@@ -152,30 +158,34 @@ def _padded(rows: Sequence[Sequence[float]], length: int, dtype: torch.dtype) ->
     return padded
 
 
+def _positions(branch: Branch) -> Tensor:
+    """Of its target tokens, in the sample."""
+    return torch.cat([torch.arange(start, end) for start, end in branch.spans])
+
+
 @dataclass(frozen=True, slots=True)
 class BranchBatch:
-    """All branches of a micro-batch as one flat row of `hint + message` pieces."""
+    """Branches of a micro-batch as one flat row of pieces: what is inserted, then the sample's own tokens."""
 
     ids_1L: Tensor
     positions_1L: Tensor
-    rows: list[BranchRow]  # in the order of the batch's branches
+    rows: list[BranchRow]  # in the order of the branches
     predictors: Tensor  # flat positions whose output predicts the target tokens, branch after branch
 
     @classmethod
-    def collate(cls, batch: Batch) -> BranchBatch:
+    def collate(cls, batch: Batch, branches: list[BranchAt]) -> BranchBatch:
         ids: list[int] = []
         positions: list[Tensor] = []
         rows: dict[int, BranchRow] = {}
-        longest_first = sorted(enumerate(batch.branches), key=lambda item: -item[1][1].insert)  # evens out a GPU's load
-        for number, (trunk_row, branch) in longest_first:
+        longest_first = sorted(enumerate(branches), key=lambda item: -item[1][1].insert)  # evens out a GPU's load
+        for number, (base_row, branch) in longest_first:
             start = len(ids)
-            ids += branch.hint_ids
-            ids += batch.samples[trunk_row].ids[branch.insert : branch.target_end]
+            ids += branch.inserted
+            ids += batch.samples[base_row].ids[branch.insert : branch.end]
             positions.append(torch.arange(branch.insert, branch.insert + len(ids) - start))
-            rows[number] = BranchRow(trunk_row, branch.insert, start, len(ids))
+            rows[number] = BranchRow(base_row, branch.insert, start, len(ids))
         predictors = [
-            torch.arange(rows[number].end - 1 - branch.target_end + branch.target_start, rows[number].end - 1)
-            for number, (_, branch) in enumerate(batch.branches)
+            _positions(branch) - branch.end + rows[number].end - 1 for number, (_, branch) in enumerate(branches)
         ]
         device = batch.ids_BT.device
         if filler := round_length(len(ids), device) - len(ids):  # behind the last message, where nothing reads it

@@ -47,8 +47,9 @@ def _write(trainer: Trainer, path: Path, step: int, tokenizer_from: Path) -> Non
         if (tokenizer_from / name).exists():
             shutil.copyfile(tokenizer_from / name, path / name)
     save_file(_optimizer_tensors(trainer), path / "optimizer.safetensors")
-    if trainer.teacher.moves:
-        save_file(dict(trainer.teacher.model.named_parameters()), path / "teacher.safetensors")
+    for name, weights in trainer.own_weights().items():
+        if weights.kind.moves:
+            save_file(dict(weights.decoder.model.named_parameters()), path / f"teacher.{name}.safetensors")
     (path / "state.json").write_text(json.dumps({"step": step}) + "\n")
     (path / "DONE").touch()
 
@@ -60,12 +61,15 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
     for key, tensor in tensors.items():
         name, state = key.rsplit("/", 1)
         trainer.optimizer.state[parameters[name]][state] = tensor.to(parameters[name].device)
-    trainer.teacher.steps = json.loads((path / "state.json").read_text())["step"]
-    if trainer.teacher.moves:
-        slow = load_file(path / "teacher.safetensors")
-        with torch.no_grad():
-            for name, parameter in trainer.teacher.model.named_parameters():
-                parameter.copy_(slow[name])
+    step = json.loads((path / "state.json").read_text())["step"]
+    for name, weights in trainer.own_weights().items():
+        weights.steps = step
+        if weights.kind.moves:
+            named = path / f"teacher.{name}.safetensors"
+            slow = load_file(named if named.is_file() else path / "teacher.safetensors")  # from before they had names
+            with torch.no_grad():
+                for key, parameter in weights.decoder.model.named_parameters():
+                    parameter.copy_(slow[key])
 
 
 def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:

@@ -1,13 +1,12 @@
-"""Running a decoder over samples while their hint branches go along, layer by layer.
+"""Running a decoder over samples while their branches go along, layer by layer.
 
-Each layer runs on the trunk and, right after, without gradients, on the branch rows against the keys and values that
-the trunk has just computed. So those of one layer at a time are alive, and all branches of a batch cost one pass of
-their own tokens. Models whose layers are not plain attention re-encode each target instead.
+Each layer runs on the base sequences and, right after, without gradients, on the branch rows against the KV cache that
+the base has just filled. So that of one layer at a time is alive, and all branches of a batch cost one pass of their
+own tokens. Models whose layers are not plain attention re-encode each target instead.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -18,10 +17,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
+from offbook.config import Precision
 from offbook.train import attention
-from offbook.train.attention import BranchRow, Handover
+from offbook.train.attention import BranchRow, LayerKV
 from offbook.train.batches import Batch, BranchBatch
-from offbook.train.host import round_length
+from offbook.train.host import compile_once, round_length
 from offbook.train.output import output_of
 from offbook.types import Branch, Sample
 
@@ -38,7 +38,10 @@ ATTENTION_KERNELS = {
 
 
 class Decoder:
-    """A causal language model as the trainer runs it: hidden states of samples, and of their hinted targets."""
+    """A causal language model as the trainer runs it: hidden states of samples, and of the targets of their branches.
+
+    `precision` is what it computes in; the weights stay as they were loaded.
+    """
 
     def __init__(
         self,
@@ -46,17 +49,25 @@ class Decoder:
         recompute: Recompute = "none",
         compiled: bool = False,
         plain: bool | None = None,
+        precision: Precision = "float32",
     ):
         """`plain` says whether the layers are plain attention; by default a few tokens are tried."""
         self.model = model
         self.recompute = recompute
         self.compiled = compiled
-        self.run_layer = torch.compile(_run_layer) if compiled else _run_layer
+        self.precision = precision
+        self.run_layer = compile_once(_run_layer) if compiled else _run_layer
         self.plain = _is_plain(model) if plain is None else plain
+        if plain:
+            attention.install(model)
         self.head = output_of(model)
         if not self.plain and recompute != "none":
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
+
+    def autocast(self) -> torch.autocast:
+        """What computes in bfloat16, where that is asked for."""
+        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
 
     def hidden(self, ids_BT: Tensor, branches: BranchBatch | None = None) -> tuple[Tensor, Tensor | None]:
         """The last hidden states of the samples and, without gradients, those that predict the target tokens."""
@@ -69,14 +80,14 @@ class Decoder:
     def targets(self, batch: Batch, branches: BranchBatch) -> Tensor:
         """What `hidden` gives for the targets, for a model that is only a teacher.
 
-        Its trunk holds the rows that have branches, and ends where the last hint is inserted.
+        Its base holds the rows that have branches, and ends where the last branch begins.
         """
         if not self.plain:
             return reencoded(self.model, batch.ids_BT, branches)
-        rows = sorted({row.trunk_row for row in branches.rows})
+        rows = sorted({row.base_row for row in branches.rows})
         length = round_length(max(1, *(row.insert for row in branches.rows)), batch.ids_BT.device)
-        trunk_rows = {row: place for place, row in enumerate(rows)}
-        moved = [BranchRow(trunk_rows[row.trunk_row], row.insert, row.start, row.end) for row in branches.rows]
+        base_rows = {row: place for place, row in enumerate(rows)}
+        moved = [BranchRow(base_rows[row.base_row], row.insert, row.start, row.end) for row in branches.rows]
         short = BranchBatch(branches.ids_1L, branches.positions_1L, moved, branches.predictors)
         _, hidden_MD = self._in_lockstep(batch.ids_BT[rows, :length], short, only_targets=True)
         assert hidden_MD is not None
@@ -89,40 +100,40 @@ class Decoder:
         hidden_BTD, rotary = _embed(base, ids_BT, torch.arange(ids_BT.shape[1], device=ids_BT.device)[None])
         if branches is None:
             for layer in base.layers:
-                hidden_BTD = self._trunk_layer(layer, hidden_BTD, rotary, None)
+                hidden_BTD = self._base_layer(layer, hidden_BTD, rotary, None)
             return base.norm(hidden_BTD), None
         with torch.no_grad():
             hidden_1LD, branch_rotary = _embed(base, branches.ids_1L, branches.positions_1L)
         blocks = None
         for layer in base.layers:
-            handover = Handover(branches.rows, last=only_targets and layer is base.layers[-1])
-            with contextlib.suppress(attention.Enough):
-                hidden_BTD = self._trunk_layer(layer, hidden_BTD, rotary, handover)
+            kv = LayerKV(branches.rows, only=only_targets and layer is base.layers[-1])
+            hidden_BTD = self._base_layer(layer, hidden_BTD, rotary, kv)
             if self.compiled and ids_BT.is_cuda and blocks is None:  # now, while the GPU is busy with the first layer
                 blocks = attention.branch_blocks(branches.rows, len(ids_BT), ids_BT.shape[1], ids_BT.device)
-            handover.blocks = blocks
+            kv.blocks = blocks
             with torch.no_grad():
-                hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, handover, True)
-            handover.close()
+                hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, kv, True)
+            self.plain = self.plain and kv.plain
+            kv.close()
         with torch.no_grad():
             hidden_MD = base.norm(hidden_1LD)[0, branches.predictors]
         return hidden_BTD if only_targets else base.norm(hidden_BTD), hidden_MD
 
-    def _trunk_layer(self, layer: nn.Module, hidden: Tensor, rotary: Rotary, handover: Handover | None) -> Tensor:
+    def _base_layer(self, layer: nn.Module, hidden: Tensor, rotary: Rotary, kv: LayerKV | None) -> Tensor:
         if self.recompute == "none" or not torch.is_grad_enabled():
-            return self.run_layer(layer, hidden, rotary, handover, False)
+            return self.run_layer(layer, hidden, rotary, kv, False)
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         if self.recompute == "layers":
             options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_attention)
-        return checkpoint(self.run_layer, layer, hidden, rotary, handover, False, **options)
+        return checkpoint(self.run_layer, layer, hidden, rotary, kv, False, **options)
 
 
 @torch.no_grad()
 def reencoded(model: PreTrainedModel, ids_BT: Tensor, branches: BranchBatch) -> Tensor:
-    """The reference and the fallback: prefix + hint + message from scratch, one target at a time."""
+    """The reference and the fallback: everything from scratch, one branch at a time."""
     hidden = []
     for row in branches.rows:
-        ids = torch.cat([ids_BT[row.trunk_row, : row.insert], branches.ids_1L[0, row.start : row.end]])
+        ids = torch.cat([ids_BT[row.base_row, : row.insert], branches.ids_1L[0, row.start : row.end]])
         mine = (branches.predictors >= row.start) & (branches.predictors < row.end)
         states = model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
         hidden.append(states[branches.predictors[mine] - row.start + row.insert])
@@ -134,8 +145,9 @@ def _embed(base: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rot
     return hidden, base.rotary_emb(hidden, positions)
 
 
-def _run_layer(layer: nn.Module, hidden: Tensor, rotary: Rotary, handover: Handover | None, reads: bool) -> Tensor:
-    return layer.forward(hidden, attention_mask=None, position_embeddings=rotary, handover=handover, reads=reads)
+def _run_layer(layer: nn.Module, hidden: Tensor, rotary: Rotary, kv: LayerKV | None, reads: bool) -> Tensor:
+    """As a module, so that hooks on it (sharding, adapters) are run too."""
+    return layer(hidden, attention_mask=None, position_embeddings=rotary, kv=kv, reads=reads)
 
 
 def _keep_attention(_context: Any, operation: Callable[..., Any], *_: Any, **__: Any) -> CheckpointPolicy:
@@ -151,19 +163,18 @@ def _is_plain(model: PreTrainedModel) -> bool:
     if kinds != {"full_attention"} or not all(hasattr(base, part) for part in ("layers", "norm", "rotary_emb")):
         _say_fallback(model.config.model_type)
         return False
-    zeros = [0.0] * 8
-    sample = Sample([1, 5, 2, 7, 3, 6, 4, 9], zeros, zeros, zeros, zeros, [Branch(5, [8, 2, 6], 6, 8)])
+    sample = Sample([1, 5, 2, 7, 3, 6, 4, 9], branches=[Branch(5, [8, 2, 6], ((6, 8),))])
     batch = Batch.collate([sample], model.device)
-    branches = BranchBatch.collate(batch)
+    branches = BranchBatch.collate(batch, batch.branches)
     wanted = reencoded(model, batch.ids_BT, branches)
     native = model.config._attn_implementation
-    attention.install(model)
     try:
-        _, found = Decoder(model, plain=True).hidden(batch.ids_BT, branches)
-    except (attention.NotPlain, AttributeError, TypeError, AssertionError):  # or other arguments, or no keys
-        found = None
+        tried = Decoder(model, plain=True)
+        _, found = tried.hidden(batch.ids_BT, branches)
+    except (AttributeError, TypeError, AssertionError):  # other arguments, or no keys
+        tried, found = None, None
     tolerance = 1e-3 if wanted.dtype == torch.float32 else 0.1
-    if found is not None and (found - wanted).norm() <= tolerance * wanted.norm():
+    if tried and tried.plain and found is not None and (found - wanted).norm() <= tolerance * wanted.norm():
         return True
     model.set_attn_implementation(native)
     _say_fallback(model.config.model_type)
@@ -173,5 +184,6 @@ def _is_plain(model: PreTrainedModel) -> bool:
 @functools.cache  # once
 def _say_fallback(kind: str) -> None:
     log.warning(
-        "%s has layers other than plain attention: hinted targets are re-encoded one by one, each with its prefix", kind
+        "%s has layers other than plain attention: targets of branches are re-encoded one by one, each with its prefix",
+        kind,
     )

@@ -1,9 +1,9 @@
-"""Which hints may teach.
+"""Which branches may teach.
 
-A hint that hardly moves its message has nothing to teach; one that makes the faulty message likelier teaches the fault.
-Both show when student and teacher have read the message, all its tokens together. Nothing here waits for the device.
+A branch that hardly moves its target has nothing to teach; one that makes what was sampled likelier teaches the fault.
+Both show when student and teacher have scored the target, all its tokens together. Nothing here waits for the device.
 
-Axes: M tokens of targets, B branches.
+Axes: M target tokens, B branches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VERDICTS = ("", "no_shift", "towards_mistake", "over_limit")  # why a branch doe
 
 
 class Shift(NamedTuple):
-    """What hints did to their messages, in nats: the divergence, and how much less likely they made them."""
+    """What branches do to their targets, in nats: the divergence, and how much less likely what was sampled becomes."""
 
     nats_B: Tensor
     gain_B: Tensor
@@ -31,21 +31,19 @@ def shift_of(student_M: Tensor, teacher_M: Tensor, divergence_M: Tensor, branch_
     )
 
 
-def verdicts(shift: Shift, gate: float) -> Tensor:
-    """Numbers in VERDICTS. A hint has to move its message by as many nats as `gate`, and away; 0 lets all pass."""
-    verdict_B = torch.zeros_like(shift.nats_B, dtype=torch.long)
-    if not gate:
-        return verdict_B
-    verdict_B = torch.where(shift.gain_B <= 0, 2, verdict_B)
-    return torch.where(shift.nats_B < gate, 1, verdict_B)
+def verdicts(shift: Shift, gate_B: Tensor) -> Tensor:
+    """Numbers in VERDICTS. A branch has to move its target by as many nats as its gate, and away; 0 lets all pass."""
+    verdict_B = torch.where(shift.gain_B <= 0, 2, 0)
+    verdict_B = torch.where(shift.nats_B < gate_B, 1, verdict_B)
+    return torch.where(gate_B > 0, verdict_B, 0)
 
 
-def within_limits(verdict_B: Tensor, shift: Shift, sample_B: Tensor, limit_B: Tensor) -> Tensor:
-    """Of the branches of one sample those that move most teach, at most as many as the limit says."""
+def within_places(verdict_B: Tensor, shift: Shift, contest_B: Tensor, places_B: Tensor) -> Tensor:
+    """Of the branches of one contest those that move most teach, at most as many as there are places."""
     score_B = torch.where(verdict_B == 0, shift.nats_B, -torch.inf)
-    place_B = torch.arange(len(score_B), device=score_B.device)
+    order_B = torch.arange(len(score_B), device=score_B.device)
     ahead_BB = (score_B[None] > score_B[:, None]) | (
-        (score_B[None] == score_B[:, None]) & (place_B[None] < place_B[:, None])
+        (score_B[None] == score_B[:, None]) & (order_B[None] < order_B[:, None])
     )
-    rank_B = (ahead_BB & (sample_B[None] == sample_B[:, None])).sum(1)
-    return torch.where((verdict_B == 0) & (rank_B >= limit_B), 3, verdict_B)
+    rank_B = (ahead_BB & (contest_B[None] == contest_B[:, None])).sum(1)
+    return torch.where((verdict_B == 0) & (rank_B >= places_B), 3, verdict_B)

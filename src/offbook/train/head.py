@@ -7,7 +7,7 @@ size [rows, vocabulary] outlives its chunk, and nothing is computed twice. Axes 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from offbook.train import losses
 from offbook.train.gate import shift_of, verdicts
+from offbook.types import Distill
 
 CHUNK_ENTRIES = 2**25  # logits in one chunk: 220 rows of a vocabulary of 152k, 128 MiB in float32
 COMPILED_CHUNK_ENTRIES = 2**27  # fused kernels hold far fewer copies
@@ -22,17 +23,12 @@ COMPILED_CHUNK_ENTRIES = 2**27  # fused kernels hold far fewer copies
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What does not change from token to token."""
+    """What does not change from token to token of a chunk."""
 
-    temperature: float
     ratio_cap: float
-    direction: losses.Direction
-    token_cap: float
-    entry_cap: float
-    importance_cap: float
-    shares: tuple[float, ...]  # of the teachers
-    gate: float  # that a branch has to pass in the chunk it is scored in
     policy: bool  # whether any token of the step carries an RL weight; without, its terms are not computed
+    distill: Distill = field(default_factory=Distill)
+    shares: tuple[float, ...] = (1.0,)  # of the teachers
 
 
 class Rows(NamedTuple):
@@ -43,18 +39,20 @@ class Rows(NamedTuple):
     advantage_N: Tensor
     rl_weight_N: Tensor
     ce_weight_N: Tensor
+    temperature_N: Tensor
 
 
-class Lessons(NamedTuple):
+class Targets(NamedTuple):
     """Of the first rows, which are targets: what each counts for, and its branch. A branch is whole in its chunk, or it
     has been judged before."""
 
     weight_M: Tensor
     branch_M: Tensor
-    taught_B: Tensor  # 0 where it is known that a branch may not teach, else 1
+    gate_B: Tensor
+    open_B: Tensor  # 0 where it is known that a branch may not teach, else 1
 
 
-class Reading(NamedTuple):
+class TargetScores(NamedTuple):
     """Of each target token the sampled one's log-probability, by student and teacher, and the divergence."""
 
     student_M: Tensor
@@ -67,21 +65,17 @@ class Terms(NamedTuple):
 
     rl: Tensor
     ce: Tensor
-    hint: Tensor
+    distill: Tensor
     logp_N: Tensor
     entropy_N: Tensor
-    reading: Reading | None  # where it has targets
+    scores: TargetScores | None  # where it has targets
 
 
 def chunk_terms(
-    logits_NV: Tensor,
-    teacher_logits_MV: list[Tensor],
-    rows: Rows,
-    lessons: Lessons,
-    objective: Objective,
+    logits_NV: Tensor, teacher_logits_MV: list[Tensor], rows: Rows, targets: Targets, objective: Objective
 ) -> Terms:
     """The first M rows are also distilled, if their branch may teach."""
-    logp_NV = torch.log_softmax(logits_NV.float() / objective.temperature, dim=-1)
+    logp_NV = log_probabilities([logits_NV], rows.temperature_N)
     logp_N = logp_NV.gather(1, rows.ids_N[:, None])[:, 0]
     rl_N = entropy_N = none = logp_N.detach()[:0]
     if objective.policy:
@@ -91,36 +85,30 @@ def chunk_terms(
     ce_N = -rows.ce_weight_N * logp_N
     if not teacher_logits_MV:
         return Terms(rl_N.sum(), ce_N.sum(), none.sum(), logp_N.detach(), entropy_N, None)
-    targets = slice(len(lessons.weight_M))
-    teacher_logp_MV = log_probabilities(teacher_logits_MV, objective, objective.shares)
-    nats_M = losses.divergence(logp_NV[targets], teacher_logp_MV, objective.direction, objective.entry_cap)
-    whole_M = nats_M.detach()
-    if objective.entry_cap:
-        whole_M = losses.divergence(logp_NV[targets].detach(), teacher_logp_MV, objective.direction)
-    reading = reading_of(logp_N.detach()[targets], teacher_logp_MV, whole_M, rows.ids_N[targets])
-    hint_M = _weight(lessons, reading, objective.gate) * losses.cap_values(nats_M, objective.token_cap)
-    if objective.importance_cap:
-        hint_M = hint_M * losses.importance(reading.student_M, rows.behaviour_N[targets], objective.importance_cap)
-    return Terms(rl_N.sum(), ce_N.sum(), hint_M.sum(), logp_N.detach(), entropy_N, reading)
+    distill, first = objective.distill, slice(len(targets.weight_M))
+    teacher_logp_MV = log_probabilities(teacher_logits_MV, rows.temperature_N[first], objective.shares)
+    nats_M = losses.divergence(logp_NV[first], teacher_logp_MV, distill.direction)
+    scores = scores_of(logp_N.detach()[first], teacher_logp_MV, nats_M.detach(), rows.ids_N[first])
+    distill_M = _weight(targets, scores) * losses.cap_values(nats_M, distill.cap)
+    if distill.importance_cap:
+        distill_M = distill_M * losses.importance(scores.student_M, rows.behaviour_N[first], distill.importance_cap)
+    return Terms(rl_N.sum(), ce_N.sum(), distill_M.sum(), logp_N.detach(), entropy_N, scores)
 
 
-def log_probabilities(logits_MV: list[Tensor], objective: Objective, shares: tuple[float, ...]) -> Tensor:
-    """Of several, taken together."""
-    each = [torch.log_softmax(logits.float() / objective.temperature, dim=-1) for logits in logits_MV]
+def log_probabilities(logits_NV: list[Tensor], temperature_N: Tensor, shares: tuple[float, ...] = (1.0,)) -> Tensor:
+    """Of several models, taken together."""
+    each = [torch.log_softmax(logits.float() / temperature_N[:, None], dim=-1) for logits in logits_NV]
     return losses.log_mix(each, shares)
 
 
-def reading_of(student_M: Tensor, teacher_logp_MV: Tensor, divergence_M: Tensor, ids_M: Tensor) -> Reading:
-    return Reading(student_M, teacher_logp_MV.gather(1, ids_M[:, None])[:, 0], divergence_M)
+def scores_of(student_M: Tensor, teacher_logp_MV: Tensor, divergence_M: Tensor, ids_M: Tensor) -> TargetScores:
+    return TargetScores(student_M, teacher_logp_MV.gather(1, ids_M[:, None])[:, 0], divergence_M)
 
 
-def _weight(lessons: Lessons, reading: Reading, gate: float) -> Tensor:
-    shift = shift_of(*reading, lessons.branch_M, len(lessons.taught_B))
-    taught_B = lessons.taught_B * (verdicts(shift, gate) == 0)
-    return lessons.weight_M * taught_B[lessons.branch_M]
-
-
-compiled_chunk_terms = torch.compile(chunk_terms)
+def _weight(targets: Targets, scores: TargetScores) -> Tensor:
+    shift = shift_of(*scores, targets.branch_M, len(targets.open_B))
+    open_B = targets.open_B * (verdicts(shift, targets.gate_B) == 0)
+    return targets.weight_M * open_B[targets.branch_M]
 
 
 def in_chunks(

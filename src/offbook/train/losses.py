@@ -1,17 +1,16 @@
 """The loss components as pure functions. Each returns a value a token; the trainer divides their sum by a global count.
 
-Axes: N tokens that carry weight, M tokens of targets, V vocabulary entries.
+Axes: N tokens that carry weight, M target tokens, V vocabulary entries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Direction = Literal["forward", "reverse", "jsd"]
+from offbook.types import Direction
 
 
 def importance(logp_N: Tensor, behaviour_logp_N: Tensor, cap: float) -> Tensor:
@@ -28,36 +27,36 @@ def policy_gradient(logp_N: Tensor, behaviour_logp_N: Tensor, advantage_N: Tenso
     return -importance(logp_N, behaviour_logp_N, ratio_cap) * advantage_N * logp_N
 
 
-def divergence(
-    student_logp_MV: Tensor, teacher_logp_MV: Tensor, direction: Direction, entry_cap: float = 0.0
-) -> Tensor:
+def divergence(student_logp_MV: Tensor, teacher_logp_MV: Tensor, direction: Direction) -> Tensor:
     """Exact divergence over the whole vocabulary at each token, in nats. The teacher is a constant.
 
     forward: KL(teacher || student); reverse: KL(student || teacher); jsd: Jensen-Shannon, bounded by log 2.
-    With an `entry_cap`, no vocabulary entry counts for more than that many nats; 0 is no cap.
+    Left out: a cap on single entries. What an entry adds to the softmax's gradient only means something together with
+    all others; scaled one by one they push tokens up that the teacher wants down.
     """
-    entries_MV = _entries(student_logp_MV, teacher_logp_MV.detach(), direction)
-    return (cap_values(entries_MV, entry_cap) if entry_cap else entries_MV).sum(-1)
-
-
-def _entries(student_logp_MV: Tensor, teacher_logp_MV: Tensor, direction: Direction) -> Tensor:
+    teacher_logp_MV = teacher_logp_MV.detach()
     if direction == "forward":
         return _kl(teacher_logp_MV, student_logp_MV)
     if direction == "reverse":
         return _kl(student_logp_MV, teacher_logp_MV)
     half = torch.log(torch.tensor(0.5, dtype=student_logp_MV.dtype, device=student_logp_MV.device))
     middle_logp_MV = torch.logaddexp(student_logp_MV, teacher_logp_MV) + half
-    return 0.5 * (_kl(student_logp_MV, middle_logp_MV) + _kl(teacher_logp_MV, middle_logp_MV))
+    entries_MV = _entries(student_logp_MV, middle_logp_MV) + _entries(teacher_logp_MV, middle_logp_MV)
+    return (0.5 * entries_MV).sum(-1)
 
 
 def _kl(logp_MV: Tensor, logq_MV: Tensor) -> Tensor:
+    return _entries(logp_MV, logq_MV).sum(-1)
+
+
+def _entries(logp_MV: Tensor, logq_MV: Tensor) -> Tensor:
     return logp_MV.exp() * (logp_MV - logq_MV)
 
 
 def cap_values(values: Tensor, cap: float) -> Tensor:
     """No value counts for more than `cap`. The surplus is scaled away instead of clamped, because a clamp would take
-    the gradient from the very tokens, or entries, where student and teacher disagree most."""
-    return values * (cap / values.detach().clamp(min=cap))
+    the gradient from the very tokens where student and teacher disagree most."""
+    return values * (cap / values.detach().clamp(min=cap)) if cap < torch.inf else values
 
 
 def log_mix(logps_MV: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

@@ -2,56 +2,74 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from offbook.train import head
-from offbook.train.batches import Batch, Tokens
-from offbook.train.gate import VERDICTS, Shift, shift_of, verdicts, within_limits
-from offbook.train.head import Lessons, Objective, Reading, Rows, Terms
-from offbook.train.targets import Measured, Reader, Record, likeliest, read_targets
-from offbook.types import Branch, Sample
+from offbook.train.batches import Batch, Group, Tokens
+from offbook.train.gate import VERDICTS, Shift, shift_of, verdicts, within_places
+from offbook.train.head import Objective, Rows, Targets, TargetScores, Terms, chunk_terms
+from offbook.train.host import compile_once, sent
+from offbook.train.targets import BranchReport, Compared, Measured, Scorer, Scorers
+from offbook.types import Sample
+
+POLICY, IMITATION = "rl", "ce"  # parts of the loss; the others are named by branches
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the means of a step are over, by part of the loss: tokens, and branches.
+
+    The only place where they are counted. Data-parallel ranks add theirs up before anyone takes a mean.
+    """
+
+    tokens: Counter[str]
+    branches: Counter[str]
+
+    @classmethod
+    def of(cls, samples: list[Sample]) -> Counts:
+        tokens: Counter[str] = Counter()
+        branches: Counter[str] = Counter()
+        for sample in samples:
+            tokens[POLICY] += sum(map(bool, sample.rl_weight))
+            tokens[IMITATION] += sum(map(bool, sample.ce_weight))
+            for branch in sample.branches:
+                tokens[branch.distill.part] += branch.num_targets
+                branches[branch.distill.part] += 1
+        return cls(tokens, branches)
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.tokens + other.tokens, self.branches + other.branches)
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What one step adds up over its micro-batches. `counts` are the tokens each component is a mean over, in all.
+    """What one step adds up over its micro-batches.
 
     Values are not read until the step is over: reading one would wait for all the work before it.
     """
 
-    counts: dict[str, int]
+    counts: Counts
     sums: dict[str, list[Tensor]] = field(default_factory=dict)
-    records: list[Record] = field(default_factory=list)
+    over: dict[str, int] = field(default_factory=dict)  # what each sum is divided by
+    reports: list[BranchReport] = field(default_factory=list)
+    split: frozenset[str] = frozenset()  # contests whose branches are in several micro-batches
+    entered: Counter[str] = field(default_factory=Counter)  # branches of those so far
+    taken: dict[str, Tensor] = field(default_factory=dict)  # and how many of them teach
 
-    @classmethod
-    def open(cls, samples: list[Sample]) -> Ledger:
-        tokens = [(branch.anchor, _num_targets(branch)) for sample in samples for branch in sample.branches]
-        return cls(
-            {
-                "rl": sum(sum(map(bool, sample.rl_weight)) for sample in samples),
-                "ce": sum(sum(map(bool, sample.ce_weight)) for sample in samples),
-                "hint": sum(count for anchor, count in tokens if not anchor),
-                "anchor": sum(count for anchor, count in tokens if anchor),
-                "target": sum(not anchor for anchor, _ in tokens),
-            }
-        )
-
-    def add(self, name: str, values: Tensor) -> None:
+    def add(self, name: str, values: Tensor, count: int) -> None:
         self.sums.setdefault(name, []).append(values.detach().sum())
+        self.over[name] = count
 
     def means(self) -> dict[str, float]:
-        """`rl/loss` is a mean over the tokens that rl counts, `hint/kl` over those that hint counts, and so on."""
-        return {
-            name: sum(torch.stack(values).tolist()) / self.counts[name.split("/")[0]]
-            for name, values in self.sums.items()
-        }
+        """`rl/loss` is a mean over the tokens of that part, `PART/kl` over those of a part that branches name."""
+        return {name: sum(torch.stack(values).tolist()) / self.over[name] for name, values in self.sums.items()}
 
     def measured(self) -> dict[str, Measured]:
         """By the branch's key. After the means, which wait for the device."""
-        return {key: value for record in self.records for key, value in record.by_key().items()}
+        return {key: value for report in self.reports for key, value in report.by_key().items()}
 
 
 @dataclass(slots=True)
@@ -60,85 +78,149 @@ class Scoring:
 
     batch: Batch
     tokens: Tokens
-    student: Reader  # at the targets
-    teachers: list[Reader]
-    objective: Objective
+    student: Scorer  # at the targets
+    teachers: list[Scorers]  # of each group of branches
+    ratio_cap: float
     ledger: Ledger
-    compiled: bool = False
+    compile: bool = False
     judged_B: Tensor | None = None  # verdicts, where they cannot be left to the chunks
-    readings: list[Reading] = field(default_factory=list)
+    scores: list[TargetScores] = field(default_factory=list)
+
+    @property
+    def is_contested(self) -> bool:
+        """Whether there are more branches than places."""
+        branches = [branch for _, branch in self.batch.branches if branch.contest and branch.distill.places]
+        sizes = Counter(branch.contest for branch in branches) + self.ledger.entered
+        return any(branch.distill.places < sizes[branch.contest] for branch in branches)
 
     def judge(self, chunk_rows: int) -> None:
-        """Read all targets before anything is differentiated. Where branches compete for their sample's places, or a
-        target is cut in two, no chunk can tell by itself which of them may teach."""
-        ids_M = self.tokens.rows.ids_N[: len(self.tokens.weight_M)]
-        reading = read_targets(self.student, self.teachers, ids_M, self.objective, chunk_rows, self.compiled)
-        self.judged_B = self._verdicts(self._shift(reading))
-        self.objective = replace(self.objective, gate=0.0)
+        """Score all targets before anything is differentiated. Where branches compete, or a target is cut in two, no
+        chunk can tell by itself which of them may teach."""
+        parts = [
+            self._compared(number, group).scores(chunk_rows, self.compile)
+            for number, group in enumerate(self.batch.groups)
+        ]
+        self.judged_B = self._verdicts(self._shift(_joined(parts)))
 
     def loss(self, logits_NV: Tensor, part: slice) -> Tensor:
         rows = Rows(*(stream_N[part] for stream_N in self.tokens.rows))
-        targets = self.tokens.targets_in(part)
-        teachers = self.teachers if targets.stop > targets.start else []
-        with torch.no_grad():
-            teacher_logits = [output(hidden_MD[targets]) for output, hidden_MD in teachers]
-        score = head.compiled_chunk_terms if self.compiled else head.chunk_terms
-        terms = score(logits_NV, teacher_logits, rows, self._lessons(targets), self.objective)
+        targets, number = self.tokens.targets_in(part), self._group_at(part.start)
+        group = None if number is None else self.batch.groups[number]
+        objective, teacher_logits = Objective(self.ratio_cap, bool(self.ledger.counts.tokens[POLICY])), []
+        if number is not None and group is not None:
+            objective = replace(objective, distill=group.distill, shares=self.teachers[number].shares)
+            own = slice(targets.start - group.tokens.start, targets.stop - group.tokens.start)
+            with torch.no_grad():
+                teacher_logits = [head(hidden_MD[own]) for head, hidden_MD in self.teachers[number].models]
+        score = compile_once(chunk_terms) if self.compile else chunk_terms
+        terms: Terms = score(logits_NV, teacher_logits, rows, self._targets(targets), objective)
         self._record(terms, rows)
-        return self._sum(terms)
+        return self._sum(terms, group)
 
-    def _lessons(self, targets: slice) -> Lessons:
+    def _group_at(self, token: int) -> int | None:
+        """The group whose targets a chunk has that begins at this token."""
+        for number, group in enumerate(self.batch.groups):
+            if group.tokens.start <= token < group.tokens.stop:
+                return number
+        return None
+
+    def _targets(self, part: slice) -> Targets:
         tokens = self.tokens
-        taught_B = torch.ones(len(tokens.sizes), device=tokens.weight_M.device)
+        open_B, gate_B = torch.ones_like(tokens.gate_B), tokens.gate_B
         if self.judged_B is not None:
-            taught_B = torch.eq(self.judged_B, 0).float()
-        return Lessons(tokens.weight_M[targets], tokens.branch_M[targets], taught_B)
+            open_B, gate_B = torch.eq(self.judged_B, 0).float(), torch.zeros_like(gate_B)
+        return Targets(tokens.weight_M[part], tokens.branch_M[part], gate_B, open_B)
 
-    def _sum(self, terms: Terms) -> Tensor:
+    def _sum(self, terms: Terms, group: Group | None) -> Tensor:
+        counts = self.ledger.counts.tokens
         loss = torch.zeros((), device=terms.rl.device)
-        targets = "anchor" if self.batch.anchors else "hint"
-        for name, total in (("rl", terms.rl), ("ce", terms.ce), (targets, terms.hint)):
-            if self.ledger.counts[name]:
-                loss = loss + total / self.ledger.counts[name]
+        parts = [(POLICY, terms.rl), (IMITATION, terms.ce), *([(group.distill.part, terms.distill)] if group else [])]
+        for name, total in parts:
+            if counts[name]:
+                loss = loss + total / counts[name]
         return loss
 
     def _record(self, terms: Terms, rows: Rows) -> None:
-        add = self.ledger.add
-        if terms.reading is not None:
-            self.readings.append(terms.reading)
-        if self.ledger.counts["rl"]:
+        counts = self.ledger.counts.tokens
+        if terms.scores is not None:
+            self.scores.append(terms.scores)
+        if count := counts[POLICY]:
             sampled_N = (rows.rl_weight_N != 0).float()
-            add("rl/loss", terms.rl)
-            add("rl/mismatch", (terms.logp_N - rows.behaviour_N).abs() * sampled_N)
-            add("rl/entropy", terms.entropy_N * sampled_N)
-        if self.ledger.counts["ce"]:
-            add("ce/loss", terms.ce)
+            self.ledger.add("rl/loss", terms.rl, count)
+            self.ledger.add("rl/mismatch", (terms.logp_N - rows.behaviour_N).abs() * sampled_N, count)
+            self.ledger.add("rl/entropy", terms.entropy_N * sampled_N, count)
+        if count := counts[IMITATION]:
+            self.ledger.add("ce/loss", terms.ce, count)
 
     @torch.no_grad()
-    def record_targets(self, top: int, chunk_rows: int) -> None:
-        """After all chunks: what the hints did, and which of them taught."""
-        add, reading = self.ledger.add, Reading(*(torch.cat(column) for column in zip(*self.readings, strict=True)))
-        if self.batch.anchors:
-            add("anchor/kl", reading.divergence_M)
-            return
-        shift = self._shift(reading)
+    def record_targets(self, chunk_rows: int) -> None:
+        """After all chunks: what the branches did, and which of them taught."""
+        scores = _joined(self.scores)
+        shift = self._shift(scores)
         verdict_B = self._verdicts(shift) if self.judged_B is None else self.judged_B
-        told = likeliest(self.student, self.teachers, reading.divergence_M, self.objective, top, chunk_rows)
-        branches = [branch for _, branch in self.batch.branches]
-        self.ledger.records.append(Record(branches, reading, told, verdict_B).on_host())
-        add("hint/kl", reading.divergence_M)
-        add("hint/capped", reading.divergence_M > self.objective.token_cap)
-        add("target/shift", shift.nats_B)
-        add("target/gain", shift.gain_B)
-        for number, reason in enumerate(VERDICTS):
-            add(f"target/{reason or 'taught'}", verdict_B == number)
+        self._take_places(verdict_B)
+        for number, group in enumerate(self.batch.groups):
+            of_group = TargetScores(*(values_M[group.tokens] for values_M in scores))
+            self._record_group(number, group, of_group, shift, verdict_B[group.numbers], chunk_rows)
 
-    def _shift(self, reading: Reading) -> Shift:
-        return shift_of(*reading, self.tokens.branch_M, len(self.tokens.sizes))
+    def _record_group(
+        self, number: int, group: Group, scores: TargetScores, shift: Shift, verdict_B: Tensor, most: int
+    ) -> None:
+        part, counts = group.distill.part, self.ledger.counts
+        branches = [branch for _, branch in group.branches]
+        if any(branch.key for branch in branches):
+            count = group.distill.top
+            likeliest = self._compared(number, group).top(scores.divergence_M, count, most) if count else None
+            self.ledger.reports.append(BranchReport(branches, scores, verdict_B, likeliest).on_host())
+        by_token = {"kl": scores.divergence_M, "capped": scores.divergence_M > group.distill.cap}
+        by_branch = {
+            "shift": shift.nats_B[group.numbers],
+            "gain": shift.gain_B[group.numbers],
+            **{reason or "taught": verdict_B == index for index, reason in enumerate(VERDICTS)},
+        }
+        for values, count in ((by_token, counts.tokens[part]), (by_branch, counts.branches[part])):
+            for name, value in values.items():
+                self.ledger.add(f"{part}/{name}", value, count)
+
+    def _compared(self, number: int, group: Group) -> Compared:
+        head, hidden_MD = self.student
+        ids_M, temperature_M = (
+            stream_N[group.tokens] for stream_N in (self.tokens.rows.ids_N, self.tokens.rows.temperature_N)
+        )
+        student = head, hidden_MD[group.tokens]
+        return Compared(student, self.teachers[number], ids_M, temperature_M, group.distill.direction)
+
+    def _shift(self, scores: TargetScores) -> Shift:
+        return shift_of(*scores, self.tokens.branch_M, len(self.tokens.sizes))
 
     def _verdicts(self, shift: Shift) -> Tensor:
-        return within_limits(verdicts(shift, self.objective.gate), shift, *self.batch.owners())
+        verdict_B = verdicts(shift, self.tokens.gate_B)
+        branches = [branch for _, branch in self.batch.branches]
+        if not any(branch.contest for branch in branches):
+            return verdict_B
+        names = list(dict.fromkeys(branch.contest for branch in branches))
+        rows = [
+            [
+                names.index(branch.contest),
+                branch.distill.places if branch.contest and branch.distill.places else 1 << 30,
+            ]
+            for branch in branches
+        ]
+        contest_B, places_B = sent(torch.tensor(rows), verdict_B.device).unbind(1)
+        for number, name in enumerate(names):
+            if name in self.ledger.taken:
+                places_B = places_B - self.ledger.taken[name] * (contest_B == number)
+        return within_places(verdict_B, shift, contest_B, places_B)
+
+    def _take_places(self, verdict_B: Tensor) -> None:
+        """A contest goes on in later micro-batches with the places that are left."""
+        ledger = self.ledger
+        for number, (_, branch) in enumerate(self.batch.branches):
+            if branch.contest in ledger.split:
+                taught = (verdict_B[number] == 0).long()
+                ledger.taken[branch.contest] = ledger.taken.get(branch.contest, torch.zeros_like(taught)) + taught
+                ledger.entered[branch.contest] += 1
 
 
-def _num_targets(branch: Branch) -> int:
-    return branch.target_end - branch.target_start
+def _joined(parts: list[TargetScores]) -> TargetScores:
+    return TargetScores(*(torch.cat(column) for column in zip(*parts, strict=True)))

@@ -1,30 +1,39 @@
-"""What hints do to their messages, token by token, and how that is told.
+"""What branches do to their target tokens, one by one, and how that is reported.
 
-Axes: M tokens of targets, B branches (a target's tokens are neighbours, branch after branch), P of the tokens, K
-likeliest entries.
+Axes: M target tokens, B branches (a branch's tokens are neighbours, branch after branch), P of the tokens, K likeliest
+entries.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from offbook.train import losses
 from offbook.train.gate import VERDICTS
-from offbook.train.head import Objective, Reading, log_probabilities, reading_of
-from offbook.types import Branch, Likely
+from offbook.train.head import TargetScores, log_probabilities, scores_of
+from offbook.train.host import compile_once
+from offbook.types import Branch, Direction, Likely
 
-TOLD_NATS = 0.01  # a token at which the two agree better than this is not worth telling its likeliest
-TOLD_TOKENS = 256  # of a micro-batch: sorting a large vocabulary at every token would cost more than all the rest
+TOP_NATS = 0.01  # where the two agree better than this the likeliest tokens are not worth reporting
+TOP_TOKENS = 256  # of a micro-batch: sorting a large vocabulary at every token would cost more than all the rest
 
-Reader = tuple[nn.Module, Tensor]  # a head and hidden states [M, D]
+Scorer = tuple[nn.Module, Tensor]  # a head and hidden states [M, D]
 
 
-class Likeliest(NamedTuple):
+class Scorers(NamedTuple):
+    """A teacher, which may be several models, and how much each of them counts for."""
+
+    models: list[Scorer]
+    shares: tuple[float, ...] = (1.0,)
+
+
+class TopTokens(NamedTuple):
     """The likeliest entries at those target tokens where student and teacher differ most."""
 
     token_P: Tensor
@@ -34,7 +43,7 @@ class Likeliest(NamedTuple):
 
 @dataclass(slots=True)
 class Measured:
-    """What a hint did to the tokens of its target: log-probabilities of the sampled tokens and divergence, each."""
+    """What a branch did to its target tokens: log-probabilities of the sampled ones and divergence, each."""
 
     student: list[float]
     teacher: list[float]
@@ -44,74 +53,83 @@ class Measured:
     teacher_top: list[Likely] = field(default_factory=list)
 
 
-@torch.no_grad()
-def read_targets(
-    student: Reader, teachers: list[Reader], ids_M: Tensor, objective: Objective, chunk_rows: int, compiled: bool
-) -> Reading:
-    """Student and teachers at every target token, without any gradient."""
-    read = _compiled_chunk if compiled else _read_chunk
-    parts = []
-    for start in range(0, len(ids_M), chunk_rows):
-        part = slice(start, start + chunk_rows)
-        logits = [head(hidden_MD[part]) for head, hidden_MD in (student, *teachers)]
-        parts.append(read(logits, ids_M[part], objective))
-    return Reading(*(torch.cat(column) for column in zip(*parts, strict=True)))
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Student and teacher at the same target tokens."""
+
+    student: Scorer
+    teacher: Scorers
+    ids_M: Tensor
+    temperature_M: Tensor
+    direction: Direction
+
+    @torch.no_grad()
+    def scores(self, chunk_rows: int, compile: bool = False) -> TargetScores:
+        """At every target token, without any gradient."""
+        score: Callable[..., TargetScores] = compile_once(_chunk_scores) if compile else _chunk_scores
+        parts = []
+        for start in range(0, len(self.ids_M), chunk_rows):
+            part = slice(start, start + chunk_rows)
+            streams = self.ids_M[part], self.temperature_M[part]
+            parts.append(score(self._logits(part), *streams, self.direction, self.teacher.shares))
+        return TargetScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    @torch.no_grad()
+    def top(self, divergence_M: Tensor, count: int, most: int) -> TopTokens:
+        token_P = divergence_M.topk(min(TOP_TOKENS, most, len(divergence_M))).indices
+        both = _log_probabilities(self._logits(token_P), self.temperature_M[token_P], self.teacher.shares)
+        of_student, of_teacher = (logp_PV.topk(count) for logp_PV in both)
+        return TopTokens(token_P, tuple(of_student), tuple(of_teacher))
+
+    def _logits(self, part: slice | Tensor) -> list[Tensor]:
+        return [head(hidden_MD[part]) for head, hidden_MD in (self.student, *self.teacher.models)]
 
 
-def _read_chunk(logits: list[Tensor], ids_M: Tensor, objective: Objective) -> Reading:
-    student_MV, teacher_MV = _both(logits, objective)
-    divergence_M = losses.divergence(student_MV, teacher_MV, objective.direction)
-    return reading_of(student_MV.gather(1, ids_M[:, None])[:, 0], teacher_MV, divergence_M, ids_M)
+def _chunk_scores(
+    logits: list[Tensor], ids_M: Tensor, temperature_M: Tensor, direction: Direction, shares: tuple[float, ...]
+) -> TargetScores:
+    student_MV, teacher_MV = _log_probabilities(logits, temperature_M, shares)
+    divergence_M = losses.divergence(student_MV, teacher_MV, direction)
+    return scores_of(student_MV.gather(1, ids_M[:, None])[:, 0], teacher_MV, divergence_M, ids_M)
 
 
-_compiled_chunk = torch.compile(_read_chunk)
-
-
-def _both(logits: list[Tensor], objective: Objective) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the student, and of its teachers taken together."""
-    return log_probabilities(logits[:1], objective, (1.0,)), log_probabilities(logits[1:], objective, objective.shares)
-
-
-@torch.no_grad()
-def likeliest(
-    student: Reader, teachers: list[Reader], divergence_M: Tensor, objective: Objective, top: int, most: int
-) -> Likeliest:
-    token_P = divergence_M.topk(min(TOLD_TOKENS, most, len(divergence_M))).indices
-    logits = [head(hidden_MD[token_P]) for head, hidden_MD in (student, *teachers)]
-    of_student, of_teacher = (logp_PV.topk(top) for logp_PV in _both(logits, objective))
-    return Likeliest(token_P, tuple(of_student), tuple(of_teacher))
+def _log_probabilities(logits: list[Tensor], temperature_M: Tensor, shares: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    """Of the student, which comes first, and of the models of its teacher taken together."""
+    return log_probabilities(logits[:1], temperature_M), log_probabilities(logits[1:], temperature_M, shares)
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """All that is told of the branches of a micro-batch."""
+class BranchReport:
+    """All that is reported of some branches of a micro-batch."""
 
     branches: list[Branch]
-    reading: Reading
-    likeliest: Likeliest
+    scores: TargetScores
     verdict_B: Tensor
+    top: TopTokens | None = None
 
-    def on_host(self) -> Record:
+    def on_host(self) -> BranchReport:
         """On its way there: not to be looked at before the device has been waited for."""
-        tensors = (self.reading, self.likeliest, self.verdict_B)
-        return Record(self.branches, *tree_map(lambda values: values.to("cpu", non_blocking=True), tensors))
+        tensors = (self.scores, self.verdict_B, self.top)
+        moved = tree_map_only(Tensor, lambda values: values.to("cpu", non_blocking=True), tensors)
+        return BranchReport(self.branches, *moved)
 
     def by_key(self) -> dict[str, Measured]:
         """As plain numbers, by the branch's key."""
-        student, teacher, divergence = (values.float().tolist() for values in self.reading)
-        tops = [self._by_token(top, divergence) for top in (self.likeliest.student, self.likeliest.teacher)]
+        student, teacher, divergence = (values.float().tolist() for values in self.scores)
+        tops = [self._by_token(top, divergence) for top in (self.top.student, self.top.teacher)] if self.top else []
         found, start = {}, 0
         for branch, verdict in zip(self.branches, self.verdict_B.tolist(), strict=True):
-            part = slice(start, start + branch.target_end - branch.target_start)
+            part = slice(start, start + branch.num_targets)
             start = part.stop
             found[branch.key] = Measured(
                 student[part], teacher[part], divergence[part], VERDICTS[verdict], *(likely[part] for likely in tops)
             )
-        return found
+        return {key: measured for key, measured in found.items() if key}
 
     def _by_token(self, top: tuple[Tensor, Tensor], divergence: list[float]) -> list[Likely]:
+        assert self.top is not None
         likely: list[Likely] = [[] for _ in divergence]
-        for token, logprobs, ids in zip(self.likeliest.token_P.tolist(), *(part.tolist() for part in top), strict=True):
-            if divergence[token] > TOLD_NATS:
+        for token, logprobs, ids in zip(self.top.token_P.tolist(), *(part.tolist() for part in top), strict=True):
+            if divergence[token] > TOP_NATS:
                 likely[token] = list(zip(ids, logprobs, strict=True))
         return likely

@@ -1,66 +1,131 @@
-"""Who the hinted teacher is. Every kind is the same branch pass; they differ in the weights that run it.
+"""Who scores branches as their teacher. Every kind is the same branch pass; they differ in the weights that run it.
 
-live          the student as it is now: its branches go along with the RL forward and cost only their own tokens
-frozen        the model the run started from, or was `refresh_steps` ago, on a trunk of its own without gradients
-ema           a slow average of the student, likewise
-trust_region  between the two, in logits: frozen ** (1 - trust_mix) * live ** trust_mix (SDPO, section 3)
+Live     the student as it is now: its branches go along with the training forward and cost only their own tokens
+Frozen   the model the run started from, or was `refresh_steps` ago, on a base of its own without gradients
+Ema      a slow average of the student, likewise
+Mix      between one of those and the live one, in logits: own ** (1 - share) * live ** share (SDPO, section 3)
+
+A trainer is given them by name. Those with equal weights share one copy.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbook.config import FeedbackConfig
-from offbook.train.batches import Batch, BranchBatch
+from offbook.train.batches import Batch, BranchAt, BranchBatch
 from offbook.train.forward import Decoder
+from offbook.train.targets import Scorer
 
 
-class Teacher:
-    def __init__(self, student: Decoder, feedback: FeedbackConfig):
-        self.kind = feedback.teacher
-        self.ema_decay = feedback.ema_decay
-        self.refresh_steps = feedback.refresh_steps if self.kind == "frozen" else 0
-        self.moves = self.kind == "ema" or self.refresh_steps > 0
+@dataclass(frozen=True, slots=True)
+class Live:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    refresh_steps: int = 0  # until it takes the student's weights; 0 is never
+
+    def share(self, step: int) -> float:
+        return float(bool(self.refresh_steps) and step % self.refresh_steps == 0)
+
+    @property
+    def moves(self) -> bool:
+        return self.refresh_steps > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ema:
+    decay: float = 0.99
+    moves = True
+
+    def share(self, step: int) -> float:
+        return 1 - self.decay
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    own: Frozen | Ema
+    live_share: float
+
+
+Kind = Live | Frozen | Ema | Mix
+
+
+class OwnWeights:
+    """A copy of the student that goes its own way."""
+
+    def __init__(self, student: Decoder, kind: Frozen | Ema):
+        self.kind = kind
+        self.decoder = _copied(student)
         self.steps = 0
-        self.rides = self.kind in ("live", "trust_region")  # reads the student's own forward
-        self.own = _copied(student) if self.kind != "live" or feedback.anchor_share else None
-        self.model = student.model if self.own is None else self.own.model
-        mix = feedback.trust_mix
-        self.shares = (1 - mix, mix) if self.kind == "trust_region" else (1.0,)
-
-    def readings(self, batch: Batch, branches: BranchBatch) -> list[tuple[nn.Module, Tensor]]:
-        """The head and the hinted hidden states of its own weights; before the student's forward fills the memory."""
-        if self.own is None or (self.kind == "live" and not batch.anchors):
-            return []
-        return [(self.own.head, self.own.targets(batch, branches))]
 
     @torch.no_grad()
     def follow(self, student: PreTrainedModel) -> None:
-        """After each step."""
+        """After each step: towards the student by the share that the kind says."""
         self.steps += 1
-        if not self.moves or (self.refresh_steps and self.steps % self.refresh_steps):
+        share = self.kind.share(self.steps)
+        pairs = zip(self.decoder.model.parameters(), student.parameters(), strict=True)
+        apart = [(mine, its) for mine, its in pairs if mine is not its]
+        if not share or not apart:
             return
-        share = 1.0 if self.refresh_steps else 1 - self.ema_decay
-        pairs = zip(self.model.parameters(), student.parameters(), strict=True)
-        slow, fast = zip(*((mine, its) for mine, its in pairs if mine is not its), strict=True)
+        slow, fast = zip(*apart, strict=True)
         if share < 1 and slow[0].dtype == torch.bfloat16:
             _lerp_by_chance(slow, fast, share, self.steps)
         else:
             torch._foreach_lerp_(slow, fast, share)
 
 
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    own: OwnWeights | None  # None is the student alone
+    live_share: float
+
+    @property
+    def rides(self) -> bool:
+        """Whether its branches go along with the student's forward."""
+        return self.live_share > 0
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of its own weights and of the student's, as far as it has them."""
+        return (1.0,) if self.own is None or not self.rides else (1 - self.live_share, self.live_share)
+
+    def own_scorers(self, batch: Batch, branches: list[BranchAt]) -> list[Scorer]:
+        """By weights of its own, none where it has none."""
+        if self.own is None:
+            return []
+        decoder = self.own.decoder
+        return [(decoder.head, decoder.targets(batch, BranchBatch.collate(batch, branches)))]
+
+
+def make_teachers(student: Decoder, kinds: Mapping[str, Kind]) -> dict[str, Teacher]:
+    copies: dict[Frozen | Ema, OwnWeights] = {}
+    teachers = {}
+    for name, kind in kinds.items():
+        weights = kind.own if isinstance(kind, Mix) else kind
+        if isinstance(weights, Live):
+            teachers[name] = Teacher(None, 1.0)
+            continue
+        if weights not in copies:
+            copies[weights] = OwnWeights(student, weights)
+        teachers[name] = Teacher(copies[weights], kind.live_share if isinstance(kind, Mix) else 0.0)
+    return teachers
+
+
 def _lerp_by_chance(slow: Sequence[Tensor], fast: Sequence[Tensor], share: float, seed: int) -> None:
     """For bfloat16, whose steps are larger than a hundredth of most differences: rounding to the nearest would never
     move. Up or down by chance is right on the average, and needs no copy in float32."""
-    dice = torch.Generator(slow[0].device).manual_seed(seed)
+    rng = torch.Generator(slow[0].device).manual_seed(seed)
     for mine, its in zip(slow, fast, strict=True):
         bits = torch.lerp(mine.float(), its.float(), share).view(torch.int32)
-        bits += torch.randint(1 << 16, bits.shape, generator=dice, dtype=torch.int32, device=bits.device)
+        bits += torch.randint(1 << 16, bits.shape, generator=rng, dtype=torch.int32, device=bits.device)
         mine.copy_((bits & -(1 << 16)).view(torch.float32))
 
 
@@ -68,4 +133,4 @@ def _copied(student: Decoder) -> Decoder:
     """Shares what is not trained: beside a low-rank adapter the second model is as small as the adapter."""
     untrained = {id(parameter): parameter for parameter in student.model.parameters() if not parameter.requires_grad}
     model = copy.deepcopy(student.model, untrained).requires_grad_(False)
-    return Decoder(model, compiled=student.compiled, plain=student.plain)
+    return Decoder(model, compiled=student.compiled, plain=student.plain, precision=student.precision)

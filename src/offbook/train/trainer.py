@@ -1,26 +1,31 @@
-"""One optimizer step over samples: a sum of components (rl, ce, hint_kl), each divided by its own global token count.
+"""One optimizer step over samples: a sum of parts (rl, ce, and those that branches name), each divided by its own
+global token count.
 
 Left out on purpose: critics, trust-region clipping, entropy bonuses, several epochs over the same rollouts.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from offbook.config import FeedbackConfig, TrainConfig
+from offbook.config import TrainConfig
 from offbook.train import head
 from offbook.train.batches import Batch, BranchBatch, micro_batches, row_length
 from offbook.train.forward import Decoder
-from offbook.train.head import Objective
 from offbook.train.muon import Muon
-from offbook.train.scoring import Ledger, Scoring
-from offbook.train.targets import Measured
-from offbook.train.teachers import Teacher
-from offbook.types import Sample
+from offbook.train.scoring import Counts, Ledger, Scoring
+from offbook.train.targets import Measured, Scorer, Scorers
+from offbook.train.teachers import Kind, OwnWeights, make_teachers
+from offbook.types import Sample, Weights
+
+NO_TEACHERS: Mapping[str, Kind] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -30,69 +35,92 @@ class StepResult:
 
 
 class Trainer:
-    def __init__(self, model: PreTrainedModel, train: TrainConfig, feedback: FeedbackConfig, temperature: float = 1.0):
+    def __init__(self, model: PreTrainedModel, settings: TrainConfig, teachers: Mapping[str, Kind] = NO_TEACHERS):
+        """`teachers` by the names that branches call them."""
         self.model = model
-        self.settings = train
-        self.feedback = feedback
-        self.temperature = temperature
-        self.student = Decoder(model, train.recompute, train.compile)
-        self.teacher = Teacher(self.student, feedback)
-        self.optimizer = _optimizer(model, train)
+        self.settings = settings
+        self.student = Decoder(model, settings.recompute, settings.compile, precision=settings.precision)
+        self.teachers = make_teachers(self.student, teachers)
+        self.optimizer = _optimizer(model, settings)
 
-    def step(self, samples: list[Sample], lr_scale: float = 1.0) -> StepResult:
-        ledger = Ledger.open(samples)
+    def step(self, samples: list[Sample], lr_scale: float = 1.0, counts: Counts | None = None) -> StepResult:
+        """`counts` are those of all ranks together, where others train on other samples of the same step."""
         batches = micro_batches(samples, self.settings.micro_tokens)
+        ledger = Ledger(counts or Counts.of(samples), split=_split_contests(batches))
         for micro in batches:
-            self._loss(Batch.collate(micro, self.model.device), ledger).backward()
+            self.loss(Batch.collate(micro, self.model.device), ledger).backward()
         gradient_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * lr_scale
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.teacher.follow(self.model)
+        for weights in self.own_weights().values():
+            weights.follow(self.model)
         padded = sum(len(micro) * row_length(micro, self.model.device) for micro in batches)
         used = sum(len(sample.ids) for sample in samples)
         metrics = {"gradient_norm": float(gradient_norm), "train_tokens": used, "padding_share": 1 - used / padded}
         return StepResult({**ledger.means(), **metrics}, ledger.measured())
 
-    def _loss(self, batch: Batch, ledger: Ledger) -> Tensor:
-        branches = BranchBatch.collate(batch) if batch.branches else None
-        teachers = [] if branches is None else self.teacher.readings(batch, branches)
-        rides = self.teacher.rides and not batch.anchors
-        hidden_BTD, own_MD = self.student.hidden(batch.ids_BT, branches if rides else None)
-        tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
-        output = self.student.head
-        if own_MD is not None:
-            teachers.append((output, own_MD))
-        hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
-        student = (output, hidden_ND.detach()[: len(tokens.weight_M)])
-        objective = self._objective(ledger, len(teachers), 0.0 if batch.anchors else self.feedback.threshold)
-        scoring = Scoring(batch, tokens, student, teachers, objective, ledger, self.settings.compile)
-        target_rows = -(-self._chunk_rows // 2)  # a teacher's logits lie beside the student's
-        if teachers and not batch.anchors and (batch.is_contested or tokens.has_cut_target):
-            scoring.judge(target_rows)
-        loss = head.in_chunks(hidden_ND, output, scoring.loss, tokens.chunks)
-        if teachers:
-            scoring.record_targets(self.feedback.top, target_rows)
+    def publish(self, version: int) -> Weights:
+        """The weights as an engine takes them. They are not copied: apply them before the next step."""
+        return Weights(version, self.model.state_dict())
+
+    def own_weights(self) -> dict[str, OwnWeights]:
+        """The teachers' own, each once, by the first name that it goes by."""
+        found: dict[int, tuple[str, OwnWeights]] = {}
+        for name, teacher in self.teachers.items():
+            if teacher.own is not None:
+                found.setdefault(id(teacher.own), (name, teacher.own))
+        return dict(found.values())
+
+    def loss(self, batch: Batch, ledger: Ledger) -> Tensor:
+        """Of one micro-batch, and what it adds to the step's figures."""
+        output, settings = self.student.head, self.settings
+        with self.student.autocast():
+            hidden_BTD, teachers = self._forward(batch)
+            tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
+            hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
+            student: Scorer = output, hidden_ND.detach()[: len(tokens.weight_M)]
+            scoring = Scoring(batch, tokens, student, teachers, settings.ratio_cap, ledger, settings.compile)
+            target_rows = -(-self._chunk_rows // 2)  # a teacher's logits lie beside the student's
+            if batch.branches and (scoring.is_contested or tokens.has_cut_target):
+                scoring.judge(target_rows)
+            loss = head.in_chunks(hidden_ND, output, scoring.loss, tokens.chunks)
+            if batch.branches:
+                scoring.record_targets(target_rows)
         return loss
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, list[Scorers]]:
+        """The student's hidden states and, for each group of branches, what its teacher is scored with. Teachers with
+        weights of their own come first, before the student's forward fills the memory."""
+        teachers = [self.teachers[group.distill.teacher] for group in batch.groups]
+        own = [
+            teacher.own_scorers(batch, group.branches) for teacher, group in zip(teachers, batch.groups, strict=True)
+        ]
+        riding = [number for number, teacher in enumerate(teachers) if teacher.rides]
+        along = [branch for number in riding for branch in batch.groups[number].branches]
+        branches = BranchBatch.collate(batch, along) if along else None
+        hidden_BTD, branch_MD = self.student.hidden(batch.ids_BT, branches)
+        if branch_MD is not None:
+            sizes = [sum(branch.num_targets for _, branch in batch.groups[number].branches) for number in riding]
+            for number, part_MD in zip(riding, branch_MD.split(sizes), strict=True):
+                own[number].append((self.student.head, part_MD))
+        return hidden_BTD, [Scorers(models, teacher.shares) for models, teacher in zip(own, teachers, strict=True)]
 
     @property
     def _chunk_rows(self) -> int:
         entries = head.COMPILED_CHUNK_ENTRIES if self.settings.compile else head.CHUNK_ENTRIES
         return max(1, entries // self.model.config.vocab_size)
 
-    def _objective(self, ledger: Ledger, teachers: int, gate: float) -> Objective:
-        return Objective(
-            temperature=self.temperature,
-            ratio_cap=self.settings.ratio_cap,
-            direction=self.feedback.direction,
-            token_cap=self.feedback.token_cap,
-            entry_cap=self.feedback.entry_cap,
-            importance_cap=self.feedback.importance_cap,
-            shares=self.teacher.shares if teachers > 1 else (1.0,),
-            gate=gate,
-            policy=bool(ledger.counts["rl"]),
-        )
+
+def _split_contests(batches: list[list[Sample]]) -> frozenset[str]:
+    """Those that are not decided within one micro-batch."""
+    places = Counter(
+        contest
+        for micro in batches
+        for contest in {branch.contest for sample in micro for branch in sample.branches if branch.contest}
+    )
+    return frozenset(contest for contest, count in places.items() if count > 1)
 
 
 def _optimizer(model: PreTrainedModel, settings: TrainConfig) -> torch.optim.Optimizer:

@@ -1,0 +1,35 @@
+"""What branches do to their targets under the model as it is: the training forward without any gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from offbook.train import head
+from offbook.train.batches import Batch, BranchBatch, micro_batches
+from offbook.train.forward import Decoder
+from offbook.train.targets import BranchReport, Compared, Measured, Scorers
+from offbook.types import Direction, Sample
+
+
+def measure_branches(
+    decoder: Decoder, samples: list[Sample], micro_tokens: int, direction: Direction = "forward"
+) -> Iterator[dict[str, Measured]]:
+    """By the branch's key, micro-batch by micro-batch. Teacher and student are the same model."""
+    for micro in micro_batches(samples, micro_tokens):
+        yield _measured(decoder, Batch.collate(micro, decoder.model.device), direction)
+
+
+@torch.no_grad()
+def _measured(decoder: Decoder, batch: Batch, direction: Direction) -> dict[str, Measured]:
+    chunk_rows = max(1, head.CHUNK_ENTRIES // 2 // decoder.model.config.vocab_size)
+    tokens = batch.tokens(chunk_rows)
+    hidden_BTD, branch_MD = decoder.hidden(batch.ids_BT, BranchBatch.collate(batch, batch.branches))
+    assert branch_MD is not None
+    student = decoder.head, hidden_BTD.flatten(0, 1)[tokens.predictor_N[: len(tokens.weight_M)]]
+    rows = tokens.rows
+    compared = Compared(student, Scorers([(decoder.head, branch_MD)]), rows.ids_N, rows.temperature_N, direction)
+    scores = compared.scores(chunk_rows)
+    branches = [branch for _, branch in batch.branches]
+    return BranchReport(branches, scores, torch.zeros(len(branches), dtype=torch.long)).by_key()
