@@ -158,8 +158,9 @@ def operations(model: Qwen3ForCausalLM, shape: Shape, recompute: str) -> float:
 
 def time_ours(trainer: Trainer, arm: str, shape: Shape, repeats: int) -> dict[str, Any]:
     free_memory()
-    kinds = {arm: kind for name, kind in KINDS.items() if name == arm}
-    trainer.teachers = {"naive": NaiveTeacher(trainer)} if arm == "naive" else make_teachers(trainer.student, kinds)
+    trainer.teachers = {"naive": NaiveTeacher(trainer)}
+    if arm in KINDS:
+        trainer.teachers = make_teachers(trainer.student, {arm: KINDS[arm]})
     samples = make_samples(shape, "" if arm == "rl" else arm)
     results: list[StepResult] = []
     row = time_steps(lambda: results.append(trainer.step(samples)), shape, repeats)
@@ -287,7 +288,7 @@ def profile(shape: Shape, settings: TrainConfig) -> dict[str, Any]:
             torch.cuda.synchronize()
         for event in trace.key_averages():
             spent.setdefault(event.key, [0.0, 0.0])[column] += event.self_device_time_total / 1e3
-        show_waits("live" if hints else "rl", trace)
+        show_waits(teacher or "rl", trace)
     print(
         f"\n{'rl':>9}{'live':>9}  all kernels: {[round(sum(column)) for column in zip(*spent.values(), strict=True)]}"
     )
