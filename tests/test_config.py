@@ -126,3 +126,12 @@ def test_a_model_gets_the_harness_that_suits_it(tmp_path: Path) -> None:
     assert windows["Qwen/Qwen3-0.6B"].context > 8 * windows["pocket"].context
     (tmp_path / "config.json").write_text('{"offbook_profile": "pocket"}')
     assert suited(str(tmp_path)) == {}
+
+
+def test_a_retired_key_is_dropped_where_it_did_nothing_and_refused_where_it_did(tmp_path: Path) -> None:
+    """Configurations that runs kept from before still open."""
+    old = tmp_path / "config.toml"
+    old.write_text("[feedback]\nentry_cap = 0.0\nweight = 2.0\n")
+    assert load_config([old], {}).feedback.weight == 2.0
+    with pytest.raises(ConfigError, match=r"feedback.entry_cap is gone: .*; cap tokens instead"):
+        load_config([old], {"feedback.entry_cap": "0.06"})

@@ -252,6 +252,12 @@ class Config(Section):
         return tomli_w.dumps(self.model_dump())
 
 
+# Keys that are gone, with the value at which they did nothing: configurations from before may still have them.
+RETIRED: dict[str, tuple[Any, str]] = {
+    "feedback.entry_cap": (0.0, "capping vocabulary entries one by one turned gradients round; cap tokens instead"),
+}
+
+
 def cache_folder() -> Path:
     """Where things made on the spot are kept: $OFFBOOK_CACHE, or offbook in the user's cache folder."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "offbook"
@@ -263,6 +269,7 @@ def load_config(files: list[Path], overrides: dict[str, str], defaults: dict[str
     tree: dict[str, Any] = {}
     for branch in (*_branches(defaults or {}), *map(_read_toml, files), *_branches(overrides)):
         _merge(tree, branch)
+    _drop_retired(tree)
     _refuse_unknown(tree, Config, "")
     try:
         return Config.model_validate(tree)
@@ -307,6 +314,13 @@ def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
             _merge(into[key], value)
         else:
             into[key] = value
+
+
+def _drop_retired(tree: dict[str, Any]) -> None:
+    for key, (idle, reason) in RETIRED.items():
+        section, name = key.split(".")
+        if tree.get(section, {}).pop(name, idle) != idle:
+            raise ConfigError(f"{key} is gone: {reason}")
 
 
 def _paths(section: type[BaseModel], prefix: str = "") -> list[str]:
