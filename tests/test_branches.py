@@ -23,6 +23,8 @@ from transformers import (
     GraniteForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
@@ -450,6 +452,19 @@ def test_an_ema_arrives_where_the_student_has_gone(dtype: torch.dtype) -> None:
     assert (ours - theirs).norm() < 0.01 * theirs.norm()
 
 
+@torch.no_grad()
+def test_an_ema_of_both_precisions_rounds_only_what_has_to_be() -> None:
+    """The first parameter does not speak for the others: float32 beside bfloat16 keeps all its digits."""
+    trainer = trainer_for(tiny_model(), teacher="ema")
+    for model in (trainer.model, teacher_model(trainer)):
+        model.base_model.embed_tokens.bfloat16()
+    (norm,) = (p for n, p in trainer.model.named_parameters() if n == "model.norm.weight")
+    norm.add_(1e-3)
+    trainer.teachers["live"].own.follow(trainer.model)
+    slow = teacher_model(trainer).base_model.norm.weight
+    assert torch.allclose(slow - 1, torch.full_like(slow, 1e-5), atol=1e-7)
+
+
 def test_a_refreshed_teacher_takes_the_students_weights_every_so_many_steps() -> None:
     trainer = Trainer(tiny_model(), TrainConfig(), {"live": Frozen(refresh_steps=2)})
     equal = []
@@ -520,11 +535,14 @@ def other_model(kind: str) -> PreTrainedModel:
         return MistralForCausalLM(MistralConfig(**shape, **heads, head_dim=12, sliding_window=16)).eval()
     if kind == "convolutions":
         return Lfm2ForCausalLM(Lfm2Config(**shape, **heads, layer_types=["conv", "full_attention"])).eval()
+    if kind == "long positions":
+        rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+        return LlamaForCausalLM(LlamaConfig(**shape, **heads, max_position_embeddings=32, rope_parameters=rope)).eval()
     window = {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
     return Qwen3ForCausalLM(Qwen3Config(**shape, **heads, head_dim=12, **window)).eval()
 
 
-@pytest.mark.parametrize("kind", ["convolutions", "windows", "one window"])
+@pytest.mark.parametrize("kind", ["convolutions", "windows", "one window", "long positions"])
 @pytest.mark.parametrize("teacher", ["live", "frozen"])
 def test_other_layers_fall_back_to_a_pass_for_each_target(
     caplog: pytest.LogCaptureFixture, kind: str, teacher: str
@@ -532,8 +550,8 @@ def test_other_layers_fall_back_to_a_pass_for_each_target(
     forward._say_fallback.cache_clear()
     trainers = [trainer_for(other_model(kind), teacher=teacher) for _ in range(2)]
     assert [record.getMessage() for record in caplog.records if "re-encoded" in record.getMessage()] == [
-        f"{trainers[0].model.config.model_type} has layers other than plain attention: targets of branches are "
-        "re-encoded one by one, each with its prefix"
+        f"{trainers[0].model.config.model_type} has layers other than plain attention, or positions that "
+        "depend on the length: targets of branches are re-encoded one by one, each with its prefix"
     ]
     samples = [sample_with_branches(random.Random(11), 60), sample_with_branches(random.Random(12), 52)]
     with torch.no_grad():

@@ -95,14 +95,14 @@ def test_chunks_of_the_head_give_the_gradients_of_the_whole(chunk_rows: int) -> 
     torch.manual_seed(0)
     linear, hidden, ids = torch.nn.Linear(5, 11), torch.randn(7, 5), torch.arange(7)
 
-    def loss_of(logits: torch.Tensor, part: slice) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(logits, ids[part], reduction="sum")
+    def losses_of(logits: torch.Tensor, part: slice) -> dict[str, torch.Tensor]:
+        return {"ce": torch.nn.functional.cross_entropy(logits, ids[part], reduction="sum")}
 
     found = []
     chunks = [slice(start, min(start + chunk_rows, 7)) for start in range(0, 7, chunk_rows)]
     for whole in (True, False):
         leaf = hidden.clone().requires_grad_()
-        loss = loss_of(linear(leaf), slice(0, 7)) if whole else head.in_chunks(leaf, linear, loss_of, chunks)
+        loss = losses_of(linear(leaf), slice(0, 7))["ce"] if whole else head.in_chunks(leaf, linear, losses_of, chunks)
         (3 * loss).backward()
         found.append([loss.detach(), leaf.grad, linear.weight.grad, linear.bias.grad])
         linear.zero_grad()

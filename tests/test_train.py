@@ -10,13 +10,13 @@ import pytest
 import torch
 from conftest import TEACHERS, tiny_model
 from test_branches import sample_with_branches
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbook.config import TrainConfig
 from offbook.train.checkpoint import checkpoint_path, finished_steps, load_training_state, save_checkpoint
 from offbook.train.muon import Muon, orthogonalize
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
-from offbook.train.trainer import Trainer
+from offbook.train.trainer import NotFinite, Trainer
 
 
 def test_orthogonalize_keeps_singular_vectors_and_evens_their_values() -> None:
@@ -116,3 +116,66 @@ def test_teachers_of_equal_weights_share_one_copy() -> None:
     trainer = Trainer(tiny_model(), TrainConfig(), kinds)
     assert list(trainer.own_weights()) == ["frozen", "slow"]
     assert trainer.teachers["frozen"].own is trainer.teachers["mix"].own
+
+
+@pytest.mark.parametrize("place", ["advantage", "logprobs"])
+def test_a_step_that_is_no_number_changes_nothing(place: str) -> None:
+    trainer = Trainer(tiny_model(), TrainConfig(), TEACHERS["ema"])
+    good = sample_with_branches(random.Random(0))
+    trainer.step([good])
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    slow = [value.clone() for value in trainer.teachers["live"].own.decoder.model.parameters()]
+    bad = replace(good, **{place: [float("nan")] * 60})
+    with pytest.raises(NotFinite, match=r"the gradient is nan \(rl/loss"):
+        trainer.step([good, bad])
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    for value, was in zip(trainer.teachers["live"].own.decoder.model.parameters(), slow, strict=True):
+        assert torch.equal(value, was)
+    assert trainer.step([good]).metrics["gradient_norm"] > 0, "and it goes on"
+
+
+def test_k1_to_the_start_comes_off_the_advantage() -> None:
+    """By hand: the gradient of a token of advantage A is that of A - beta * log(pi / start), taken as a number."""
+    sample = replace(sample_with_branches(random.Random(1)), branches=[], logprobs=[0.0] * 60)
+    beta, settings = 0.3, TrainConfig(ratio_cap=1.0)
+    held = Trainer(tiny_model(), settings.model_copy(update={"reference_kl": beta}), {"start": Frozen()})
+    with torch.no_grad():
+        for parameter in held.model.parameters():
+            parameter.mul_(1.05)
+
+        def logp(model: PreTrainedModel) -> torch.Tensor:
+            ids = torch.tensor(sample.ids)
+            logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+            return logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+
+        kl = torch.cat([torch.zeros(1), logp(held.model) - logp(tiny_model())])
+    plain = Trainer(tiny_model(), settings)
+    plain.model.load_state_dict(held.model.state_dict())
+    moved = [advantage - beta * float(value) for advantage, value in zip(sample.advantage, kl, strict=True)]
+    expected = plain.step([replace(sample, advantage=moved)])
+    found = held.step([sample])
+    assert found.metrics["gradient_norm"] == pytest.approx(expected.metrics["gradient_norm"], rel=1e-4)
+    chosen = [float(value) for value, weight in zip(kl, sample.rl_weight, strict=True) if weight]
+    assert found.metrics["rl/reference_kl"] == pytest.approx(sum(chosen) / len(chosen), rel=1e-3)
+    for ours, theirs in zip(held.model.parameters(), plain.model.parameters(), strict=True):
+        assert (ours - theirs).abs().max() < 1e-4
+
+
+def test_gradient_norms_of_the_parts_are_reported_where_asked() -> None:
+    """Each is the norm that its part alone would have; asking changes no weight."""
+    sample = sample_with_branches(random.Random(2))
+    asked = Trainer(tiny_model(), TrainConfig(log_parts=2), TEACHERS["frozen"])
+    unasked = Trainer(tiny_model(), TrainConfig(), TEACHERS["frozen"])
+    found, _ = asked.step([sample]).metrics, unasked.step([sample])
+    for ours, theirs in zip(asked.model.parameters(), unasked.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    alone = {
+        "rl": replace(sample, branches=[]),
+        "distill": replace(sample, rl_weight=[]),
+    }
+    for part, only in alone.items():
+        metrics = Trainer(tiny_model(), TrainConfig(log_parts=1), TEACHERS["frozen"]).step([only]).metrics
+        assert metrics[f"{part}/gradient"] == pytest.approx(found[f"{part}/gradient"], rel=1e-5)
+        assert metrics[f"{part}/gradient"] > 0
+    assert "rl/gradient" not in asked.step([sample]).metrics, "every second step"

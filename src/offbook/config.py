@@ -93,6 +93,14 @@ class TrainConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     gradient_clip: float = Field(default=1.0, gt=0)
     ratio_cap: float = Field(default=2.0, ge=1, description="cap of the importance weight")
+    reference_kl: float = Field(
+        default=0.0,
+        ge=0,
+        description="taken from the advantage of each token, times log(policy / the run's start) there (k1, detached)",
+    )
+    log_parts: int = Field(
+        default=0, ge=0, description="steps between reports of each loss part's gradient norm; 0 is never"
+    )
     micro_tokens: int = Field(default=8192, ge=1, description="tokens in one forward")
     recompute: Literal["none", "layers", "all"] = Field(
         default="none", description="in the backward pass, to save memory: nothing, layers but for attention, layers"

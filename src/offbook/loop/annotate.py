@@ -12,23 +12,22 @@ from offbook.config import FeedbackConfig
 from offbook.feedback import NEGATIVE, RULES, Pairs, read_all, stand_in, write_hint
 from offbook.tokens import Chat
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
+from offbook.train.trainer import REFERENCE
 from offbook.types import Branch, Distill, Feedback, Hint, Rollout, Sample, Target, Task
 
-START = "start"  # the teacher that anchors hold to
 
-
-def teachers_of(settings: FeedbackConfig) -> dict[str, Kind]:
-    """By the names that branches call them; none for RL alone."""
+def teachers_of(settings: FeedbackConfig, reference: bool = False) -> dict[str, Kind]:
+    """By the names that branches call them. RL alone has none, unless it is held to a reference."""
     kinds: dict[str, Kind] = {
         "live": Live(),
         "frozen": Frozen(settings.refresh_steps),
         "ema": Ema(settings.ema_decay),
         "trust_region": Mix(Frozen(), settings.trust_mix),
     }
+    start: dict[str, Kind] = {REFERENCE: Frozen()}
     if not settings.weight:
-        return {}
-    anchors: dict[str, Kind] = {START: Frozen()} if settings.anchor_share else {}
-    return {settings.teacher: kinds[settings.teacher], **anchors}
+        return start if reference else {}
+    return {settings.teacher: kinds[settings.teacher], **(start if reference or settings.anchor_share else {})}
 
 
 def distill_of(settings: FeedbackConfig) -> Distill:
@@ -136,5 +135,5 @@ def _hang(sample: Sample, branch: Branch, settings: FeedbackConfig, counts: Coun
     if branch.end + len(branch.inserted) > settings.anchor_tokens:
         counts["left_out/anchor_tokens"] += 1
         return []
-    held = replace(branch.distill, teacher=START, part="anchor", gate=0.0, places=0, top=0)
+    held = replace(branch.distill, teacher=REFERENCE, part="anchor", gate=0.0, places=0, top=0)
     return [anchor_sample(sample, branch, settings.anchor_weight, held)]

@@ -56,7 +56,9 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     chat = chat_of(start, config)
     done = _claim(folder, config)
     record_tasks(folder, {"train": sets.train, "heldout": sets.heldout})
-    trainer = Trainer(load_model(start), config.train, teachers_of(config.feedback))
+    trainer = Trainer(
+        load_model(start), config.train, teachers_of(config.feedback, reference=config.train.reference_kl > 0)
+    )
     if done:
         path = latest_checkpoint(folder)
         trainer.model.load_state_dict(load_model(path).state_dict())

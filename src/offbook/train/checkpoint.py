@@ -61,7 +61,7 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
     for key, tensor in tensors.items():
         name, state = key.rsplit("/", 1)
         trainer.optimizer.state[parameters[name]][state] = tensor.to(parameters[name].device)
-    step = json.loads((path / "state.json").read_text())["step"]
+    trainer.steps = step = json.loads((path / "state.json").read_text())["step"]
     for name, weights in trainer.own_weights().items():
         weights.steps = step
         if weights.kind.moves:

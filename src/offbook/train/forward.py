@@ -27,6 +27,7 @@ from offbook.types import Branch, Sample
 
 Recompute = Literal["none", "layers", "all"]
 Rotary = tuple[Tensor, Tensor]
+ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position is encoded otherwise in a longer sequence, as a branch makes it
 log = logging.getLogger(__name__)
 
 ATTENTION_KERNELS = {
@@ -159,8 +160,11 @@ def _keep_attention(_context: Any, operation: Callable[..., Any], *_: Any, **__:
 def _is_plain(model: PreTrainedModel) -> bool:
     """Whether a branch read in lockstep equals re-encoding it. Tried on a few tokens instead of looking names up."""
     base = model.base_model
-    kinds = set(model.config.to_dict().get("layer_types") or ["full_attention"])
-    if kinds != {"full_attention"} or not all(hasattr(base, part) for part in ("layers", "norm", "rotary_emb")):
+    described = model.config.to_dict()
+    kinds = set(described.get("layer_types") or ["full_attention"])
+    whole = all(hasattr(base, part) for part in ("layers", "norm", "rotary_emb"))
+    rope = (described.get("rope_parameters") or {}).get("rope_type", "default")
+    if kinds != {"full_attention"} or not whole or rope in ROPE_BY_LENGTH:
         _say_fallback(model.config.model_type)
         return False
     sample = Sample([1, 5, 2, 7, 3, 6, 4, 9], branches=[Branch(5, [8, 2, 6], ((6, 8),))])
@@ -184,6 +188,7 @@ def _is_plain(model: PreTrainedModel) -> bool:
 @functools.cache  # once
 def _say_fallback(kind: str) -> None:
     log.warning(
-        "%s has layers other than plain attention: targets of branches are re-encoded one by one, each with its prefix",
+        "%s has layers other than plain attention, or positions that depend on the length: targets of branches are "
+        "re-encoded one by one, each with its prefix",
         kind,
     )

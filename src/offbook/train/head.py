@@ -27,6 +27,7 @@ class Objective:
 
     ratio_cap: float
     policy: bool  # whether any token of the step carries an RL weight; without, its terms are not computed
+    reference_kl: float = 0.0
     distill: Distill = field(default_factory=Distill)
     shares: tuple[float, ...] = (1.0,)  # of the teachers
 
@@ -40,6 +41,7 @@ class Rows(NamedTuple):
     rl_weight_N: Tensor
     ce_weight_N: Tensor
     temperature_N: Tensor
+    reference_N: Tensor | None = None  # log-probability under the reference model, where one is held to
 
 
 class Targets(NamedTuple):
@@ -79,7 +81,10 @@ def chunk_terms(
     logp_N = logp_NV.gather(1, rows.ids_N[:, None])[:, 0]
     rl_N = entropy_N = none = logp_N.detach()[:0]
     if objective.policy:
-        gradient_N = losses.policy_gradient(logp_N, rows.behaviour_N, rows.advantage_N, objective.ratio_cap)
+        advantage_N = rows.advantage_N
+        if rows.reference_N is not None:
+            advantage_N = advantage_N - objective.reference_kl * losses.k1(logp_N, rows.reference_N)
+        gradient_N = losses.policy_gradient(logp_N, rows.behaviour_N, advantage_N, objective.ratio_cap)
         rl_N = rows.rl_weight_N * gradient_N
         entropy_N = -(logp_NV.detach().exp() * logp_NV.detach()).sum(-1)
     ce_N = -rows.ce_weight_N * logp_N
@@ -111,12 +116,23 @@ def _weight(targets: Targets, scores: TargetScores) -> Tensor:
     return targets.weight_M * open_B[targets.branch_M]
 
 
+Losses = dict[str, Tensor]  # by part; what is differentiated is their sum
+
+
 def in_chunks(
-    hidden_ND: Tensor, head: nn.Module, loss_of: Callable[[Tensor, slice], Tensor], chunks: list[slice]
+    hidden_ND: Tensor,
+    head: nn.Module,
+    losses_of: Callable[[Tensor, slice], Losses],
+    chunks: list[slice],
+    squares: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """The sum of `loss_of(logits of some rows, which rows)` over chunks of rows, as one node of the graph."""
+    """The sum of `losses_of(logits of some rows, which rows)` over chunks of rows, as one node of the graph.
+
+    `squares` is given, part by part, the squared norm of the gradient that reaches the hidden states. That costs one
+    more pass back through the head a part, and none through the model.
+    """
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
-    return _InChunks.apply(hidden_ND, head, loss_of, chunks, *trained)
+    return _InChunks.apply(hidden_ND, head, losses_of, chunks, squares, *trained)
 
 
 class _InChunks(torch.autograd.Function):
@@ -125,8 +141,9 @@ class _InChunks(torch.autograd.Function):
         ctx: Any,
         hidden_ND: Tensor,
         head: nn.Module,
-        loss_of: Callable[[Tensor, slice], Tensor],
+        losses_of: Callable[[Tensor, slice], Losses],
         chunks: list[slice],
+        squares: dict[str, Tensor] | None,
         *trained: Tensor,
     ) -> Tensor:
         total = torch.zeros((), device=hidden_ND.device)
@@ -135,7 +152,12 @@ class _InChunks(torch.autograd.Function):
         for number, part in enumerate(chunks):
             with torch.enable_grad():
                 hidden = hidden_ND[part].detach().requires_grad_()
-                loss = loss_of(head(hidden), part)
+                losses = losses_of(head(hidden), part)
+                loss = sum(losses.values(), torch.zeros((), device=hidden.device))
+            if squares is not None:
+                for name, value in losses.items():
+                    (grad,) = torch.autograd.grad(value, hidden, retain_graph=True)
+                    squares[name] = squares.get(name, 0) + grad.float().square().sum()
             hidden_grad_ND[part], *found = torch.autograd.grad(loss, [hidden, *trained])
             for place, grad in enumerate(found):  # summed in float32: many small chunks vanish in bfloat16
                 grads[place] = grads[place].add_(grad) if number else grad.float()
@@ -150,4 +172,4 @@ class _InChunks(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad_ND, *grads = ctx.saved_tensors
         scaled_ND, *scaled = (outer[0].to(grad.dtype) * grad for grad in (hidden_grad_ND, *grads))
-        return scaled_ND, None, None, None, *scaled
+        return scaled_ND, None, None, None, None, *scaled

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from offbook.train.batches import Batch, Group, Tokens
 from offbook.train.gate import VERDICTS, Shift, shift_of, verdicts, within_places
-from offbook.train.head import Objective, Rows, Targets, TargetScores, Terms, chunk_terms
+from offbook.train.head import Losses, Objective, Rows, Targets, TargetScores, Terms, chunk_terms
 from offbook.train.host import compile_once, sent
+from offbook.train.losses import k1
 from offbook.train.targets import BranchReport, Compared, Measured, Scorer, Scorers
 from offbook.types import Sample
 
@@ -54,6 +55,7 @@ class Ledger:
     counts: Counts
     sums: dict[str, list[Tensor]] = field(default_factory=dict)
     over: dict[str, int] = field(default_factory=dict)  # what each sum is divided by
+    squares: dict[str, Tensor] | None = None  # of the norm of each part's gradient, where that is asked for
     reports: list[BranchReport] = field(default_factory=list)
     split: frozenset[str] = frozenset()  # contests whose branches are in several micro-batches
     entered: Counter[str] = field(default_factory=Counter)  # branches of those so far
@@ -83,6 +85,7 @@ class Scoring:
     ratio_cap: float
     ledger: Ledger
     compile: bool = False
+    reference_kl: float = 0.0
     judged_B: Tensor | None = None  # verdicts, where they cannot be left to the chunks
     scores: list[TargetScores] = field(default_factory=list)
 
@@ -102,11 +105,12 @@ class Scoring:
         ]
         self.judged_B = self._verdicts(self._shift(_joined(parts)))
 
-    def loss(self, logits_NV: Tensor, part: slice) -> Tensor:
-        rows = Rows(*(stream_N[part] for stream_N in self.tokens.rows))
+    def losses(self, logits_NV: Tensor, part: slice) -> Losses:
+        rows = Rows(*(stream_N[part] for stream_N in self.tokens.rows if stream_N is not None))
         targets, number = self.tokens.targets_in(part), self._group_at(part.start)
         group = None if number is None else self.batch.groups[number]
-        objective, teacher_logits = Objective(self.ratio_cap, bool(self.ledger.counts.tokens[POLICY])), []
+        objective = Objective(self.ratio_cap, bool(self.ledger.counts.tokens[POLICY]), self.reference_kl)
+        teacher_logits: list[Tensor] = []
         if number is not None and group is not None:
             objective = replace(objective, distill=group.distill, shares=self.teachers[number].shares)
             own = slice(targets.start - group.tokens.start, targets.stop - group.tokens.start)
@@ -115,7 +119,7 @@ class Scoring:
         score = compile_once(chunk_terms) if self.compile else chunk_terms
         terms: Terms = score(logits_NV, teacher_logits, rows, self._targets(targets), objective)
         self._record(terms, rows)
-        return self._sum(terms, group)
+        return self._losses(terms, group)
 
     def _group_at(self, token: int) -> int | None:
         """The group whose targets a chunk has that begins at this token."""
@@ -131,14 +135,10 @@ class Scoring:
             open_B, gate_B = torch.eq(self.judged_B, 0).float(), torch.zeros_like(gate_B)
         return Targets(tokens.weight_M[part], tokens.branch_M[part], gate_B, open_B)
 
-    def _sum(self, terms: Terms, group: Group | None) -> Tensor:
+    def _losses(self, terms: Terms, group: Group | None) -> Losses:
         counts = self.ledger.counts.tokens
-        loss = torch.zeros((), device=terms.rl.device)
-        parts = [(POLICY, terms.rl), (IMITATION, terms.ce), *([(group.distill.part, terms.distill)] if group else [])]
-        for name, total in parts:
-            if counts[name]:
-                loss = loss + total / counts[name]
-        return loss
+        parts = {POLICY: terms.rl, IMITATION: terms.ce, **({group.distill.part: terms.distill} if group else {})}
+        return {name: total / counts[name] for name, total in parts.items() if counts[name]}
 
     def _record(self, terms: Terms, rows: Rows) -> None:
         counts = self.ledger.counts.tokens
@@ -149,6 +149,8 @@ class Scoring:
             self.ledger.add("rl/loss", terms.rl, count)
             self.ledger.add("rl/mismatch", (terms.logp_N - rows.behaviour_N).abs() * sampled_N, count)
             self.ledger.add("rl/entropy", terms.entropy_N * sampled_N, count)
+            if rows.reference_N is not None:
+                self.ledger.add("rl/reference_kl", k1(terms.logp_N, rows.reference_N) * sampled_N, count)
         if count := counts[IMITATION]:
             self.ledger.add("ce/loss", terms.ce, count)
 

@@ -85,6 +85,18 @@ class Compared:
         return [head(hidden_MD[part]) for head, hidden_MD in (self.student, *self.teacher.models)]
 
 
+@torch.no_grad()
+def sampled_logp(scorer: Scorer, ids_N: Tensor, temperature_N: Tensor, chunk_rows: int) -> Tensor:
+    """What one model makes of tokens: their log-probabilities."""
+    head, hidden_ND = scorer
+    parts = []
+    for start in range(0, len(ids_N), chunk_rows):
+        part = slice(start, start + chunk_rows)
+        logp_NV = log_probabilities([head(hidden_ND[part])], temperature_N[part])
+        parts.append(logp_NV.gather(1, ids_N[part, None])[:, 0])
+    return torch.cat(parts)
+
+
 def _chunk_scores(
     logits: list[Tensor], ids_M: Tensor, temperature_M: Tensor, direction: Direction, shares: tuple[float, ...]
 ) -> TargetScores:

@@ -71,15 +71,17 @@ class OwnWeights:
         """After each step: towards the student by the share that the kind says."""
         self.steps += 1
         share = self.kind.share(self.steps)
-        pairs = zip(self.decoder.model.parameters(), student.parameters(), strict=True)
-        apart = [(mine, its) for mine, its in pairs if mine is not its]
-        if not share or not apart:
+        if not share:
             return
-        slow, fast = zip(*apart, strict=True)
-        if share < 1 and slow[0].dtype == torch.bfloat16:
-            _lerp_by_chance(slow, fast, share, self.steps)
-        else:
-            torch._foreach_lerp_(slow, fast, share)
+        both = zip(self.decoder.model.parameters(), student.parameters(), strict=True)
+        apart = [(mine, its) for mine, its in both if mine is not its]
+        for rounds in (True, False):
+            pairs = [pair for pair in apart if (pair[0].dtype == torch.bfloat16) == rounds]
+            slow, fast = ([pair[place] for pair in pairs] for place in (0, 1))
+            if rounds and share < 1:
+                _lerp_by_chance(slow, fast, share, self.steps)
+            elif pairs:
+                torch._foreach_lerp_(slow, fast, share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ def make_teachers(student: Decoder, kinds: Mapping[str, Kind]) -> dict[str, Teac
 def _lerp_by_chance(slow: Sequence[Tensor], fast: Sequence[Tensor], share: float, seed: int) -> None:
     """For bfloat16, whose steps are larger than a hundredth of most differences: rounding to the nearest would never
     move. Up or down by chance is right on the average, and needs no copy in float32."""
-    rng = torch.Generator(slow[0].device).manual_seed(seed)
+    rng = torch.Generator(slow[0].device).manual_seed(seed) if slow else None
     for mine, its in zip(slow, fast, strict=True):
         bits = torch.lerp(mine.float(), its.float(), share).view(torch.int32)
         bits += torch.randint(1 << 16, bits.shape, generator=rng, dtype=torch.int32, device=bits.device)

@@ -6,9 +6,10 @@ Left out on purpose: critics, trust-region clipping, entropy bonuses, several ep
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import torch
@@ -17,15 +18,20 @@ from transformers import PreTrainedModel
 
 from offbook.config import TrainConfig
 from offbook.train import head
-from offbook.train.batches import Batch, BranchBatch, micro_batches, row_length
+from offbook.train.batches import Batch, BranchBatch, Tokens, micro_batches, row_length
 from offbook.train.forward import Decoder
 from offbook.train.muon import Muon
 from offbook.train.scoring import Counts, Ledger, Scoring
-from offbook.train.targets import Measured, Scorer, Scorers
+from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
-from offbook.types import Sample, Weights
+from offbook.types import OffbookError, Sample, Weights
 
 NO_TEACHERS: Mapping[str, Kind] = MappingProxyType({})
+REFERENCE = "start"  # the teacher that `reference_kl` is taken to
+
+
+class NotFinite(OffbookError):
+    """A loss or gradient that is no number. Nothing of the step was applied."""
 
 
 @dataclass(slots=True)
@@ -42,14 +48,22 @@ class Trainer:
         self.student = Decoder(model, settings.recompute, settings.compile, precision=settings.precision)
         self.teachers = make_teachers(self.student, teachers)
         self.optimizer = _optimizer(model, settings)
+        self.steps = 0
 
     def step(self, samples: list[Sample], lr_scale: float = 1.0, counts: Counts | None = None) -> StepResult:
         """`counts` are those of all ranks together, where others train on other samples of the same step."""
         batches = micro_batches(samples, self.settings.micro_tokens)
-        ledger = Ledger(counts or Counts.of(samples), split=_split_contests(batches))
+        every = self.settings.log_parts
+        squares: dict[str, Tensor] | None = {} if every and self.steps % every == 0 else None
+        ledger = Ledger(counts or Counts.of(samples), split=_split_contests(batches), squares=squares)
         for micro in batches:
             self.loss(Batch.collate(micro, self.model.device), ledger).backward()
         gradient_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
+        if not math.isfinite(gradient_norm):
+            self.optimizer.zero_grad()
+            broken = [name for name, value in ledger.means().items() if not math.isfinite(value)]
+            raise NotFinite(f"the gradient is {float(gradient_norm)} ({', '.join(broken) or 'every loss is finite'})")
+        self.steps += 1
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * lr_scale
         self.optimizer.step()
@@ -59,7 +73,8 @@ class Trainer:
         padded = sum(len(micro) * row_length(micro, self.model.device) for micro in batches)
         used = sum(len(sample.ids) for sample in samples)
         metrics = {"gradient_norm": float(gradient_norm), "train_tokens": used, "padding_share": 1 - used / padded}
-        return StepResult({**ledger.means(), **metrics}, ledger.measured())
+        norms = {f"{part}/gradient": float(square) ** 0.5 for part, square in (squares or {}).items()}
+        return StepResult({**ledger.means(), **metrics, **norms}, ledger.measured())
 
     def publish(self, version: int) -> Weights:
         """The weights as an engine takes them. They are not copied: apply them before the next step."""
@@ -81,14 +96,27 @@ class Trainer:
             tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
             hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
             student: Scorer = output, hidden_ND.detach()[: len(tokens.weight_M)]
-            scoring = Scoring(batch, tokens, student, teachers, settings.ratio_cap, ledger, settings.compile)
+            if settings.reference_kl:
+                tokens = self._with_reference(batch, tokens)
+            scoring = Scoring(
+                batch, tokens, student, teachers, settings.ratio_cap, ledger, settings.compile, settings.reference_kl
+            )
             target_rows = -(-self._chunk_rows // 2)  # a teacher's logits lie beside the student's
             if batch.branches and (scoring.is_contested or tokens.has_cut_target):
                 scoring.judge(target_rows)
-            loss = head.in_chunks(hidden_ND, output, scoring.loss, tokens.chunks)
+            loss = head.in_chunks(hidden_ND, output, scoring.losses, tokens.chunks, ledger.squares)
             if batch.branches:
                 scoring.record_targets(target_rows)
         return loss
+
+    @torch.no_grad()
+    def _with_reference(self, batch: Batch, tokens: Tokens) -> Tokens:
+        own = self.teachers[REFERENCE].own
+        assert own is not None
+        hidden_BTD, _ = own.decoder.hidden(batch.ids_BT)
+        scorer = own.decoder.head, hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
+        reference_N = sampled_logp(scorer, tokens.rows.ids_N, tokens.rows.temperature_N, self._chunk_rows)
+        return replace(tokens, rows=tokens.rows._replace(reference_N=reference_N))
 
     def _forward(self, batch: Batch) -> tuple[Tensor, list[Scorers]]:
         """The student's hidden states and, for each group of branches, what its teacher is scored with. Teachers with
