@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart tasks-demo test test-slow test-browser check format clean
+.PHONY: quickstart tasks-demo test test-slow test-browser docs check format clean
 
 quickstart: $(VENV)/ready
 	$(BIN)/offbook quickstart
@@ -21,6 +21,9 @@ test-browser: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,browser]"
 	command -v chromium || command -v google-chrome || (apt-get update -qq && apt-get install -y -qq chromium) || true
 	$(BIN)/python -m pytest -m browser -rs tests/test_view_browser.py
+
+docs: $(VENV)/ready
+	$(BIN)/python docs/config_reference.py > docs/config.md
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from offbook.cli.defaults import suited
 from offbook.config import Config, ConfigError, load_config
 
+DOCS = Path(__file__).parent.parent / "docs"
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
 
 
@@ -135,3 +138,8 @@ def test_a_retired_key_is_dropped_where_it_did_nothing_and_refused_where_it_did(
     assert load_config([old], {}).feedback.weight == 2.0
     with pytest.raises(ConfigError, match=r"feedback.entry_cap is gone: .*; cap tokens instead"):
         load_config([old], {"feedback.entry_cap": "0.06"})
+
+
+def test_the_reference_is_that_of_the_tree() -> None:
+    made = subprocess.run([sys.executable, DOCS / "config_reference.py"], capture_output=True, text=True, check=True)
+    assert made.stdout == (DOCS / "config.md").read_text(), "`make docs` makes it anew"
