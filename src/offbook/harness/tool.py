@@ -12,7 +12,7 @@ from offbook.sandbox.access import Opened
 from offbook.sandbox.box import Box
 from offbook.types import Limits, ToolSpec
 
-Kind = Literal["string", "integer", "boolean", "edits", "todos"]
+Kind = Literal["string", "integer", "number", "boolean", "edits", "todos"]
 Status = Literal["pending", "in_progress", "done"]
 MARKS: dict[Status, str] = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
 
@@ -70,6 +70,8 @@ class Parameter:
         """What is wrong with a value, or None. A number in quotes is a string and true is no number."""
         if self.kind == "integer":
             return None if type(value) is int else f"{name} must be an integer"
+        if self.kind == "number":
+            return None if type(value) in (int, float) else f"{name} must be a number"
         if self.kind == "boolean":
             return None if type(value) is bool else f"{name} must be true or false"
         if self.kind == "string":

@@ -9,10 +9,11 @@ import difflib
 import json
 import random
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Any
 
 from offbook.harness.tools import BASH, TOOLS, Tool, ToolFailed, Workbench, submitted
@@ -127,29 +128,38 @@ class Toolset:
         )
 
 
-def make_toolset(names: tuple[str, ...], profile: str = "standard", variation: float = 0.0, seed: str = "") -> Toolset:
+def make_toolset(
+    names: tuple[str, ...],
+    profile: str = "standard",
+    variation: float = 0.0,
+    seed: str = "",
+    own: Mapping[str, Tool] = MappingProxyType({}),
+) -> Toolset:
     """The tools of `names` as a task shows them; the same seed (the task's id) gives the same toolset.
 
     Variation 0 shows all of them in the given order, canonical and strict. With 1, half of what can be missed is
     missing, names, order and words differ, and half of the toolsets are lenient. What stays can solve what all of them
     could. The profile `bash` is a format of its own: it has the one tool, whatever the names, and does not vary.
+    Those of `own`, the user's, come last and do not vary either, so the others are shown as they are without them.
     """
     _known(profile, PROFILES, "profile")
     for name in names:
-        _known(name, TOOLS, "tool")
+        _known(name, {**TOOLS, **own}, "tool")
     if len(set(names)) < len(names):
         raise OffbookError(f"a tool is named twice in {', '.join(names)}")
     if not 0 <= variation <= 1:
         raise OffbookError(f"variation is between 0 and 1, not {variation:g}")
     if profile == "bash":
-        return Toolset({BASH.name: ShownTool(BASH.name, BASH, {"command": "command"}, BASH.description)}, True, "bash")
+        return Toolset({BASH.name: _as_it_is(BASH)}, True, "bash")
     lacking = _lacking(names)
     if lacking:
         raise OffbookError(f"the tools {', '.join(names)} give no way to {lacking}; add {_remedy(lacking)}")
     dice = random.Random(f"toolset {seed}")
-    shown = [_show(TOOLS[name], dice, variation) for name in _keep(names, dice, variation)]
+    built_in = tuple(name for name in names if name in TOOLS)
+    shown = [_show(TOOLS[name], dice, variation) for name in _keep(built_in, dice, variation)]
     if dice.random() < variation:
         dice.shuffle(shown)
+    shown += [_as_it_is(own[name]) for name in names if name in own]
     return Toolset({tool.name: tool for tool in shown}, not dice.random() < variation * LENIENT, profile)
 
 
@@ -180,6 +190,10 @@ def _keep(names: tuple[str, ...], dice: random.Random, variation: float) -> list
         if dice.random() < variation * DROPPED and not lost and not _lacking(rest):
             kept = rest
     return kept
+
+
+def _as_it_is(tool: Tool) -> ShownTool:
+    return ShownTool(tool.name, tool, {name: name for name in tool.parameters}, tool.description)
 
 
 def _show(tool: Tool, dice: random.Random, variation: float) -> ShownTool:
