@@ -109,12 +109,6 @@ def test_commands(in_shared_box: Run) -> None:
         rights = await box.exec("grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status; ls /sys/class/net", 10)
         assert rights.output.split() == ["CapEff:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1", "lo"]
         assert (await box.exec("kill -TERM $$", 10)).exit_code == -15
-        usage = box.usage()
-        assert usage.commands >= 4
-        assert usage.cpu_s is not None
-        assert usage.cpu_s > 0
-        assert usage.peak_memory_mb is not None
-        assert 0 < usage.peak_memory_mb <= 64
 
     in_shared_box(work)
 

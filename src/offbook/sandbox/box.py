@@ -16,6 +16,15 @@ class PathRefused(ValueError):
     """A path that leaves the tree or is no regular file. The tool call turns it into a message for the agent."""
 
 
+def in_history(path: str) -> bool:
+    return path == HISTORY or path.startswith(HISTORY + "/")
+
+
+def refuse_history(path: str) -> None:
+    if in_history(path):
+        raise PathRefused(f"{HISTORY} can be read and not written")
+
+
 @dataclass(frozen=True, slots=True)
 class BoxSpec:
     """Which kind of box, and how much of the machine one box may use."""
@@ -43,17 +52,6 @@ class ExecResult:
     report: str = ""  # what it wrote to file descriptor 3, where that was asked for
     exhausted: str = ""  # which limit of the box ended it ("memory", "disk"), if one did
     opened: Opened | None = None  # None where nobody watched; commands started together share what they opened
-
-
-@dataclass(frozen=True, slots=True)
-class BoxUsage:
-    """What the commands of a box have used that are over. None where this backend cannot tell."""
-
-    commands: int
-    wall_s: float
-    cpu_s: float | None
-    peak_memory_mb: float | None
-    disk_mb: float | None
 
 
 class Box(Protocol):
@@ -97,12 +95,12 @@ class Box(Protocol):
         """Make this point the one that the box comes back to after a crash."""
         ...
 
-    def usage(self) -> BoxUsage: ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *_: object) -> None: ...
-
     async def close(self) -> None:
         """Kill what runs and leave nothing behind. A closed box may be closed again."""
         ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

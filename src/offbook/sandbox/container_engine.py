@@ -25,15 +25,14 @@ ulimit -f $2
 [ "$3" ] && exec 3> /dev/shm/$1.report
 exec /bin/sh -c "$4"
 """
-# Kills what is left of a command, then tells what the control groups (version 1 or 2) have counted, then the report.
+# Kills what is left of a command, then tells what control groups (version 2 or 1) counted, then the report.
 AFTER = """
 exec 2> /dev/null
 kill -9 -$(cat /dev/shm/$1.group)
 [ "$2" ] && kill -9 -1
 cd /sys/fs/cgroup
-cat cpu.stat memory.events memory/memory.oom_control
-echo usage_nsec $(cat cpuacct/cpuacct.usage)
-echo peak $(cat memory.peak memory/memory.max_usage_in_bytes)
+echo counted
+cat memory.events memory/memory.oom_control
 echo
 cat /dev/shm/$1.report
 rm -f /dev/shm/$1.group /dev/shm/$1.report

@@ -22,14 +22,8 @@ LOGS = "/logs"  # where a judge that came with a task leaves the reward; gone wi
 
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # beside /usr, and mostly links into it
 COPIED = (
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "alternatives",
-    "localtime",
-    "services",
-    "protocols",
-    "os-release",
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives"),
+    *("localtime", "services", "protocols", "os-release"),
 )
 WRITTEN = {
     "passwd": f"root:x:0:0::/:/bin/sh\nagent:x:{UID}:{UID}::{HOME}:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
