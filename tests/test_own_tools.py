@@ -167,10 +167,10 @@ def test_the_others_are_shown_as_without_it(tmp_path: Path, seed: int) -> None:
     [
         ("def add(box):\n    return ''\n", r"add of .*my_tools\.py needs a docstring"),
         ('def add():\n    """Add."""\n', "needs a first parameter, which is the box"),
-        ('def add(box, one):\n    """Add."""\n', "one of the tool add of .* must be annotated as str, int, float"),
-        ('def add(box, one: list[int]):\n    """Add."""\n', "one of the tool add of .* must be annotated"),
-        ('def add(box, one: int | str):\n    """Add."""\n', "must be annotated"),
-        ('def add(box, *one: int):\n    """Add."""\n', "must be annotated"),
+        ('def add(box, one):\n    """Add."""\n', "the tool add of .* must annotate one as str, int, float, bool"),
+        ('def add(box, one: list[bytes]):\n    """Add."""\n', "must annotate one"),
+        ('def add(box, one: int | str):\n    """Add."""\n', "must annotate one"),
+        ('def add(box, *one: int):\n    """Add."""\n', "must annotate one"),
         (
             'def add(box, one: "Absent"):\n    """Add."""\n',
             "annotations of the tool add of .* cannot be read: NameError",

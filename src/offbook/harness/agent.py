@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from offbook.harness.tools import Tool, ToolFailed, Workbench
+from offbook.harness.tool import Tool, ToolFailed, Workbench
 from offbook.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.sandbox import HISTORY, Box, PathRefused
 from offbook.sandbox.access import describe, notable, own_packages

@@ -10,22 +10,26 @@ import json
 import random
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from offbook.harness.tools import BASH, TOOLS, Tool, ToolFailed, Workbench, submitted
+from offbook.harness.tool import Tool, ToolFailed, Workbench
+from offbook.harness.tools import BASH, TOOLS, submitted
 from offbook.harness.wordings import WORDINGS
 from offbook.sandbox.box import PathRefused
-from offbook.tokens import render_call
+from offbook.tokens import as_json, render_call
 from offbook.types import OffbookError, Role, ToolCall, ToolSpec
 
 PROMPTS = resources.files("offbook.harness") / "prompts"
 PROFILES = ("pocket", "standard", "worked", "bash")
-READING = frozenset({"read_file", "run_command"})
-EDITING = frozenset({"edit_file", "run_command"})
+NEEDED = {  # a way to do it, and the tools that give one; the first is named where none does
+    "read": ("read_file", "run_command"),
+    "edit": ("edit_file", "run_command"),
+    "finish": ("finish",),
+}
 FINDING = frozenset({"list_dir", "search_codebase", "run_command"})
 DROPPED = 0.5  # how many of the tools that can be missed are, at full variation
 LENIENT = 0.5  # of the toolsets, at full variation
@@ -122,10 +126,8 @@ class Toolset:
         words = prompt("standard").format(strictness=STRICTNESS[self.strict])
         if told:
             return words
-        tools = [{"type": "function", "function": asdict(spec)} for spec in self.specs()]
-        return f"{words}\n\n" + prompt("hermes").format(
-            tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        )
+        tools = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_json(self.specs()))
+        return f"{words}\n\n" + prompt("hermes").format(tools=tools)
 
 
 def make_toolset(
@@ -153,7 +155,7 @@ def make_toolset(
         return Toolset({BASH.name: _as_it_is(BASH)}, True, "bash")
     lacking = _lacking(names)
     if lacking:
-        raise OffbookError(f"the tools {', '.join(names)} give no way to {lacking}; add {_remedy(lacking)}")
+        raise OffbookError(f"the tools {', '.join(names)} give no way to {lacking}; add {NEEDED[lacking][0]}")
     dice = random.Random(f"toolset {seed}")
     built_in = tuple(name for name in names if name in TOOLS)
     shown = [_show(TOOLS[name], dice, variation) for name in _keep(built_in, dice, variation)]
@@ -170,15 +172,7 @@ def _known(name: str, known: Iterable[str], kind: str) -> None:
 
 
 def _lacking(names: Iterable[str]) -> str | None:
-    has = set(names)
-    for way, tools in (("read", READING), ("edit", EDITING), ("finish", frozenset({"finish"}))):
-        if has.isdisjoint(tools):
-            return way
-    return None
-
-
-def _remedy(way: str) -> str:
-    return {"read": "read_file", "edit": "edit_file", "finish": "finish"}[way]
+    return next((way for way, tools in NEEDED.items() if set(names).isdisjoint(tools)), None)
 
 
 def _keep(names: tuple[str, ...], dice: random.Random, variation: float) -> list[str]:
