@@ -210,8 +210,6 @@ class _Episode:
             return "failed", f"error: {error}"
         except ToolFailed as error:
             return "failed", f"error: {error}"
-        except OSError as error:  # no such file, a folder, no permission, no space
-            return "failed", f"error: {error.strerror or error}"
         except Exception:  # the border of a tool call: a tool that breaks is an answer and an event
             self.record("tool_crash", traceback.format_exc(limit=-4))
             return "failed", "error: the tool broke; try another way"

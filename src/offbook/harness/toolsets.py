@@ -88,14 +88,13 @@ class Toolset:
                 own[shown.parameters[name]] = value
             else:
                 ignored.append(name)
-        if not ignored:
-            return await shown.tool.run(bench, own)
-        note = f"\n[ignored: {call.name} takes no {', '.join(ignored)}]".encode(errors="replace").decode()
+        said = f"\n[ignored: {call.name} takes no {', '.join(ignored)}]" if ignored else ""
+        note = said.encode(errors="replace").decode()
         try:
             return await shown.tool.run(bench, own) + note
         except (ToolFailed, PathRefused) as error:
             raise type(error)(f"{error}{note}") from error
-        except OSError as error:
+        except OSError as error:  # no such file, a folder, no permission, no space
             raise ToolFailed(f"{error.strerror or error}{note}") from error
 
     def finishes(self, call: ToolCall, answer: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
@@ -16,13 +17,15 @@ class PathRefused(ValueError):
     """A path that leaves the tree or is no regular file. The tool call turns it into a message for the agent."""
 
 
-def in_history(path: str) -> bool:
-    return path == HISTORY or path.startswith(HISTORY + "/")
-
-
-def refuse_history(path: str) -> None:
-    if in_history(path):
-        raise PathRefused(f"{HISTORY} can be read and not written")
+def environment(python: str, home: str, temporary: str) -> dict[str, str]:
+    """What commands find set: nothing of the host's own. `python` is a prefix, whose bin/ comes first on the path."""
+    return {
+        "PATH": os.pathsep.join([os.path.join(python, "bin"), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "HOME": home,
+        "TMPDIR": temporary,
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Self
 
 from offbook.sandbox import container_engine as scripts
-from offbook.sandbox.box import Box, BoxSpec, ExecResult, Names, PathRefused, in_history, refuse_history
+from offbook.sandbox.box import Box, BoxSpec, ExecResult, Names, PathRefused
 from offbook.sandbox.container_engine import TREE, archived, call, find_engine, must, packed, run_arguments
-from offbook.sandbox.folders import publish
+from offbook.sandbox.folders import in_history, publish, refuse_history
 from offbook.sandbox.output import Output
 from offbook.types import OffbookError
 

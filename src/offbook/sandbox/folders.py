@@ -60,6 +60,15 @@ def recordable(parts: Sequence[str]) -> str:
     return os.fsencode("/".join(parts)).decode(errors="replace")
 
 
+def in_history(path: str) -> bool:
+    return path == HISTORY or path.startswith(HISTORY + "/")
+
+
+def refuse_history(path: str) -> None:
+    if in_history(path):
+        raise PathRefused(f"{HISTORY} can be read and not written")
+
+
 def publish(folder: str, name: str, text: str) -> None:
     """A file that appears whole and is replaced, never changed."""
     if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, Names, PathRefused, in_history, refuse_history
-from offbook.sandbox.folders import publish, recordable, regular_files, remove_tree
+from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, Names, PathRefused, environment
+from offbook.sandbox.folders import in_history, publish, recordable, refuse_history, regular_files, remove_tree
 from offbook.sandbox.output import REPORT_BYTES, Output
 
 DEFAULT = BoxSpec(backend="process", memory_mb=4096, disk_mb=64)  # disk_mb: of one file
@@ -36,14 +36,8 @@ class ProcessBox(Box):
         self.root = self._place / "tree"
         self._history = self._place / "history"
         home, temporary = self._place / "home", self._place / "tmp"
-        tools = str(python.resolve() / "python" / "bin") if python else os.path.dirname(sys.executable)
-        self._environment = {
-            "PATH": os.pathsep.join([tools, "/usr/local/bin", "/usr/bin", "/bin"]),
-            "HOME": str(home),
-            "TMPDIR": str(temporary),
-            "LANG": "C.UTF-8",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
+        interpreter = str(python.resolve() / "python") if python else sys.prefix
+        self._environment = environment(interpreter, str(home), str(temporary))
         try:
             for folder in (home, temporary, self._history):
                 folder.mkdir()

@@ -10,25 +10,26 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, Names, in_history, refuse_history
+from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, Names, environment
 from offbook.sandbox.bwrap import edits
 from offbook.sandbox.bwrap.arguments import POINTS, box_arguments, limits, seccomp_file
 from offbook.sandbox.bwrap.cgroups import make_group, this_hierarchy
-from offbook.sandbox.bwrap.held import Held, is_owned, link_files, owned_copy
+from offbook.sandbox.bwrap.held import Held, is_owned, owned_copy
 from offbook.sandbox.bwrap.isolation import isolation, require_isolation
 from offbook.sandbox.bwrap.launch import COMMAND_BYTES, Command, Launch
 from offbook.sandbox.bwrap.layers import Layer, merge, too_high
 from offbook.sandbox.bwrap.merged import Merged
-from offbook.sandbox.bwrap.root import TREE, View, environment, view_arguments
+from offbook.sandbox.bwrap.root import HOME, TEMPORARY, TREE, View, view_arguments
 from offbook.sandbox.bwrap.store import next_name, owner_name, store
 from offbook.sandbox.bwrap.watch import can_watch
-from offbook.sandbox.folders import bytes_in, deleted_bytes, publish, remove_tree
+from offbook.sandbox.folders import bytes_in, deleted_bytes, in_history, publish, refuse_history, remove_tree
 
 WATCH_S = 0.1
 MIN_FREE = 0.02
@@ -78,8 +79,8 @@ class BwrapBox(Box):
         self._closed = False
         self._num_kills = 0
         self._full_bytes = 0  # what was written when a command went over the limit
-        modes = frozen[0].modes() if frozen else (0o755, 0o755, 0o1777)
-        self._held.layers = [Layer.make(self._new_path("layer"), modes), *frozen]
+        top = self._new_path("layer")
+        self._held.layers = [Layer.make(top, frozen[0].modes()) if frozen else Layer.make(top), *frozen]
         self._history = self._copied(history)
 
     @classmethod
@@ -161,7 +162,7 @@ class BwrapBox(Box):
             await launch.run(
                 box_arguments(self._base, self._held.layers, self._held.place, self._history, self._view, filter_end),
                 [filter_end],
-                environment(self._view),
+                environment(self._view.interpreter, HOME, TEMPORARY),
             )
             if watching.done():
                 watching.result()
@@ -300,11 +301,8 @@ class BwrapBox(Box):
         return path
 
     def _copied(self, history: str) -> str:
-        """Published files for this box alone, from its next point on; nothing where none were published."""
-        copy = self._new_path("history") if history else ""
-        if copy:
-            link_files(history, copy)
-        return copy
+        """Published files for this box alone, as links: they are replaced and never changed."""
+        return shutil.copytree(history, self._new_path("history"), copy_function=os.link) if history else ""
 
     def _merged(self) -> Merged:
         return Merged([*(f"{layer.path}/tree" for layer in self._held.layers), self._base], TREE)

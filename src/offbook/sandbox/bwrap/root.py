@@ -52,16 +52,6 @@ class View:
         return os.path.join(self.python, "python") if self.python else sys.prefix
 
 
-def environment(view: View) -> dict[str, str]:
-    return {
-        "PATH": os.pathsep.join([os.path.join(view.interpreter, "bin"), "/usr/local/bin", "/usr/bin", "/bin"]),
-        "HOME": HOME,
-        "TMPDIR": TEMPORARY,
-        "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-
-
 def view_arguments(view: View) -> tuple[list[str], list[str]]:
     return _view_arguments(view, store())
 
