@@ -233,13 +233,13 @@ def refusing_races(path: str) -> Iterator[None]:
         raise
 
 
-def read_regular(name: str, folder: int, limit_bytes: int = READ_BYTES) -> bytes:
-    """At most one byte more than the limit, which tells that there is more."""
+def read_regular(name: str, folder: int) -> bytes:
+    """At most one byte more than READ_BYTES, which tells that there is more."""
     descriptor = os.open(name, OPEN_FILE, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise PathRefused(f"{name} is not a file")
-        chunks, wanted = [], limit_bytes + 1
+        chunks, wanted = [], READ_BYTES + 1
         while wanted and (chunk := os.read(descriptor, min(wanted, 1 << 20))):
             chunks.append(chunk)
             wanted -= len(chunk)
