@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_harness import Says, answers, rollout_of
+from test_harness import LIMITS, Says, answers, rollout_of
 from test_harness import tree as tree  # a fixture
 from test_remote import reply, serving
 from test_rollout import rollout as offbook_rollout
@@ -23,7 +24,7 @@ from offbook.types import OffbookError, Rollout
 READ_AND_WRITE = ("read_file", "edit_file", "finish")
 SEVERAL = '''
 import time
-from typing import Annotated
+from typing import Annotated, Literal
 
 from offbook.harness import ToolFailed
 
@@ -38,6 +39,10 @@ async def write_down(box, text: str) -> str:
         raise ToolFailed("there is nothing to write")
     await box.write("note.txt", text)
     return await box.read("../../etc/passwd") if text == "out" else "written"
+
+def pick(box, words: list[str], which: Literal["first", "last"] = "first") -> str:
+    """Pick a word."""
+    return words[0 if which == "first" else -1]
 
 def breaks(box) -> str:
     """Breaks."""
@@ -92,6 +97,10 @@ def test_calls_are_held_to_the_annotations_and_what_breaks_stays_inside(
         ("add", {"one": 1, "other": True}),
         ("add", {"other": 1.5}),
         ("add", {"one": 1, "third": 3}),
+        ("pick", {"words": ["a", "b"], "which": "last"}),
+        ("pick", {"words": "a"}),
+        ("pick", {"words": ["a", 2]}),
+        ("pick", {"words": ["a"], "which": "middle"}),
     ]
     more = [
         ("write_down", {"text": "a note"}),
@@ -101,10 +110,11 @@ def test_calls_are_held_to_the_annotations_and_what_breaks_stays_inside(
         ("tells_nothing", {}),
         ("_helper", {}),
     ]
-    added = ("add", "write_down", "breaks", "tells_nothing")
+    added = ("add", "write_down", "pick", "breaks", "tells_nothing")
     (tmp_path / "own").mkdir()
     file = written(tmp_path / "own", SEVERAL)
-    first, second = (work(tree, chat, file, *part, added=added) for part in (calls, more))
+    limits = replace(LIMITS, turns=20)
+    first, second = (work(tree, chat, file, *part, added=added, limits=limits) for part in (calls, more))
     assert answers(first)[:-1] == [
         ("ok", "1.5"),
         ("ok", "3!"),
@@ -112,6 +122,10 @@ def test_calls_are_held_to_the_annotations_and_what_breaks_stays_inside(
         ("malformed", "error: other must be a number"),
         ("malformed", "error: add needs one"),
         ("malformed", "error: add takes no third"),
+        ("ok", "b"),
+        ("malformed", "error: words must be a list of strings"),
+        ("malformed", "error: item 2 of words must be a string"),
+        ("malformed", "error: which must be one of first, last"),
     ]
     assert answers(second)[:-1] == [
         ("ok", "written"),

@@ -147,11 +147,8 @@ def schema_of(kind: Any) -> dict[str, Any] | None:
         return items and {"type": "array", "items": items}
     if is_typeddict(kind):
         properties = {name: schema_of(part) for name, part in get_type_hints(kind).items()}
-        return (
-            {"type": "object", "properties": properties, "required": [*properties]}
-            if all(properties.values())
-            else None
-        )
+        if all(properties.values()):
+            return {"type": "object", "properties": properties, "required": [*properties]}
     return {"type": PLAIN[kind]} if kind in PLAIN else None
 
 
