@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbook.tokens import BASH, HERMES, XML, Dialect, dialect_named, parse_calls, render_call
+from offbook.tokens import HERMES, render_call
+from offbook.tokens.calls import BASH, XML, Dialect, dialect_named
+from offbook.tokens.hermes import parse as parse_calls
 from offbook.types import OffbookError, ToolCall, ToolSpec
 
 CONVERT = ToolSpec(

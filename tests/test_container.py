@@ -10,7 +10,7 @@ import pytest
 
 from offbook.sandbox.box import BoxSpec, PathRefused
 from offbook.sandbox.container import ContainerBox
-from offbook.sandbox.container_engine import build_image, find_engine, run_arguments
+from offbook.sandbox.container_engine import find_engine, run_arguments
 from offbook.types import OffbookError
 
 IMAGE = "offbook-test-busybox:1"
@@ -109,12 +109,6 @@ def test_commands(in_shared_box: Run) -> None:
         rights = await box.exec("grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status; ls /sys/class/net", 10)
         assert rights.output.split() == ["CapEff:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1", "lo"]
         assert (await box.exec("kill -TERM $$", 10)).exit_code == -15
-        usage = box.usage()
-        assert usage.commands >= 4
-        assert usage.cpu_s is not None
-        assert usage.cpu_s > 0
-        assert usage.peak_memory_mb is not None
-        assert 0 < usage.peak_memory_mb <= 64
 
     in_shared_box(work)
 
@@ -259,8 +253,6 @@ def test_arguments_take_everything_away(tmp_path: Path) -> None:
 def test_errors_are_one_sentence(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OffbookError, match="needs an image"):
         asyncio.run(ContainerBox.open(tree, BoxSpec("container")))
-    with pytest.raises(OffbookError, match="no environment/Dockerfile"):
-        asyncio.run(build_image(tree, "tag"))
     monkeypatch.setenv("PATH", str(tree))
     with pytest.raises(OffbookError, match="start the Docker daemon, or install podman"):
         asyncio.run(ContainerBox.open(tree, SPEC))
@@ -271,17 +263,3 @@ def test_an_unknown_image_is_named_and_leaves_nothing(engine: str, tree: Path) -
     with pytest.raises(OffbookError, match=f"{engine} run failed: .*no-such-image"):
         asyncio.run(ContainerBox.open(tree, BoxSpec("container", image="localhost/no-such-image:1")))
     assert made_by_us(engine) == before
-
-
-def test_an_image_is_built_from_a_task_folder(engine: str, tree: Path) -> None:
-    (tree / "environment").mkdir()
-    (tree / "environment" / "Dockerfile").write_text(f"FROM {IMAGE}\nENV BUILT=yes\n")
-    asyncio.run(build_image(tree, "offbook-test-built:1"))
-
-    async def work(box: ContainerBox) -> None:
-        assert (await box.exec("echo $BUILT", 10)).output == "yes\n"
-
-    try:
-        with_box(engine, tree, work, BoxSpec("container", image="offbook-test-built:1"))
-    finally:
-        subprocess.run([engine, "rmi", "offbook-test-built:1"], capture_output=True, check=True)

@@ -19,7 +19,8 @@ import httpx2
 import pytest
 
 from offbook.engine import RemoteEngine, RemoteSession, remote
-from offbook.tokens import ChatFormat, Transcript, parse_calls, render_call
+from offbook.tokens import ChatFormat, Transcript, render_call
+from offbook.tokens.hermes import parse as parse_calls
 from offbook.types import Completion, OffbookError, Prompt, ServerLost, ToolSpec
 
 KEY = "sk-very-secret-0123456789"

@@ -15,7 +15,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 from offbook.algo import hint_branch
-from offbook.tokens import BASH, Chat, ChatFormat, RenderedChat, Transcript, chat_for, render_call
+from offbook.tokens import Chat, ChatFormat, RenderedChat, Transcript, chat_for, render_call
+from offbook.tokens.calls import BASH
 from offbook.types import Completion, Hint, OffbookError, Target, ToolCall, ToolSpec
 
 renderers = pytest.importorskip("renderers")

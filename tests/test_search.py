@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toolbench import ALL, CALC, LIMITS, answer, one, session, small_tree
 
 from offbook.harness import matching
-from offbook.harness.tools import Workbench
+from offbook.harness.tool import Workbench
 from offbook.sandbox import ProcessBox
 from offbook.types import Limits, ToolCall
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbook.tokens import ChatFormat, Transcript, chat_for, dialect_named, render_call
+from offbook.tokens import ChatFormat, Transcript, chat_for, render_call
+from offbook.tokens.calls import dialect_named
 from offbook.types import Completion, OffbookError, ToolSpec
 
 TEXT = st.text(max_size=40) | st.sampled_from(

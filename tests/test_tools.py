@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from toolbench import ALL, BASH_SET, CALC, LIMITS, Step, answer, edit, one, session, small_tree
 
 from offbook.harness.editing import mismatch
-from offbook.harness.tools import BASH, OUTPUT_CHARS, TOOLS, Workbench
+from offbook.harness.tool import Workbench
+from offbook.harness.tools import BASH, OUTPUT_CHARS, TOOLS
 from offbook.sandbox import ExecResult, ProcessBox
 from offbook.types import Limits, ToolCall
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from toolbench import ALL, BASH_SET, one, session, small_tree
 
 from offbook.harness.tools import TOOLS
-from offbook.harness.toolsets import EDITING, FINDING, PROFILES, READING, Toolset, make_toolset, prompt
+from offbook.harness.toolsets import FINDING, NEEDED, PROFILES, Toolset, make_toolset, prompt
 from offbook.harness.wordings import WORDINGS
-from offbook.tokens import SUBMIT, parse_calls
+from offbook.tokens import SUBMIT
+from offbook.tokens.hermes import parse as parse_calls
 from offbook.types import Limits, OffbookError, ToolCall
 
 
@@ -57,7 +58,7 @@ def test_long_output_of_bash_keeps_its_head_and_tail(tree: Path) -> None:
 solvable = (
     st.permutations(tuple(TOOLS))
     .flatmap(lambda names: st.integers(1, len(names)).map(lambda count: tuple(names[:count])))
-    .filter(lambda names: not READING.isdisjoint(names) and not EDITING.isdisjoint(names) and "finish" in names)
+    .filter(lambda names: not any(set(tools).isdisjoint(names) for tools in NEEDED.values()))
 )
 varied = st.builds(
     make_toolset, solvable, st.sampled_from(("pocket", "standard")), st.floats(0, 1), st.text(max_size=8)
@@ -70,8 +71,7 @@ def test_every_toolset_can_solve_its_task(names: tuple[str, ...], variation: flo
     own = [shown.tool.name for shown in toolset.tools.values()]
     assert set(own) <= set(names)
     assert len(set(own)) == len(own)
-    assert not READING.isdisjoint(own)
-    assert not EDITING.isdisjoint(own)
+    assert not any(set(tools).isdisjoint(own) for tools in NEEDED.values())
     assert FINDING.isdisjoint(names) or not FINDING.isdisjoint(own)
     assert "finish" in own
     assert toolset == make_toolset(names, "standard", variation, seed)
@@ -128,7 +128,11 @@ def test_no_name_stands_for_two_things() -> None:
         assert len(set(parameters)) == len(parameters), name
     for tool in TOOLS.values():
         words = " ".join(
-            (tool.description, *WORDINGS[tool.name].descriptions, *(p.description for p in tool.parameters.values()))
+            (
+                tool.description,
+                *WORDINGS[tool.name].descriptions,
+                *(p.schema["description"] for p in tool.parameters.values()),
+            )
         )
         assert not any(name in words for name in names if "_" in name), "a description names no tool"
 

@@ -22,8 +22,9 @@ from pathlib import Path
 from statistics import median
 
 from offbook.sandbox import BwrapBox, isolation, require_isolation
+from offbook.sandbox.box import environment
 from offbook.sandbox.bwrap.arguments import FLAGS, seccomp_file
-from offbook.sandbox.bwrap.root import View, environment, view_arguments
+from offbook.sandbox.bwrap.root import HOME, TEMPORARY, View, view_arguments
 from offbook.sandbox.bwrap.store import owner_name, store
 
 PODMAN_IMAGE = "docker.io/library/busybox"
@@ -48,7 +49,13 @@ def plain_bwrap(tree: Path) -> list[str]:
 
 def run(command: list[str]) -> None:
     with open(seccomp_file(store())) as program:
-        subprocess.run(command, stdin=program, stdout=subprocess.DEVNULL, env=environment(View()), check=True)
+        subprocess.run(
+            command,
+            stdin=program,
+            stdout=subprocess.DEVNULL,
+            env=environment(View().interpreter, HOME, TEMPORARY),
+            check=True,
+        )
 
 
 async def subprocess_row(tree: Path) -> float:

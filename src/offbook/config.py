@@ -66,6 +66,13 @@ class HarnessConfig(Section):
         return Limits(**self.model_dump(include={field.name for field in dataclasses.fields(Limits)}))
 
 
+class ToolsConfig(Section):
+    """Your own tools, beside those of docs/tools.md."""
+
+    files: list[str] = Field(default=[], description="Python files with your own; they run with your rights")
+    add: list[str] = Field(default=[], description="tools that every task's agent gets beside the ones of its task")
+
+
 class SandboxConfig(Section):
     """Which kind of box a rollout gets, and how much of the machine it may use."""
 
@@ -247,6 +254,7 @@ class Config(Section):
     threads: int = Field(default=1, ge=1, description="torch threads; sandboxes use the other cores")
     tasks: TasksConfig = TasksConfig()
     harness: HarnessConfig = HarnessConfig()
+    tools: ToolsConfig = ToolsConfig()
     sandbox: SandboxConfig = SandboxConfig()
     engine: EngineConfig = EngineConfig()
     train: TrainConfig = TrainConfig()
@@ -255,6 +263,12 @@ class Config(Section):
     monitors: MonitorsConfig = MonitorsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if self.tools.add and self.harness.profile == "bash":
+            raise ValueError("the profile bash has one tool, so tools.add is never used; take another harness.profile")
+        return self
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump())

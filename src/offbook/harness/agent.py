@@ -10,10 +10,10 @@ import asyncio
 import difflib
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from offbook.harness.tools import ToolFailed, Workbench
+from offbook.harness.tool import Tool, ToolFailed, Workbench
 from offbook.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.sandbox import HISTORY, Box, PathRefused
 from offbook.sandbox.access import describe, notable, own_packages
@@ -49,6 +49,12 @@ class Harness:
     variation: float = 0.0
     prices: Prices = field(default_factory=Prices)
     told: bool = False  # the model's server tells it of its tools
+    own_tools: Mapping[str, Tool] = field(default_factory=dict)  # the user's, for tasks that name them
+    added: tuple[str, ...] = ()  # tools that every task has beside its own
+
+    def toolset(self, task: Task) -> Toolset:
+        more = (name for name in self.added if name not in task.tools)
+        return make_toolset((*task.tools, *more), self.profile, self.variation, task.id, self.own_tools)
 
 
 async def run_agent(
@@ -62,7 +68,7 @@ async def run_agent(
     on_turn: OnTurn = lambda rollout: None,
 ) -> Rollout:
     """One rollout, unscored. What goes wrong in the policy or the box is on it; only a lost server makes it none."""
-    toolset = make_toolset(task.tools, harness.profile, harness.variation, seed=task.id)
+    toolset = harness.toolset(task)
     rollout = Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
     rollout.own_names = {name: shown.tool.name for name, shown in toolset.tools.items()}
     bench = Workbench(box, harness.limits, test_command=task.test_command)
@@ -204,8 +210,6 @@ class _Episode:
             return "failed", f"error: {error}"
         except ToolFailed as error:
             return "failed", f"error: {error}"
-        except OSError as error:  # no such file, a folder, no permission, no space
-            return "failed", f"error: {error.strerror or error}"
         except Exception:  # the border of a tool call: a tool that breaks is an answer and an event
             self.record("tool_crash", traceback.format_exc(limit=-4))
             return "failed", "error: the tool broke; try another way"

@@ -1,20 +1,24 @@
-"""What a tool is: a function of a workbench whose parameters a model can be told of and a call can be held to."""
+"""What a tool is: a function of a workbench, whose annotations tell a model of its parameters and hold calls to it."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from offbook.sandbox.access import Opened
 from offbook.sandbox.box import Box
+from offbook.tokens.strict import can_be_written
 from offbook.types import Limits, ToolSpec
 
-Kind = Literal["string", "integer", "boolean", "edits", "todos"]
 Status = Literal["pending", "in_progress", "done"]
 MARKS: dict[Status, str] = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
+PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
+WORDS = {"string": "a string", "integer": "an integer", "number": "a number", "boolean": "true or false"}
 
 
 class ToolFailed(Exception):
@@ -24,8 +28,7 @@ class ToolFailed(Exception):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Todo:
+class TodoItem(TypedDict):
     text: str
     status: Status
 
@@ -36,7 +39,7 @@ class Workbench:
 
     box: Box
     limits: Limits
-    todos: list[Todo] = field(default_factory=list)
+    todos: list[TodoItem] = field(default_factory=list)
     test_command: str = ""  # what run_tests runs; empty where the task offers none
     opened: list[Opened] = field(default_factory=list)  # by commands of this turn, where the box watches
     _calls: list[tuple[asyncio.Event, bool]] = field(default_factory=list)  # those not over: when one is, and if alone
@@ -57,42 +60,13 @@ class Workbench:
             self._calls.remove(mine)
 
     def todo_text(self) -> str:
-        return "\n".join(f"{MARKS[todo.status]} {todo.text}" for todo in self.todos)
+        return "\n".join(f"{MARKS[item['status']]} {item['text']}" for item in self.todos)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    kind: Kind
-    description: str
-    required: bool = True
-
-    def check(self, name: str, value: Any) -> str | None:
-        """What is wrong with a value, or None. A number in quotes is a string and true is no number."""
-        if self.kind == "integer":
-            return None if type(value) is int else f"{name} must be an integer"
-        if self.kind == "boolean":
-            return None if type(value) is bool else f"{name} must be true or false"
-        if self.kind == "string":
-            return _check_string(name, value)
-        if type(value) is not list:
-            return f"{name} must be a list of objects"
-        schema = _ITEMS[self.kind]["properties"]
-        for number, item in enumerate(value, 1):
-            if type(item) is not dict or set(item) != set(schema):
-                return f"item {number} of {name} must be an object with {' and '.join(schema)}"
-            for key, part in item.items():
-                problem = _check_string(f"{key} of item {number} of {name}", part)
-                if problem:
-                    return problem
-                allowed = schema[key].get("enum")
-                if allowed and part not in allowed:
-                    return f"{key} of item {number} of {name} must be one of {', '.join(allowed)}"
-        return None
-
-    def schema(self) -> dict[str, Any]:
-        if self.kind in _ITEMS:
-            return {"type": "array", "description": self.description, "items": _ITEMS[self.kind]}
-        return {"type": self.kind, "description": self.description}
+    schema: dict[str, Any]  # JSON schema
+    required: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +91,7 @@ class Tool:
                 if parameter.required:
                     return f"{self.name} needs {name}"
                 continue
-            problem = parameter.check(name, arguments[name])
+            problem = problem_with(name, arguments[name], parameter.schema)
             if problem:
                 return problem
         unknown = [name for name in arguments if name not in self.parameters]
@@ -129,7 +103,7 @@ class Tool:
             self.description,
             {
                 "type": "object",
-                "properties": {name: parameter.schema() for name, parameter in self.parameters.items()},
+                "properties": {name: parameter.schema for name, parameter in self.parameters.items()},
                 "required": [name for name, parameter in self.parameters.items() if parameter.required],
             },
         )
@@ -141,21 +115,59 @@ class Tool:
         return answer.encode(errors="replace").decode()
 
 
-def _check_string(name: str, value: Any) -> str | None:
-    if type(value) is not str:
-        return f"{name} must be a string"
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # JSON can spell half a character: "\ud800"
+def tool_of(function: Callable[..., Any], alone: bool = False) -> Tool:
+    """A function as a tool: its docstring is the description, `Annotated[str, "words"]` describes a parameter, and what
+    has a default may be left out. A ValueError says what it lacks."""
+    description = inspect.getdoc(function)
+    if not description:
+        raise ValueError("needs a docstring: it is what the agent is told of it")
+    hints = get_type_hints(function, include_extras=True)
+    parameters = {}
+    for given in list(inspect.signature(function).parameters.values())[1:]:
+        kind, words = hints.get(given.name), ""
+        if get_origin(kind) is Annotated:
+            kind, words, *_ = get_args(kind)
+        schema = schema_of(kind)
+        if schema is None or given.kind not in (given.POSITIONAL_OR_KEYWORD, given.KEYWORD_ONLY):
+            raise ValueError(f"must annotate {given.name} as str, int, float, bool, a list or a TypedDict of them")
+        described = {"type": schema.pop("type"), "description": words, **schema}
+        parameters[given.name] = Parameter(described, required=given.default is given.empty)
+    return Tool(function.__name__, " ".join(description.split()), parameters, function, alone)
+
+
+def schema_of(kind: Any) -> dict[str, Any] | None:
+    """The JSON schema of an annotation, or None where values of it cannot be told of or checked."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType) and len(inner) == 2 and inner[1] is NoneType:
+        return schema_of(inner[0])
+    if origin is Literal and all(isinstance(value, str) for value in inner):
+        return {"type": "string", "enum": [*inner]}
+    if origin is list:
+        items = schema_of(inner[0])
+        return items and {"type": "array", "items": items}
+    if is_typeddict(kind):
+        properties = {name: schema_of(part) for name, part in get_type_hints(kind).items()}
+        if all(properties.values()):
+            return {"type": "object", "properties": properties, "required": [*properties]}
+    return {"type": PLAIN[kind]} if kind in PLAIN else None
+
+
+def problem_with(name: str, value: Any, schema: dict[str, Any]) -> str | None:
+    """What is wrong with a value, or None. A number in quotes is a string and true is no number."""
+    inner: list[tuple[str, Any, dict[str, Any]]] = []
+    if schema["type"] == "array":
+        if type(value) is not list:
+            return f"{name} must be a list of {schema['items']['type']}s"
+        inner = [(f"item {number} of {name}", item, schema["items"]) for number, item in enumerate(value, 1)]
+    elif schema["type"] == "object":
+        parts = schema["properties"]
+        if type(value) is not dict or set(value) != set(parts):
+            return f"{name} must be an object with {' and '.join(parts)}"
+        inner = [(f"{key} of {name}", part, parts[key]) for key, part in value.items()]
+    elif PLAIN.get(type(value)) != schema["type"] and not (schema["type"] == "number" and type(value) is int):
+        return f"{name} must be {WORDS[schema['type']]}"
+    elif type(value) is str and not can_be_written(value):
         return f"{name} holds characters that are no text"
-    return None
-
-
-def _object(**properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-_ITEMS = {
-    "edits": _object(old={"type": "string"}, new={"type": "string"}),
-    "todos": _object(text={"type": "string"}, status={"type": "string", "enum": list(MARKS)}),
-}
+    elif value not in schema.get("enum", [value]):
+        return f"{name} must be one of {', '.join(schema['enum'])}"
+    return next((problem for each in inner if (problem := problem_with(*each))), None)

@@ -1,30 +1,41 @@
 """The tools. Each is a function of the workbench and its own parameters that returns the text the agent reads.
 
-What goes wrong is raised (ToolFailed, PathRefused, OSError) and becomes an answer in the agent loop.
+The docstrings and the words beside the types are what the agent is told of them. What goes wrong is raised (ToolFailed,
+PathRefused, OSError) and becomes an answer in the agent loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shlex
-from typing import cast
+from typing import Annotated, TypedDict
 
 from offbook.harness.editing import apply_edits
 from offbook.harness.matching import lines_of
 from offbook.harness.search import search
-from offbook.harness.tool import Parameter, Status, Todo, Tool, ToolFailed, Workbench
+from offbook.harness.tool import TodoItem, ToolFailed, Workbench, tool_of
 from offbook.sandbox.box import ExecResult
 from offbook.tokens import SUBMIT
 
-__all__ = ["BASH", "TOOLS", "Parameter", "Todo", "Tool", "ToolFailed", "Workbench", "submitted"]
-
+RepositoryPath = Annotated[str, "relative to the repository"]
 OUTPUT_CHARS = 8000
 BASH_CHARS = 10_000
 SEARCH_S = 10.0
 
 
-async def read_file(bench: Workbench, path: str, start: int | None = None, end: int | None = None) -> str:
-    """Without a range, exactly the text. Lines carry no numbers, because what is read is copied into edits."""
+class Edit(TypedDict):
+    old: str
+    new: str
+
+
+async def read_file(
+    bench: Workbench,
+    path: RepositoryPath,
+    start: Annotated[int | None, "first line of the range, from 1"] = None,
+    end: Annotated[int | None, "last line of the range, inclusive"] = None,
+) -> str:
+    """Read a text file, all of it or a range of lines. Lines are given as they are, without numbers."""
+    # Without a range, exactly the text. No numbers, because what is read is copied into edits.
     text = await bench.box.read(path)
     ranged = start is not None or end is not None
     if not ranged and len(text) <= OUTPUT_CHARS:
@@ -54,8 +65,15 @@ async def read_file(bench: Workbench, path: str, start: int | None = None, end: 
     return f"{header}{body}[cut: {last - shown} lines are left, read on from line {shown + 1}]"
 
 
-async def edit_file(bench: Workbench, path: str, old: str, new: str, edits: list[dict[str, str]] | None = None) -> str:
-    """All of the replacements or none, in order."""
+async def edit_file(
+    bench: Workbench,
+    path: RepositoryPath,
+    old: Annotated[str, "the exact text to replace; empty to create a file"],
+    new: Annotated[str, "what to put there"],
+    edits: Annotated[list[Edit] | None, "further replacements in the same file, made in order: all or none"] = None,
+) -> str:
+    """Replace text in a file. The text to replace must occur exactly once, spaces and line breaks included. A file that
+    does not exist is created when the text to replace is empty."""
     further = [(edit["old"], edit["new"]) for edit in edits or ()]
     try:
         text = await bench.box.read(path)
@@ -69,33 +87,30 @@ async def edit_file(bench: Workbench, path: str, old: str, new: str, edits: list
     return f"{'created' if text is None else 'edited'} {path}"
 
 
-async def run_command(bench: Workbench, command: str, timeout: int | None = None) -> str:
-    result, limit_s = await _execute(bench, command, timeout)
-    problem = _problem(result, limit_s)
-    output = cut_middle(result.output, OUTPUT_CHARS)
-    if problem:
-        raise ToolFailed(f"{problem}\n{output}")
-    return _with_exit(result, output)
+async def run_command(
+    bench: Workbench,
+    command: Annotated[str, "the command line"],
+    timeout: Annotated[int | None, "seconds it may take"] = None,
+) -> str:
+    """Run a shell command in the repository and read what it prints. Every command has a shell of its own; what it
+    starts in the background ends with it."""
+    return _answer(*await _execute(bench, command, timeout), OUTPUT_CHARS // 2)
 
 
-async def run_tests(bench: Workbench, path: str = "") -> str:
-    """The end of the output is what matters; a failing test is an answer and no failure of the tool."""
+async def run_tests(
+    bench: Workbench, path: Annotated[str, "a test file or test id; all tests when left out"] = ""
+) -> str:
+    """Run the repository's tests and read the end of what they print."""
     if not bench.test_command:
         raise ToolFailed("this task offers no tests to run")
     command = f"{bench.test_command} {shlex.quote(path)}" if path else bench.test_command
-    result, limit_s = await _execute(bench, command, None)
-    problem = _problem(result, limit_s)
-    left_out = len(result.output) - OUTPUT_CHARS
-    output = f"[{left_out} characters left out]\n{result.output[left_out:]}" if left_out > 0 else result.output
-    if problem:
-        raise ToolFailed(f"{problem}\n{output}")
-    return _with_exit(result, output)
+    return _answer(*await _execute(bench, command, None), 0)  # a failing test is an answer and no failure of the tool
 
 
-async def bash(bench: Workbench, command: str) -> str:
-    """run_command as mini-swe-agent shows it, so that what was learned there holds here."""
-    result, limit_s = await _execute(bench, f"bash -c {shlex.quote(command)}", None)
-    problem = _problem(result, limit_s)
+async def bash(bench: Workbench, command: Annotated[str, "the command"]) -> str:
+    """Run a bash command in the repository."""
+    # run_command as mini-swe-agent shows it, so that what was learned there holds here.
+    result, problem = await _execute(bench, f"bash -c {shlex.quote(command)}", None)
     exception = f"<exception>{problem}</exception>\n" if problem else ""
     code = f"<returncode>{-1 if problem else result.exit_code}</returncode>\n"
     if len(result.output) < BASH_CHARS:
@@ -116,7 +131,8 @@ def submitted(answer: str) -> bool:
     return before == "<returncode>0</returncode>\n" and output.lstrip().partition("\n")[0].strip() == SUBMIT
 
 
-async def _execute(bench: Workbench, command: str, timeout: int | None) -> tuple[ExecResult, float]:
+async def _execute(bench: Workbench, command: str, timeout: int | None) -> tuple[ExecResult, str]:
+    """How it ended, and which limit ended it, if one did."""
     if "\0" in command:
         raise ToolFailed("a command cannot hold a null character")
     if timeout is not None and timeout < 1:
@@ -125,31 +141,36 @@ async def _execute(bench: Workbench, command: str, timeout: int | None) -> tuple
     result = await bench.box.exec(command, limit_s)
     if result.opened is not None:
         bench.opened.append(result.opened)
-    return result, limit_s
-
-
-def _problem(result: ExecResult, limit_s: float) -> str:
     if result.timed_out:
-        return f"stopped after {limit_s:g} s"
-    return f"ended by the limit on {result.exhausted}" if result.exhausted else ""
+        return result, f"stopped after {limit_s:g} s"
+    return result, f"ended by the limit on {result.exhausted}" if result.exhausted else ""
 
 
-def _with_exit(result: ExecResult, output: str) -> str:
+def _answer(result: ExecResult, problem: str, head: int) -> str:
+    """Of a long output the first `head` characters and the last ones."""
+    output, left_out = result.output, len(result.output) - OUTPUT_CHARS
+    if left_out > 0:
+        gap = f"[{left_out} characters left out]\n"
+        output = f"{output[:head]}\n{gap}" if head else gap
+        output += result.output[head + left_out :]
+    if problem:
+        raise ToolFailed(f"{problem}\n{output}")
     return (output or "no output") if result.exit_code == 0 else f"exit {result.exit_code}\n{output}"
 
 
-def cut_middle(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
-
-
-async def search_codebase(bench: Workbench, pattern: str, path: str = ".", ranked: bool = False) -> str:
+async def search_codebase(
+    bench: Workbench,
+    pattern: Annotated[str, "a regular expression, or words for a ranked search"],
+    path: Annotated[str, "folder or file, relative to the repository; all of it when left out"] = ".",
+    ranked: Annotated[bool, "take it as words and show the best files first"] = False,
+) -> str:
+    """Search the text of all files, line by line, with a Python regular expression; or rank files by words. Version
+    control folders are left out."""
     return await search(bench.box, pattern, path, ranked, min(SEARCH_S, bench.limits.command_s))
 
 
-async def list_dir(bench: Workbench, path: str) -> str:
+async def list_dir(bench: Workbench, path: RepositoryPath) -> str:
+    """List a folder. Names of folders end with a slash."""
     names = await bench.box.list(path)
     listing = "\n".join(names)
     if len(listing) <= OUTPUT_CHARS:
@@ -158,89 +179,22 @@ async def list_dir(bench: Workbench, path: str) -> str:
     return f"{shown}\n[{len(names) - shown.count(chr(10)) - 1} more names]"
 
 
-async def todo(bench: Workbench, items: list[dict[str, str]]) -> str:
+async def todo(bench: Workbench, items: Annotated[list[TodoItem], "all items, with a status each"]) -> str:
+    """Write down the plan as a list of items. Each call replaces the whole list."""
     for number, item in enumerate(items, 1):
         if not item["text"].strip():
             raise ToolFailed(f"item {number} says nothing")
-    bench.todos[:] = [Todo(" ".join(item["text"].split()), cast(Status, item["status"])) for item in items]
+    bench.todos[:] = [{"text": " ".join(item["text"].split()), "status": item["status"]} for item in items]
     return bench.todo_text() or "the list is empty"
 
 
-async def finish(bench: Workbench, message: str = "") -> str:
+async def finish(bench: Workbench, message: Annotated[str, "a closing word for the user"] = "") -> str:
+    """End the task. Nothing can be done after it."""
     return "done"
 
 
-_PATH = Parameter("string", "relative to the repository")
-_FOLDER = Parameter("string", "folder or file, relative to the repository; all of it when left out", required=False)
-
+BASH = tool_of(bash)
 TOOLS = {
-    tool.name: tool
-    for tool in (
-        Tool(
-            "read_file",
-            "Read a text file, all of it or a range of lines. Lines are given as they are, without numbers.",
-            {
-                "path": _PATH,
-                "start": Parameter("integer", "first line of the range, from 1", required=False),
-                "end": Parameter("integer", "last line of the range, inclusive", required=False),
-            },
-            read_file,
-        ),
-        Tool(
-            "edit_file",
-            "Replace text in a file. The text to replace must occur exactly once, spaces and line breaks included. "
-            "A file that does not exist is created when the text to replace is empty.",
-            {
-                "path": _PATH,
-                "old": Parameter("string", "the exact text to replace; empty to create a file"),
-                "new": Parameter("string", "what to put there"),
-                "edits": Parameter(
-                    "edits", "further replacements in the same file, made in order: all or none", required=False
-                ),
-            },
-            edit_file,
-            alone=True,
-        ),
-        Tool(
-            "run_command",
-            "Run a shell command in the repository and read what it prints. Every command has a shell of its own; "
-            "what it starts in the background ends with it.",
-            {
-                "command": Parameter("string", "the command line"),
-                "timeout": Parameter("integer", "seconds it may take", required=False),
-            },
-            run_command,
-        ),
-        Tool(
-            "search_codebase",
-            "Search the text of all files, line by line, with a Python regular expression; or rank files by words. "
-            "Version control folders are left out.",
-            {
-                "pattern": Parameter("string", "a regular expression, or words for a ranked search"),
-                "path": _FOLDER,
-                "ranked": Parameter("boolean", "take it as words and show the best files first", required=False),
-            },
-            search_codebase,
-        ),
-        Tool("list_dir", "List a folder. Names of folders end with a slash.", {"path": _PATH}, list_dir),
-        Tool(
-            "run_tests",
-            "Run the repository's tests and read the end of what they print.",
-            {"path": Parameter("string", "a test file or test id; all tests when left out", required=False)},
-            run_tests,
-        ),
-        Tool(
-            "todo",
-            "Write down the plan as a list of items. Each call replaces the whole list.",
-            {"items": Parameter("todos", "all items, with a status each")},
-            todo,
-        ),
-        Tool(
-            "finish",
-            "End the task. Nothing can be done after it.",
-            {"message": Parameter("string", "a closing word for the user", required=False)},
-            finish,
-        ),
-    )
+    function.__name__: tool_of(function, alone=function is edit_file)
+    for function in (read_file, edit_file, run_command, search_codebase, list_dir, run_tests, todo, finish)
 }
-BASH = Tool("bash", "Run a bash command in the repository.", {"command": Parameter("string", "the command")}, bash)

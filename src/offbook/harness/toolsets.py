@@ -9,22 +9,27 @@ import difflib
 import json
 import random
 import tomllib
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Any
 
-from offbook.harness.tools import BASH, TOOLS, Tool, ToolFailed, Workbench, submitted
+from offbook.harness.tool import Tool, ToolFailed, Workbench
+from offbook.harness.tools import BASH, TOOLS, submitted
 from offbook.harness.wordings import WORDINGS
 from offbook.sandbox.box import PathRefused
-from offbook.tokens import render_call
+from offbook.tokens import as_json, render_call
 from offbook.types import OffbookError, Role, ToolCall, ToolSpec
 
 PROMPTS = resources.files("offbook.harness") / "prompts"
 PROFILES = ("pocket", "standard", "worked", "bash")
-READING = frozenset({"read_file", "run_command"})
-EDITING = frozenset({"edit_file", "run_command"})
+NEEDED = {  # a way to do it, and the tools that give one; the first is named where none does
+    "read": ("read_file", "run_command"),
+    "edit": ("edit_file", "run_command"),
+    "finish": ("finish",),
+}
 FINDING = frozenset({"list_dir", "search_codebase", "run_command"})
 DROPPED = 0.5  # how many of the tools that can be missed are, at full variation
 LENIENT = 0.5  # of the toolsets, at full variation
@@ -83,14 +88,13 @@ class Toolset:
                 own[shown.parameters[name]] = value
             else:
                 ignored.append(name)
-        if not ignored:
-            return await shown.tool.run(bench, own)
-        note = f"\n[ignored: {call.name} takes no {', '.join(ignored)}]".encode(errors="replace").decode()
+        said = f"\n[ignored: {call.name} takes no {', '.join(ignored)}]" if ignored else ""
+        note = said.encode(errors="replace").decode()
         try:
             return await shown.tool.run(bench, own) + note
         except (ToolFailed, PathRefused) as error:
             raise type(error)(f"{error}{note}") from error
-        except OSError as error:
+        except OSError as error:  # no such file, a folder, no permission, no space
             raise ToolFailed(f"{error.strerror or error}{note}") from error
 
     def finishes(self, call: ToolCall, answer: str) -> bool:
@@ -121,35 +125,42 @@ class Toolset:
         words = prompt("standard").format(strictness=STRICTNESS[self.strict])
         if told:
             return words
-        tools = [{"type": "function", "function": asdict(spec)} for spec in self.specs()]
-        return f"{words}\n\n" + prompt("hermes").format(
-            tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        )
+        tools = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_json(self.specs()))
+        return f"{words}\n\n" + prompt("hermes").format(tools=tools)
 
 
-def make_toolset(names: tuple[str, ...], profile: str = "standard", variation: float = 0.0, seed: str = "") -> Toolset:
+def make_toolset(
+    names: tuple[str, ...],
+    profile: str = "standard",
+    variation: float = 0.0,
+    seed: str = "",
+    own: Mapping[str, Tool] = MappingProxyType({}),
+) -> Toolset:
     """The tools of `names` as a task shows them; the same seed (the task's id) gives the same toolset.
 
     Variation 0 shows all of them in the given order, canonical and strict. With 1, half of what can be missed is
     missing, names, order and words differ, and half of the toolsets are lenient. What stays can solve what all of them
     could. The profile `bash` is a format of its own: it has the one tool, whatever the names, and does not vary.
+    Those of `own`, the user's, come last and do not vary either, so the others are shown as they are without them.
     """
     _known(profile, PROFILES, "profile")
     for name in names:
-        _known(name, TOOLS, "tool")
+        _known(name, {**TOOLS, **own}, "tool")
     if len(set(names)) < len(names):
         raise OffbookError(f"a tool is named twice in {', '.join(names)}")
     if not 0 <= variation <= 1:
         raise OffbookError(f"variation is between 0 and 1, not {variation:g}")
     if profile == "bash":
-        return Toolset({BASH.name: ShownTool(BASH.name, BASH, {"command": "command"}, BASH.description)}, True, "bash")
+        return Toolset({BASH.name: _as_it_is(BASH)}, True, "bash")
     lacking = _lacking(names)
     if lacking:
-        raise OffbookError(f"the tools {', '.join(names)} give no way to {lacking}; add {_remedy(lacking)}")
+        raise OffbookError(f"the tools {', '.join(names)} give no way to {lacking}; add {NEEDED[lacking][0]}")
     dice = random.Random(f"toolset {seed}")
-    shown = [_show(TOOLS[name], dice, variation) for name in _keep(names, dice, variation)]
+    built_in = tuple(name for name in names if name in TOOLS)
+    shown = [_show(TOOLS[name], dice, variation) for name in _keep(built_in, dice, variation)]
     if dice.random() < variation:
         dice.shuffle(shown)
+    shown += [_as_it_is(own[name]) for name in names if name in own]
     return Toolset({tool.name: tool for tool in shown}, not dice.random() < variation * LENIENT, profile)
 
 
@@ -160,15 +171,7 @@ def _known(name: str, known: Iterable[str], kind: str) -> None:
 
 
 def _lacking(names: Iterable[str]) -> str | None:
-    has = set(names)
-    for way, tools in (("read", READING), ("edit", EDITING), ("finish", frozenset({"finish"}))):
-        if has.isdisjoint(tools):
-            return way
-    return None
-
-
-def _remedy(way: str) -> str:
-    return {"read": "read_file", "edit": "edit_file", "finish": "finish"}[way]
+    return next((way for way, tools in NEEDED.items() if set(names).isdisjoint(tools)), None)
 
 
 def _keep(names: tuple[str, ...], dice: random.Random, variation: float) -> list[str]:
@@ -180,6 +183,10 @@ def _keep(names: tuple[str, ...], dice: random.Random, variation: float) -> list
         if dice.random() < variation * DROPPED and not lost and not _lacking(rest):
             kept = rest
     return kept
+
+
+def _as_it_is(tool: Tool) -> ShownTool:
+    return ShownTool(tool.name, tool, {name: name for name in tool.parameters}, tool.description)
 
 
 def _show(tool: Tool, dice: random.Random, variation: float) -> ShownTool:

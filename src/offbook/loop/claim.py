@@ -21,6 +21,7 @@ def claim_of(config: Config, model: Path | None, remote_name: str, tasks: Sequen
         "weights": "" if model is None else _fingerprint(model),
         "tasks": hashlib.sha256("".join(map(_task_fingerprint, tasks)).encode()).hexdigest(),
         **{key: settings[key] for key in DECIDES},
+        **({"tools": settings["tools"]} if config.tools.add or config.tools.files else {}),
     }
 
 

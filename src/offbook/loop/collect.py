@@ -10,7 +10,7 @@ from pathlib import Path
 
 from offbook.config import Config
 from offbook.engine import Engine, Session
-from offbook.harness import Harness, run_agent
+from offbook.harness import Harness, own_tools, run_agent
 from offbook.monitors import WITHHELD, Monitors, withhold
 from offbook.rewards import Grader, Rewards
 from offbook.sandbox import BoxSpec
@@ -24,7 +24,8 @@ Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether i
 def harness_of(config: Config) -> Harness:
     settings = config.harness
     prices = Prices(settings.price_input, settings.price_output)
-    return Harness(settings.limits(), settings.profile, settings.variation, prices)
+    own, added = own_tools(config.tools.files), tuple(config.tools.add)
+    return Harness(settings.limits(), settings.profile, settings.variation, prices, own_tools=own, added=added)
 
 
 def chat_of(model: Path, config: Config) -> Chat:

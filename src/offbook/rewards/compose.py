@@ -7,15 +7,13 @@ on another reward than the one it was asked for; one that stopped goes on from i
 from __future__ import annotations
 
 import difflib
-import importlib.util
-import inspect
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from offbook.config import HarnessConfig, RewardsConfig
+from offbook.plugins import functions_in, said
 from offbook.rewards.behaviour import PARTS
 from offbook.rewards.effort import ACT_KINDS, TOKEN_KINDS, Effort
 from offbook.types import OffbookError, Rollout, Task
@@ -51,7 +49,7 @@ def _measure(part: Part, task: Task, rollout: Rollout) -> float:
     try:
         value = part.function(task, rollout)
     except Exception as error:  # the border to a user's code
-        raise OffbookError(f"{where} broke on rollout {rollout.id}: {_said(error)}") from error
+        raise OffbookError(f"{where} broke on rollout {rollout.id}: {said(error)}") from error
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise OffbookError(f"{where} gave {value!r} for rollout {rollout.id}; a part is a finite number")
     return value + 0.0  # no minus zero in reports
@@ -92,7 +90,7 @@ def _own(rewards: RewardsConfig) -> dict[str, Part]:
     """The functions of the user's files. A file of which nothing has a weight is a mistake, not a wish."""
     own: dict[str, Part] = {}
     for file in rewards.files:
-        found = functions_in(Path(file))
+        found = functions_in(Path(file), "rewards.files")
         if not any(name in rewards.weights for name in found):
             has = ", ".join(found) or "no functions"
             raise OffbookError(f"{file} has {has}; give one of them a weight with --rewards.weights.NAME")
@@ -101,31 +99,6 @@ def _own(rewards: RewardsConfig) -> dict[str, Part]:
                 raise OffbookError(f"there are two rewards called {name}; give the one in {file} another name")
             own[name] = Part(name, 0.0, function, file)
     return own
-
-
-def functions_in(path: Path) -> dict[str, RewardFunction]:
-    """The public functions that a file defines. The file is run as it is, with the rights of whoever runs offbook."""
-    if not path.is_file():
-        raise OffbookError(f"there is no file {path} with rewards; rewards.files are paths from the current folder")
-    name = f"own_rewards_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise OffbookError(f"{path} is not a Python file; rewards are plain functions in a .py file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look themselves up there
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # the border to a user's code
-        raise OffbookError(f"{path} cannot be loaded: {_said(error)}") from error
-    return {
-        public: thing
-        for public, thing in vars(module).items()
-        if inspect.isfunction(thing) and thing.__module__ == name and not public.startswith("_")
-    }
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _unknown(name: str, known: list[str]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from offbook.sandbox.box import HISTORY, Box, BoxSpec, BoxUsage, ExecResult, PathRefused
-from offbook.sandbox.bwrap import BwrapBox, Isolation, isolation, require_isolation
+from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, PathRefused
+from offbook.sandbox.bwrap import BwrapBox, isolation, require_isolation
 from offbook.sandbox.bwrap.root import View, hidden_folders
 from offbook.sandbox.process import ProcessBox
 
@@ -14,10 +14,8 @@ __all__ = [
     "HISTORY",
     "Box",
     "BoxSpec",
-    "BoxUsage",
     "BwrapBox",
     "ExecResult",
-    "Isolation",
     "PathRefused",
     "ProcessBox",
     "hidden_in_boxes",

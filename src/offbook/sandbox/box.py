@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
@@ -14,6 +15,17 @@ HISTORY = "/history"  # where the agent finds what the harness published: it can
 
 class PathRefused(ValueError):
     """A path that leaves the tree or is no regular file. The tool call turns it into a message for the agent."""
+
+
+def environment(python: str, home: str, temporary: str) -> dict[str, str]:
+    """What commands find set: nothing of the host's own. `python` is a prefix, whose bin/ comes first on the path."""
+    return {
+        "PATH": os.pathsep.join([os.path.join(python, "bin"), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "HOME": home,
+        "TMPDIR": temporary,
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +55,6 @@ class ExecResult:
     report: str = ""  # what it wrote to file descriptor 3, where that was asked for
     exhausted: str = ""  # which limit of the box ended it ("memory", "disk"), if one did
     opened: Opened | None = None  # None where nobody watched; commands started together share what they opened
-
-
-@dataclass(frozen=True, slots=True)
-class BoxUsage:
-    """What the commands of a box have used that are over. None where this backend cannot tell."""
-
-    commands: int
-    wall_s: float
-    cpu_s: float | None
-    peak_memory_mb: float | None
-    disk_mb: float | None
 
 
 class Box(Protocol):
@@ -97,12 +98,12 @@ class Box(Protocol):
         """Make this point the one that the box comes back to after a crash."""
         ...
 
-    def usage(self) -> BoxUsage: ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *_: object) -> None: ...
-
     async def close(self) -> None:
         """Kill what runs and leave nothing behind. A closed box may be closed again."""
         ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Self
 
 from offbook.sandbox import container_engine as scripts
-from offbook.sandbox.box import HISTORY, BoxSpec, BoxUsage, ExecResult, Names, PathRefused
+from offbook.sandbox.box import Box, BoxSpec, ExecResult, Names, PathRefused
 from offbook.sandbox.container_engine import TREE, archived, call, find_engine, must, packed, run_arguments
+from offbook.sandbox.folders import in_history, publish, refuse_history
 from offbook.sandbox.output import Output
 from offbook.types import OffbookError
 
@@ -31,7 +32,7 @@ LAST_WORDS_S = 5.0
 CRASHED = "\n[the container broke down; it is back at its last snapshot]\n"
 
 
-class ContainerBox:
+class ContainerBox(Box):
     def __init__(self, engine: str, spec: BoxSpec, base: dict[str, str]):
         self._engine = engine
         self._spec = spec
@@ -42,9 +43,7 @@ class ContainerBox:
         self._images: list[str] = []  # those that this box made; the last is its snapshot
         self._quiet = asyncio.Condition()
         self._num_running = 0
-        self._num_commands = 0
-        self._wall_s = 0.0
-        self._counted: dict[str, int] = {}
+        self._num_memory_kills = 0
         self._closed = False
 
     @classmethod
@@ -65,20 +64,12 @@ class ContainerBox:
             raise
         return box
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
-        loop, start = asyncio.get_running_loop(), time.monotonic()
         output, key, blocks = Output(), uuid.uuid4().hex, str(self._spec.disk_mb * 2048)
         async with self._beside_commands():
-            name, oom_kills = self._name, self._counted.get("oom_kill", 0)
-            read_end, write_end = os.pipe()
-            os.set_blocking(read_end, False)
+            name, num_kills = self._name, self._num_memory_kills
             try:
+                write_end = output.open()
                 try:
                     arguments = ["/bin/sh", "-c", scripts.LAUNCH, "sh", key, blocks, "3" if report else "", command]
                     process = await asyncio.create_subprocess_exec(
@@ -86,7 +77,6 @@ class ContainerBox:
                     )
                 finally:
                     os.close(write_end)
-                loop.add_reader(read_end, output.read_from, read_end)
                 timed_out = False
                 try:
                     await asyncio.wait_for(process.wait(), timeout_s)
@@ -99,13 +89,10 @@ class ContainerBox:
                     if process.returncode is None:
                         process.kill()
                     exit_code = await process.wait()
-                output.read_from(read_end)
+                output.read()
             finally:
-                loop.remove_reader(read_end)
-                os.close(read_end)
-            self._num_commands += 1
-            self._wall_s += time.monotonic() - start
-        exhausted = "memory" if self._counted.get("oom_kill", 0) > oom_kills else ""
+                output.close()
+        exhausted = "memory" if self._num_memory_kills > num_kills else ""
         code = -9 if timed_out else 128 - exit_code if exit_code > 128 else exit_code
         text = output.text() + (CRASHED if crashed else "")
         return ExecResult(code, text, timed_out, output.truncated, written if report else "", exhausted)
@@ -144,13 +131,7 @@ class ContainerBox:
         return {path: changed[path] for path in sorted(changed) if "__pycache__" not in path.split("/")}
 
     async def publish(self, name: str, text: str) -> None:
-        if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
-            raise PathRefused(f"{name!r} is not a name under {HISTORY}")
-        target = self._history / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{uuid.uuid4().hex}")
-        partial.write_bytes(text.encode(errors="replace"))
-        partial.rename(target)
+        publish(str(self._history), name, text)
 
     async def fork(self) -> Self:
         other = type(self)(self._engine, self._spec, self._base)
@@ -167,14 +148,6 @@ class ContainerBox:
     async def snapshot(self) -> None:
         async with self._alone():
             self._images.append(await self._commit())
-
-    def usage(self) -> BoxUsage:
-        """As of the end of the last command; since the last crash, if there was one."""
-        counted = self._counted
-        cpu_s = counted["usage_usec"] / 1e6 if "usage_usec" in counted else None
-        cpu_s = counted["usage_nsec"] / 1e9 if "usage_nsec" in counted else cpu_s
-        peak_memory_mb = counted["peak"] / 2**20 if "peak" in counted else None
-        return BoxUsage(self._num_commands, self._wall_s, cpu_s, peak_memory_mb, None)
 
     async def close(self) -> None:
         if self._closed:
@@ -209,8 +182,8 @@ class ContainerBox:
             await call(self._engine, "rm", "--force", name)
             await self._start(self._images[-1])
         counts, _, report = output.decode(errors="replace").partition("\n\n")
-        words = [line.split() for line in counts.splitlines()]
-        self._counted = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
+        kills = re.search(r"^oom_kill (\d+)$", counts, re.M)
+        self._num_memory_kills = int(kills[1]) if kills else 0
         return code != 0, report
 
     async def _start(self, image: str) -> None:
@@ -243,9 +216,9 @@ class ContainerBox:
 def _absolute(path: str, writes: bool = False) -> str:
     if "\0" in path or path.encode(errors="replace").decode() != path:  # a lone surrogate is no character of a path
         raise PathRefused(f"{path!r} is not a path")
-    if path == HISTORY or path.startswith(HISTORY + "/"):
-        if writes:
-            raise PathRefused(f"{HISTORY} can be read and not written")
+    if writes:
+        refuse_history(path)
+    if in_history(path):
         return path
     if path.startswith("/"):
         raise PathRefused(f"{path} is absolute; paths are relative to the repository")

@@ -15,8 +15,7 @@ from offbook.sandbox.output import plain_text
 from offbook.types import OffbookError
 
 TREE = "/app"
-ENGINE_S = 120.0  # an engine that takes longer over anything but a build hangs
-BUILD_S = 1800.0
+ENGINE_S = 120.0  # an engine that takes longer over anything hangs
 
 # Engines start each command as the leader of a session of its own, so its number is that of its process group.
 LAUNCH = """
@@ -26,15 +25,14 @@ ulimit -f $2
 [ "$3" ] && exec 3> /dev/shm/$1.report
 exec /bin/sh -c "$4"
 """
-# Kills what is left of a command, then tells what the control groups (version 1 or 2) have counted, then the report.
+# Kills what is left of a command, then tells what control groups (version 2 or 1) counted, then the report.
 AFTER = """
 exec 2> /dev/null
 kill -9 -$(cat /dev/shm/$1.group)
 [ "$2" ] && kill -9 -1
 cd /sys/fs/cgroup
-cat cpu.stat memory.events memory/memory.oom_control
-echo usage_nsec $(cat cpuacct/cpuacct.usage)
-echo peak $(cat memory.peak memory/memory.max_usage_in_bytes)
+echo counted
+cat memory.events memory/memory.oom_control
 echo
 cat /dev/shm/$1.report
 rm -f /dev/shm/$1.group /dev/shm/$1.report
@@ -73,14 +71,6 @@ async def find_engine() -> str:
     raise OffbookError("no container engine answers: start the Docker daemon, or install podman")
 
 
-async def build_image(folder: Path, tag: str) -> None:
-    """Build what a Harbor task's environment/Dockerfile describes. Unlike a box, a build reaches the network."""
-    environment = folder / "environment"
-    if not (environment / "Dockerfile").is_file():
-        raise OffbookError(f"{folder} has no environment/Dockerfile to build an image from")
-    await must(await find_engine(), "build", "--tag", tag, str(environment), timeout_s=BUILD_S)
-
-
 def run_arguments(name: str, image: str, spec: BoxSpec, history: Path) -> list[str]:
     """The first process must reap the orphans of commands: a shell that waits does. The image's user stays."""
     memory = f"{spec.memory_mb}m"
@@ -92,14 +82,14 @@ def run_arguments(name: str, image: str, spec: BoxSpec, history: Path) -> list[s
     return [*arguments, image, "-c", "while :; do sleep 3600; done"]
 
 
-async def call(*command: str, stdin: bytes = b"", timeout_s: float = ENGINE_S) -> tuple[int, bytes, str]:
+async def call(*command: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
     """Exit code, output, and the last line of what it complained about."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
-        output, errors = await asyncio.wait_for(process.communicate(stdin), timeout_s)
+        output, errors = await asyncio.wait_for(process.communicate(stdin), ENGINE_S)
     except TimeoutError:
-        raise OffbookError(f"{command[0]} {command[1]} did not end within {timeout_s:.0f} s") from None
+        raise OffbookError(f"{command[0]} {command[1]} did not end within {ENGINE_S:.0f} s") from None
     finally:
         if process.returncode is None:
             process.kill()
@@ -108,8 +98,8 @@ async def call(*command: str, stdin: bytes = b"", timeout_s: float = ENGINE_S) -
     return process.returncode or 0, output, lines[-1] if lines else ""
 
 
-async def must(*command: str, stdin: bytes = b"", timeout_s: float = ENGINE_S) -> bytes:
-    code, output, error = await call(*command, stdin=stdin, timeout_s=timeout_s)
+async def must(*command: str, stdin: bytes = b"") -> bytes:
+    code, output, error = await call(*command, stdin=stdin)
     if code:
         raise OffbookError(f"{command[0]} {command[1]} failed: {error}")
     return output

@@ -7,7 +7,10 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from uuid import uuid4
+
+from offbook.sandbox.box import HISTORY, PathRefused
 
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not make us wait
@@ -45,6 +48,37 @@ def walk(root: str) -> Iterator[tuple[tuple[str, ...], list[os.DirEntry[str]]]]:
             os.close(folder)
         if len(parts) < MAX_DEPTH:
             pending += [(*parts, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def regular_files(root: str) -> Iterator[tuple[str, ...]]:
+    for parts, entries in walk(root):
+        yield from ((*parts, entry.name) for entry in entries if entry.is_file(follow_symlinks=False))
+
+
+def recordable(parts: Sequence[str]) -> str:
+    """A name that is not UTF-8 comes as lone surrogates, which no record of the rollout could be written with."""
+    return os.fsencode("/".join(parts)).decode(errors="replace")
+
+
+def in_history(path: str) -> bool:
+    return path == HISTORY or path.startswith(HISTORY + "/")
+
+
+def refuse_history(path: str) -> None:
+    if in_history(path):
+        raise PathRefused(f"{HISTORY} can be read and not written")
+
+
+def publish(folder: str, name: str, text: str) -> None:
+    """A file that appears whole and is replaced, never changed."""
+    if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
+        raise PathRefused(f"{name!r} is not a name under {HISTORY}")
+    target = Path(folder, name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{uuid4().hex}")
+    partial.write_bytes(text.encode(errors="replace"))
+    partial.chmod(0o444)
+    partial.rename(target)
 
 
 def bytes_in(root: str) -> int:
@@ -111,8 +145,3 @@ def remove_tree(path: str) -> None:
 def _scan(folder: int) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as scan:
         return list(scan)
-
-
-def is_whiteout(status: os.stat_result) -> bool:
-    """How an overlay writes down that a name of the layers below is gone."""
-    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import fcntl
 import os
 import re
 
 READ_BYTES = 1024 * 1024  # more than a pipe holds, so one read empties it
+OUTPUT_BYTES = 64 * 1024  # kept of what a command prints
+REPORT_BYTES = 4 * 1024 * 1024  # kept of what it writes to file descriptor 3
 
 # ECMA-48. Each alternative begins at an introducer and none can run past another introducer, and possessive
 # quantifiers never step back: whatever the input is, a character is looked at a fixed number of times.
@@ -36,24 +39,54 @@ def plain_text(text: str) -> str:
     return _OVERWRITTEN.sub("", text)
 
 
-class Output:
-    """The beginning and the end of a stream of any length."""
+def high(descriptor: int) -> int:
+    """The same file under another number: a shell may know only those of one digit, and must not take it for one."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(descriptor)
+    return moved
 
-    def __init__(self, limit_bytes: int = 64 * 1024) -> None:
+
+def pipe() -> tuple[int, int]:
+    """An end to read that never waits, and one to write that a child can be given."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    return read_end, high(write_end)
+
+
+class Output:
+    """The beginning and the end of what comes through a pipe, whatever its length.
+
+    The pipe is not asyncio's, which waits for a pipe to close, and a daemon may hold it open.
+    """
+
+    def __init__(self, limit_bytes: int = OUTPUT_BYTES) -> None:
+        self.read_end = -1
         self._head = bytearray()
         self._tail = bytearray()
         self._head_bytes = limit_bytes // 2
         self._tail_bytes = limit_bytes - self._head_bytes
         self._num_bytes = 0
 
-    def read_from(self, read_end: int) -> None:
+    def open(self) -> int:
+        """From here on it is read. Returns the end to write to, which the caller closes."""
+        self.read_end, write_end = pipe()
+        asyncio.get_running_loop().add_reader(self.read_end, self.read)
+        return write_end
+
+    def close(self) -> None:
+        if self.read_end >= 0:
+            asyncio.get_running_loop().remove_reader(self.read_end)
+            os.close(self.read_end)
+            self.read_end = -1
+
+    def read(self) -> None:
         """Take what the pipe holds now. Never waits."""
         try:
-            chunk = os.read(read_end, READ_BYTES)
+            chunk = os.read(self.read_end, READ_BYTES)
         except BlockingIOError:
             return
         if not chunk:  # every writer closed it, so it would count as readable over and over
-            asyncio.get_running_loop().remove_reader(read_end)
+            asyncio.get_running_loop().remove_reader(self.read_end)
         self._num_bytes += len(chunk)
         room = self._head_bytes - len(self._head)
         self._head += chunk[:room]

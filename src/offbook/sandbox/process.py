@@ -10,46 +10,34 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import resource
 import shutil
 import signal
 import stat
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.box import HISTORY, BoxSpec, BoxUsage, ExecResult, Names, PathRefused
-from offbook.sandbox.folders import bytes_in, remove_tree
-from offbook.sandbox.output import Output
+from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, Names, PathRefused, environment
+from offbook.sandbox.folders import in_history, publish, recordable, refuse_history, regular_files, remove_tree
+from offbook.sandbox.output import REPORT_BYTES, Output
 
-OUTPUT_BYTES = 64 * 1024
-REPORT_BYTES = 4 * 1024 * 1024
 DEFAULT = BoxSpec(backend="process", memory_mb=4096, disk_mb=64)  # disk_mb: of one file
 
 
-class ProcessBox:
+class ProcessBox(Box):
     def __init__(self, tree: Path, spec: BoxSpec = DEFAULT, python: Path | None = None):
         self.spec = spec
         self._base = tree
         self._python = python
         self._place = Path(os.path.realpath(tempfile.mkdtemp(prefix="offbook-box-")))
         self._groups: set[int] = set()  # process groups of the commands now running
-        self._num_commands, self._wall_s, self._cpu_s = 0, 0.0, 0.0
         self.root = self._place / "tree"
         self._history = self._place / "history"
         home, temporary = self._place / "home", self._place / "tmp"
-        tools = str(python.resolve() / "python" / "bin") if python else os.path.dirname(sys.executable)
-        self._environment = {
-            "PATH": os.pathsep.join([tools, "/usr/local/bin", "/usr/bin", "/bin"]),
-            "HOME": str(home),
-            "TMPDIR": str(temporary),
-            "LANG": "C.UTF-8",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
+        interpreter = str(python.resolve() / "python") if python else sys.prefix
+        self._environment = environment(interpreter, str(home), str(temporary))
         try:
             for folder in (home, temporary, self._history):
                 folder.mkdir()
@@ -58,58 +46,39 @@ class ProcessBox:
             remove_tree(str(self._place))
             raise
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
-        """Run `command` in a fresh shell. Whatever it leaves in its process group is killed when it ends.
-
-        The pipes are ours and not asyncio's, because asyncio waits for a pipe to close, and a daemon may hold it open.
-        """
-        outputs = [Output(OUTPUT_BYTES), Output(REPORT_BYTES)][: 1 + report]
-        pipes = [os.pipe() for _ in outputs]
-        began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        """Run `command` in a fresh shell. Whatever it leaves in its process group is killed when it ends."""
+        output, told = Output(), Output(REPORT_BYTES)
         try:
-            exit_code, timed_out = await self._run(command, timeout_s, pipes, outputs)
+            write_ends = [output.open(), *([told.open()] if report else [])]
+            exit_code, timed_out = await self._run(command, timeout_s, *write_ends)
+            output.read()
+            if report:
+                told.read()
         finally:
-            for read_end, _ in pipes:
-                asyncio.get_running_loop().remove_reader(read_end)
-                os.close(read_end)
-            now = resource.getrusage(resource.RUSAGE_CHILDREN)
-            self._cpu_s += now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-            self._wall_s += time.monotonic() - began
-            self._num_commands += 1
-        told = outputs[1].text() if report else ""
-        return ExecResult(exit_code, outputs[0].text(), timed_out, outputs[0].truncated, told)
+            output.close()
+            told.close()
+        return ExecResult(exit_code, output.text(), timed_out, output.truncated, told.text())
 
-    async def _run(
-        self, command: str, timeout_s: float, pipes: list[tuple[int, int]], outputs: list[Output]
-    ) -> tuple[int, bool]:
-        loop = asyncio.get_running_loop()
-        fd_3 = f"exec 3>/proc/self/fd/{pipes[1][1]}; " if len(pipes) > 1 else ""
+    async def _run(self, command: str, timeout_s: float, output: int, *report: int) -> tuple[int, bool]:
+        fd_3 = "".join(f"exec 3>/proc/self/fd/{write_end}; " for write_end in report)
         try:
             process = await asyncio.create_subprocess_exec(
                 "/bin/sh",
                 "-c",
                 f"{self._limits(timeout_s)}; {fd_3}{command}",
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=pipes[0][1],
+                stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
-                pass_fds=[write_end for _, write_end in pipes[1:]],
+                pass_fds=report,
                 cwd=self.root,
                 env=self._environment,
                 start_new_session=True,
             )
         finally:
-            for _, write_end in pipes:
+            for write_end in (output, *report):
                 os.close(write_end)
         self._groups.add(process.pid)
-        for (read_end, _), output in zip(pipes, outputs, strict=True):
-            os.set_blocking(read_end, False)
-            loop.add_reader(read_end, output.read_from, read_end)
         try:
             await asyncio.wait_for(process.wait(), timeout_s)
             timed_out = False
@@ -120,8 +89,6 @@ class ProcessBox:
             was_open = process.pid in self._groups
             self._groups.discard(process.pid)
             exit_code = await process.wait()
-        for (read_end, _), output in zip(pipes, outputs, strict=True):
-            output.read_from(read_end)
         ended_itself = exit_code < 0 and was_open and not timed_out
         return 128 - exit_code if ended_itself else exit_code, timed_out  # as a shell tells of a signal
 
@@ -129,14 +96,16 @@ class ProcessBox:
         return self._regular_file(path).read_bytes().decode(errors="replace")
 
     async def write(self, path: str, text: str) -> None:
-        target = self._writable(path)
+        refuse_history(path)
+        target = self._inside(path)
         if target.exists():
             target = self._regular_file(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(text.encode(errors="replace"))
 
     async def remove(self, path: str) -> None:
-        target = self._writable(os.path.dirname(path)) / os.path.basename(path)
+        refuse_history(path)
+        target = self._inside(os.path.dirname(path)) / os.path.basename(path)
         self._inside(path)
         if target.is_dir() and not target.is_symlink():
             raise PathRefused(f"{path} is not a file")
@@ -148,32 +117,24 @@ class ProcessBox:
             return sorted(entry.name + "/" if self._is_folder(entry) else entry.name for entry in entries)
 
     async def files(self) -> Names:
-        return sorted(_regular_files(self.root))
+        return sorted("/".join(parts) for parts in regular_files(str(self.root)))
 
     async def changes(self) -> dict[str, str | None]:
-        before, after = set(_regular_files(self._base)), set(_regular_files(self.root))
+        before, after = set(regular_files(str(self._base))), set(regular_files(str(self.root)))
         changed: dict[str, str | None] = {}
-        for path in sorted(before | after):
-            if "__pycache__" in path.split("/"):
+        for parts in before | after:
+            if "__pycache__" in parts:
                 continue
-            # A name that is not UTF-8 comes as lone surrogates, which no record of the rollout could be written with.
-            name = os.fsencode(path).decode(errors="replace")
-            if path not in after:
-                changed[name] = None
+            if parts not in after:
+                changed[recordable(parts)] = None
                 continue
-            content = (self.root / path).read_bytes()
-            if path not in before or (self._base / path).read_bytes() != content:
-                changed[name] = content.decode(errors="replace")
-        return changed
+            content = self.root.joinpath(*parts).read_bytes()
+            if parts not in before or self._base.joinpath(*parts).read_bytes() != content:
+                changed[recordable(parts)] = content.decode(errors="replace")
+        return dict(sorted(changed.items()))
 
     async def publish(self, name: str, text: str) -> None:
-        if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
-            raise PathRefused(f"{name!r} is not a name under {HISTORY}")
-        target = self._history / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
-        target.write_bytes(text.encode(errors="replace"))
-        target.chmod(0o444)
+        publish(str(self._history), name, text)
 
     async def fork(self) -> Self:
         """By copying everything."""
@@ -186,10 +147,6 @@ class ProcessBox:
     async def snapshot(self) -> None:
         """Nothing: this box does not come back after a crash."""
 
-    def usage(self) -> BoxUsage:
-        disk_mb = bytes_in(str(self._place)) / 2**20
-        return BoxUsage(self._num_commands, self._wall_s, self._cpu_s, None, disk_mb)
-
     async def close(self) -> None:
         for group in self._groups:
             _kill_group(group)
@@ -197,22 +154,14 @@ class ProcessBox:
         remove_tree(str(self._place))
 
     def _inside(self, path: str) -> Path:
+        place, inner = (self._history, path[len(HISTORY) :].lstrip("/")) if in_history(path) else (self.root, path)
         try:
-            if path == HISTORY or path.startswith(HISTORY + "/"):
-                place, resolved = self._history, os.path.realpath(f"{self._history}{path.removeprefix(HISTORY)}")
-            else:
-                place, resolved = self.root, os.path.realpath(self.root / path)
+            resolved = Path(os.path.realpath(place / inner))
         except ValueError:  # a null byte or a lone surrogate
             raise PathRefused(f"{path!r} is not a path") from None
-        if not Path(resolved).is_relative_to(place):
+        if not resolved.is_relative_to(place):
             raise PathRefused(f"{path} is outside of the repository")
-        return Path(resolved)
-
-    def _writable(self, path: str) -> Path:
-        target = self._inside(path)
-        if not target.is_relative_to(self.root):
-            raise PathRefused(f"{HISTORY} can be read and not written")
-        return target
+        return resolved
 
     def _regular_file(self, path: str) -> Path:
         """Folders are refused, and so are pipes and devices: opening one could wait forever."""
@@ -241,12 +190,3 @@ class ProcessBox:
 def _kill_group(group: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
-
-
-def _regular_files(folder: str | Path, prefix: str = "") -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _regular_files(entry.path, f"{prefix}{entry.name}/")
-            elif entry.is_file(follow_symlinks=False):
-                yield prefix + entry.name

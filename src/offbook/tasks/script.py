@@ -43,13 +43,10 @@ def foreign_task(folder: Path, instruction: str) -> Task:
 def _tree(environment: Path) -> Path:
     """What the Dockerfile copies to where the agent works: one folder of the environment, or all of it."""
     dockerfile = environment / "Dockerfile"
-    copied = re.findall(r"^(?:COPY|ADD)\s+(?:--\S+\s+)*(\S+)\s+\S+\s*$", _text(dockerfile), re.M | re.I)
+    text = dockerfile.read_text(errors="replace") if dockerfile.is_file() else ""
+    copied = re.findall(r"^(?:COPY|ADD)\s+(?:--\S+\s+)*(\S+)\s+\S+\s*$", text, re.M | re.I)
     folders = [environment / source for source in copied if (environment / source).is_dir()]
     return folders[0] if len(folders) == 1 else environment
-
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.is_file() else ""
 
 
 async def reward_by_script(

@@ -31,22 +31,22 @@ Engine = Literal["monitoring", "inserted"]
 Function = tuple[str, str]  # a path and a qualified name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SuiteRun:
     """A test is in at most one of passed, failed and skipped, and in none where the run ended before it."""
 
-    collected: tuple[str, ...]
-    passed: frozenset[str]
-    failed: dict[str, str]  # node id -> why
-    skipped: dict[str, str]  # expected failures too
-    broken: dict[str, str]  # files that could not be collected
-    seconds: dict[str, float]
-    running: str | None  # the test that the run ended in, if it did not reach its end
-    exit_code: int | None  # of pytest, None where it did not come to its end
     timed_out: bool
     output: str  # the end of what it printed
-    tampered: str = ""  # why the results are not to be believed
-    functions: tuple[Function, ...] = ()  # traced runs only
+    tampered: str  # why the results are not to be believed
+    collected: tuple[str, ...] = ()
+    passed: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)  # node id -> why
+    skipped: dict[str, str] = field(default_factory=dict)  # expected failures too
+    broken: dict[str, str] = field(default_factory=dict)  # files that could not be collected
+    seconds: dict[str, float] = field(default_factory=dict)
+    running: str | None = None  # the test that the run ended in, if it did not reach its end
+    exit_code: int | None = None  # of pytest, None where it did not come to its end
+    functions: list[Function] = field(default_factory=list)  # traced runs only
     enters: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node id, or "" for the import, -> functions
 
 
@@ -200,51 +200,29 @@ def _rows(report: str, keys: Sequence[str]) -> tuple[list[list[list[Any]]], str]
 
 
 def _read(rows: list[list[Any]], output: str, timed_out: bool, tampered: str) -> SuiteRun:
-    collected = tuple(next((row[1] for row in rows if row[0] == "collected"), ()))
-    passed: set[str] = set()
-    failed: dict[str, str] = {}
-    skipped: dict[str, str] = {}
-    broken: dict[str, str] = {}
-    seconds: dict[str, float] = {}
-    functions: dict[int, Function] = {}
-    enters: dict[str, tuple[int, ...]] = {}
-    running: str | None = None
-    exit_code: int | None = None
+    run = SuiteRun(timed_out, output, tampered)
     for row in rows:
         match row:
+            case ["collected", list(nodes)]:
+                run.collected = tuple(nodes)
             case ["broken", str(node), str(reason)]:
-                broken[node] = reason
+                run.broken[node] = reason
             case ["start", int(number)]:
-                running = collected[number]
+                run.running = run.collected[number]
             case ["done", int(number), str(outcome), int() | float() as duration, str(reason)]:
-                node = collected[number]
-                if running != node or node in seconds:
-                    tampered = tampered or f"{node} was reported out of turn"
-                running = None
-                seconds[node] = duration
+                node = run.collected[number]
+                if run.running != node or node in run.seconds:
+                    run.tampered = run.tampered or f"{node} was reported out of turn"
+                run.running = None
+                run.seconds[node] = duration
                 if outcome == "passed":
-                    passed.add(node)
+                    run.passed.add(node)
                 else:
-                    (failed if outcome == "failed" else skipped)[node] = reason
-            case ["function", int(key), str(path), str(name)]:
-                functions[key] = path, name
+                    (run.failed if outcome == "failed" else run.skipped)[node] = reason
+            case ["function", int(), str(path), str(name)]:  # numbered as they come
+                run.functions.append((path, name))
             case ["enters", int(number), list(keys)]:
-                enters[collected[number] if number >= 0 else ""] = tuple(keys)
+                run.enters[run.collected[number] if number >= 0 else ""] = tuple(keys)
             case ["end", int(code)]:
-                exit_code = code
-    table = tuple(functions[key] for key in sorted(functions))
-    return SuiteRun(
-        collected=collected,
-        passed=frozenset(passed),
-        failed=failed,
-        skipped=skipped,
-        broken=broken,
-        seconds=seconds,
-        running=running,
-        exit_code=exit_code,
-        timed_out=timed_out,
-        output=output,
-        tampered=tampered,
-        functions=table,
-        enters=enters,
-    )
+                run.exit_code = code
+    return run

@@ -6,7 +6,7 @@ new ids; what a model sampled is never decoded and encoded again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,38 +28,41 @@ class Laid:
 class Chat(Protocol):
     """What a transcript and the annotators need of a chat format. ChatFormat and RenderedChat are the two there are."""
 
-    @property
-    def end_id(self) -> int:
-        """The token that ends a message where the model did not."""
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """The tokens a model may end its message with."""
-
-    @property
-    def assistant_header(self) -> list[int]:
-        """What a prompt ends with: the model continues here."""
-
-    @property
-    def tells_tools(self) -> bool:
-        """Whether the format itself tells the model of its tools, so that no prompt has to."""
+    end_id: int  # ends a message where the model did not
+    stop_ids: frozenset[int]  # what a model may end its message with
+    assistant_header: list[int]  # what a prompt ends with: the model continues here
+    tells_tools: bool  # the format itself tells the model of its tools, so that no prompt has to
 
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: list[int]) -> str: ...
 
-    def pieces(self, ids: list[int]) -> list[str]: ...
-
-    def block(self, role: Role, text: str) -> list[int]:
-        """A closed message, complete in itself: it can be spliced in between any two others."""
-
     def lay(self, lines: Sequence[Line], tools: Tools = (), opening: bool = False) -> Laid:
         """The lines between two messages of the model, or before the first of them (`opening`)."""
+        ...
 
     def closing(self, sampled: list[int]) -> list[int]:
         """What follows a sampled message: its end, where the model did not write it, and what belongs behind an end."""
+        ...
 
     def parse(self, sampled: list[int], tools: Tools = ()) -> tuple[ToolCall, ...]: ...
+
+    def block(self, role: Role, text: str) -> list[int]:
+        """A closed message, complete in itself: it can be spliced in between any two others."""
+        return self.lay([(role, text)]).ids
+
+    def pieces(self, ids: list[int]) -> list[str]:
+        """The text of each token; joined, they are the text of all. A character cut across tokens goes to its last."""
+        pieces, held = [], 0
+        for position in range(len(ids)):
+            text = self.decode(ids[position - held : position + 1])
+            if text.endswith("\ufffd") and position + 1 < len(ids) and held < 8:
+                pieces.append("")
+                held += 1
+            else:
+                pieces.append(text)
+                held = 0
+        return pieces
 
 
 class Transcript:
@@ -114,17 +117,3 @@ class Transcript:
         self.segment.sampled.extend([False] * len(ids))
         self.segment.logprobs.extend([0.0] * len(ids))
         self.segment.versions.extend([-1] * len(ids))
-
-
-def pieces_of(ids: list[int], decode: Callable[[list[int]], str]) -> list[str]:
-    """The text of each token; joined, they are the text of all. A character cut across tokens goes to its last."""
-    pieces, held = [], 0
-    for position in range(len(ids)):
-        text = decode(ids[position - held : position + 1])
-        if text.endswith("\ufffd") and position + 1 < len(ids) and held < 8:
-            pieces.append("")
-            held += 1
-        else:
-            pieces.append(text)
-            held = 0
-    return pieces

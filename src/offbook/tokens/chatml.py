@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from offbook.tokens.calls import dialect_named
-from offbook.tokens.chat import Laid, Line, Span, pieces_of
-from offbook.tokens.strict import THINK_START, Tools
+from offbook.tokens.chat import Chat, Laid, Line, Span
+from offbook.tokens.strict import CALL_END, CALL_START, THINK_START, Tools
 from offbook.tokens.template import BLOCK_END, BLOCK_START, answer_opening, read_template, system_with_tools
 from offbook.types import OffbookError, Role, ToolCall
 
@@ -31,7 +31,7 @@ RESPONSE_START, RESPONSE_END = "<tool_response>", "</tool_response>"
 Results = Literal["tool", "user", "response"]
 
 
-class ChatFormat:
+class ChatFormat(Chat):
     """Turns messages into ids and ids into text, with one tokenizer.
 
     `results` says how a tool's answer is written: as a message of the role tool (SmolLM2, pocket), as one of the user
@@ -85,15 +85,8 @@ class ChatFormat:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
-    def pieces(self, ids: list[int]) -> list[str]:
-        return pieces_of(ids, self.decode)
-
     def header(self, role: Role) -> list[int]:
         return [self.start_id, *self.encode(role + "\n")]
-
-    def block(self, role: Role, text: str) -> list[int]:
-        """A closed message, complete in itself: it can be spliced in between any two others."""
-        return self.lay([(role, text)]).ids
 
     def lay(self, lines: Sequence[Line], tools: Tools = (), opening: bool = False) -> Laid:
         """The lines as blocks, one after the other."""
@@ -152,3 +145,14 @@ class ChatFormat:
 
     def parse(self, sampled: list[int], tools: Tools = ()) -> tuple[ToolCall, ...]:
         return self.dialect.parse(self.decode(sampled), tools, self.thinking)
+
+
+def byte_chat(dialect: str = "hermes") -> ChatFormat:
+    """Bytes and the marks of the format: it spells anything, and records what a model behind a URL said."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([BLOCK_START, BLOCK_END])
+    tokenizer.add_tokens([CALL_START, CALL_END])
+    return ChatFormat(tokenizer, dialect, results="user" if dialect == "bash" else "tool")

@@ -12,14 +12,13 @@ parser lets a call end unfinished thinking, so does this one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from offbook.tokens.calls import Dialect
-from offbook.tokens.chat import Laid, Line, Span, pieces_of
-from offbook.tokens.strict import Tools, malformed, read_json
+from offbook.tokens.chat import Chat, Laid, Line, Span
+from offbook.tokens.strict import Tools, can_be_written, malformed, read_json
 from offbook.tokens.template import as_json
 from offbook.types import OffbookError, Role, ToolCall
 
@@ -35,8 +34,8 @@ REASONS = {
 }
 
 
-class RenderedChat:
-    """The same interface as ChatFormat, for the family of a renderer. `tokenizer` is transformers' and the renderer's.
+class RenderedChat(Chat):
+    """A chat for the family of a renderer. `tokenizer` is transformers' and the renderer's.
 
     `dialect` reads calls from the text in place of the renderer's parser; results are messages of the user then.
     """
@@ -48,10 +47,10 @@ class RenderedChat:
         self.tells_tools = dialect is None
         self.family: str = renderer.config.name
         self.stop_ids = frozenset(renderer.get_stop_token_ids())
-        with_marks = self._render(ASKED, add_generation_prompt=True).token_ids
+        with_marks = renderer.render(ASKED, add_generation_prompt=True).token_ids
         tokenizer.split_special_tokens = True
-        asked = self._render(ASKED).token_ids
-        self._prompt: list[int] = self._render(ASKED, add_generation_prompt=True).token_ids
+        asked = renderer.render(ASKED).token_ids
+        self._prompt: list[int] = renderer.render(ASKED, add_generation_prompt=True).token_ids
         self._require(self._prompt == with_marks, "writes its control tokens as text")
         self._require(self._prompt[: len(asked)] == asked, "has no header for the model's message")
         self.assistant_header = self._prompt[len(asked) :]
@@ -75,19 +74,13 @@ class RenderedChat:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    def pieces(self, ids: list[int]) -> list[str]:
-        return pieces_of(ids, self.decode)
-
-    def block(self, role: Role, text: str) -> list[int]:
-        return self.lay([(role, text)]).ids
-
     def lay(self, lines: Sequence[Line], tools: Tools = (), opening: bool = False) -> Laid:
         """Some families cannot open a conversation before the user speaks: until then nothing is laid."""
         messages = [self._message(role, text) for role, text in lines]
         if opening:
             if not any(role == "user" for role, _ in lines):
                 return Laid([], [(0, 0, 0, 0)] * len(lines))
-            rendered = self._render(messages, tools=None if self.dialect else as_json(tools) or None)
+            rendered = self.renderer.render(messages, tools=None if self.dialect else as_json(tools) or None)
             return _spans(rendered, 0, len(rendered.token_ids), len(lines))
         rendered = self._bridge(self._ended, messages)
         first = len(self._prompt) + len(self._ended) + len(self._after_end)
@@ -121,9 +114,6 @@ class RenderedChat:
         assert role != "assistant", "the model's messages are sampled, not rendered"
         return {"role": "user" if role == "tool" and self.dialect else role, "content": text}
 
-    def _render(self, messages: list[dict[str, str]], **how: Any) -> Any:
-        return self.renderer.render(messages, **how)
-
     def _bridge(self, completion: list[int], messages: list[dict[str, str]]) -> Any:
         """The ids of a next prompt, which must extend those of the last and end with the model's header."""
         rendered = self.renderer.bridge_to_next_turn(self._prompt, completion, messages)
@@ -144,7 +134,7 @@ class RenderedChat:
         asked = self._prompt[: -len(self.assistant_header)]
         result, hint = self._message("tool", "r"), self._message("user", "h")
         spliced = self.lay([("tool", "r"), ("user", "h")]).ids == self.block("tool", "r") + self.block("user", "h")
-        spliced &= self._render([*ASKED, hint]).token_ids == asked + self.block("user", "h")
+        spliced &= self.renderer.render([*ASKED, hint]).token_ids == asked + self.block("user", "h")
         self._require(spliced, "writes a message differently after another one")
         named = {**result, "name": "n", "tool_call_id": "functions.n:0"}
         alike = self._bridge(self._ended, [named]).token_ids == self._bridge(self._ended, [result]).token_ids
@@ -176,8 +166,4 @@ def _looseness(raw: str, arguments: dict[str, Any]) -> str | None:
             problem = str(error)
         if problem:
             return f"the call is not valid JSON ({problem})"
-    try:
-        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError:
-        return "the call's arguments cannot be written as JSON"
-    return None
+    return None if can_be_written(arguments) else "the call's arguments cannot be written as JSON"

@@ -96,14 +96,15 @@ def read_json(text: str, position: int) -> tuple[Any, int, str | None]:
         raise ValueError("nested too deeply") from None
     except ValueError:  # the one other thing the decoder raises: Python reads no integer of thousands of digits
         raise ValueError("a number is too long") from None
-    if "\\u" in text[position:end] and not _can_be_written(value):
+    if "\\u" in text[position:end] and not can_be_written(value):
         problems.append("a \\u escape is half a character")
     return value, end, problems[0] if problems else None
 
 
-def _can_be_written(value: Any) -> bool:
+def can_be_written(value: Any) -> bool:
+    """As JSON, and so as text: "\\ud800" is half a character."""
     try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
         return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,7 @@ def read_template(folder: Path) -> str:
 
 def as_json(tools: Tools) -> list[dict[str, Any]]:
     """In the envelope that templates are written for."""
-    return [
-        {
-            "type": "function",
-            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-        }
-        for tool in tools
-    ]
+    return [{"type": "function", "function": asdict(tool)} for tool in tools]
 
 
 def answer_opening(template: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from offbook.sandbox.box import HISTORY, BoxSpec
 from offbook.sandbox.bwrap.cgroups import Group
-from offbook.sandbox.bwrap.isolation import bwrap_path
+from offbook.sandbox.bwrap.isolation import isolation
 from offbook.sandbox.bwrap.layers import PARTS, Layer
 from offbook.sandbox.bwrap.root import HOME, TEMPORARY, TREE, UID, View, view_arguments
 from offbook.sandbox.bwrap.seccomp import seccomp_program
@@ -28,7 +28,7 @@ def box_arguments(
 ) -> list[str]:
     """Layers top first. bwrap mounts them in a namespace of its own, so they are gone with its processes."""
     before, after = view_arguments(view)
-    arguments = [bwrap_path(), *FLAGS, "--seccomp", str(filter_end), *before]
+    arguments = [isolation().bwrap, *FLAGS, "--seccomp", str(filter_end), *before]
     if history:
         arguments += ["--ro-bind", history, HISTORY]
     top, *frozen = layers

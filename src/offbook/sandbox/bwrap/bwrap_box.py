@@ -10,32 +10,32 @@ import asyncio
 import errno
 import json
 import os
-import time
+import shutil
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.box import HISTORY, BoxSpec, BoxUsage, ExecResult, Names, PathRefused
+from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, Names, environment
 from offbook.sandbox.bwrap import edits
 from offbook.sandbox.bwrap.arguments import POINTS, box_arguments, limits, seccomp_file
 from offbook.sandbox.bwrap.cgroups import make_group, this_hierarchy
-from offbook.sandbox.bwrap.held import Held, is_owned, link_files, owned_copy
+from offbook.sandbox.bwrap.held import Held, is_owned, owned_copy
 from offbook.sandbox.bwrap.isolation import isolation, require_isolation
 from offbook.sandbox.bwrap.launch import COMMAND_BYTES, Command, Launch
 from offbook.sandbox.bwrap.layers import Layer, merge, too_high
 from offbook.sandbox.bwrap.merged import Merged
-from offbook.sandbox.bwrap.root import TREE, View, environment, view_arguments
+from offbook.sandbox.bwrap.root import HOME, TEMPORARY, TREE, View, view_arguments
 from offbook.sandbox.bwrap.store import next_name, owner_name, store
 from offbook.sandbox.bwrap.watch import can_watch
-from offbook.sandbox.folders import deleted_bytes, remove_tree
+from offbook.sandbox.folders import bytes_in, deleted_bytes, in_history, publish, refuse_history, remove_tree
 
 WATCH_S = 0.1
 MIN_FREE = 0.02
 
 
-class BwrapBox:
+class BwrapBox(Box):
     """`place` is where the box lives, for one that is to survive the process by `snapshot` and `restore`.
 
     `readonly` folders of the host are seen in the box under their own paths, and `python` holds an interpreter that the
@@ -53,35 +53,35 @@ class BwrapBox:
         mounts: Mapping[str, Path] | None = None,
     ):
         require_isolation()
-        self.spec = spec or BoxSpec()
-        self._view = View(tuple(map(str, readonly)), str(python.resolve()) if python else "", _mounts(mounts or {}))
-        view_arguments(self._view)  # refuses what is no folder
+        spec = spec or BoxSpec()
+        seen_as = tuple((point, str(path.resolve())) for point, path in sorted((mounts or {}).items()))
+        view = View(tuple(map(str, readonly)), str(python.resolve()) if python else "", seen_as)
+        view_arguments(view)  # refuses what is no folder
         if not tree.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such folder", str(tree))
-        home = str(place.resolve()) if place else self._temporary_place()
+        home = str(place.resolve()) if place else _temporary_place(spec)
         os.makedirs(home)
         base = os.path.realpath(tree)
         try:
-            self._begin(home, base if is_owned(base) else owned_copy(base, f"{home}/base"), [])
+            self._begin(spec, view, home, base if is_owned(base) else owned_copy(base, f"{home}/base"), [], "")
         except BaseException:
             remove_tree(home)
             raise
 
-    def _begin(self, place: str, base: str, frozen: list[Layer]) -> None:
-        self._base = base
+    def _begin(self, spec: BoxSpec, view: View, place: str, base: str, frozen: Sequence[Layer], history: str) -> None:
+        """On top of `frozen` layers, and with the files that were published in `history`."""
+        self.spec, self._view, self._base = spec, view, base
         self._held = Held(place)
         self._finalizer = weakref.finalize(self, self._held.let_go)
         self._locks: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
         self._waiting: list[Command] = []
         self._starter: asyncio.Task[None] | None = None
-        self._watch: asyncio.Task[None] | None = None
         self._closed = False
         self._num_kills = 0
-        self._num_commands, self._wall_s, self._cpu_s, self._peak_mb = 0, 0.0, 0.0, 0.0
         self._full_bytes = 0  # what was written when a command went over the limit
-        self._history = ""  # a folder from the first published file on
-        modes = frozen[0].modes() if frozen else (0o755, 0o755, 0o1777)
-        self._held.layers = [Layer.make(self._new_path("layer"), modes), *frozen]
+        top = self._new_path("layer")
+        self._held.layers = [Layer.make(top, frozen[0].modes()) if frozen else Layer.make(top), *frozen]
+        self._history = self._copied(history)
 
     @classmethod
     async def restore(cls, place: Path) -> BwrapBox:
@@ -94,12 +94,10 @@ class BwrapBox:
             if name not in kept:
                 await asyncio.to_thread(remove_tree, f"{home}/{name}")
         box = cls.__new__(cls)
-        box.spec = BoxSpec(**saved["spec"])
-        box._view = View(tuple(saved["readonly"]), saved["python"], tuple(map(tuple, saved["mounts"])))
-        box._begin(home, saved["tree"], [Layer(path) for path in saved["layers"]])
-        if saved["history"]:
-            box._history = box._new_path("history")
-            link_files(f"{home}/{saved['history']}", box._history)
+        view = View(tuple(saved["readonly"]), saved["python"], tuple(map(tuple, saved["mounts"])))
+        layers = [Layer(path) for path in saved["layers"]]
+        history = f"{home}/{saved['history']}" if saved["history"] else ""
+        box._begin(BoxSpec(**saved["spec"]), view, home, saved["tree"], layers, history)
         return box
 
     @property
@@ -109,12 +107,6 @@ class BwrapBox:
         if loop not in self._locks:
             self._locks = {loop: asyncio.Lock()}
         return self._locks[loop]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
         self._refuse_if_closed()
@@ -162,30 +154,22 @@ class BwrapBox:
         self._held.layers[0].keep_open()
         rules = limits(self.spec, group, bool(self._full_bytes))
         watch = self.spec.watch and can_watch()
-        launch = self._held.launch = Launch(commands, rules, group.entrances if group else (), watch)
-        began = time.monotonic()
+        launch = Launch(commands, rules, group.entrances if group else (), self._out_of, watch)
+        self._held.launch = launch
         filter_end = os.open(seccomp_file(store()), os.O_RDONLY | os.O_CLOEXEC)
-        look = asyncio.get_running_loop().call_later(WATCH_S, self._start_watch, launch)
+        watching = asyncio.create_task(self._watch_disk(launch))
         try:
             await launch.run(
                 box_arguments(self._base, self._held.layers, self._held.place, self._history, self._view, filter_end),
                 [filter_end],
-                environment(self._view),
-                self._out_of,
+                environment(self._view.interpreter, HOME, TEMPORARY),
             )
-            if self._watch is not None and self._watch.done():
-                self._watch.result()
+            if watching.done():
+                watching.result()
         finally:
             os.close(filter_end)
-            look.cancel()
-            if self._watch is not None:
-                self._watch.cancel()
-                self._watch = None
+            watching.cancel()
             self._held.launch = None
-            self._num_commands += len(commands)
-            self._wall_s += time.monotonic() - began
-            self._cpu_s += launch.cpu_s
-            self._peak_mb = max(self._peak_mb, launch.peak_mb)
 
     def _out_of(self) -> str:
         """Which limit the kernel enforced by killing, since this was asked last."""
@@ -193,10 +177,8 @@ class BwrapBox:
         self._num_kills = self._held.group.num_memory_kills() if self._held.group else 0
         return "memory" if self._num_kills > before else ""
 
-    def _start_watch(self, launch: Launch) -> None:
-        self._watch = asyncio.create_task(self._watch_disk(launch))
-
     async def _watch_disk(self, launch: Launch) -> None:
+        await asyncio.sleep(WATCH_S)
         try:
             while (used := await asyncio.to_thread(self._disk_bytes, launch)) <= self._disk_limit():
                 if _is_nearly_full(self._held.place):
@@ -213,7 +195,7 @@ class BwrapBox:
 
     def _disk_bytes(self, launch: Launch | None = None) -> int:
         top, *frozen = self._held.layers
-        used = top.bytes_now() + sum(layer.bytes_frozen() for layer in frozen)
+        used = bytes_in(top.path) + sum(layer.bytes_frozen() for layer in frozen)
         return used + (deleted_bytes(launch.pids(), tuple(POINTS.values())) if launch else 0)
 
     async def read(self, path: str) -> str:
@@ -234,7 +216,7 @@ class BwrapBox:
 
     async def write(self, path: str, text: str) -> None:
         self._refuse_if_closed()
-        self._refuse_history(path)
+        refuse_history(path)
         content = text.encode(errors="replace")
         async with self._lock:
             if self._disk_bytes() + len(content) > self._disk_limit():
@@ -243,40 +225,26 @@ class BwrapBox:
 
     async def remove(self, path: str) -> None:
         self._refuse_if_closed()
-        self._refuse_history(path)
+        refuse_history(path)
         async with self._lock:
             edits.remove(self._merged(), path)
 
     async def publish(self, name: str, text: str) -> None:
         self._refuse_if_closed()
-        parts = name.split("/")
-        if any(part in ("", ".", "..") for part in parts) or "\0" in name:
-            raise PathRefused(f"{name!r} is not a name under {HISTORY}")
-        if not self._history:
-            self._history = self._new_path("history")
-            os.mkdir(self._history)
-        target = Path(self._history, *parts)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{next_name()}")
-        partial.write_bytes(text.encode(errors="replace"))
-        partial.chmod(0o444)
-        partial.rename(target)
+        folder = self._history or self._new_path("history")
+        publish(folder, name, text)
+        self._history = folder
 
     async def fork(self) -> Self:
         self._refuse_if_closed()
         async with self._lock:
             await self._freeze()
             box = type(self).__new__(type(self))
-            box.spec, box._view = self.spec, self._view
-            place = self._temporary_place()
+            place, frozen = _temporary_place(self.spec), self._held.layers[1:]
             os.mkdir(place)
-            frozen = self._held.layers[1:]
-            box._begin(place, self._base, frozen)
+            box._begin(self.spec, self._view, place, self._base, frozen, self._history)
             for layer in frozen:
                 layer.users += 1
-            if self._history:
-                box._history = box._new_path("history")
-                link_files(self._history, box._history)
             return box
 
     async def snapshot(self) -> None:
@@ -300,10 +268,7 @@ class BwrapBox:
             partial.rename(before)
             if old:
                 remove_tree(f"{place}/{old}")
-            if self._history:
-                history = self._new_path("history")
-                link_files(self._history, history)
-                self._history = history
+            self._history = self._copied(self._history)
 
     async def _freeze(self) -> None:
         """Nothing below the top changes from here on. A top with nothing in it can go on being the top."""
@@ -318,11 +283,6 @@ class BwrapBox:
             return
         self._held.layers.insert(0, Layer.make(self._new_path("layer"), top.modes()))
 
-    def usage(self) -> BoxUsage:
-        peak = self._held.group.peak_memory_mb() if self._held.group else None
-        disk = self._disk_bytes() / 2**20 if self._held.layers else 0.0
-        return BoxUsage(self._num_commands, self._wall_s, self._cpu_s, peak or self._peak_mb, disk)
-
     async def close(self) -> None:
         self._closed = True
         if self._held.launch is not None:
@@ -334,27 +294,23 @@ class BwrapBox:
                 else:
                     await asyncio.to_thread(self._finalizer)
 
-    def _temporary_place(self) -> str:
-        """In memory, where its files count as memory of the box and so must leave it some."""
-        in_memory = self.spec.disk_mb * 2 <= self.spec.memory_mb
-        return f"{store(isolation().memory_folder if in_memory else '')}/{next_name()}"
-
     def _new_path(self, kind: str) -> str:
         """In a folder that an earlier process began, a number may be taken."""
         while os.path.exists(path := f"{self._held.place}/{kind}-{next_name()}"):
             pass
         return path
 
+    def _copied(self, history: str) -> str:
+        """Published files for this box alone, as links: they are replaced and never changed."""
+        return shutil.copytree(history, self._new_path("history"), copy_function=os.link) if history else ""
+
     def _merged(self) -> Merged:
         return Merged([*(f"{layer.path}/tree" for layer in self._held.layers), self._base], TREE)
 
     def _files(self, path: str) -> Merged:
-        is_history = path == HISTORY or path.startswith(HISTORY + "/")
-        return Merged([self._history] if self._history else [], HISTORY) if is_history else self._merged()
-
-    def _refuse_history(self, path: str) -> None:
-        if path == HISTORY or path.startswith(HISTORY + "/"):
-            raise PathRefused(f"{HISTORY} can be read and not written")
+        if in_history(path):
+            return Merged([self._history] if self._history else [], HISTORY)
+        return self._merged()
 
     async def _settled(self) -> None:
         """Reads go beside a running command, but not beside what one left that is dying."""
@@ -366,6 +322,12 @@ class BwrapBox:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise RuntimeError("this box is closed")
+
+
+def _temporary_place(spec: BoxSpec) -> str:
+    """In memory, where its files count as memory of the box and so must leave it some."""
+    in_memory = spec.disk_mb * 2 <= spec.memory_mb
+    return f"{store(isolation().memory_folder if in_memory else '')}/{next_name()}"
 
 
 def _speakable(command: str) -> str:
@@ -381,7 +343,3 @@ def _is_nearly_full(place: str) -> bool:
     """All boxes together must leave room on the file system they live on."""
     status = os.statvfs(place)
     return status.f_bavail < status.f_blocks * MIN_FREE
-
-
-def _mounts(mounts: Mapping[str, Path]) -> tuple[tuple[str, str], ...]:
-    return tuple((point, str(path.resolve())) for point, path in sorted(mounts.items()))

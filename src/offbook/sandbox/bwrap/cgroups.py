@@ -48,13 +48,6 @@ class Group:
         lines = (folder / ("memory.events" if self.version == 2 else "memory.oom_control")).read_text().splitlines()
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
-    def peak_memory_mb(self) -> float | None:
-        folder = self.folders.get("memory")
-        name = "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes"
-        if folder is None or not (folder / name).exists():  # memory.peak is there since Linux 5.19
-            return None
-        return int((folder / name).read_text()) / 2**20
-
     def remove(self) -> None:
         """Kill what is left and wait until the kernel has let go of it."""
         deadline = time.monotonic() + GONE_S

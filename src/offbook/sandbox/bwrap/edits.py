@@ -13,16 +13,8 @@ from contextlib import contextmanager, suppress
 from uuid import uuid4
 
 from offbook.sandbox.box import PathRefused
-from offbook.sandbox.bwrap.merged import (
-    READ_BYTES,
-    Folder,
-    Merged,
-    kind_of,
-    make_folder,
-    make_whiteout,
-    read_regular,
-)
-from offbook.sandbox.folders import MAX_DEPTH, OPEN_FOLDER, open_beneath, walk
+from offbook.sandbox.bwrap.merged import READ_BYTES, Entry, Folder, Merged, make_folder, make_whiteout, read_regular
+from offbook.sandbox.folders import OPEN_FOLDER, recordable
 
 IGNORED = "__pycache__"
 
@@ -102,54 +94,41 @@ def _make_in_top(folder: Folder, top: int, name: str) -> None:
 
 def changes(view: Merged) -> dict[str, str | None]:
     """Looks at what the layers hold and never at the whole tree, so its cost goes with what was written."""
-    base = view.roots[-1]
-    above = Merged(view.roots[:-1])
-    changed: dict[str, str | None] = {}
-    pending: list[tuple[str, ...]] = [()]
-    while pending:
-        parts = pending.pop()
+    above, base = Merged(view.roots[:-1]), Merged(view.roots[-1:])
+    changed: dict[tuple[str, ...], str | None] = {}
+    for parts, folder, entries in above.walk(passing=(FileNotFoundError, NotADirectoryError)):
         if IGNORED in parts:
             continue
         try:
-            with above.folder(parts) as folder:
-                found, inner = _folder_changes(folder, base, parts)
-        except (FileNotFoundError, NotADirectoryError):  # a command is running and took it away
-            continue
-        if len(parts) < MAX_DEPTH:
-            pending += [(*parts, name) for name in inner]
-        for path, content in found.items():
-            if IGNORED not in path:
-                changed[_name(path)] = content
-    return dict(sorted(changed.items()))
+            below = base.folder(parts)
+        except OSError:  # the tree has no such folder
+            below = Folder([], cut=False)
+        with below:
+            hidden = below.entries().keys() - entries.keys() if folder.cut else ()
+            for name in (*entries, *hidden):
+                changed |= _changes_at((*parts, name), entries.get(name), below, base)
+    return dict(sorted({recordable(place): text for place, text in changed.items() if IGNORED not in place}.items()))
 
 
-def _folder_changes(
-    folder: Folder, base: str, parts: tuple[str, ...]
-) -> tuple[dict[tuple[str, ...], str | None], list[str]]:
-    """What changed right in this folder, and the names of the folders in it that have to be looked at."""
-    changed: dict[tuple[str, ...], str | None] = {}
-    inner: list[str] = []
-    entries = folder.entries(whiteouts=True)
-    for name, entry in entries.items():
-        place = (*parts, name)
-        before = _base_file(base, place)
-        if entry.kind == "folder":
-            inner.append(name)
-            if before is not None:
-                changed[place] = None
-            continue
-        changed |= dict.fromkeys(_base_files(base, place))
-        if entry.kind == "file":
-            content = read_regular(name, entry.descriptor)
-            if content == before:
-                del changed[place]
-            else:
-                changed[place] = _text(content)
-    if folder.cut:  # nothing of the tree is seen here any more
-        for name in _base_names(base, parts):
-            if name not in entries:
-                changed |= dict.fromkeys(_base_files(base, (*parts, name)))
-    return changed, inner
+def _changes_at(
+    place: tuple[str, ...], entry: Entry | None, below: Folder, base: Merged
+) -> dict[tuple[str, ...], str | None]:
+    """What an entry of the layers, or one that they hide, means for the tree's own files at its place."""
+    before = below.find(place[-1])
+    gone: dict[tuple[str, ...], str | None] = {}
+    if before is not None and before.kind == "file":
+        gone = {place: None}
+    elif before is not None and before.kind == "folder" and (entry is None or entry.kind != "folder"):
+        gone = dict.fromkeys(base.files(place))
+    if entry is None or entry.kind != "file":
+        return gone
+    with suppress(FileNotFoundError):  # a command is running and took it away
+        content = read_regular(place[-1], entry.descriptor)
+        with suppress(OSError, PathRefused):
+            if content == below.read(place[-1]):
+                return {}
+        return {**gone, place: _text(content)}
+    return gone
 
 
 def _text(content: bytes) -> str:
@@ -158,46 +137,3 @@ def _text(content: bytes) -> str:
     return (
         content[:READ_BYTES].decode(errors="replace") + f"\n[more than {READ_BYTES >> 20} MB: the rest is left out]\n"
     )
-
-
-def _base_file(base: str, parts: tuple[str, ...]) -> bytes | None:
-    """None where the tree has no regular file there."""
-    try:
-        folder = open_beneath(base, parts[:-1])
-    except OSError:
-        return None
-    try:
-        return read_regular(parts[-1], folder)
-    except (OSError, PathRefused):
-        return None
-    finally:
-        os.close(folder)
-
-
-def _base_files(base: str, parts: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Every regular file of the tree that is at this place or below it."""
-    try:
-        kind = kind_of(os.lstat(os.path.join(base, *parts)))
-    except OSError:
-        return
-    if kind == "file":
-        yield parts
-    elif kind == "folder":
-        for inner, entries in walk(os.path.join(base, *parts)):
-            yield from ((*parts, *inner, entry.name) for entry in entries if entry.is_file(follow_symlinks=False))
-
-
-def _base_names(base: str, parts: tuple[str, ...]) -> list[str]:
-    try:
-        folder = open_beneath(base, parts)
-    except OSError:
-        return []
-    try:
-        return os.listdir(folder)
-    finally:
-        os.close(folder)
-
-
-def _name(parts: tuple[str, ...]) -> str:
-    """A name that is not UTF-8 comes as lone surrogates, which no record of the rollout could be written with."""
-    return os.fsencode("/".join(parts)).decode(errors="replace")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from offbook.sandbox.bwrap.cgroups import Group
 from offbook.sandbox.bwrap.launch import Launch
-from offbook.sandbox.bwrap.layers import PARTS, Layer
+from offbook.sandbox.bwrap.layers import Layer
 from offbook.sandbox.folders import remove_tree, walk
 
 
@@ -35,9 +35,6 @@ class Held:
         for layer in self.layers:
             layer.release()
         self.layers.clear()
-        for part in PARTS:  # the kernel leaves a folder without any rights here
-            with suppress(OSError):
-                os.chmod(f"{self.place}/work-{part}/work", stat.S_IRWXU)
         if os.path.isdir(self.place):
             for name in os.listdir(self.place):
                 if not name.startswith("layer-"):  # a fork may still have layers that began here
@@ -45,18 +42,6 @@ class Held:
                     remove_tree(path) if os.path.isdir(path) else os.unlink(path)
             with suppress(OSError):
                 os.rmdir(self.place)
-
-
-def link_files(source: str, target: str) -> None:
-    """A copy of a folder of published files, which are replaced and never changed."""
-    os.makedirs(target, exist_ok=True)
-    for parts, entries in walk(source):
-        for entry in entries:
-            place = os.path.join(target, *parts, entry.name)
-            if entry.is_dir(follow_symlinks=False):
-                os.mkdir(place)
-            else:
-                os.link(os.path.join(source, *parts, entry.name), place)
 
 
 def is_owned(tree: str) -> bool:

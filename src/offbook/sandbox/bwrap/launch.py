@@ -7,7 +7,6 @@ kernel kills all that is left inside, daemons too, before anyone can see that it
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 import subprocess
@@ -18,11 +17,9 @@ from pathlib import Path
 
 from offbook.sandbox.box import ExecResult
 from offbook.sandbox.bwrap.watch import AccessWatch
-from offbook.sandbox.output import Output
+from offbook.sandbox.output import REPORT_BYTES, Output, high, pipe
 from offbook.types import OffbookError
 
-OUTPUT_BYTES = 64 * 1024
-REPORT_BYTES = 4 * 1024 * 1024
 STATUS_BYTES = 64 * 1024
 COMMAND_BYTES = 120_000  # the kernel takes 128 KiB for one argument
 KILL_S = 30.0
@@ -35,46 +32,55 @@ class Command:
     timeout_s: float
     wants_report: bool
     result: asyncio.Future[ExecResult]
-    output: Output = field(default_factory=lambda: Output(OUTPUT_BYTES))
+    output: Output = field(default_factory=Output)
     report: Output = field(default_factory=lambda: Output(REPORT_BYTES))
     exit_code: int | None = None
     timed_out: bool = False
 
+    @property
+    def outputs(self) -> list[Output]:
+        return [self.output, self.report] if self.wants_report else [self.output]
+
 
 class Launch:
     """`limits` are shell commands that come before the others inside. A process that writes 0 to each of `entrances` is
-    in the box's control group; process 1 gets them open. With `watch`, it waits until the box's mounts are marked."""
+    in the box's control group; process 1 gets them open. `out_of` says which limit the kernel enforced by killing, if
+    it did. With `watch`, process 1 waits until the box's mounts are marked."""
 
-    def __init__(self, commands: list[Command], limits: str, entrances: Sequence[str], watch: bool = False):
+    def __init__(
+        self,
+        commands: list[Command],
+        limits: str,
+        entrances: Sequence[str],
+        out_of: Callable[[], str],
+        watch: bool = False,
+    ):
         self.commands = commands
         self.exhausted = ""  # which limit ended it, as the one who kills it says
         self.killed = False
         self.ended = False
-        self.cpu_s = 0.0
-        self.peak_mb = 0.0
         self._limits = limits
         self._entrances = entrances
+        self._out_of = out_of
         self._process: subprocess.Popen[bytes] | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._ended: asyncio.Future[None]
+        self._status_end = -1
         self._status = b""
         self._wants_watch = watch
         self._gate = -1  # process 1 waits at the other end of this pipe
         self._access: AccessWatch | None = None
-        self._read_ends: dict[int, Output] = {}
-        self._outputs: dict[Command, list[int]] = {command: [] for command in commands}
 
-    async def run(
-        self, arguments: Sequence[str], inherited: Sequence[int], environment: dict[str, str], out_of: Callable[[], str]
-    ) -> None:
-        """`arguments` start the box up to the command inside. `out_of` says which limit the kernel enforced by killing,
-        if it did. Results are set as commands end. This returns when nothing of them is left, a little later."""
+    async def run(self, arguments: Sequence[str], inherited: Sequence[int], environment: dict[str, str]) -> None:
+        """`arguments` start the box up to the command inside. Results are set as commands end. This returns when
+        nothing of them is left, a little later."""
         loop = asyncio.get_running_loop()
-        status_end, write_ends, script = self._pipes()
+        write_ends: list[int] = []  # of the status pipe first, then of the first command's output
         doors: list[int] = []
         try:
-            doors += [_open_high(path) for path in self._entrances]
-            doors += [_open_high(os.devnull) for _ in range(2 - len(doors))]
+            script = self._script(write_ends)
+            doors += [high(os.open(path, os.O_RDWR | os.O_CLOEXEC)) for path in self._entrances]
+            doors += [high(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) for _ in range(2 - len(doors))]
             waiting = self._waiting_at(doors, write_ends[0]) if self._wants_watch else ""
             script = self._way_in(doors) + waiting + script
             inner = ["--", "/bin/sh", "-c", script, "sh", *(command.text for command in self.commands)]
@@ -91,7 +97,7 @@ class Launch:
             watched = os.pidfd_open(self._process.pid)
         except BaseException:
             self.kill_at_exit()
-            self._close_pipes(status_end)
+            self._close_pipes()
             raise
         finally:
             for descriptor in (*write_ends, *doors):
@@ -99,17 +105,15 @@ class Launch:
         self._timers += [loop.call_later(command.timeout_s, self.time_out, command) for command in self.commands]
         self._ended = ended = loop.create_future()
         loop.add_reader(watched, self._end)
-        loop.add_reader(status_end, self._read_status, status_end, out_of)
-        for read_end, output in self._read_ends.items():
-            loop.add_reader(read_end, output.read_from, read_end)
+        loop.add_reader(self._status_end, self._read_status)
         try:
             await ended
-            self._collect()
-            self._read_status(status_end, out_of)
-            self._drain()
+            self._process.wait()
+            self._read_status()
+            for command in self.commands:
+                _drain(command)
             if self._access is not None:
-                self._access.read()
-                loop.remove_reader(self._access.group)
+                self._access.stop()
                 await asyncio.to_thread(self._access.close)  # unmounts, which writes out a disk's data
         except asyncio.CancelledError:  # the event loop is ending
             self.kill_at_exit()
@@ -120,9 +124,8 @@ class Launch:
                 timer.cancel()
             loop.remove_reader(watched)
             os.close(watched)
-            self._close_pipes(status_end)
-            self._stop_access()
-        self._finish(out_of)
+            self._close_pipes()
+        self._finish()
 
     def kill(self) -> None:
         """Process 1 first: bwrap then waits for all of it to be gone, which it would not if it were killed itself."""
@@ -164,12 +167,12 @@ class Launch:
         if not others:
             self.kill()
             return
-        pipe = os.fstat(self._outputs[command][0]).st_ino
+        pipe_number = os.fstat(command.output.read_end).st_ino
         assert self._process is not None
         for first in _children(self._process.pid):
             for starter in _children(first):
                 with suppress(OSError):
-                    if os.stat(f"/proc/{starter}/fd/1").st_ino == pipe:
+                    if os.stat(f"/proc/{starter}/fd/1").st_ino == pipe_number:
                         _kill_all(starter)
         self._set_result(command, KILLED, "")
 
@@ -177,27 +180,20 @@ class Launch:
         """All processes inside, by the numbers they have outside."""
         return _descendants(self._process.pid) if self._process else []
 
-    def _pipes(self) -> tuple[int, list[int], str]:
-        """The status pipe's read end; the write ends, status first, then the first command's output; the script.
-
-        The shell may know only descriptors of one digit, so pipes get higher numbers and are reached by path.
-        """
-        status_end, status_write = _pipe()
-        write_ends, parts = [status_write], []
+    def _script(self, write_ends: list[int]) -> str:
+        """What process 1 runs once it is in. Opens the pipes and adds the ends that are written to inside; they are
+        reached by path, because the shell may know only descriptors of one digit."""
+        self._status_end, status_write = pipe()
+        write_ends.append(status_write)
+        parts = []
         for number, command in enumerate(self.commands):
             redirect = ""
-            for output, place in (command.output, ">"), (command.report, "3>"):
-                if place == "3>" and not command.wants_report:
-                    continue
-                read_end, write_end = _pipe()
-                self._read_ends[read_end] = output
-                self._outputs[command].append(read_end)
-                write_ends.append(write_end)
-                redirect += f" {place}/proc/self/fd/{write_end}"
+            for output, place in zip(command.outputs, (">", "3>"), strict=False):
+                write_ends.append(output.open())
+                redirect += f" {place}/proc/self/fd/{write_ends[-1]}"
             ran = f'sh -c "${{{number + 1}}}"; echo "{number} $?" >/proc/self/fd/{status_write}'
             parts.append(f"{{ {ran}; }}{redirect} 2>&1")
-        script = f"{self._limits}; "
-        return status_end, write_ends, script + (f"{parts[0]}" if len(parts) == 1 else " & ".join(parts) + " & wait")
+        return f"{self._limits}; " + (parts[0] if len(parts) == 1 else " & ".join(parts) + " & wait")
 
     def _way_in(self, doors: list[int]) -> str:
         """Standard input and output are the doors at first, so none stays open for the agent. A thread that moves
@@ -208,114 +204,82 @@ class Launch:
     def _waiting_at(self, doors: list[int], status_write: int) -> str:
         """Process 1 says that its mounts are there and starts nothing before it is let go."""
         gate, self._gate = os.pipe()
-        doors.append(fcntl.fcntl(gate, fcntl.F_DUPFD_CLOEXEC, 10))
-        os.close(gate)
+        doors.append(high(gate))
         return f"echo ready >/proc/self/fd/{status_write}; read go </proc/self/fd/{doors[-1]}; "
 
     def _start_access(self) -> None:
         assert self._process is not None
         with suppress(OSError, IndexError):  # killed meanwhile
             self._access = AccessWatch(_children(self._process.pid)[0])
-            if self._access.group >= 0:
-                asyncio.get_running_loop().add_reader(self._access.group, self._access.read)
         with suppress(OSError):
             os.write(self._gate, b"\n")
-        os.close(self._gate)
-        self._gate = -1
+        self._close_gate()
 
-    def _stop_access(self) -> None:
+    def _close_gate(self) -> None:
         if self._gate >= 0:
             os.close(self._gate)
             self._gate = -1
-        if self._access is not None and self._access.group >= 0:
-            asyncio.get_running_loop().remove_reader(self._access.group)
-            self._access.close()
 
-    def _read_status(self, status_end: int, out_of: Callable[[], str]) -> None:
+    def _read_status(self) -> None:
         try:
-            chunk = os.read(status_end, STATUS_BYTES)
+            chunk = os.read(self._status_end, STATUS_BYTES)
         except BlockingIOError:
             return
         if not chunk:
-            asyncio.get_running_loop().remove_reader(status_end)
+            asyncio.get_running_loop().remove_reader(self._status_end)
             return
         *lines, self._status = (self._status + chunk).split(b"\n")
         self._status = self._status[-100:]  # the agent can write here too, but only about itself
         for line in lines:
             if line == b"ready" and self._gate >= 0:
                 self._start_access()
-            self._take_status(line.split(), out_of)
+            self._take_status(line.split())
 
-    def _take_status(self, words: list[bytes], out_of: Callable[[], str]) -> None:
+    def _take_status(self, words: list[bytes]) -> None:
         with suppress(ValueError, IndexError):
             number, exit_code = (int(word) for word in words)
             command = self.commands[number]
             if command.exit_code is None:
                 command.exit_code = exit_code
-                self._drain(command)
-                self._set_result(command, exit_code, out_of() if exit_code else "")
+                _drain(command)
+                self._set_result(command, exit_code, self._out_of() if exit_code else "")
                 if self.is_over():  # one that only said so would go on
                     self.kill()
 
-    def _finish(self, out_of: Callable[[], str]) -> None:
+    def _finish(self) -> None:
         waiting = [command for command in self.commands if not command.result.done()]
-        told = out_of()
-        if (
-            len(waiting) == len(self.commands) and not self.killed and not told
-        ):  # only we and the kernel can end process 1
+        told = self._out_of()
+        if len(waiting) == len(self.commands) and not self.killed and not told:  # only we and the kernel end process 1
             text = self.commands[0].output.text().strip()
             raise OffbookError(f"a box could not start its command: {text or 'no reason given'}")
-        exit_codes = [
-            KILLED if command.exit_code is None or command.timed_out else command.exit_code for command in waiting
-        ]
-        exhausted = self.exhausted or told
-        for command, exit_code in zip(waiting, exit_codes, strict=True):
-            self._set_result(command, exit_code, exhausted if exit_code else "")
+        for command in waiting:
+            exit_code = KILLED if command.exit_code is None or command.timed_out else command.exit_code
+            self._set_result(command, exit_code, (self.exhausted or told) if exit_code else "")
 
     def _set_result(self, command: Command, exit_code: int, exhausted: str) -> None:
         if not command.result.done():
-            output, report = command.output, command.report.text() if command.wants_report else ""
-            opened = None
-            if self._access is not None:
-                self._access.read()
-                opened = self._access.opened()
-            result = ExecResult(
-                exit_code, output.text(), command.timed_out, output.truncated, report, exhausted, opened
+            opened = self._access.opened() if self._access is not None else None
+            output, report = command.output, command.report.text()
+            command.result.set_result(
+                ExecResult(exit_code, output.text(), command.timed_out, output.truncated, report, exhausted, opened)
             )
-            command.result.set_result(result)
 
-    def _drain(self, command: Command | None = None) -> None:
-        for read_end in self._outputs[command] if command else self._read_ends:
-            self._read_ends[read_end].read_from(read_end)
-
-    def _close_pipes(self, status_end: int) -> None:
-        loop = asyncio.get_running_loop()
-        for read_end in (status_end, *self._read_ends):
-            loop.remove_reader(read_end)
-            os.close(read_end)
-        self._read_ends.clear()
-
-    def _collect(self) -> None:
-        assert self._process is not None
-        _, status, used = os.wait4(self._process.pid, 0)
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        self.cpu_s = used.ru_utime + used.ru_stime
-        self.peak_mb = used.ru_maxrss / 1024
+    def _close_pipes(self) -> None:
+        if self._status_end >= 0:
+            asyncio.get_running_loop().remove_reader(self._status_end)
+            os.close(self._status_end)
+        for command in self.commands:
+            for output in command.outputs:
+                output.close()
+        self._close_gate()
+        if self._access is not None:
+            self._access.stop()
+            self._access.close()
 
 
-def _pipe() -> tuple[int, int]:
-    read_end, write_end = os.pipe()
-    os.set_blocking(read_end, False)
-    high = fcntl.fcntl(write_end, fcntl.F_DUPFD_CLOEXEC, 10)
-    os.close(write_end)
-    return read_end, high
-
-
-def _open_high(path: str) -> int:
-    low = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 10)
-    os.close(low)
-    return high
+def _drain(command: Command) -> None:
+    for output in command.outputs:
+        output.read()
 
 
 def _children(pid: int) -> list[int]:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from offbook.sandbox.bwrap.merged import Folder, Merged, make_folder, make_whiteout
-from offbook.sandbox.folders import MAX_DEPTH, bytes_in, open_beneath, remove_tree
+from offbook.sandbox.bwrap.merged import Entry, Folder, Merged, make_folder, make_whiteout
+from offbook.sandbox.folders import bytes_in, remove_tree
 
 PARTS = ("tree", "home", "tmp")
 MAX_LAYERS = 48
@@ -48,9 +48,6 @@ class Layer:
             if mode & stat.S_IRWXU != stat.S_IRWXU:
                 os.chmod(f"{self.path}/{part}", mode | stat.S_IRWXU)
 
-    def bytes_now(self) -> int:
-        return bytes_in(self.path)
-
     def bytes_frozen(self) -> int:
         if self._bytes is None:
             self._bytes = bytes_in(self.path)
@@ -81,33 +78,21 @@ def merge(layers: Sequence[Layer], path: str) -> Layer:
     frozen ones do not change any more."""
     merged = Layer.make(path, layers[0].modes())
     for part in PARTS:
-        view = Merged([f"{layer.path}/{part}" for layer in layers])
-        pending: list[tuple[str, ...]] = [()]
-        while pending:
-            parts = pending.pop()
-            target = open_beneath(f"{path}/{part}", parts)
-            try:
-                with view.folder(parts) as folder:
-                    inner = _merge_folder(folder, target)
-            finally:
-                os.close(target)
-            if len(parts) < MAX_DEPTH:
-                pending += [(*parts, name) for name in inner]
+        target = Merged([f"{path}/{part}"])
+        for parts, folder, entries in Merged([f"{layer.path}/{part}" for layer in layers]).walk(passing=()):
+            with target.folder(parts) as into:
+                _merge_folder(folder, entries, into.descriptors[0])
     return merged
 
 
-def _merge_folder(folder: Folder, target: int) -> list[str]:
-    """Fill `target`, and make the folders in it, whose names are returned."""
-    inner: list[str] = []
-    for name, entry in folder.entries(whiteouts=True).items():
+def _merge_folder(folder: Folder, entries: dict[str, Entry], target: int) -> None:
+    for name, entry in entries.items():
         if entry.kind == "whiteout":
             if not folder.cut:  # otherwise nothing below could be seen anyway
                 make_whiteout(name, target)
         elif entry.kind == "folder":
-            inner.append(name)
             with folder.child(name) as child:
                 mode = stat.S_IMODE(os.fstat(child.descriptors[0]).st_mode)
                 make_folder(target, name, mode | stat.S_IRWXU, child.cut)
         else:
             os.link(name, name, src_dir_fd=entry.descriptor, dst_dir_fd=target, follow_symlinks=False)
-    return inner

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offbook.sandbox.box import Names, PathRefused
-from offbook.sandbox.folders import MAX_DEPTH, OPEN_FILE, OPEN_FOLDER, is_whiteout
+from offbook.sandbox.folders import MAX_DEPTH, OPEN_FILE, OPEN_FOLDER
 
 READ_BYTES = 16 * 1024 * 1024
 MAX_LINKS = 40  # as in the kernel
@@ -84,7 +84,8 @@ class Folder:
             raise
         return Folder(found, self.cut)
 
-    def entries(self, whiteouts: bool = False) -> dict[str, Entry]:
+    def entries(self) -> dict[str, Entry]:
+        """By name, as the topmost layer has it that has the name; whiteouts too."""
         seen: dict[str, Entry] = {}
         for descriptor in self.descriptors:
             with os.scandir(descriptor) as scan:
@@ -92,7 +93,7 @@ class Folder:
                     if item.name not in seen:
                         with suppress(FileNotFoundError):  # removed since
                             seen[item.name] = Entry(kind_of_item(item), descriptor)
-        return seen if whiteouts else {name: entry for name, entry in seen.items() if entry.kind != "whiteout"}
+        return seen
 
     def read(self, name: str) -> bytes:
         """The bytes of a regular file, at most one more than READ_BYTES."""
@@ -109,23 +110,31 @@ class Merged:
         self.roots = roots
         self.name = name
 
-    @contextmanager
-    def folder(self, parts: Sequence[str]) -> Iterator[Folder]:
-        opened: list[int] = []
+    def folder(self, parts: Sequence[str]) -> Folder:
+        folder = Folder([], cut=False)
         try:
-            opened.extend(os.open(root, OPEN_FOLDER) for root in self.roots)
+            folder.descriptors.extend(os.open(root, OPEN_FOLDER) for root in self.roots)
         except BaseException:
-            Folder(opened, cut=False).__exit__()
-            raise
-        folder = Folder(opened, cut=False)
-        try:
-            for name in parts:
-                inner = folder.child(name)
-                folder.__exit__()
-                folder = inner
-            yield folder
-        finally:
             folder.__exit__()
+            raise
+        for name in parts:
+            with folder:
+                folder = folder.child(name)
+        return folder
+
+    def walk(
+        self, start: tuple[str, ...] = (), passing: tuple[type[OSError], ...] = (OSError,)
+    ) -> Iterator[tuple[tuple[str, ...], Folder, dict[str, Entry]]]:
+        """Every folder from `start` down, open, with its entries, whiteouts too. Those that one of `passing` keeps us
+        from are passed over: a command may be running that took one away or closed it to us."""
+        pending = [start]
+        while pending:
+            parts = pending.pop()
+            with suppress(*passing), self.folder(parts) as folder:
+                entries = folder.entries()
+                yield parts, folder, entries
+                if len(parts) < MAX_DEPTH:
+                    pending += [(*parts, name) for name, entry in entries.items() if entry.kind == "folder"]
 
     def resolve(self, path: str, follow_last: bool = True) -> Target:
         pending = list(reversed(self.split(path)))
@@ -141,7 +150,9 @@ class Merged:
             with self.folder(done) as folder:
                 entry = folder.find(name)
                 if entry is None:
-                    return Target(self._beyond(path, [*done, name], pending), None)
+                    if ".." in pending:
+                        raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+                    return Target((*done, name, *reversed(pending)), None)
                 if entry.kind == "link" and (pending or follow_last):
                     num_links += 1
                     if num_links > MAX_LINKS:
@@ -193,23 +204,14 @@ class Merged:
         if target.kind is None:
             raise FileNotFoundError(errno.ENOENT, "no such folder", path)
         with refusing_races(path), self.folder(target.parts) as folder:
-            kinds = {name: entry.kind for name, entry in folder.entries().items()}
+            kinds = {name: entry.kind for name, entry in folder.entries().items() if entry.kind != "whiteout"}
         inside = "/".join(target.parts)
         return sorted(name + "/" if self._leads_to_folder(f"{inside}/{name}".lstrip("/"), kind) else name
                       for name, kind in kinds.items())  # fmt: skip
 
-    def files(self) -> Iterator[tuple[str, ...]]:
-        pending: list[tuple[str, ...]] = [()]
-        while pending:
-            parts = pending.pop()
-            try:
-                with self.folder(parts) as folder:
-                    entries = folder.entries()
-            except OSError:  # gone or closed to us since its name was read
-                continue
+    def files(self, start: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+        for parts, _, entries in self.walk(start):
             yield from ((*parts, name) for name, entry in entries.items() if entry.kind == "file")
-            if len(parts) < MAX_DEPTH:
-                pending += [(*parts, name) for name, entry in entries.items() if entry.kind == "folder"]
 
     def _leads_to_folder(self, path: str, kind: Kind) -> bool:
         if kind != "link":
@@ -218,12 +220,6 @@ class Merged:
             return self.resolve(path).kind == "folder"
         except (OSError, PathRefused):
             return False
-
-    def _beyond(self, path: str, parts: list[str], pending: list[str]) -> tuple[str, ...]:
-        """What is left of a path behind the first name that does not exist."""
-        if ".." in pending:
-            raise FileNotFoundError(errno.ENOENT, "no such folder", path)
-        return (*parts, *reversed(pending))
 
 
 @contextmanager
@@ -237,13 +233,13 @@ def refusing_races(path: str) -> Iterator[None]:
         raise
 
 
-def read_regular(name: str, folder: int, limit_bytes: int = READ_BYTES) -> bytes:
-    """At most one byte more than the limit, which tells that there is more."""
+def read_regular(name: str, folder: int) -> bytes:
+    """At most one byte more than READ_BYTES, which tells that there is more."""
     descriptor = os.open(name, OPEN_FILE, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise PathRefused(f"{name} is not a file")
-        chunks, wanted = [], limit_bytes + 1
+        chunks, wanted = [], READ_BYTES + 1
         while wanted and (chunk := os.read(descriptor, min(wanted, 1 << 20))):
             chunks.append(chunk)
             wanted -= len(chunk)
@@ -259,7 +255,8 @@ def kind_of(status: os.stat_result) -> Kind:
         return "folder"
     if stat.S_ISLNK(status.st_mode):
         return "link"
-    return "whiteout" if is_whiteout(status) else "other"
+    # How an overlay writes down that a name of the layers below is gone.
+    return "whiteout" if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0 else "other"
 
 
 def kind_of_item(item: os.DirEntry[str]) -> Kind:

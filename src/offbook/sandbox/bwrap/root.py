@@ -22,14 +22,8 @@ LOGS = "/logs"  # where a judge that came with a task leaves the reward; gone wi
 
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # beside /usr, and mostly links into it
 COPIED = (
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "alternatives",
-    "localtime",
-    "services",
-    "protocols",
-    "os-release",
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives"),
+    *("localtime", "services", "protocols", "os-release"),
 )
 WRITTEN = {
     "passwd": f"root:x:0:0::/:/bin/sh\nagent:x:{UID}:{UID}::{HOME}:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
@@ -56,16 +50,6 @@ class View:
     def interpreter(self) -> str:
         """A prefix, whose bin/ comes first on the path."""
         return os.path.join(self.python, "python") if self.python else sys.prefix
-
-
-def environment(view: View) -> dict[str, str]:
-    return {
-        "PATH": os.pathsep.join([os.path.join(view.interpreter, "bin"), "/usr/local/bin", "/usr/bin", "/bin"]),
-        "HOME": HOME,
-        "TMPDIR": TEMPORARY,
-        "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
 
 
 def view_arguments(view: View) -> tuple[list[str], list[str]]:

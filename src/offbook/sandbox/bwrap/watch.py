@@ -6,6 +6,7 @@ The kernel gives this to root only. Renaming, looking at names and sizes, and fo
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import struct
@@ -33,14 +34,18 @@ def _group() -> int:
     return int(_libc().fanotify_init(CLOSE_ON_EXEC | NONBLOCK, os.O_RDONLY | os.O_CLOEXEC))
 
 
+def _mark(group: int, path: str) -> bool:
+    mask = ctypes.c_uint64(ON_OPEN)
+    return int(_libc().fanotify_mark(group, MARK_ADD | MARK_MOUNT, mask, HERE, os.fsencode(path))) == 0
+
+
 @cache
 def can_watch() -> bool:
     group = _group()
     if group < 0:
         return False
     try:
-        mask = ctypes.c_uint64(ON_OPEN)
-        return int(_libc().fanotify_mark(group, MARK_ADD | MARK_MOUNT, mask, HERE, b"/")) == 0
+        return _mark(group, "/")
     finally:
         os.close(group)
 
@@ -52,21 +57,17 @@ class AccessWatch:
         """`pid` is process 1 of the box, which must not start anything yet."""
         self._paths: dict[str, None] = {}
         self._cut = 0
+        with open(f"/proc/{pid}/mountinfo") as file:
+            points = [line.split()[4].encode().decode("unicode_escape") for line in file]
         self._mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)  # names last as long as the mounts
         self.group = _group()
         if self.group < 0:
             self._cut = 1
             return
-        with open(f"/proc/{pid}/mountinfo") as file:
-            points = [line.split()[4].encode().decode("unicode_escape") for line in file]
         for point in points:
-            if not point.startswith(NOT_FILES):
-                self._mark(f"/proc/{pid}/root{point}")
-
-    def _mark(self, path: str) -> None:
-        mask = ctypes.c_uint64(ON_OPEN)
-        if _libc().fanotify_mark(self.group, MARK_ADD | MARK_MOUNT, mask, HERE, os.fsencode(path)):
-            self._cut += 1
+            if not point.startswith(NOT_FILES) and not _mark(self.group, f"/proc/{pid}/root{point}"):
+                self._cut += 1
+        asyncio.get_running_loop().add_reader(self.group, self.read)
 
     def read(self) -> None:
         """Take what has happened so far."""
@@ -99,7 +100,13 @@ class AccessWatch:
                 self._cut += 1
 
     def opened(self) -> Opened:
+        self.read()
         return Opened(tuple(self._paths), self._cut)
+
+    def stop(self) -> None:
+        if self.group >= 0:
+            self.read()
+            asyncio.get_running_loop().remove_reader(self.group)
 
     def close(self) -> None:
         """Lets the box's mounts go, which may take a while where they are on a disk."""
