@@ -14,9 +14,9 @@ import pytest
 from test_prepare import deps
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen import mapping
-from offbook.taskgen.mapping import best_engine, load_map, map_tests
 from offbook.taskgen.nouns import FunctionKey, Map, Repository, Unprepared
+from offbook.taskgen.prepare import mapping
+from offbook.taskgen.prepare.mapping import best_engine, load_map, map_tests
 from offbook.tasks.suite import Engine, make_interpreter
 
 __all__ = ["deps"]

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.pipeline import FactorySettings, Made, funnel, make_tasks
+from offbook.taskgen.make import MakeSettings
+from offbook.taskgen.pipeline import Made, funnel, make_tasks
 
 PACKAGES = ("toolz==1.2.0", "boltons==26.2.0", "sqlparse==0.6.1", "tinydb==4.9.0", "humanize==4.16.0", "bottle==0.13.4")
 
@@ -38,7 +39,7 @@ def main() -> None:
     out = arguments.out or Path(tempfile.mkdtemp(prefix="offbook-tasks-"))
     shutil.rmtree(out, ignore_errors=True)
     began = time.monotonic()
-    settings = FactorySettings(level=arguments.level, max_tasks=arguments.limit)
+    settings = MakeSettings(level=arguments.level, max_tasks=arguments.limit)
     sources = [f"pypi:{name}" for name in arguments.packages]
     made = asyncio.run(make_tasks(sources, out, BoxSpec(), settings, say, tell))
     seconds = time.monotonic() - began

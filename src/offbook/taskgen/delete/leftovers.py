@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from offbook.taskgen.delete.modules import module_of
 from offbook.taskgen.delete.references import COMMON, Lost, Origins, Uses, lost_names, uses
 from offbook.taskgen.delete.surgery import Orders, operate
-from offbook.taskgen.delete.symbols import Symbols
+from offbook.taskgen.delete.symbols import Symbols, module_of
 from offbook.taskgen.delete.visible import is_test_code
 from offbook.taskgen.nouns import FunctionKey, Level
 

@@ -10,8 +10,19 @@ from typing import TypeVar
 
 import libcst as cst
 
-from offbook.taskgen.delete.bodies import body_without_docstring, dotted, is_stubbable, stubbed
-from offbook.taskgen.delete.cleaning import DropElements, DropStrings, edited, is_export, names_in, without
+from offbook.taskgen.delete.pieces import (
+    DropElements,
+    DropStrings,
+    body_without_docstring,
+    dotted,
+    edited,
+    is_export,
+    is_stubbable,
+    names_in,
+    stubbed,
+    without,
+)
+from offbook.taskgen.delete.symbols import absolute
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +30,7 @@ class Orders:
     """What is to be done to one file. Names are qualified as Python has them."""
 
     stub: Collection[str] = ()
+    body: Callable[[cst.FunctionDef], str] | None = None  # what a stub does; it raises where none is given
     remove: Collection[str] = ()  # functions and classes
     lost: Collection[str] = ()  # dotted names that mean nothing any more: imports and exports of them go
     statements: bool = False  # also top-level statements, and elements of displays there, that name what is lost
@@ -107,7 +119,8 @@ class _Surgeon(Scoped):
             return updated_node
         statements = [self._module.code_for_node(part) for part in body_without_docstring(original_node)]
         self.removed[name].append("".join(statements).strip("\n"))
-        return stubbed(updated_node, f'raise NotImplementedError("{name.replace(".<locals>", "")}")', self._module)
+        raising = f'raise NotImplementedError("{name.replace(".<locals>", "")}")'
+        return stubbed(updated_node, self._orders.body(original_node) if self._orders.body else raising, self._module)
 
     def _cleaned_decorators(self, decorators: Sequence[cst.Decorator]) -> Sequence[cst.Decorator]:
         """Parametrized tests have functions in the arguments of their decorators."""
@@ -140,31 +153,25 @@ class _Surgeon(Scoped):
     ) -> cst.ImportFrom | cst.RemovalSentinel:
         if self.in_function:
             return updated_node
-        module = dotted(original_node.module) if original_node.module else ""
-        if original_node.relative:
-            base = self._orders.package.split(".")
-            base = base[: len(base) - len(original_node.relative) + 1]
-            module = ".".join([*base, module] if module else base)
+        written = dotted(original_node.module) if original_node.module else ""
+        module = absolute(written, len(original_node.relative), self._orders.package)
         if module in self._orders.modules:
             return cst.RemoveFromParent()
         if isinstance(original_node.names, cst.ImportStar):
             return updated_node
-        return _fewer(
-            updated_node,
-            original_node.names,
-            lambda alias: (
-                bound_by(alias) in self._orders.lost or f"{module}.{dotted(alias.name)}" in self._orders.modules
-            ),
-        )
+
+        def gone(alias: cst.ImportAlias) -> bool:
+            return bound_by(alias) in self._orders.lost or f"{module}.{dotted(alias.name)}" in self._orders.modules
+
+        return _fewer(updated_node, original_node.names, gone)
 
     def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> cst.Import | cst.RemovalSentinel:
         if self.in_function:
             return updated_node
         gone = {*self._orders.lost} | {*self._orders.modules}
+        modules = self._orders.modules
         return _fewer(
-            updated_node,
-            original_node.names,
-            lambda alias: dotted(alias.name) in self._orders.modules or bound_by(alias) in gone,
+            updated_node, original_node.names, lambda alias: dotted(alias.name) in modules or bound_by(alias) in gone
         )
 
     def leave_SimpleStatementLine(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
 import libcst as cst
 
-from offbook.taskgen.delete.bodies import stubbed
-from offbook.taskgen.delete.surgery import Scoped, parse
+from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.nouns import Deletion
 
 VALUES = {
@@ -23,40 +23,19 @@ def trivial_bodies(files: Mapping[str, str], deletion: Deletion) -> Iterator[tup
     if not deletion.stubbed:
         return
     tree = {**files, **deletion.files}
-    stubs: dict[str, set[str]] = {}
+    stubs: dict[str, set[str]] = defaultdict(set)
     for key in deletion.stubbed:
-        stubs.setdefault(key.path, set()).add(key.name)
+        stubs[key.path].add(key.name)
     ways: dict[str, Callable[[cst.FunctionDef], str]] = {"first argument": _first_argument}
     ways |= {name: lambda _, value=value: value for name, value in VALUES.items()}  # type: ignore[misc]
-    for name, value_of in ways.items():
-        changed = {}
-        for path, names in stubs.items():
-            module = parse(str(tree[path]))
-            changed[path] = module.visit(_Filler(module, names, value_of)).code
-        yield name, changed
+    for way, value_of in ways.items():
+        orders = {path: Orders(stub=names, body=_returning(value_of)) for path, names in stubs.items()}
+        yield way, {path: operate(str(tree[path]), order).source for path, order in orders.items()}
 
 
-class _Filler(Scoped):
-    def __init__(self, module: cst.Module, names: set[str], value_of: Callable[[cst.FunctionDef], str]):
-        super().__init__()
-        self._module = module
-        self._names = names
-        self._value_of = value_of
-
-    def enters(self, node: cst.FunctionDef) -> bool:
-        return any(name.startswith(self.qualified(node.name.value) + ".<locals>.") for name in self._names)
-
-    def leave_ClassDef(self, original_node: cst.ClassDef, updated_node: cst.ClassDef) -> cst.ClassDef:
-        self.scope.pop()
-        return updated_node
-
-    def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
-        del self.scope[-2:]
-        if self.qualified(original_node.name.value) not in self._names:
-            return updated_node
-        makes = original_node.name.value == "__init__"  # which may return nothing but None
-        body = "pass" if makes else f"return {self._value_of(original_node)}"
-        return stubbed(updated_node, body, self._module)
+def _returning(value_of: Callable[[cst.FunctionDef], str]) -> Callable[[cst.FunctionDef], str]:
+    """__init__ may return nothing but None."""
+    return lambda function: "pass" if function.name.value == "__init__" else f"return {value_of(function)}"
 
 
 def _first_argument(function: cst.FunctionDef) -> str:

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 
 import libcst as cst
 
-from offbook.taskgen.delete.bodies import dotted
-from offbook.taskgen.delete.modules import module_of
+from offbook.taskgen.delete.pieces import dotted
 from offbook.taskgen.delete.references import Lost, lost_names, uses
 from offbook.taskgen.delete.surgery import Orders, Scoped, operate, parse
-from offbook.taskgen.delete.symbols import Symbols
+from offbook.taskgen.delete.symbols import Symbols, module_of
 from offbook.taskgen.nouns import Deletion
 from offbook.types import is_test_file
 

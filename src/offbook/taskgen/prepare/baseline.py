@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.nouns import Repository, Unprepared
+from offbook.taskgen.nouns import Repository, Unprepared, files_of
 from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, SuiteRun, run_suite, suite_box
 
 HASH_SEEDS = (0, 1, 42)  # one a run: a test that depends on the order of a set shows it
@@ -69,13 +69,11 @@ async def find_baseline(
         raise Unprepared(
             f"{repository.name} has {len(alive)} reliable tests and at least {limits.min_tests} are needed{most}"
         )
-    files = {test.partition("::")[0] for test in alive}
+    files = files_of(alive)
     return replace(
         repository,
         test_files=tuple(path for path in repository.test_files if path in files),
-        support_files=tuple(
-            sorted({*repository.support_files, *(path for path in repository.test_files if path not in files)})
-        ),
+        support_files=tuple(sorted({*repository.support_files, *repository.test_files} - {*files})),
         tests=tuple(alive),
         excluded=state.excluded,
         seconds={test: state.seconds[test] for test in alive},
@@ -105,18 +103,12 @@ async def _whole_run(
 ) -> SuiteRun:
     """A run that came to its end, after leaving out tests which kill or outlast it. Every attempt has a fresh box."""
     for attempt in range(ATTEMPTS):
-        files = repository.test_files if tests is None else sorted({test.partition("::")[0] for test in tests})
+        files = repository.test_files if tests is None else files_of(tests)
         async with await suite_box(repository.tree, repository.suite, spec) as box:
             run = await run_suite(
-                box,
-                repository.suite,
-                files,
-                limits.suite_s,
-                tests,
-                hash_seed=hash_seed,
-                per_test_s=limits.per_test_s,
-                max_tests=limits.max_tests,
-            )
+                box, repository.suite, files, limits.suite_s, tests,
+                hash_seed=hash_seed, per_test_s=limits.per_test_s, max_tests=limits.max_tests,
+            )  # fmt: skip
         state.collected = state.collected or run.collected
         for path, reason in run.broken.items():
             state.excluded.setdefault(path, f"cannot be collected: {reason}")

@@ -26,6 +26,7 @@ from offbook.taskgen.prepare.unpack import MB, SourceLimits
 from offbook.types import OffbookError
 
 SIMPLE_API = "application/vnd.pypi.simple.v1+json, text/html;q=0.2"
+PYTHON_VERSION = "{}.{}.{}".format(*sys.version_info[:3])
 ATTRIBUTE = r"""([\w-]+)\s*=\s*(["'])(.*?)\2"""
 # What pip itself would use, from its files, its environment variables and its defaults.
 PIP_SETTINGS = """\
@@ -143,13 +144,13 @@ def _files(content: bytes, kind: str, page: str, yanked_too: bool) -> list[tuple
     return [
         (name, urllib.parse.urljoin(page, link), digest)
         for name, link, digest, required, yanked in rows
-        if _runs_here(required) and (yanked_too or not yanked)
+        if runs_here(required) and (yanked_too or not yanked)
     ]
 
 
-def _runs_here(required: str) -> bool:
+def runs_here(required: str) -> bool:
     try:
-        return SpecifierSet(required).contains("{}.{}.{}".format(*sys.version_info[:3]))
+        return SpecifierSet(required).contains(PYTHON_VERSION, prereleases=True)
     except InvalidSpecifier:
         return True
 

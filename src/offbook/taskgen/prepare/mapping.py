@@ -14,7 +14,7 @@ from pathlib import Path
 
 from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.nouns import FunctionKey, Map, Repository, Unprepared
+from offbook.taskgen.nouns import FunctionKey, Map, Repository, Unprepared, files_of
 from offbook.tasks.suite import Engine, run_suite, suite_box
 
 TESTS_A_RUN = 2000  # the pipe for results holds 4 MB
@@ -40,18 +40,12 @@ async def map_tests(repository: Repository, box: BoxSpec | None = None, engine: 
         again: list[str] = []
         for start in range(0, len(pending), size):
             chosen = pending[start : start + size]
-            files = sorted({test.partition("::")[0] for test in chosen})
+            limit_s = START_S + SLOWER * sum(repository.seconds[test] for test in chosen)
             async with await suite_box(repository.tree, repository.suite, box or BoxSpec()) as opened:
-                timeout_s = START_S + SLOWER * sum(repository.seconds[test] for test in chosen)
                 run = await run_suite(
-                    opened,
-                    repository.suite,
-                    files,
-                    timeout_s,
-                    chosen,
-                    engine=engine,
-                    sources=repository.source_files,
-                )
+                    opened, repository.suite, files_of(chosen), limit_s, chosen,
+                    engine=engine, sources=repository.source_files,
+                )  # fmt: skip
             keys = [FunctionKey(*pair) for pair in run.functions]
             for test, numbers in run.enters.items():
                 for number in numbers:
