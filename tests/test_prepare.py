@@ -26,8 +26,8 @@ from offbook.taskgen.prepare.dependencies import install
 from offbook.taskgen.prepare.layout import find_layout
 from offbook.taskgen.prepare.metadata import Project, read_project
 from offbook.taskgen.prepare.prepare import PrepareSettings, load_repository, prepare
-from offbook.taskgen.prepare.unpack import SourceLimits
 from offbook.tasks.suite import make_interpreter, run_suite, suite_box
+from offbook.tasks.unpack import SourceLimits
 
 BOX = BoxSpec()
 LIMITS = PrepareSettings(SourceLimits(files=200), BaselineLimits(suite_s=60.0, per_test_s=2.0, min_tests=10))

@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from packaging.utils import InvalidSdistFilename, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 
 from offbook.taskgen.nouns import Unprepared
-from offbook.taskgen.prepare.unpack import MB, SourceLimits
+from offbook.tasks.unpack import MB, SourceLimits
 from offbook.types import OffbookError
 
 SIMPLE_API = "application/vnd.pypi.simple.v1+json, text/html;q=0.2"
@@ -33,41 +34,21 @@ PIP_SETTINGS = """\
 import json
 from pip._internal.commands import create_command
 options, _ = create_command("download").parse_args([])
-indexes = [] if options.no_index else [options.index_url, *options.extra_index_urls]
-print(json.dumps({"indexes": indexes, "certificates": options.cert or ""}))
+print(json.dumps([[] if options.no_index else [options.index_url, *options.extra_index_urls], options.cert or ""]))
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Indexes:
-    urls: tuple[str, ...]
-    certificates: str  # a file, or empty for the system's own
 
 
 class Missing(Exception):
     """The address answers that there is nothing."""
 
 
-async def pip_indexes() -> Indexes:
-    exit_code, output = await run_quietly([sys.executable, "-c", PIP_SETTINGS], 60.0)
-    if exit_code != 0:
-        raise Unprepared(f"pip's settings cannot be read; is pip installed beside {sys.executable}?")
-    settings = json.loads(output.splitlines()[-1])
-    return Indexes(tuple(settings["indexes"]), settings["certificates"])
-
-
 async def run_quietly(
     command: list[str], timeout_s: float, environment: dict[str, str] | None = None
 ) -> tuple[int | None, str]:
     """How a trusted command ended and what it printed; None as exit code where it ran past the deadline."""
+    quiet, pipe, both = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
+        process = await asyncio.create_subprocess_exec(*command, env=environment, stdin=quiet, stdout=pipe, stderr=both)
     except FileNotFoundError:
         raise OffbookError(f"{command[0]} is not installed") from None
     try:
@@ -85,26 +66,34 @@ def without_secrets(url: str) -> str:
     return re.sub(r"//[^/@]*@", "//", url)
 
 
-def source_distribution(
-    name: str, version: str | None, indexes: Indexes, work: Path, limits: SourceLimits
-) -> tuple[Path, str]:
+async def source_distribution(name: str, version: str | None, work: Path, limits: SourceLimits) -> tuple[Path, str]:
     """Download the newest one that is final and runs on this Python, or the one asked for."""
-    found: dict[Version, tuple[str, str]] = {}
+    exit_code, output = await run_quietly([sys.executable, "-c", PIP_SETTINGS], 60.0)
+    if exit_code != 0:
+        raise Unprepared(f"pip's settings cannot be read; is pip installed beside {sys.executable}?")
+    urls, certificates = json.loads(output.splitlines()[-1])
+    return await asyncio.to_thread(_source_distribution, name, version, urls, certificates, work, limits)
+
+
+def _source_distribution(
+    name: str, version: str | None, indexes: list[str], certificates: str, work: Path, limits: SourceLimits
+) -> tuple[Path, str]:
+    found: dict[Version, _File] = {}
     known = False
-    for url in indexes.urls:
+    for url in indexes:
         page = f"{url.rstrip('/')}/{name}/" + ("index.html" if url.startswith("file:") else "")
         try:
-            content, kind = download(page, SIMPLE_API, indexes.certificates, limits)
+            content, kind = download(page, limits, SIMPLE_API, certificates)
         except Missing:
             continue
         known = True
-        for file_name, link, digest in _files(content, kind, page, version is not None):
+        for file in _files(content, kind, page):
             try:
-                file_project, file_version = parse_sdist_filename(file_name)
+                file_project, file_version = parse_sdist_filename(file.name)
             except InvalidSdistFilename:
                 continue
-            if file_project == name:
-                found.setdefault(file_version, (link, digest))
+            if file_project == name and runs_here(file.requires_python) and (version is not None or not file.yanked):
+                found.setdefault(file_version, file)
     if not known:
         raise Unprepared(f"the package index has no package {name}")
     if version is not None:
@@ -117,35 +106,40 @@ def source_distribution(
     if not candidates:
         raise Unprepared(f"the package index has no source distribution of {name}" + (f" {version}" if version else ""))
     newest = max(candidates)
-    link, digest = found[newest]
-    content, _ = download(link, "*/*", indexes.certificates, limits)
-    algorithm, _, expected = digest.partition("=")
+    file = found[newest]
+    content, _ = download(file.url, limits, certificates=certificates)
+    algorithm, _, expected = file.digest.partition("=")
     if expected and hashlib.new(algorithm, content).hexdigest() != expected:
         raise Unprepared(f"the source distribution of {name} {newest} does not match the index's {algorithm} digest")
-    target = work / Path(urllib.parse.urlsplit(link).path).name
+    target = work / Path(urllib.parse.urlsplit(file.url).path).name
     target.write_bytes(content)
     return target, str(newest)
 
 
-def _files(content: bytes, kind: str, page: str, yanked_too: bool) -> list[tuple[str, str, str]]:
-    """Name, URL and digest of each file for this Python on a page of the index, which is JSON (PEP 691) or HTML."""
-    rows: list[tuple[str, str, str, str, bool]] = []
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    url: str
+    digest: str
+    requires_python: str
+    yanked: bool
+
+
+def _files(content: bytes, kind: str, page: str) -> Iterator[_File]:
+    """What a page of the index lists, which is JSON (PEP 691) or HTML."""
     if "json" in kind:
         for file in json.loads(content)["files"]:
             digest = f"sha256={file['hashes']['sha256']}" if "sha256" in file["hashes"] else ""
             required = file.get("requires-python") or ""
-            rows.append((file["filename"], file["url"], digest, required, bool(file.get("yanked"))))
-    else:
-        for attributes, text in re.findall(r"<a\s([^>]*)>([^<]*)</a>", content.decode(errors="replace"), re.I):
-            values = {key.lower(): html.unescape(value) for key, _, value in re.findall(ATTRIBUTE, attributes)}
-            link, _, digest = values.get("href", "").partition("#")
-            required, yanked = values.get("data-requires-python", ""), "data-yanked" in attributes.lower()
-            rows.append((html.unescape(text).strip(), link, digest, required, yanked))
-    return [
-        (name, urllib.parse.urljoin(page, link), digest)
-        for name, link, digest, required, yanked in rows
-        if runs_here(required) and (yanked_too or not yanked)
-    ]
+            yield _File(
+                file["filename"], urllib.parse.urljoin(page, file["url"]), digest, required, bool(file.get("yanked"))
+            )
+        return
+    for attributes, text in re.findall(r"<a\s([^>]*)>([^<]*)</a>", content.decode(errors="replace"), re.I):
+        values = {key.lower(): html.unescape(value) for key, _, value in re.findall(ATTRIBUTE, attributes)}
+        link, _, digest = values.get("href", "").partition("#")
+        required, yanked = values.get("data-requires-python", ""), "data-yanked" in attributes.lower()
+        yield _File(html.unescape(text).strip(), urllib.parse.urljoin(page, link), digest, required, yanked)
 
 
 def runs_here(required: str) -> bool:
@@ -155,7 +149,7 @@ def runs_here(required: str) -> bool:
         return True
 
 
-def download(url: str, accept: str, certificates: str, limits: SourceLimits) -> tuple[bytes, str]:
+def download(url: str, limits: SourceLimits, accept: str = "*/*", certificates: str = "") -> tuple[bytes, str]:
     """The content and its kind. Credentials in the URL are sent as a header, and never shown."""
     shown = without_secrets(url)
     headers = {"Accept": accept, "User-Agent": "offbook"}

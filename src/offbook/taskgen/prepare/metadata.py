@@ -6,9 +6,9 @@ import ast
 import configparser
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from email.parser import HeaderParser
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def read_project(tree: Path, name: str, version: str) -> Project:
     pyproject = _toml(tree / "pyproject.toml")
     project = Project()
     for other in (
-        *_published(tree),
+        *map(_published, (tree, *tree.glob("*.egg-info"), *tree.glob("*/*.egg-info"))),
         Project(version=version),
         _standard(_table(pyproject, "project")),
         _poetry(_table(pyproject, "tool", "poetry")),
@@ -146,43 +146,34 @@ def _ini(path: Path) -> configparser.ConfigParser:
     return parser
 
 
-def _published(tree: Path) -> Iterator[Project]:
-    """The first PKG-INFO, and what lies beside it where setuptools built."""
-    built = [*tree.glob("*.egg-info"), *tree.glob("*/*.egg-info")]
-    information = [path for folder in (tree, *built) if (path := folder / "PKG-INFO").is_file()]
-    if information:
-        yield _package_information(information[0].read_text(errors="replace"))
-    for folder in built:
-        names, entry_points, requires = (
-            path.read_text(errors="replace") if (path := folder / name).is_file() else ""
-            for name in ("top_level.txt", "entry_points.txt", "requires.txt")
-        )
-        project = _required(requires)
-        project.top_level, project.entry_points = tuple(names.split()), entry_points
-        yield project
+class _Published(metadata.Distribution):
+    """A folder with what setuptools or the index wrote down. Importlib knows the older forms of it too."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def read_text(self, filename: str) -> str:
+        path = self._folder / filename
+        return path.read_text(errors="replace") if path.is_file() else ""
+
+    def locate_file(self, path: Any) -> Path:
+        return self._folder / path
 
 
-def _package_information(text: str) -> Project:
+def _published(folder: Path) -> Project:
     """Requirements of extras are marked `extra == "name"`."""
-    fields = HeaderParser().parsestr(text)
-    lines = fields.get_all("Requires-Dist", [])
-    extras = {extra.lower(): readable(lines, extra) for extra in fields.get_all("Provides-Extra", [])}
+    said = _Published(folder)
+    lines = said.requires or []
+    extras = [*said.metadata.get_all("Provides-Extra", []), *re.findall(r"extra == ['\"]([^'\"]+)", "\n".join(lines))]
     return Project(
-        fields.get("Name", ""), fields.get("Version", ""), fields.get("Requires-Python", ""), readable(lines), extras
+        said.metadata.get("Name", ""),
+        said.metadata.get("Version", ""),
+        said.metadata.get("Requires-Python", ""),
+        readable(lines),
+        {extra.lower(): readable(lines, extra) for extra in extras},
+        said.read_text("entry_points.txt"),
+        tuple(said.read_text("top_level.txt").split()),
     )
-
-
-def _required(text: str) -> Project:
-    """requires.txt: sections are extras, with a marker behind a colon."""
-    project = Project()
-    extra, marker = "", ""
-    for line in text.splitlines():
-        if line.startswith("["):
-            extra, _, marker = line.strip("[]").partition(":")
-        elif line.strip():
-            kept = readable([f"{line} ; {marker}" if marker else line])
-            (project.extras.setdefault(extra.lower(), []) if extra else project.needs).extend(kept)
-    return project
 
 
 def _standard(table: dict[str, Any]) -> Project:

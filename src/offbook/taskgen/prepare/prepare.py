@@ -35,8 +35,8 @@ from offbook.taskgen.prepare.index import PYTHON_VERSION, runs_here
 from offbook.taskgen.prepare.layout import Layout, find_layout
 from offbook.taskgen.prepare.metadata import Project, read_project
 from offbook.taskgen.prepare.source import fetch
-from offbook.taskgen.prepare.unpack import SourceLimits
 from offbook.tasks.suite import make_interpreter, suite_box
+from offbook.tasks.unpack import SourceLimits
 
 COMPILED = (".c", ".cc", ".cpp", ".pyx", ".rs", ".f90")
 IMPORT_S = 60.0

@@ -21,12 +21,11 @@ from offbook.taskgen.nouns import Unprepared
 from offbook.taskgen.prepare.index import (
     Missing,
     download,
-    pip_indexes,
     run_quietly,
     source_distribution,
     without_secrets,
 )
-from offbook.taskgen.prepare.unpack import MB, SourceLimits, copy_tree, unpack
+from offbook.tasks.unpack import MB, BadArchive, SourceLimits, copy_tree, unpack
 
 SKIPPED = frozenset(
     {".git", ".hg", ".svn", ".bzr", ".tox", ".nox", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache"}
@@ -53,35 +52,48 @@ async def fetch(spec: str, into: Path, limits: SourceLimits | None = None) -> Fe
     """
     limits = limits or SourceLimits()
     with tempfile.TemporaryDirectory(prefix="offbook-fetch-") as place:
-        work, unpacked = Path(place) / "work", Path(place) / "unpacked"
-        work.mkdir()
-        unpacked.mkdir()
-        if spec.startswith("pypi:"):
-            name, wanted = _requirement(spec.removeprefix("pypi:"))
-            settings = await pip_indexes()
-            archive, version = await asyncio.to_thread(source_distribution, name, wanted, settings, work, limits)
-            tree = await asyncio.to_thread(unpack, archive, unpacked, f"{name} {version}", limits)
-        elif spec.endswith(ARCHIVE_ENDINGS) or urllib.parse.urlsplit(spec).path.endswith(ARCHIVE_ENDINGS):
-            archive = await _archive(spec, work, limits)
-            name, version = _split_name(archive.name)
-            tree = await asyncio.to_thread(unpack, archive, unpacked, spec, limits)
-        elif git := _git_url(spec):
-            name = re.split(r"[/:]", git[0].rstrip("/").removesuffix(".git"))[-1]
-            version = git[1].removeprefix("v") if re.fullmatch(r"v?\d[\w.]*", git[1]) else ""
-            archive = await _clone(*git, work, limits)
-            tree = await asyncio.to_thread(unpack, archive, unpacked, without_secrets(git[0]), limits)
-        elif Path(spec).is_dir():
-            tree, name, version = Path(spec), Path(spec).resolve().name, ""
-        else:
-            raise Unprepared(f"{spec} is neither a folder, nor an archive, nor a git URL, nor pypi:NAME")
-        target = into / name
-        part = Path(place) / "tree"
-        await asyncio.to_thread(copy_tree, tree, part, spec, limits, SKIPPED)
+        try:
+            fetched = await _fetch(spec, Path(place), limits)
+            part = Path(place) / "tree"
+            await asyncio.to_thread(copy_tree, fetched.tree, part, spec, limits, SKIPPED)
+        except BadArchive as error:
+            raise Unprepared(str(error)) from error
         if not part.is_dir():
             raise Unprepared(f"{spec} is empty")
         into.mkdir(parents=True, exist_ok=True)
-        shutil.move(part, target)
-        return Fetched(name, version, target)
+        shutil.move(part, into / fetched.name)
+        return Fetched(fetched.name, fetched.version, into / fetched.name)
+
+
+async def _fetch(spec: str, work: Path, limits: SourceLimits) -> Fetched:
+    """The source as it came, in `work` or where it was."""
+    what = spec
+    if spec.startswith("pypi:"):
+        name, wanted = _requirement(spec.removeprefix("pypi:"))
+        archive, version = await source_distribution(name, wanted, work, limits)
+        what = f"{name} {version}"
+    elif spec.endswith(ARCHIVE_ENDINGS) or urllib.parse.urlsplit(spec).path.endswith(ARCHIVE_ENDINGS):
+        archive = await _archive(spec, work, limits)
+        name, version = _split_name(archive.name)
+    elif git := _git_url(spec):
+        url, ref = git
+        what = without_secrets(url)
+        name = re.split(r"[/:]", url.rstrip("/").removesuffix(".git"))[-1]
+        version = ref.removeprefix("v") if re.fullmatch(r"v?\d[\w.]*", ref) else ""
+        archive = await _clone(url, ref, work, limits)
+    elif Path(spec).is_dir():
+        return Fetched(Path(spec).resolve().name, "", Path(spec))
+    else:
+        raise Unprepared(f"{spec} is neither a folder, nor an archive, nor a git URL, nor pypi:NAME")
+    unpacked = work / "unpacked"
+    unpacked.mkdir()
+    await asyncio.to_thread(unpack, archive, unpacked, what, limits)
+    entries = list(unpacked.iterdir())
+    if not entries:
+        raise Unprepared(f"{what} is empty")
+    # Most archives hold one folder with all the rest.
+    whole = len(entries) > 1 or entries[0].is_symlink() or not entries[0].is_dir()
+    return Fetched(name, version, unpacked if whole else entries[0])
 
 
 def one_spelling(spec: str) -> str:
@@ -127,8 +139,7 @@ async def _clone(url: str, ref: str, work: Path, limits: SourceLimits) -> Path:
         # The limit is on one file: everything that is fetched lies in one pack, everything archived in one tar.
         limit_mb = limits.tree_mb if arguments[0] == "archive" else limits.archive_mb
         command = ["sh", "-c", f'ulimit -f {limit_mb * 2048}; exec "$@"', "sh", *here, *arguments]
-        left = deadline - asyncio.get_running_loop().time()
-        exit_code, output = await run_quietly(command, left, quiet)
+        exit_code, output = await run_quietly(command, deadline - asyncio.get_running_loop().time(), quiet)
         if exit_code is None:
             raise Unprepared(f"{shown} could not be cloned within {limits.seconds:.0f} s")
         if exit_code and (exit_code in FILE_TOO_LARGE or re.search(r"File too large|signal 25|index-pack", output)):
@@ -155,7 +166,7 @@ async def _archive(spec: str, work: Path, limits: SourceLimits) -> Path:
     if not spec.startswith(("https://", "http://", "file://")):
         raise Unprepared(f"{spec} is no URL that can be downloaded from")
     try:
-        content, _ = await asyncio.to_thread(download, spec, "*/*", "", limits)
+        content, _ = await asyncio.to_thread(download, spec, limits)
     except Missing:
         raise Unprepared(f"there is nothing at {without_secrets(spec)}") from None
     target = work / Path(urllib.parse.urlsplit(spec).path).name
@@ -167,4 +178,4 @@ def _requirement(wanted: str) -> tuple[str, str | None]:
     match = re.fullmatch(r"([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)(?:==(\d[\w.!+]*))?", wanted)
     if not match:
         raise Unprepared(f"pypi:{wanted} is neither pypi:NAME nor pypi:NAME==VERSION")
-    return re.sub(r"[-_.]+", "-", match[1]).lower(), match[2]
+    return canonicalize_name(match[1]), match[2]
