@@ -12,8 +12,8 @@ from test_prepare import installed, installed_files, write
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.nouns import Feature, FunctionKey
 from offbook.taskgen.pipeline import folder_name
-from offbook.taskgen.prepare.mapping import map_tests
 from offbook.taskgen.prepare.prepare import prepare
+from offbook.taskgen.prepare.tests import map_tests
 from offbook.taskgen.workshop import Workshop, open_workshop
 
 LEXERS = ("__init__", "_mapping", "python", "diff", "special", "default")

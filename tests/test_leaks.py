@@ -38,7 +38,7 @@ from leaks.plants import (
 from leaks.plants import run as run_command
 
 from offbook import copies
-from offbook.taskgen.audit import Corpus, audit, reading
+from offbook.taskgen.audit import reading
 from offbook.taskgen.audit.bytecode import (
     Code,
     found_in_bytecode,
@@ -47,6 +47,7 @@ from offbook.taskgen.audit.bytecode import (
     read_bytecode,
     traces_of,
 )
+from offbook.taskgen.audit.corpus import Corpus, Leak
 from offbook.taskgen.audit.scrub import scrub
 from offbook.tasks.git import single_commit
 from offbook.types import OffbookError
@@ -54,6 +55,12 @@ from offbook.types import OffbookError
 KEY = f"{MODULE}::{NAME}"
 REMOVED = {KEY: DELETED}
 STUB = SIGNATURE + DOCSTRING + f'    raise NotImplementedError("{NAME}")\n'
+
+
+def audit(places: dict[str, Path], removed: dict[str, str], allowed: dict[str, str] | None = None) -> list[Leak]:
+    """Every leak, and as a leak of nothing in particular every file that could not be read."""
+    corpus = Corpus(places)
+    return corpus.leaks(removed, allowed) + corpus.unread_leaks
 
 
 @pytest.fixture

@@ -21,11 +21,12 @@ import pytest
 
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.nouns import Repository, Unprepared
-from offbook.taskgen.prepare.baseline import BaselineLimits
+from offbook.taskgen.prepare import dependencies
 from offbook.taskgen.prepare.dependencies import install
 from offbook.taskgen.prepare.layout import find_layout
 from offbook.taskgen.prepare.metadata import Project, read_project
 from offbook.taskgen.prepare.prepare import PrepareSettings, load_repository, prepare
+from offbook.taskgen.prepare.tests import BaselineLimits
 from offbook.tasks.suite import make_interpreter, run_suite, suite_box
 from offbook.tasks.unpack import SourceLimits
 
@@ -190,13 +191,14 @@ def test_a_copy_of_the_package_among_its_dependencies_goes(tmp_path: Path, monke
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     deps = tmp_path / "deps"
     base = Path(os.path.realpath(sys.executable))
-    assert asyncio.run(install(Project("PKG", "2"), deps, base, 60.0, 100)) == ()
+    assert asyncio.run(install(Project("PKG", "2"), deps, base)) == ()
     names = {path.name for path in deps.iterdir()} - {"__pycache__"}
     runner = ("pytest", "hypothesis", "pytest_timeout")
     assert names == {f"{one}{end}" for one in runner for end in (".py", "-1.dist-info")} | {"pkg-2.dist-info"}
     make_wheel(wheels, "pkg", "9", {"pkg/data": os.urandom(2 << 20)})
+    monkeypatch.setattr(dependencies, "LIMIT_MB", 0)
     with pytest.raises(Unprepared, match="take 2 MB, more than 0"):
-        asyncio.run(install(Project("other", "2"), deps, base, 60.0, 0))
+        asyncio.run(install(Project("other", "2"), deps, base))
 
 
 # --- which tests are relied on, and what they can see

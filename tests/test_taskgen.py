@@ -19,7 +19,7 @@ from test_tasks import run_script
 
 from offbook.asking import Asked
 from offbook.sandbox import BoxSpec, open_box
-from offbook.taskgen.audit import Corpus, Leak, audit_all, given_away
+from offbook.taskgen.audit.corpus import Corpus, Leak, audit_all, given_away
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.harden import NO_WAY, feature_of, harden, workshop_of
 from offbook.taskgen.make import MakeSettings, Outcome, make_task
@@ -27,7 +27,6 @@ from offbook.taskgen.pipeline import (
     Made,
     folder_name,
     funnel,
-    make_proposed,
     make_tasks,
     split_of,
 )
@@ -276,7 +275,7 @@ def test_a_proposal_for_a_repository_that_is_held_out_is_held_out(
     (out / "heldout").mkdir()
     shutil.copytree(task.folder, out / "heldout" / task.folder.name, symlinks=True)
     wanted = proposal(workshop, "little/words.py", SQUEEZE, "    raise NotImplementedError\n")
-    (result,) = asyncio.run(make_proposed([replace(wanted, source=str(source))], out, BOX, SETTINGS))
+    (result,) = asyncio.run(make_tasks([], out, BOX, SETTINGS, proposals=[replace(wanted, source=str(source))]))
     assert (result.split, len(result.verified)) == ("heldout", 1)
     assert not (out / "train").exists()
 
@@ -383,7 +382,7 @@ def test_proposals_become_tasks_or_are_refused_with_the_reason(workshop: Worksho
     ]
     proposals = [replace(one, source=str(source)) for one in proposals]
     gone = Proposal(str(tmp_path / "nowhere"), proposals[0].patch)
-    result, missing = asyncio.run(make_proposed([*proposals, gone], out, BOX, SETTINGS))
+    result, missing = asyncio.run(make_tasks([], out, BOX, SETTINGS, proposals=[*proposals, gone]))
     assert missing.unprepared
     assert (result.candidates, len(result.verified)) == (6, 1)
     (task,) = load_tasks(out / "train")

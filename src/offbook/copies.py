@@ -15,8 +15,9 @@ import io
 import itertools
 import keyword
 import re
+import textwrap
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -28,6 +29,7 @@ Hashes = npt.NDArray[np.uint64]
 SHINGLE = 10  # tokens; a line or a line and a half of Python
 RENAMED_SHINGLE = 16  # longer, because it says less
 KEPT_NAMES = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | {"self", "cls"}
+SHARED_TOKENS = 12  # of a request: so many in a row are no accident
 FEWEST = 3  # shingles, 12 tokens: shorter code is everywhere by chance and is not searched for
 SMALL = 15  # shingles, 24 tokens: code shorter than this has to be there whole and under its own name
 FEWEST_RENAMED = 25  # shingles, 40 tokens
@@ -347,3 +349,43 @@ def found_in(page: Page, wanted: Wanted) -> tuple[str, str] | None:
         if len(shingles) >= FEWEST_RENAMED and share >= RENAMED_SHARE:
             return "renamed", f"{share:.0%}: {excerpt(page, start)}"
     return None
+
+
+def shared_code(text: str, removed: Mapping[str, str]) -> str | None:
+    """Why a request gives removed code ("path::name" -> source) away, or None. Stricter than a search for copies: a
+    line, or SHARED_TOKENS in a row, is enough. Signatures and docstrings are no code."""
+    text = re.sub(r"\bdef \w+\([^`\n]*", "", text)  # a call that passes everything on looks like the signature
+    told = _marks_and_words(text)
+    shown = {tuple(told[start : start + SHARED_TOKENS]) for start in range(len(told) - SHARED_TOKENS + 1)}
+    flat = " ".join(text.split())
+    for where, source in removed.items():
+        for line in _code_lines(source):
+            if _is_telling(line) and line in flat:
+                return f"it has a line of {where}: {line}"
+        code = _marks_and_words("\n".join(_code_lines(source)))
+        for start in range(len(code) - SHARED_TOKENS + 1):
+            if tuple(code[start : start + SHARED_TOKENS]) in shown:
+                return f"it shares code with {where}: {' '.join(code[start : start + SHARED_TOKENS])}"
+    return None
+
+
+def _marks_and_words(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]", text)
+
+
+def _is_telling(line: str) -> bool:
+    return len(line) >= 16 and not re.fullmatch(r"[\w\s.\"']+:?|return \w+|raise .*", line)
+
+
+def _code_lines(source: str) -> list[str]:
+    """The lines of a removed text that are code: no signatures, docstrings, comments."""
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:  # a return outside of a function is none for ast, but odd indentation may be
+        return [" ".join(line.split()) for line in source.split("\n") if line.strip()]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            has_docstring = ast.get_docstring(node, clean=False) is not None
+            node.body = (node.body[1:] if has_docstring else node.body) or [ast.Pass()]
+    lines = [" ".join(line.split()) for line in ast.unparse(tree).split("\n")]
+    return [line for line in lines if not line.startswith(("def ", "async def ", "class ", "@"))]

@@ -54,7 +54,7 @@ def make(
     """Turn repositories into verified feature-deletion tasks. The same command goes on where it was stopped."""
     from offbook.sandbox import BoxSpec
     from offbook.taskgen.make import MakeSettings
-    from offbook.taskgen.pipeline import make_proposed, make_tasks
+    from offbook.taskgen.pipeline import make_tasks
     from offbook.taskgen.prepare.prepare import PrepareSettings
     from offbook.taskgen.proposals import read_proposals
     from offbook.taskgen.rewrite import proposer, rewriter
@@ -82,12 +82,8 @@ def make(
             if made.candidates:
                 progress(f"{made.name}: candidates", len(made.outcomes) / made.candidates)
 
-        work = (
-            make_proposed(read_proposals(proposals), out, BoxSpec(), settings, _tell, on_outcome)
-            if proposals
-            else make_tasks(sources or [], out, BoxSpec(), settings, _tell, on_outcome)
-        )
-        result = asyncio.run(work)
+        proposed = read_proposals(proposals) if proposals else []
+        result = asyncio.run(make_tasks(sources or [], out, BoxSpec(), settings, _tell, on_outcome, proposed))
     if as_json:
         print(json.dumps([asdict(made) for made in result]))
         return
@@ -169,7 +165,7 @@ def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
 @app.command("leaks")
 def leaks(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Look for the deleted code in everything that the agent can read. Exits with 1 if it is found."""
-    from offbook.taskgen.audit import audit_all
+    from offbook.taskgen.audit.corpus import audit_all
 
     tasks = tasks_in(places)
     with progress_display(plain) as progress:

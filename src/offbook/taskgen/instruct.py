@@ -5,25 +5,23 @@ Never code of the deleted bodies and never a test's id. The wording varies with 
 
 from __future__ import annotations
 
-import ast
 import re
-import textwrap
 import zlib
 from collections.abc import Iterable, Sequence
 
+from offbook.copies import shared_code
 from offbook.taskgen.delete.references import COMMON, spread
 from offbook.taskgen.delete.symbols import Function, Symbols
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey
 
 TERSE_CHARACTERS = 400
-SHARED_TOKENS = 12  # so many in a row are no accident
 
 
 def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: Sequence[str]) -> dict[str, str]:
     """`terse`, `normal` and `detailed`. `tests` are those that need the feature; only their words are used."""
     writer = _Writer(feature, symbols, deletion, tests)
     texts = {"terse": writer.terse(), "normal": writer.normal(), "detailed": writer.detailed(documented=True)}
-    if leaks_in_instruction(texts["detailed"], deletion):  # an example in the docstring may be a line of the body
+    if shared_code(texts["detailed"], deletion.removed):  # an example in the docstring may be a line of the body
         texts["detailed"] = writer.detailed(documented=False)
     return texts
 
@@ -256,42 +254,3 @@ def _behaviours(tests: Sequence[str], targets: Sequence[Function]) -> list[str]:
 
 def _words(name: str) -> list[str]:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").lower().split()
-
-
-def leaks_in_instruction(text: str, deletion: Deletion) -> str | None:
-    """Why the text gives deleted code away, or None. Signatures and docstrings are no code."""
-    text = re.sub(r"\bdef \w+\([^`\n]*", "", text)  # a call that passes everything on looks like the signature
-    told = _tokens(text)
-    shown = {tuple(told[start : start + SHARED_TOKENS]) for start in range(len(told) - SHARED_TOKENS + 1)}
-    flat = " ".join(text.split())
-    for where, source in deletion.removed.items():
-        for line in _code_lines(source):
-            if _is_telling(line) and line in flat:
-                return f"it has a line of {where}: {line}"
-        code = _tokens("\n".join(_code_lines(source)))
-        for start in range(len(code) - SHARED_TOKENS + 1):
-            if tuple(code[start : start + SHARED_TOKENS]) in shown:
-                return f"it shares code with {where}: {' '.join(code[start : start + SHARED_TOKENS])}"
-    return None
-
-
-def _tokens(text: str) -> list[str]:
-    return re.findall(r"\w+|[^\w\s]", text)
-
-
-def _is_telling(line: str) -> bool:
-    return len(line) >= 16 and not re.fullmatch(r"[\w\s.\"']+:?|return \w+|raise .*", line)
-
-
-def _code_lines(source: str) -> list[str]:
-    """The lines of a removed text that are code: no signatures, docstrings, comments."""
-    try:
-        tree = ast.parse(textwrap.dedent(source))
-    except SyntaxError:  # a return outside of a function is none for ast, but odd indentation may be
-        return [" ".join(line.split()) for line in source.split("\n") if line.strip()]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
-            has_docstring = ast.get_docstring(node, clean=False) is not None
-            node.body = (node.body[1:] if has_docstring else node.body) or [ast.Pass()]
-    lines = [" ".join(line.split()) for line in ast.unparse(tree).split("\n")]
-    return [line for line in lines if not line.startswith(("def ", "async def ", "class ", "@"))]

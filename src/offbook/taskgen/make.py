@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from offbook.copies import shared_code
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.audit import Leak
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.instruct import instructions, leaks_in_instruction
+from offbook.taskgen.instruct import instructions
 from offbook.taskgen.nouns import Deletion, Feature, Level
 from offbook.taskgen.prepare.prepare import PrepareSettings
 from offbook.taskgen.rewrite import Propose, Rewrite
@@ -26,11 +26,10 @@ from offbook.tasks.git import single_commit
 from offbook.tasks.patch import gold_patch
 from offbook.types import Deleted, Task
 
-TOOLS = (
-    *("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish"),
-)  # fmt: skip
+TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish")
 TEST_COMMAND = "python -m pytest -q -p no:cacheprovider -o addopts="
 EASY_LINES, HARD_LINES = 12, 40
+COPIED = "its code is in another place too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ async def task_from(
         return ended("there is nothing to delete")
     leaks = await asyncio.to_thread(workshop.leaks, deletion, deletion.files, library=True)
     if leaks:
-        return ended(*_copied(leaks))
+        return ended(COPIED, str(leaks[0]))
     verdict = await verify(workshop, deletion, spec, settings.verify)
     if verdict.refused:
         return ended(verdict.refused, verdict.evidence)
@@ -101,10 +100,10 @@ async def task_from(
     tree: dict[str, str | None] = {**visible, **deletion.files}
     leaks = await asyncio.to_thread(workshop.leaks, deletion, tree, library=False)  # which was searched before
     if leaks:
-        return ended(*_copied(leaks))
+        return ended(COPIED, str(leaks[0]))
     words = instructions(feature, workshop.symbols, deletion, verdict.fail_to_pass)
     for text in words.values():
-        if why := leaks_in_instruction(text, deletion):
+        if why := shared_code(text, deletion.removed):
             return ended("the instruction gives it away", why)
     rewritten = await settings.rewrite(words, deletion) if settings.rewrite else {}
     words |= rewritten
@@ -131,10 +130,6 @@ async def task_from(
         exact=verdict.exact,
         rewritten=len(rewritten),
     )
-
-
-def _copied(leaks: list[Leak]) -> tuple[str, str]:
-    return "its code is in another place too", str(leaks[0])
 
 
 def _write(

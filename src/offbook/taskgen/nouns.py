@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from offbook.types import OffbookError, Suite
+from offbook.types import OffbookError, Suite, is_test_file
 
 Level = Literal["stub", "hybrid", "gone"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -113,3 +113,7 @@ class Deletion:
 def files_of(tests: Iterable[str]) -> list[str]:
     """The test files of some node ids."""
     return sorted({test.partition("::")[0] for test in tests})
+
+
+def is_test_code(path: str) -> bool:
+    return path.endswith(".py") and (is_test_file(path) or "test" in path.split("/")[:-1])

@@ -15,7 +15,7 @@ import re
 import shutil
 import time
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,9 +24,9 @@ from offbook.sandbox import BoxSpec
 from offbook.taskgen.features import FeatureSettings, Finder
 from offbook.taskgen.make import MakeSettings, Outcome, make_task, task_from
 from offbook.taskgen.nouns import LEVELS, Feature, Level, Unprepared
-from offbook.taskgen.prepare.mapping import map_tests
-from offbook.taskgen.prepare.prepare import Told, prepare, silent
+from offbook.taskgen.prepare.prepare import Told, prepare
 from offbook.taskgen.prepare.source import one_spelling
+from offbook.taskgen.prepare.tests import map_tests
 from offbook.taskgen.proposals import Proposal, Refused, apply_proposal, deletion_of
 from offbook.taskgen.workshop import Workshop, open_workshop
 from offbook.tasks import load_task
@@ -66,42 +66,33 @@ async def make_tasks(
     out: Path,
     spec: BoxSpec,
     settings: MakeSettings | None = None,
-    progress: Told = silent,
+    progress: Told = lambda message: None,
     on_outcome: OnOutcome = lambda made: None,
+    proposals: Sequence[Proposal] = (),
 ) -> list[Made]:
-    """A repository that cannot be prepared is named with the reason, and the others go on."""
+    """A repository that cannot be prepared is named with the reason, and the others go on.
+
+    `proposals` are deletions that somebody proposes as patches: held to the same as our own, refused with the reason.
+    """
     settings = settings or MakeSettings()
     if settings.level not in (*LEVELS, "mix"):
         raise OffbookError(f"there is no level {settings.level}; it is one of {', '.join(LEVELS)} and mix")
     run = _Run(out, spec, settings, progress, on_outcome)
-    result = [Made(source) for source in dict.fromkeys(map(one_spelling, sources))]
-    for made in await run.prepare(result, settings.heldout):
+    whole = {one_spelling(source): list[Proposal]() for source in sources}
+    wanted = dict(whole)
+    for proposal in proposals:
+        wanted.setdefault(one_spelling(proposal.source), []).append(proposal)
+    result = [Made(source) for source in wanted]
+    for made in await run.prepare(result, settings.heldout if sources else 0.0):
         workshop = await run.open(made)
         began = time.monotonic()
-        await run.features(made, workshop)
-        if settings.propose:
-            progress(f"{made.name}: asking a model what could be deleted")
-            await run.proposals(made, workshop, await settings.propose(workshop, made.source, settings.num_proposals))
+        if made.source in whole:
+            await run.features(made, workshop)
+            if settings.propose:
+                progress(f"{made.name}: asking a model what could be deleted")
+                wanted[made.source] += await settings.propose(workshop, made.source, settings.num_proposals)
+        await run.proposals(made, workshop, wanted[made.source])
         made.make_s = time.monotonic() - began
-    return result
-
-
-async def make_proposed(
-    proposals: Sequence[Proposal],
-    out: Path,
-    spec: BoxSpec,
-    settings: MakeSettings | None = None,
-    progress: Told = silent,
-    on_outcome: OnOutcome = lambda made: None,
-) -> list[Made]:
-    """Tasks from deletions that somebody proposes as patches: held to the same as our own, refused with the reason."""
-    run = _Run(out, spec, settings or MakeSettings(), progress, on_outcome)
-    by_source: dict[str, list[Proposal]] = defaultdict(list)
-    for proposal in proposals:
-        by_source[one_spelling(proposal.source)].append(proposal)
-    result = [Made(source) for source in by_source]
-    for made in await run.prepare(result, heldout=0.0):
-        await run.proposals(made, await run.open(made), by_source[made.source])
     return result
 
 
@@ -153,12 +144,12 @@ class _Run:
         features = finder.features()
         made.left_out = {str(key): why for key, why in sorted(finder.left_out(features).items())}
         made.candidates = len(features)
-        record = Record(workshop.repository.folder / "outcomes.jsonl")
+        earlier = earlier_outcomes(self.folder(made) / "outcomes.jsonl")
         slots = asyncio.Semaphore(self.settings.jobs)
 
         async def one(feature: Feature) -> None:
             async with slots:
-                outcome = await self._feature(made, workshop, feature, record)
+                outcome = await self._feature(made, workshop, feature, earlier)
             if outcome is not None:
                 made.outcomes.append(outcome)
                 self.on_outcome(made)
@@ -168,10 +159,12 @@ class _Run:
             for feature in sorted(features, key=lambda feature: zlib.crc32(feature.id.encode())):
                 jobs.create_task(one(feature))
 
-    async def _feature(self, made: Made, workshop: Workshop, feature: Feature, record: Record) -> Outcome | None:
+    async def _feature(
+        self, made: Made, workshop: Workshop, feature: Feature, earlier: Mapping[tuple[str, str], Outcome]
+    ) -> Outcome | None:
         """What became of it, now or in an earlier call; None where there are tasks enough."""
         level = level_of(feature.id, self.settings.level)
-        known = record.known(feature.id, level)
+        known = earlier.get((feature.id, level))
         folder = self.out / made.split / feature.id
         if known is None and folder.is_dir():
             return Outcome(feature.id, made.name, feature.kind, level, "a task of that name is there", str(folder))
@@ -187,7 +180,8 @@ class _Run:
         if enough() and not outcome.refused:
             shutil.rmtree(folder)  # others were under way when the last one was made
             return None
-        record.add(outcome)
+        with open(self.folder(made) / "outcomes.jsonl", "a") as file:
+            file.write(json.dumps(asdict(outcome)) + "\n")
         return outcome
 
     async def proposals(self, made: Made, workshop: Workshop, proposals: Sequence[Proposal]) -> None:
@@ -241,29 +235,18 @@ def level_of(feature_id: str, level: str) -> Level:
     return next(known for known in LEVELS if known == level)
 
 
-class Record:
-    """What became of candidates, kept as a line each, so that no candidate is tried twice."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._known: dict[tuple[str, str], Outcome] = {}
-        for line in path.read_text().splitlines() if path.is_file() else []:
-            try:
-                outcome = Outcome(**json.loads(line))
-            except (ValueError, TypeError):  # the last line of a call that was killed, or of an older offbook
-                continue
-            self._known[outcome.id, outcome.level] = outcome
-
-    def known(self, candidate: str, level: str) -> Outcome | None:
-        return self._known.get((candidate, level))
-
-    def add(self, outcome: Outcome) -> None:
-        self._known[outcome.id, outcome.level] = outcome
-        with open(self._path, "a") as file:
-            file.write(json.dumps(asdict(outcome)) + "\n")
+def earlier_outcomes(path: Path) -> dict[tuple[str, str], Outcome]:
+    """What became of candidates in earlier calls, by id and level, so that none is tried twice."""
+    found = {}
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            outcome = Outcome(**json.loads(line))
+        except (ValueError, TypeError):  # the last line of a call that was killed, or of an older offbook
+            continue
+        found[outcome.id, outcome.level] = outcome
+    return found
 
 
 def funnel(outcomes: Iterable[Outcome]) -> dict[str, int]:
     """How many candidates were refused for which reason, the most frequent first."""
-    counts = Counter(outcome.refused for outcome in outcomes if outcome.refused)
-    return dict(counts.most_common())
+    return dict(Counter(outcome.refused for outcome in outcomes if outcome.refused).most_common())

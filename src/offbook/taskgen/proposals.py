@@ -16,8 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from offbook.copies import parsed, statements, undocumented
 from offbook.taskgen.delete.symbols import Definition, Function, read_symbols
-from offbook.taskgen.delete.visible import is_test_code
-from offbook.taskgen.nouns import Deletion, Feature
+from offbook.taskgen.nouns import Deletion, Feature, is_test_code
 from offbook.taskgen.workshop import Workshop
 from offbook.tasks.patch import BadPatch, applied, touched_by
 from offbook.types import STRICT, OffbookError

@@ -8,12 +8,15 @@ that is written at the end (check.py).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import libcst as cst
+
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.delete.trivial import trivial_bodies
+from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.nouns import Deletion, files_of
 from offbook.taskgen.workshop import Workshop
@@ -22,6 +25,8 @@ from offbook.tasks.suite import Round, SuiteRun, run_rounds, run_suite, suite_bo
 
 START_S = 30.0
 SLOWER = 4.0  # than in the baseline
+# What trivial bodies return. False is 0 too.
+VALUES = {"none": "None", "true": "True", "false": "False", "text": '""', "list": "[]", "dictionary": "{}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +75,10 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
             again = await run_suite(box, repository.suite, whole.files, limit_s, whole.tests, hash_seed=1)
     runs = [first, again, *with_trivial]
     test_s = sum(sum(run.seconds.values()) for run in runs)
-    refusal = refusal or _unsteady(first, again)
     if refusal:
         return Verdict(*refusal, test_s=test_s)
+    if changed := (first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed):
+        return Verdict("flaky", min(changed), test_s=test_s)
     fail_to_pass = tuple(test for test in needing if test in first.failed)
     solved, floor = _trivially(with_trivial, fail_to_pass, sample)
     if solved:
@@ -135,11 +141,6 @@ def _refusal(
     return None
 
 
-def _unsteady(first: SuiteRun, again: SuiteRun) -> tuple[str, str] | None:
-    changed = sorted((first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed))
-    return ("flaky", changed[0]) if changed else None
-
-
 def _trivially(runs: Sequence[SuiteRun], fail_to_pass: Sequence[str], sample: Sequence[str]) -> tuple[list[int], float]:
     """Which of the trivial bodies pass every test that is asked, and the largest share that one of them passes."""
     asked = {*fail_to_pass} & {*sample}
@@ -147,3 +148,33 @@ def _trivially(runs: Sequence[SuiteRun], fail_to_pass: Sequence[str], sample: Se
         return [], 0.0
     shares = [len(run.passed & asked) / len(asked) for run in runs]
     return [number for number, share in enumerate(shares) if share == 1], max(shares, default=0.0)
+
+
+def trivial_bodies(files: Mapping[str, str], deletion: Deletion) -> Iterator[tuple[str, dict[str, str]]]:
+    """(what every stub returns, the stubs' files with those bodies). `files` is the tree before the deletion.
+
+    A deletion that left no stub has no variants.
+    """
+    if not deletion.stubbed:
+        return
+    tree = {**files, **deletion.files}
+    stubs: dict[str, set[str]] = defaultdict(set)
+    for key in deletion.stubbed:
+        stubs[key.path].add(key.name)
+    ways: dict[str, Callable[[cst.FunctionDef], str]] = {"first argument": _first_argument}
+    ways |= {name: lambda _, value=value: value for name, value in VALUES.items()}  # type: ignore[misc]
+    for way, value_of in ways.items():
+        orders = {path: Orders(stub=names, body=_returning(value_of)) for path, names in stubs.items()}
+        yield way, {path: operate(str(tree[path]), order).source for path, order in orders.items()}
+
+
+def _returning(value_of: Callable[[cst.FunctionDef], str]) -> Callable[[cst.FunctionDef], str]:
+    """__init__ may return nothing but None."""
+    return lambda function: "pass" if function.name.value == "__init__" else f"return {value_of(function)}"
+
+
+def _first_argument(function: cst.FunctionDef) -> str:
+    parameters = function.params
+    star = [parameters.star_arg] if isinstance(parameters.star_arg, cst.Param) else []
+    names = [p.name.value for p in [*parameters.posonly_params, *parameters.params, *parameters.kwonly_params, *star]]
+    return next((name for name in names if name not in {"self", "cls"}), "None")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
 
-from offbook.taskgen.audit import Corpus, Leak, given_away, standard_library
+from offbook.taskgen.audit.corpus import Corpus, Leak, given_away, standard_library
 from offbook.taskgen.delete.symbols import Symbols, read_symbols
 from offbook.taskgen.nouns import Deletion, Map, Repository
-from offbook.taskgen.prepare.mapping import load_map
 from offbook.taskgen.prepare.prepare import load_repository
+from offbook.taskgen.prepare.tests import load_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,8 @@ def read_texts(tree: Path) -> dict[str, str]:
     found = {}
     for path in sorted(tree.rglob("*")):
         if path.is_file() and not path.is_symlink():
-            try:
+            with suppress(UnicodeDecodeError):
                 found[path.relative_to(tree).as_posix()] = path.read_bytes().decode()
-            except UnicodeDecodeError:
-                continue
     return found
 
 

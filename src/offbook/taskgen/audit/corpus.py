@@ -7,18 +7,26 @@ look-up that names candidates, and only those are opened again and read closely.
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from offbook import copies
+from offbook.sandbox import hidden_in_boxes
 from offbook.taskgen.audit import bytecode
-from offbook.taskgen.audit.reading import Leaf, files_below, is_source, leaves, links_out
+from offbook.taskgen.audit.reading import Leaf, files_below, leaves, links_out
+from offbook.types import OffbookError, Task
 
+LIBRARY = "python"  # how the standard library is called in a leak's path
+REPEATED = 0.25  # of the removed lines, that the product may have elsewhere
+SOURCE = (".py", ".pyi", ".pyx", ".pxd")
 TREE = "tree"  # the place that a task's own files lie in
 WINDOW, RENAMED_WINDOW = copies.FEWEST, 6
 # What share of the kept shingles makes a file worth opening. Lower than the shares that decide.
@@ -44,14 +52,6 @@ class Leak:
 
     def __str__(self) -> str:
         return f"{self.what} in {self.path} ({self.how}): {self.evidence}"
-
-
-def audit(
-    places: Mapping[str, Path], removed: Mapping[str, str], allowed: Mapping[str, str] | None = None
-) -> list[Leak]:
-    """Every leak, and as a leak of nothing in particular every file that could not be read."""
-    corpus = Corpus(places)
-    return corpus.leaks(removed, allowed) + corpus.unread_leaks
 
 
 class Corpus:
@@ -156,7 +156,7 @@ def _indexed(found: Iterable[tuple[Path | None, Leaf]]) -> _Index:
         kept["renamed"].append((copies.winnowed(copies.renamed_shingles(tokens), RENAMED_WINDOW), number))
         if (leaf.is_binary and not leaf.data.startswith(NOISE)) or bytecode.is_symbol_table(leaf):
             kept["words"].append((copies.hashed(bytecode.words_in(leaf.data)), number))
-    source = [any(is_source(name) for _, name in names) for names in where]
+    source = [any(name.endswith(SOURCE) for _, name in names) for names in where]
     postings = {name: _sorted_postings(parts) for name, parts in kept.items()}
     return _Index(where, np.array(source, dtype=bool), np.array(compiled, dtype=bool), **postings)
 
@@ -236,3 +236,65 @@ def _looked_at(leaf: Leaf, wanted: list[bytecode.Traces], source: bool) -> Itera
             evidence := bytecode.found_in_symbols(leaf.data, trace)
         ):
             yield trace, "symbols", evidence
+
+
+def given_away(
+    leaks: Sequence[Leak], removed: Mapping[str, str], targets: Iterable[str], product: Sequence[str]
+) -> list[Leak]:
+    """All leaks, unless they are no more than the product repeating itself: small parts of what was removed, no target
+    among them, that other code of the product has as well. Whoever reads that code does what the task asks for."""
+    wanted = {*targets}
+    repeated_in_product = {leak.what for leak in leaks if _is_in(leak.path, product)}
+    for leak in leaks:
+        committed = leak.path.startswith("tree/.git!") and leak.what in repeated_in_product  # the same file once more
+        if leak.what in wanted or not (committed or _is_in(leak.path, product)):
+            return list(leaks)
+    repeated = sum(len(removed[what].split("\n")) for what in {leak.what for leak in leaks})
+    return [] if repeated <= REPEATED * sum(len(source.split("\n")) for source in removed.values()) else list(leaks)
+
+
+def _is_in(path: str, product: Sequence[str]) -> bool:
+    inside = path.removeprefix("tree/")
+    return any(inside == place or inside.startswith(f"{place}/") for place in product)
+
+
+def standard_library(environment: Path) -> Corpus:
+    base = os.path.realpath(environment / "python" / "bin" / "python")
+    (library,) = (environment / "python" / "lib").iterdir()
+    return _library_corpus(Path(base).parent.parent / "lib" / library.name, tuple(hidden_in_boxes(environment)))
+
+
+@cache
+def _library_corpus(folder: Path, hidden: tuple[Path, ...]) -> Corpus:
+    return Corpus({LIBRARY: folder}, leave_out=hidden)
+
+
+def audit_all(tasks: Sequence[Task], progress: Callable[[float], None] = lambda share: None) -> list[list[Leak]]:
+    """For each task where its deleted code can be read. What tasks have in common is read once."""
+    shared: dict[Path, Corpus] = {}
+    result = []
+    for number, task in enumerate(tasks, 1):
+        removed = removed_from(task)
+        places = [Corpus({"tree": task.tree})]
+        environment = task.suite.environment
+        if environment is not None:
+            if environment not in shared:
+                shared[environment] = Corpus({"deps": environment / "deps"})
+            places += [shared[environment], standard_library(environment)]
+        leaks = [leak for corpus in places for leak in corpus.leaks(removed)]
+        targets = task.deleted.targets if task.deleted else tuple(removed)
+        unread = [leak for corpus in places for leak in corpus.unread_leaks]
+        result.append(given_away(leaks, removed, targets, task.sources) + unread)
+        progress(number / len(tasks))
+    return result
+
+
+def removed_from(task: Task) -> dict[str, str]:
+    """The deleted code, piece by piece, as its maker wrote it down."""
+    file = task.folder / "solution" / "removed.json"
+    if not file.is_file():
+        raise OffbookError(
+            f"{task.folder} does not say what was deleted (solution/removed.json), so nothing can be searched for"
+        )
+    removed = json.loads(file.read_text())
+    return {str(what): str(source) for what, source in removed.items()}

@@ -80,12 +80,9 @@ class Leaf:
 
     @property
     def is_binary(self) -> bool:
-        return b"\x00" in self.data or _control_share(self.data[:4096]) > 0.1
-
-
-def _control_share(head: bytes) -> float:
-    rest = head.translate(None, b"\t\n\r\x0c\x1b" + bytes(range(32, 256)))
-    return len(rest) / max(1, len(head))
+        head = self.data[:4096]
+        control = head.translate(None, b"\t\n\r\x0c\x1b" + bytes(range(32, 256)))
+        return b"\x00" in self.data or len(control) > 0.1 * len(head)
 
 
 @dataclass(slots=True)
@@ -128,10 +125,6 @@ def leaves(path: Path, name: str, unread: Noted) -> Iterator[Leaf]:
     yield from unpacked(Leaf(name, data), DEPTH, Budget(unread))
 
 
-def is_git_folder(path: Path) -> bool:
-    return (path / "objects").is_dir() and (path / "HEAD").is_file()
-
-
 def _git_objects(folder: Path, name: str, unread: Noted) -> Iterator[Leaf]:
     """Every object, reachable or not: git reads packs and deltas, with none of the repository's own configuration."""
     if shutil.which("git") is None:
@@ -172,7 +165,7 @@ def files_below(root: Path, leave_out: frozenset[Path] = frozenset()) -> Iterato
         yield root, root.name
     while pending:
         folder, prefix = pending.pop()
-        is_git = is_git_folder(folder)
+        is_git = (folder / "objects").is_dir() and (folder / "HEAD").is_file()
         if is_git:
             yield folder, prefix.rstrip("/") or folder.name
         with os.scandir(folder) as entries:
@@ -202,10 +195,6 @@ def links_out(root: Path) -> dict[str, Path]:
                 if target.exists() and not target.resolve().is_relative_to(root):
                     found[f"{path.relative_to(root)} -> {target}"] = target.resolve()
     return found
-
-
-def is_source(name: str) -> bool:
-    return name.endswith((".py", ".pyi", ".pyx", ".pxd"))
 
 
 def unpacked(leaf: Leaf, depth: int, budget: Budget) -> Iterator[Leaf]:

@@ -77,7 +77,7 @@ def _is_leftover(path: Path, own_names: frozenset[str]) -> bool:
     archive = ARCHIVE.match(name)
     if archive and _plain(frozenset({archive["name"]})) <= own_names:
         return True
-    return name.lower() in ("tags", ".tags") and _head(path).startswith((b"!_TAG_", b"\x0c\n"))
+    return name.lower() in ("tags", ".tags") and path.read_bytes().startswith((b"!_TAG_", b"\x0c\n"))
 
 
 def _is_build_folder(path: Path, own_names: frozenset[str]) -> bool:
@@ -90,8 +90,3 @@ def _is_build_folder(path: Path, own_names: frozenset[str]) -> bool:
     if path.name == "dist":
         return all(ARCHIVE.match(entry.name) or LEFTOVER.match(entry.name) for entry in entries)
     return any(entry.is_dir() and BUILD_OUTPUT.match(entry.name) for entry in entries)
-
-
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(16)

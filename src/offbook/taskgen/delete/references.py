@@ -84,7 +84,8 @@ class _Reader(ast.NodeVisitor):
             self.names.add(".".join([*self._classes, node.id]))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        name = dotted(node) if _is_plain(node) else ""
+        through = any(isinstance(part, ast.Call | ast.Subscript) for part in ast.walk(node))
+        name = "" if through else dotted(node)
         if name and not any(name.partition(".")[0] in names for names in self._locals):
             self.names.add(name)
         self.attributes.add((self._receiver(node.value), node.attr))
@@ -109,10 +110,6 @@ class _Reader(ast.NodeVisitor):
             self.strings.add(node.value)
             if not self._locals:
                 self.looked_up.add(node.value)
-
-
-def _is_plain(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_plain(node.value))
 
 
 def _defaults(node: Definition) -> Iterator[ast.AST]:

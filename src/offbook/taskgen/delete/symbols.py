@@ -90,7 +90,6 @@ class Symbols:
     functions: dict[FunctionKey, Function]
     modules: dict[str, Module]  # by path
     callers: dict[FunctionKey, tuple[FunctionKey, ...]]
-    unreadable: dict[str, str]  # path -> why it could not be read
     import_roots: tuple[str, ...] = (".",)
 
     def path_of(self, module: str) -> str | None:
@@ -197,19 +196,17 @@ def read_symbols(files: Mapping[str, str], import_roots: Iterable[str]) -> Symbo
     roots = tuple(import_roots)
     modules: dict[str, Module] = {}
     functions: dict[FunctionKey, Function] = {}
-    unreadable: dict[str, str] = {}
     for path in sorted(files):
         if not path.endswith(".py"):
             continue
         try:
             tree = ast.parse(files[path])
-        except (SyntaxError, ValueError, RecursionError) as error:
-            unreadable[path] = str(error)
+        except (SyntaxError, ValueError, RecursionError):
             continue
         modules[path] = read_module(path, tree, roots)
         for function in _functions(path, tree, modules[path].exports):
             functions[function.key] = _merged(functions.get(function.key), function)
-    return Symbols(_with_reexports(functions, modules), modules, _callers(functions), unreadable, roots)
+    return Symbols(_with_reexports(functions, modules), modules, _callers(functions), roots)
 
 
 def _functions(path: str, tree: ast.Module, exports: tuple[str, ...] | None) -> Iterator[Function]:

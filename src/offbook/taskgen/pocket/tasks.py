@@ -105,19 +105,12 @@ def _draft_from(rng: random.Random, repository: Repository) -> list[Draft]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class PocketSummary:
-    num_train: int
-    num_heldout: int
-    discarded: tuple[str, ...]  # the drafts that did not behave as drafted, and how
-
-
 async def make_pocket_tasks(
     root: Path, seed: int, num_train: int, num_heldout: int, on_progress: Callable[[float], None]
-) -> PocketSummary:
+) -> list[str]:
     """Verified tasks in root/train and root/heldout. `root` appears when all are there, so it is never half made.
 
-    `on_progress` is told the share that is done.
+    `on_progress` is told the share that is done. Returned are the drafts that did not behave as drafted, and how.
     """
     if root.exists():
         raise OffbookError(f"{root} exists already; remove it to make its tasks again")
@@ -131,7 +124,7 @@ async def make_pocket_tasks(
     with whole_folder(root) as part:
         discarded = await _make_split(part / "train", seed, "train", num_train, made_one)
         discarded += await _make_split(part / "heldout", seed, "heldout", num_heldout, made_one)
-    return PocketSummary(num_train, num_heldout, tuple(discarded))
+    return discarded
 
 
 async def _make_split(folder: Path, seed: int, split: Split, num_tasks: int, made_one: Callable[[], None]) -> list[str]:

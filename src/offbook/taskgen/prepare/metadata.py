@@ -79,21 +79,21 @@ class Project:
 def read_project(tree: Path, name: str, version: str) -> Project:
     """The metadata of a tree: what the index published first, then what the sources say. `name` and `version` stand
     in where nothing says better."""
-    pyproject = _toml(tree / "pyproject.toml")
+    pyproject = read_toml(tree / "pyproject.toml")
     project = Project()
     for other in (
         *map(_published, (tree, *tree.glob("*.egg-info"), *tree.glob("*/*.egg-info"))),
         Project(version=version),
-        _standard(_table(pyproject, "project")),
-        _poetry(_table(pyproject, "tool", "poetry")),
+        _standard(table_of(pyproject, "project")),
+        _poetry(table_of(pyproject, "tool", "poetry")),
         _setup_cfg(_ini(tree / "setup.cfg")),
         _setup_py(tree / "setup.py"),
-        Project(name, "0", extras=_groups(_table(pyproject, "dependency-groups"))),
+        Project(name, "0", extras=_groups(table_of(pyproject, "dependency-groups"))),
     ):
         project.fill(other)
     if not project.test_needs:
         project.extras["test"] = _requirement_files(tree) or _tox(tree / "tox.ini")
-    files = (str(_table(pyproject, *keys).get(key, "")) for keys, key in VERSION_FILES)
+    files = (str(table_of(pyproject, *keys).get(key, "")) for keys, key in VERSION_FILES)
     project.version_file = next(filter(None, files), "")
     return project
 
@@ -115,22 +115,22 @@ def readable(lines: Iterable[Any], extra: str = "") -> list[str]:
     return kept
 
 
-def _lines(value: Any) -> list[str]:
+def lines_of(value: Any) -> list[str]:
     return value.splitlines() if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
 
 
 def _extras(groups: Mapping[Any, Any]) -> dict[str, list[str]]:
-    return {str(name).lower(): readable(_lines(lines)) for name, lines in groups.items() if lines}
+    return {str(name).lower(): readable(lines_of(lines)) for name, lines in groups.items() if lines}
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(errors="replace")) if path.is_file() else {}
     except tomllib.TOMLDecodeError as error:
         raise Unprepared(f"its pyproject.toml cannot be read ({error})") from None
 
 
-def _table(data: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+def table_of(data: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     value: Any = data
     for key in keys:
         value = value.get(key, {}) if isinstance(value, dict) else {}
@@ -164,11 +164,12 @@ def _published(folder: Path) -> Project:
     """Requirements of extras are marked `extra == "name"`."""
     said = _Published(folder)
     lines = said.requires or []
+    name, version, python = (said.metadata.get_all(key, [""])[0] for key in ("Name", "Version", "Requires-Python"))
     extras = [*said.metadata.get_all("Provides-Extra", []), *re.findall(r"extra == ['\"]([^'\"]+)", "\n".join(lines))]
     return Project(
-        said.metadata.get("Name", ""),
-        said.metadata.get("Version", ""),
-        said.metadata.get("Requires-Python", ""),
+        name,
+        version,
+        python,
         readable(lines),
         {extra.lower(): readable(lines, extra) for extra in extras},
         said.read_text("entry_points.txt"),
@@ -177,13 +178,13 @@ def _published(folder: Path) -> Project:
 
 
 def _standard(table: dict[str, Any]) -> Project:
-    groups = {"console_scripts": _table(table, "scripts"), **_table(table, "entry-points")}
+    groups = {"console_scripts": table_of(table, "scripts"), **table_of(table, "entry-points")}
     return Project(
         str(table.get("name", "")),
         str(table.get("version", "")),
         str(table.get("requires-python", "")),
         readable(table.get("dependencies", [])),
-        _extras(_table(table, "optional-dependencies")),
+        _extras(table_of(table, "optional-dependencies")),
         "".join(
             f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in lines.items())
             for group, lines in groups.items()
@@ -196,33 +197,31 @@ def _poetry(table: dict[str, Any]) -> Project:
     """Poetry writes version ranges its own way; the newest versions are as good a guess as a translation."""
 
     def plain(lines: dict[str, Any]) -> list[str]:
-        return [name for name, value in lines.items() if name != "python" and _is_plain(value)]
+        asked = {name: {"version": value} if isinstance(value, str) else value for name, value in lines.items()}
+        asked = {name: value for name, value in asked.items() if name != "python" and isinstance(value, dict)}
+        return [name for name, value in asked.items() if "version" in value and not value.get("optional")]
 
-    groups = {name: _table(group, "dependencies") for name, group in _table(table, "group").items()}
-    groups["dev"] = {**_table(table, "dev-dependencies"), **groups.get("dev", {})}
+    groups = {name: table_of(group, "dependencies") for name, group in table_of(table, "group").items()}
+    groups["dev"] = {**table_of(table, "dev-dependencies"), **groups.get("dev", {})}
     return Project(
         str(table.get("name", "")),
         str(table.get("version", "")),
-        needs=readable(plain(_table(table, "dependencies"))),
+        needs=readable(plain(table_of(table, "dependencies"))),
         extras={name.lower(): readable(plain(lines)) for name, lines in groups.items() if lines},
     )
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, dict) and "version" in value and not value.get("optional"))
 
 
 def _groups(table: dict[str, Any]) -> dict[str, list[str]]:
     """PEP 735. A group may include others."""
 
-    def lines_of(name: str, seen: frozenset[str]) -> Iterable[str]:
+    def all_lines(name: str, seen: frozenset[str]) -> Iterable[str]:
         for line in table.get(name, []):
             if isinstance(line, str):
                 yield line
-            elif (other := _table({"": line}, "").get("include-group")) and other not in seen:
-                yield from lines_of(other, seen | {other})
+            elif (other := table_of({"": line}, "").get("include-group")) and other not in seen:
+                yield from all_lines(other, seen | {other})
 
-    return {name.lower(): readable(lines_of(name, frozenset({name}))) for name in table}
+    return {name.lower(): readable(all_lines(name, frozenset({name}))) for name in table}
 
 
 def _setup_cfg(parser: configparser.ConfigParser) -> Project:
@@ -257,7 +256,7 @@ def _setup_py(path: Path) -> Project:
     return Project(
         str(values.get("name", "")),
         str(values.get("version", "")),
-        needs=readable(_lines(values.get("install_requires"))),
+        needs=readable(lines_of(values.get("install_requires"))),
         extras=_extras({"test": values.get("tests_require"), **(extras if isinstance(extras, dict) else {})}),
     )
 

@@ -29,12 +29,11 @@ from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.audit.scrub import scrub
 from offbook.taskgen.nouns import Repository, Unprepared
-from offbook.taskgen.prepare.baseline import BaselineLimits, find_baseline
 from offbook.taskgen.prepare.dependencies import install, refuse_runner
-from offbook.taskgen.prepare.index import PYTHON_VERSION, runs_here
 from offbook.taskgen.prepare.layout import Layout, find_layout
 from offbook.taskgen.prepare.metadata import Project, read_project
-from offbook.taskgen.prepare.source import fetch
+from offbook.taskgen.prepare.source import PYTHON_VERSION, fetch, runs_here
+from offbook.taskgen.prepare.tests import BaselineLimits, find_baseline
 from offbook.tasks.suite import make_interpreter, suite_box
 from offbook.tasks.unpack import SourceLimits
 
@@ -51,22 +50,16 @@ Told = Callable[[str], None]
 class PrepareSettings:
     source: SourceLimits = field(default_factory=SourceLimits)
     baseline: BaselineLimits = field(default_factory=BaselineLimits)
-    install_s: float = 600.0
-    deps_mb: int = 1500
     python: Path | None = None  # another interpreter for the repository than offbook's own
     pytest_options: tuple[str, ...] = ()  # in the place of those that its settings ask for
     start: str = ""  # a command that gets a box ready for its tests
-
-
-def silent(message: str) -> None:
-    """The progress of nobody who watches."""
 
 
 async def prepare(
     spec: str,
     folder: Path,
     box: BoxSpec | None = None,
-    progress: Told = silent,
+    progress: Told = lambda message: None,
     settings: PrepareSettings | None = None,
 ) -> Repository:
     """Make the repository that `spec` names (see source.fetch) ready in `folder`, or raise Unprepared.
@@ -76,7 +69,9 @@ async def prepare(
     settings, box = settings or PrepareSettings(), box or BoxSpec()
     folder = folder.resolve()
     ready = folder / "repository.json"
-    _refuse_other_source(folder, spec)
+    marker = folder / "source.json"
+    if marker.is_file() and (other := json.loads(marker.read_bytes())["spec"]) != spec:
+        raise Unprepared(f"{folder} already holds {other}; give {spec} a folder of its own")
     if ready.is_file():
         return load_repository(folder)
     try:
@@ -114,12 +109,6 @@ def load_repository(folder: Path) -> Repository:
         raise Unprepared(f"{folder} holds no prepared repository")
     data = json.loads(path.read_bytes())
     return _REPOSITORY.validate_python({**data, "folder": folder.resolve()})
-
-
-def _refuse_other_source(folder: Path, spec: str) -> None:
-    marker = folder / "source.json"
-    if marker.is_file() and (other := json.loads(marker.read_bytes())["spec"]) != spec:
-        raise Unprepared(f"{folder} already holds {other}; give {spec} a folder of its own")
 
 
 async def _fetch(spec: str, folder: Path, settings: PrepareSettings, progress: Told) -> Project:
@@ -160,7 +149,7 @@ async def _install(project: Project, folder: Path, settings: PrepareSettings, pr
     progress(f"{project.name}: installing what it needs")
     shutil.rmtree(folder / "python", ignore_errors=True)
     base = Path(os.path.realpath(settings.python or sys.executable))
-    left_out = await install(project, folder / "deps", base, settings.install_s, settings.deps_mb)
+    left_out = await install(project, folder / "deps", base)
     make_interpreter(folder, base)
     if left_out:
         progress(f"{project.name}: no wheels for {', '.join(left_out)}")
