@@ -172,21 +172,17 @@ def _deleted(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Delete
     feature, symbols = deletion.feature, workshop.symbols
     users = {user for key in feature.targets for user in symbols.callers.get(key, ())} - {*feature.functions}
     code = {path: text for path, text in deletion.files.items() if path.endswith(".py")}
+    patch = gold_patch({path: workshop.files[path] for path in code}, code)
     return Deleted(
         kind=feature.kind,
         level=deletion.level,
         targets=deletion.targets,
         functions=tuple(map(str, feature.functions)),
-        lines=added_lines({path: workshop.files[path] for path in code}, code),
+        lines=sum(line.startswith("+") and not line.startswith("+++") for line in patch.split("\n")),
         files=len(code),
         callers=len(users),
         floor=round(verdict.floor, 3),
     )
-
-
-def added_lines(before: Mapping[str, str], after: Mapping[str, str | None]) -> int:
-    patch = gold_patch(before, after).split("\n")
-    return sum(line.startswith("+") and not line.startswith("+++") for line in patch)
 
 
 def difficulty(facts: Deleted, num_tests: int) -> str:

@@ -1,4 +1,4 @@
-"""The leak audit: does anything that the agent can read give the deleted code away?
+"""The search for leaks: does anything that the agent can read give the deleted code away?
 
 A corpus is an index of everything readable, built once for places that do not change. A task's question is then a
 look-up that names candidates, and only those are opened again and read closely.

@@ -202,10 +202,12 @@ def unpacked(leaf: Leaf, depth: int, budget: Budget) -> Iterator[Leaf]:
     for opener in (_zip_members, _tar_members, _stream_content, _sqlite_rows, _base64_content):
         try:
             for name, stream in opener(leaf, budget.unread):
+                grows = opener is not _base64_content
                 if depth == 0:
-                    budget.unread(leaf.name, f"packed more than {DEPTH} deep")
+                    if grows:
+                        budget.unread(leaf.name, f"packed more than {DEPTH} deep")
                     break
-                data = budget.take(stream, f"{leaf.name}!{name}")
+                data = budget.take(stream, f"{leaf.name}!{name}") if grows else stream.read()
                 if data:
                     yield from unpacked(Leaf(f"{leaf.name}!{name}", data), depth - 1, budget)
                 if budget.spent:

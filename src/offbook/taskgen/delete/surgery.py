@@ -106,7 +106,7 @@ class _Surgeon(Scoped):
             return cst.RemoveFromParent()
         if updated_node.decorators:
             updated_node = updated_node.with_changes(decorators=self._cleaned_decorators(updated_node.decorators))
-        if name not in self._orders.stub or not is_stubbable(original_node):
+        if name not in self._orders.stub or not (self._orders.body or is_stubbable(original_node)):
             return updated_node
         statements = [self._module.code_for_node(part) for part in body_without_docstring(original_node)]
         self.removed[name].append("".join(statements).strip("\n"))
