@@ -96,7 +96,8 @@ async def task_from(
     verdict = await verify(workshop, deletion, spec, settings.verify)
     if verdict.refused:
         return ended(verdict.refused, verdict.evidence)
-    visible = without_tests(workshop.files, verdict.fail_to_pass, deletion, workshop.repository.import_roots)
+    roots = workshop.repository.import_roots
+    visible = await asyncio.to_thread(without_tests, workshop.files, verdict.fail_to_pass, deletion, roots)
     tree: dict[str, str | None] = {**visible, **deletion.files}
     leaks = await asyncio.to_thread(workshop.leaks, deletion, tree, library=False)  # which was searched before
     if leaks:
