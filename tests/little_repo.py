@@ -10,10 +10,10 @@ import pytest
 from test_prepare import installed, installed_files, write
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.mapping import map_tests
 from offbook.taskgen.nouns import Feature, FunctionKey
 from offbook.taskgen.pipeline import folder_name
 from offbook.taskgen.prepare.prepare import prepare
+from offbook.taskgen.prepare.tests import map_tests
 from offbook.taskgen.workshop import Workshop, open_workshop
 
 LEXERS = ("__init__", "_mapping", "python", "diff", "special", "default")
@@ -211,7 +211,8 @@ def workshop(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     place = tmp_path_factory.mktemp("workshop")
     source = little(place / "little", ODD)
     repository = asyncio.run(prepare(str(source), installed(deps, place / "made" / "little"), BoxSpec()))
-    return open_workshop(repository, asyncio.run(map_tests(repository, BoxSpec())))
+    asyncio.run(map_tests(repository, BoxSpec()))
+    return open_workshop(repository.folder)
 
 
 def feature(workshop: Workshop, *names: str, without: tuple[str, ...] = ()) -> Feature:

@@ -80,12 +80,12 @@ def test_a_task_that_does_not_hold_is_named(made: Path, tmp_path: Path) -> None:
 
 
 def test_leaks_are_looked_for_in_a_set(made: Path) -> None:
-    assert here("audit", made) == "2 of 2 tasks have no leak\n"
+    assert here("leaks", made) == "2 of 2 tasks have no leak\n"
     task = load_tasks(made / "train")[0]
     notes = task.tree / "notes.txt"
     notes.write_text("\n".join(json.loads((task.folder / "solution/removed.json").read_text()).values()))
     try:
-        leaks = json.loads(here("audit", task.folder, "--json"))["leaks"]
+        leaks = json.loads(here("leaks", task.folder, "--json"))["leaks"]
         assert [leak["path"] for leak in leaks[task.id]] == ["tree/notes.txt"]
     finally:
         notes.unlink()

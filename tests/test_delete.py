@@ -12,10 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbook.taskgen.delete.delete import Refused, apply_proposal, delete, trivial_bodies, without_tests
-from offbook.taskgen.delete.gone import drop_examples, scrub_documents
+from offbook.taskgen.delete.delete import delete
+from offbook.taskgen.delete.leftovers import drop_examples, scrub_documents
 from offbook.taskgen.delete.symbols import read_symbols
+from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey, Level
+from offbook.taskgen.proposals import Refused, apply_proposal
+from offbook.taskgen.verify import trivial_bodies
 from offbook.tasks.patch import gold_patch
 from offbook.types import is_test_file
 

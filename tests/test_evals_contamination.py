@@ -6,7 +6,7 @@ from pathlib import Path
 
 from offbook.evals.contamination import contamination, function_bodies
 from offbook.tasks import load_task
-from offbook.tasks.folder import NewTask, write_task
+from offbook.tasks.folder import Contents, places, write_task
 from offbook.types import Task
 
 BODY = """\
@@ -34,11 +34,14 @@ ASK = "Bring back the report that adds up what every customer has paid so far an
 
 def task(root: Path, id: str, head: str, body: str, instruction: str, origin: str) -> Task:
     stub = f'{head}\n    raise NotImplementedError("it")\n'
-    new = NewTask(
-        instruction=instruction,
+    contents = Contents(
         tree={"pkg.py": stub},
         gold={"pkg.py": f"{head}\n{body}"},
         hidden_tests={"test_pkg.py": "def test_it():\n    assert True\n"},
+    )
+    new = Task(
+        **places(root / id),
+        instruction=instruction,
         test_files=("test_pkg.py",),
         id=id,
         origin=origin,
@@ -47,7 +50,7 @@ def task(root: Path, id: str, head: str, body: str, instruction: str, origin: st
         fail_to_pass=("test_pkg.py::test_it",),
         pass_to_pass=(),
     )
-    write_task(root / id, new)
+    write_task(new, contents)
     return load_task(root / id)
 
 

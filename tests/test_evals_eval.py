@@ -16,8 +16,8 @@ from offbook.evals.place import Place
 from offbook.evals.run import Subject, run_eval
 from offbook.evals.suites import load_suites
 from offbook.runfolder import RunFolder
-from offbook.tasks.folder import NewTask, write_task
-from offbook.types import OffbookError, ServerLost
+from offbook.tasks.folder import Contents, places, write_task
+from offbook.types import OffbookError, ServerLost, Task
 
 FIX = {"path": "pkg.py", "old": 'raise NotImplementedError("one")', "new": "return 1"}
 SOLVING = [reply("So.", ("edit_file", json.dumps(FIX))), reply(None, ("finish", "{}"))]
@@ -26,11 +26,14 @@ GIVING_UP = [reply("Shall I go on?")]
 
 def write(folder: Path, id: str, difficulty: str = "normal") -> None:
     test = "from pkg import one\n\n\ndef test_one():\n    assert one() == 1\n\n\ndef test_other():\n    assert True\n"
-    new = NewTask(
-        instruction=f"Bring back one in pkg.py, which is what the task called {id} asks of whoever happens to read it.",
+    contents = Contents(
         tree={"pkg.py": 'def one():\n    raise NotImplementedError("one")\n'},
         gold={"pkg.py": "def one():\n    return 1\n"},
         hidden_tests={"test_pkg.py": test},
+    )
+    new = Task(
+        **places(folder / id),
+        instruction=f"Bring back one in pkg.py, which is what the task called {id} asks of whoever happens to read it.",
         test_files=("test_pkg.py",),
         id=id,
         origin="test",
@@ -39,7 +42,7 @@ def write(folder: Path, id: str, difficulty: str = "normal") -> None:
         fail_to_pass=("test_pkg.py::test_one",),
         pass_to_pass=("test_pkg.py::test_other",),
     )
-    write_task(folder / id, new)
+    write_task(new, contents)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbook.taskgen.delete.symbols import Function, Symbols, read_symbols
-from offbook.taskgen.features import FeatureSettings, find_features, gold_lines, left_out
+from offbook.taskgen.features import FeatureSettings, Finder, gold_lines
 from offbook.taskgen.nouns import Feature, FunctionKey, Map
 
 SHAPES = '''"""Shapes on a plane. More words."""
@@ -96,8 +96,6 @@ def test_every_definition_is_read(symbols: Symbols) -> None:
     assert (area.docstring, area.lines, area.body_lines) == ("The area.", ((11, 19),), 5)
     assert area.statements == 5  # the inner function and its return count
     assert area.decorators == ("app.route", "lru_cache")
-    assert area.registered
-    assert not shape(symbols, "Square.width").registered
 
 
 def test_several_definitions_of_a_name_are_one_function(symbols: Symbols) -> None:
@@ -142,8 +140,8 @@ def test_callers_go_by_name(symbols: Symbols) -> None:
     assert [caller.name for caller in callers] == ["Square.grow"]
 
 
-def test_a_file_that_is_no_python_is_listed(symbols: Symbols) -> None:
-    assert set(symbols.unreadable) == {"src/pkg/broken.py"}
+def test_a_file_that_is_no_python_is_passed_over(symbols: Symbols) -> None:
+    assert "src/pkg/broken.py" not in symbols.modules
 
 
 # --- features
@@ -188,7 +186,7 @@ SETTINGS = FeatureSettings(repo="Re.po", across_files=0.0, min_clusters=0.0)
 def find(settings: FeatureSettings = SETTINGS, order: list[str] | None = None) -> list[Feature]:
     names = order or list(ENTERED)
     traced = Map({key(name): ENTERED[name] for name in names}, frozenset({key("at_import")}), "monitoring")
-    return find_features(read_symbols(TREE, (".",)), traced, TESTS, settings)
+    return Finder(read_symbols(TREE, (".",)), traced, TESTS, settings).features()
 
 
 def test_a_feature_is_a_target_and_what_only_its_tests_enter() -> None:
@@ -204,8 +202,9 @@ def test_a_feature_is_a_target_and_what_only_its_tests_enter() -> None:
 def test_every_function_that_is_in_no_feature_has_a_reason() -> None:
     symbols, settings = read_symbols(TREE, (".",)), replace(SETTINGS, max_overlap=0.4, max_lines=20)
     traced = Map({key(name): entering for name, entering in ENTERED.items()}, frozenset({key("at_import")}), "inserted")
-    features = find_features(symbols, traced, TESTS, settings)
-    reasons = left_out(symbols, traced, TESTS, features, settings)
+    finder = Finder(symbols, traced, TESTS, settings)
+    features = finder.features()
+    reasons = finder.left_out(features)
     assert {one.name: why for one, why in reasons.items()} == {
         "top": "with all that only its tests enter, it has over 40 functions or 20 lines",
         "wide": "over 25% of the tests enter it",
@@ -216,13 +215,13 @@ def test_every_function_that_is_in_no_feature_has_a_reason() -> None:
     }
     assert reasons.keys() | {one for feature in features for one in feature.functions} == symbols.functions.keys()
     fewer = [feature for feature in features if feature.targets[0].name != "other"]
-    assert left_out(symbols, traced, TESTS, fewer, settings)[key("other")] == "nearly all of it is in another candidate"
+    assert finder.left_out(fewer)[key("other")] == "nearly all of it is in another candidate"
 
 
 def test_functions_with_the_same_tests_are_one_feature_and_the_caller_is_its_target() -> None:
     tree = {"m.py": "def _deep():\n" + BODY + "def called():\n" + BODY * 2 + "def calling():\n    called()\n" + BODY}
     traced = Map({FunctionKey("m.py", n): some(1) for n in ("_deep", "called", "calling")}, frozenset(), "monitoring")
-    (feature,) = find_features(read_symbols(tree, (".",)), traced, TESTS, SETTINGS)
+    (feature,) = Finder(read_symbols(tree, (".",)), traced, TESTS, SETTINGS).features()
     assert feature.targets == (FunctionKey("m.py", "calling"),)
     assert len(feature.functions) == 3
 

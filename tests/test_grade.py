@@ -12,7 +12,7 @@ from test_prepare import deps, installed
 from offbook.sandbox import BoxSpec
 from offbook.tasks import load_task
 from offbook.tasks.check import check, gold_changes
-from offbook.tasks.folder import NewTask, write_task
+from offbook.tasks.folder import Contents, places, write_task
 from offbook.tasks.grade import Grade, counted, grade
 from offbook.types import OffbookError, Suite, Task
 
@@ -61,11 +61,14 @@ def task(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Task:
 def make(folder: Path, suite: Suite, stub: str = STUB, gold: str = GOLD) -> Task:
     hidden = {path: textwrap.dedent(text) for path, text in TESTS.items()}
     visible = {"tests/test_core.py": "from pkg.core import triple\ndef test_triple(): assert triple(2) == 6\n"}
-    new = NewTask(
-        instruction="Bring back double.",
+    contents = Contents(
         tree={"pkg/__init__.py": "", "pkg/core.py": stub, **visible},
         gold={"pkg/core.py": gold},
         hidden_tests={**hidden, "conftest.py": ""},
+    )
+    new = Task(
+        **places(folder),
+        instruction="Bring back double.",
         test_files=tuple(hidden),
         id="pkg-double",
         origin="pkg==1",
@@ -76,7 +79,7 @@ def make(folder: Path, suite: Suite, stub: str = STUB, gold: str = GOLD) -> Task
         suite=suite,
         sources=("pkg",),
     )
-    write_task(folder, new)
+    write_task(new, contents)
     return load_task(folder)
 
 

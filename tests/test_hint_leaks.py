@@ -12,9 +12,9 @@ import pytest
 from little_repo import FILES
 
 from offbook.feedback.leaks import CODE, NAME, NUMBER, TEST, WORDS, given_away, leak, secrets_of
-from offbook.taskgen.pocket.deletion import delete_feature
+from offbook.taskgen.delete.delete import delete_function
 from offbook.tasks import load_task
-from offbook.tasks.folder import NewTask, write_task
+from offbook.tasks.folder import Contents, places, write_task
 from offbook.types import Task
 
 PRICE = '''
@@ -36,14 +36,18 @@ def made(folder: Path, path: str, name: str, tests: tuple[str, ...]) -> Task:
     """A task folder of the little repository, deleted and written as all task folders are."""
     more = {"little/post.py": PRICE, "tests/test_post.py": PRICE_TESTS}
     files = {file: dedent(text).lstrip("\n") for file, text in {**FILES, **more}.items()}
-    tree = delete_feature(files, path, name, tests)
+    tree = delete_function(files, path, name, tests)
     whole = re.search(rf"^def {name}\(.*?(?=^def |\Z)", files[path], re.M | re.S)
     hidden = {file: text for file, text in files.items() if file.startswith("tests/")}
-    task = NewTask(
-        instruction=f"Bring back `{name}` in {path}.",
+    contents = Contents(
         tree={file: tree.get(file) for file in files if file in tree},
         gold={path: files[path]},
         hidden_tests=hidden,
+        removed={f"{path}::{name}": whole[0] if whole else ""},
+    )
+    new = Task(
+        **places(folder),
+        instruction=f"Bring back `{name}` in {path}.",
         test_files=tuple(hidden),
         id=f"little-{name}",
         origin="little",
@@ -51,9 +55,8 @@ def made(folder: Path, path: str, name: str, tests: tuple[str, ...]) -> Task:
         tools=("read_file", "edit_file", "run_command"),
         fail_to_pass=tests,
         pass_to_pass=("tests/test_figures.py::test_figures[3]",),
-        removed={f"{path}::{name}": whole[0] if whole else ""},
     )
-    write_task(folder, task)
+    write_task(new, contents)
     return load_task(folder)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbook.copies import shared_code
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.symbols import read_symbols
-from offbook.taskgen.instruct import instructions, leaks_in_instruction
+from offbook.taskgen.instruct import instructions
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey, Level
 
 FILES = {
@@ -135,7 +135,7 @@ def test_no_wording_leaks_code_or_test_ids_and_terse_is_short(digits: str, level
         assert len(texts["terse"]) < 400
         assert texts == instructions(feature, SYMBOLS, deletion, TESTS)
         for text in texts.values():
-            assert leaks_in_instruction(text, deletion) is None
+            assert shared_code(text, deletion.removed) is None
             assert not re.search(r"test_\w+|testEmpty|::", text)
             assert "  " not in text.partition("```")[0]
 
@@ -155,10 +155,6 @@ def test_a_very_long_list_of_targets_still_gives_a_terse_text() -> None:
     feature = Feature("f", "cluster", keys, keys, ())
     text = instructions(feature, symbols, delete(files, symbols, feature, "stub"), ())["terse"]
     assert text == "Please implement what is missing in m.py."
-
-
-def removed(texts: Mapping[str, str]) -> Deletion:
-    return Deletion(Feature("f", "single", (), (), ()), "gone", {}, dict(texts), (), ())
 
 
 BODY = "words = text.split(',')\nresult = [word.strip() for word in words if word]\nreturn result"
@@ -181,15 +177,15 @@ WHOLE = (
     ],
 )
 def test_shared_code_is_found_and_words_are_not(source: str, text: str, leaks: bool) -> None:
-    reason = leaks_in_instruction(text, removed({"m.py::f": source}))
+    reason = shared_code(text, {"m.py::f": source})
     assert (reason is not None) == leaks
     assert reason is None or "m.py::f" in reason
 
 
 def test_a_signature_is_no_leak_where_the_body_passes_all_on() -> None:
-    passing = removed({"m.py::f": "return other.merge_with(func, first, *dicts, **kwargs)"})
-    assert leaks_in_instruction("Write `def merge_with(func, first, *dicts, **kwargs)`.", passing) is None
-    assert leaks_in_instruction("Call merge_with(func, first, *dicts, **kwargs).", passing) is not None
+    passing = {"m.py::f": "return other.merge_with(func, first, *dicts, **kwargs)"}
+    assert shared_code("Write `def merge_with(func, first, *dicts, **kwargs)`.", passing) is None
+    assert shared_code("Call merge_with(func, first, *dicts, **kwargs).", passing) is not None
 
 
 def test_a_docstring_that_has_a_line_of_the_body_is_left_out() -> None:
@@ -199,5 +195,5 @@ def test_a_docstring_that_has_a_line_of_the_body_is_left_out() -> None:
     feature = Feature("f", "single", (FunctionKey("m.py", "f"),), (FunctionKey("m.py", "f"),), ())
     deletion = delete(files, symbols, feature, "stub")
     texts = instructions(feature, symbols, deletion, ())
-    assert all(leaks_in_instruction(text, deletion) is None for text in texts.values())
+    assert all(shared_code(text, deletion.removed) is None for text in texts.values())
     assert "Sum up." in texts["detailed"]

@@ -37,18 +37,30 @@ from leaks.plants import (
 )
 from leaks.plants import run as run_command
 
-from offbook.taskgen.audit import Corpus, audit, too_small
-from offbook.taskgen.audit import archives as audit_archives
-from offbook.taskgen.audit import text as audit_text
-from offbook.taskgen.audit import wanted as audit_wanted
-from offbook.taskgen.audit.binary import found_in_bytecode, found_in_symbols, traces_of
-from offbook.taskgen.audit.bytecode import Code, parts_of, read_bytecode
-from offbook.taskgen.audit.scrub import compiled_extensions, scrub, single_commit
+from offbook import copies
+from offbook.taskgen.audit import reading
+from offbook.taskgen.audit.bytecode import (
+    Code,
+    found_in_bytecode,
+    found_in_symbols,
+    parts_of,
+    read_bytecode,
+    traces_of,
+)
+from offbook.taskgen.audit.corpus import Corpus, Leak
+from offbook.taskgen.audit.scrub import scrub
+from offbook.tasks.git import single_commit
 from offbook.types import OffbookError
 
 KEY = f"{MODULE}::{NAME}"
 REMOVED = {KEY: DELETED}
 STUB = SIGNATURE + DOCSTRING + f'    raise NotImplementedError("{NAME}")\n'
+
+
+def audit(places: dict[str, Path], removed: dict[str, str], allowed: dict[str, str] | None = None) -> list[Leak]:
+    """Every leak, and as a leak of nothing in particular every file that could not be read."""
+    corpus = Corpus(places)
+    return corpus.leaks(removed, allowed) + corpus.unread_leaks
 
 
 @pytest.fixture
@@ -117,7 +129,7 @@ def test_a_stub_and_its_bytecode_are_none(tree: Path):
 def test_what_is_allowed_is_not_searched_for(tree: Path):
     PLANTS["markdown_page"](tree)
     assert audit({"tree": tree}, REMOVED, {KEY: DELETED}) == []
-    assert too_small(REMOVED, {KEY: DELETED}) == [KEY]
+    assert copies.wanted_pieces(KEY, DELETED, DELETED) == []
 
 
 def test_the_bytecode_of_an_everyday_method_is_none(tree: Path):
@@ -131,7 +143,7 @@ def test_the_bytecode_of_an_everyday_method_is_none(tree: Path):
     module = read_bytecode((tree / "other.pyc").read_bytes())
     assert module is not None
     for path, found in {"shop/goods.py": False, "other.py": True}.items():
-        [wanted] = audit_wanted.wanted_pieces(f"{path}::Goods.__repr__", method, "")
+        [wanted] = copies.wanted_pieces(f"{path}::Goods.__repr__", method, "")
         assert (found_in_bytecode(module, traces_of(wanted, method, "")) is not None) == found
 
 
@@ -163,7 +175,7 @@ def test_a_table_of_symbols_tells_a_name_without_parameters_only_with_its_module
     write(tree, ".cache/b.pickle", pickle.dumps(["shop.prices.opening_hours"]))
     assert [leak.path for leak in audit({"tree": tree}, removed)] == ["tree/.cache/b.pickle"]
     assert audit({"tree": tree}, removed, {f"{MODULE}::opening_hours": "def opening_hours():\n"}) == []
-    [wanted] = audit_wanted.wanted_pieces(KEY, DELETED, "")
+    [wanted] = copies.wanted_pieces(KEY, DELETED, "")
     data = f"prices {NAME} basket percent floor".encode()
     assert found_in_symbols(data, traces_of(wanted, DELETED, "")) is not None
     assert found_in_symbols(data, traces_of(wanted, DELETED, SIGNATURE)) is None
@@ -182,7 +194,7 @@ def test_small_code_has_to_be_whole_and_under_its_name(tree: Path):
 def test_tiny_code_is_not_searched_for_and_named(tree: Path):
     tiny = {"a.py::first": "def first(items):\n    return items[0]\n"}
     write(tree, "shop/a.py", tiny["a.py::first"])
-    assert too_small(tiny | REMOVED) == ["a.py::first"]
+    assert copies.wanted_pieces("a.py::first", tiny["a.py::first"], "") == []
     assert audit({"tree": tree}, tiny) == []
 
 
@@ -283,8 +295,8 @@ def test_a_missing_place_is_an_error(tree: Path):
 
 
 def test_a_bomb_is_bounded_and_named(tree: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(audit_archives, "MOST_BYTES", 1 << 20)
-    monkeypatch.setattr(audit_archives, "MOST_UNPACKED", 3 << 20)
+    monkeypatch.setattr(reading, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(reading, "MOST_UNPACKED", 3 << 20)
     write(tree, "bomb.zip", zipped({f"{n}.txt": b"0" * (1 << 20) for n in range(5)} | {"huge": b"0" * (1 << 21)}))
     corpus = Corpus({"tree": tree})
     assert set(corpus.unread) == {"tree/bomb.zip!3.txt"}
@@ -367,9 +379,9 @@ def test_the_configuration_of_an_audited_repository_is_not_used(tree: Path):
 @given(st.text(alphabet=st.sampled_from(list("ab_.(){}=+ \n\"'#,<&;")), max_size=300))
 def test_quotes_and_commas_and_indentation_do_not_matter(text: str):
     """No digits here: a number in front of a line passes for the line's number."""
-    plain = audit_text.tokens_of(audit_text.normalise(text))
+    plain = copies.tokens_of(copies.normalise(text))
     dressed = "\n".join("    # " + line for line in re.sub(r"[\"',]", " ", text).split("\n"))
-    assert audit_text.tokens_of(audit_text.normalise(dressed)) == plain
+    assert copies.tokens_of(copies.normalise(dressed)) == plain
 
 
 @given(st.lists(st.sampled_from("abcdefgh.(=+1"), min_size=40, max_size=80), st.permutations("abcdefgh"))
@@ -381,7 +393,7 @@ def test_renaming_changes_no_renamed_shingle(tokens: list[str], names: list[str]
         for i, token in enumerate(tokens)
     ]
     renamed = [table[token] + "_" if is_free else token for token, is_free in zip(tokens, free, strict=True)]
-    assert audit_text.renamed_shingles(renamed).tolist() == audit_text.renamed_shingles(tokens).tolist()
+    assert copies.renamed_shingles(renamed).tolist() == copies.renamed_shingles(tokens).tolist()
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=12, max_size=40), st.integers(0, 20))
@@ -389,22 +401,22 @@ def test_texts_that_share_a_window_share_a_kept_shingle(values: list[int], start
     whole = np.array(values, dtype=np.uint64)
     part = whole[start : start + 6]
     if len(part) == 6:
-        assert np.isin(audit_text.winnowed(part, 6), audit_text.winnowed(whole, 6)).all()
+        assert np.isin(copies.winnowed(part, 6), copies.winnowed(whole, 6)).all()
 
 
 def test_few_shingles_are_kept():
     """2 of w + 1, as the paper has it."""
     many = np.random.default_rng(0).integers(0, 2**63, 9000).astype(np.uint64)
-    assert abs(len(audit_text.winnowed(many, 6)) / 9000 - 2 / 7) < 0.02
+    assert abs(len(copies.winnowed(many, 6)) / 9000 - 2 / 7) < 0.02
 
 
 def test_docstrings_and_comments_are_told_from_code():
-    head, body = audit_wanted.divided(*audit_wanted.parsed(DELETED))
+    head, body = copies.divided(*copies.parsed(DELETED))
     assert head == SIGNATURE + DOCSTRING + "    "
     assert body == BODY.lstrip()
     inner = 'def f():\n    def g():\n        """Text."""\n        return 1\n    return g\n'
-    assert audit_wanted.BREAK in audit_wanted.divided(*audit_wanted.parsed(inner))[1]
-    assert "dearest" not in audit_wanted.without_comments(DELETED)
+    assert copies.BREAK in copies.divided(*copies.parsed(inner))[1]
+    assert "dearest" not in copies.without_comments(DELETED)
 
 
 # --- scrubbing
@@ -462,7 +474,6 @@ def test_scrub_takes_leftovers_and_leaves_source(tmp_path: Path):
     assert {"absolute", "relative", ".git", "lib/tags", "lib/build", "lib/dist", "venv"} <= set(removed)
     assert all(any(name == gone or name.startswith(f"{gone}/") for gone in removed) for name in SCRUBBED)
     assert scrub(tree, frozenset({"shop", "my-shop"})) == []
-    assert compiled_extensions(tree) == ["shop/native.so"]
 
 
 def test_a_package_called_build_is_kept(tmp_path: Path):

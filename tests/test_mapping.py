@@ -14,9 +14,9 @@ import pytest
 from test_prepare import deps
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen import mapping
-from offbook.taskgen.mapping import best_engine, load_map, map_tests
 from offbook.taskgen.nouns import FunctionKey, Map, Repository, Unprepared
+from offbook.taskgen.prepare import tests
+from offbook.taskgen.prepare.tests import best_engine, load_map, map_tests
 from offbook.tasks.suite import Engine, make_interpreter
 
 __all__ = ["deps"]
@@ -218,14 +218,14 @@ def test_each_test_and_what_it_enters(engine: Engine, deps: Path, tmp_path: Path
 def test_what_does_not_fit_in_one_run(deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In runs of a few tests the same comes out, but for functions that were entered in none."""
     repository = make_repository(tmp_path / "made", deps)
-    monkeypatch.setattr(mapping, "TESTS_A_RUN", 14)
+    monkeypatch.setattr(tests, "TESTS_A_RUN", 14)
     found = asyncio.run(map_tests(repository, BoxSpec(), "inserted"))
     assert names_of(found) == {name: set(tests.split()) for name, tests in EXPECTED.items()}
 
 
 def test_tests_that_are_not_there_any_more(deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = make_repository(tmp_path / "made", deps, "def test_nothing(): pass\n")
-    monkeypatch.setattr(mapping, "ROUNDS", 1)
+    monkeypatch.setattr(tests, "ROUNDS", 1)
     with pytest.raises(Unprepared, match=r"25 tests of pkg cannot be traced, among them tests/test_core.py::"):
         asyncio.run(map_tests(repository, BoxSpec(), "inserted"))
     assert not (tmp_path / "made" / "map.json").exists()

@@ -21,16 +21,17 @@ import pytest
 
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.nouns import Repository, Unprepared
-from offbook.taskgen.prepare.baseline import BaselineLimits
+from offbook.taskgen.prepare import dependencies
 from offbook.taskgen.prepare.dependencies import install
 from offbook.taskgen.prepare.layout import find_layout
 from offbook.taskgen.prepare.metadata import Project, read_project
-from offbook.taskgen.prepare.prepare import PrepareLimits, load_repository, prepare
-from offbook.taskgen.prepare.unpack import SourceLimits
+from offbook.taskgen.prepare.prepare import PrepareSettings, load_repository, prepare
+from offbook.taskgen.prepare.tests import BaselineLimits
 from offbook.tasks.suite import make_interpreter, run_suite, suite_box
+from offbook.tasks.unpack import SourceLimits
 
 BOX = BoxSpec()
-LIMITS = PrepareLimits(SourceLimits(files=200), BaselineLimits(suite_s=60.0, per_test_s=2.0, min_tests=10))
+LIMITS = PrepareSettings(SourceLimits(files=200), BaselineLimits(suite_s=60.0, per_test_s=2.0, min_tests=10))
 RUNNER = ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "sortedcontainers", "pytest-timeout")
 TEN = "import pytest, pkg\n@pytest.mark.parametrize('n', range(10))\ndef test_ten(n): assert pkg.double(n) == 2 * n\n"
 GOOD = {"pkg/__init__.py": "def double(n): return 2 * n\n", "tests/test_pkg.py": TEN}
@@ -90,13 +91,13 @@ def installed(deps: Path, folder: Path) -> Path:
     return folder
 
 
-def ready(repo: Path, folder: Path, limits: PrepareLimits = LIMITS) -> Repository:
-    return asyncio.run(prepare(str(repo), folder, BOX, limits=limits))
+def ready(repo: Path, folder: Path, settings: PrepareSettings = LIMITS) -> Repository:
+    return asyncio.run(prepare(str(repo), folder, BOX, settings=settings))
 
 
-def refused(repo: Path, folder: Path, limits: PrepareLimits = LIMITS) -> str:
+def refused(repo: Path, folder: Path, settings: PrepareSettings = LIMITS) -> str:
     with pytest.raises(Unprepared) as error:
-        ready(repo, folder, limits)
+        ready(repo, folder, settings)
     assert "\n" not in str(error.value)
     left = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     assert left in ([], ["prepare.log"])
@@ -190,13 +191,14 @@ def test_a_copy_of_the_package_among_its_dependencies_goes(tmp_path: Path, monke
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     deps = tmp_path / "deps"
     base = Path(os.path.realpath(sys.executable))
-    assert asyncio.run(install(Project("PKG", "2"), deps, base, 60.0, 100)) == ()
+    assert asyncio.run(install(Project("PKG", "2"), deps, base)) == ()
     names = {path.name for path in deps.iterdir()} - {"__pycache__"}
     runner = ("pytest", "hypothesis", "pytest_timeout")
     assert names == {f"{one}{end}" for one in runner for end in (".py", "-1.dist-info")} | {"pkg-2.dist-info"}
     make_wheel(wheels, "pkg", "9", {"pkg/data": os.urandom(2 << 20)})
+    monkeypatch.setattr(dependencies, "LIMIT_MB", 0)
     with pytest.raises(Unprepared, match="take 2 MB, more than 0"):
-        asyncio.run(install(Project("other", "2"), deps, base, 60.0, 0))
+        asyncio.run(install(Project("other", "2"), deps, base))
 
 
 # --- which tests are relied on, and what they can see
@@ -344,7 +346,7 @@ def test_the_tested_code_sees_its_dependencies_and_no_more(deps: Path, tmp_path:
 
 
 def test_a_suite_of_too_many_tests_does_not_run(deps: Path, tmp_path: Path) -> None:
-    limits = PrepareLimits(baseline=BaselineLimits(max_tests=9))
+    limits = PrepareSettings(baseline=BaselineLimits(max_tests=9))
     hostile = GOOD | {"conftest.py": "def pytest_runtest_setup(): import time; time.sleep(9)\n"}
     repo = write(tmp_path / "repo", hostile)
     assert refused(repo, installed(deps, tmp_path / "made"), limits) == "repo has more than 9 tests"
@@ -359,7 +361,7 @@ def test_a_test_that_cannot_be_stopped(deps: Path, tmp_path: Path) -> None:
                 except BaseException: pass
         def test_after(): pass
     """
-    limits = PrepareLimits(baseline=BaselineLimits(suite_s=8.0, per_test_s=1.0))
+    limits = PrepareSettings(baseline=BaselineLimits(suite_s=8.0, per_test_s=1.0))
     repo = write(tmp_path / "repo", GOOD | {"tests/test_a.py": stuck})
     repository = ready(repo, installed(deps, tmp_path / "made"), limits)
     assert repository.excluded == {"tests/test_a.py::test_stuck": "does not end"}

@@ -17,8 +17,8 @@ from test_remote import KEY, Answer, reply, serving
 from offbook.config import Config
 from offbook.loop.rollout import roll_out, tasks_at
 from offbook.runfolder import RunFolder
-from offbook.tasks.folder import NewTask, write_task
-from offbook.types import OffbookError, ServerLost
+from offbook.tasks.folder import Contents, places, write_task
+from offbook.types import OffbookError, ServerLost, Task
 
 STUB = 'def one():\n    raise NotImplementedError("one")\n'
 TEST = "from pkg import one\n\n\ndef test_one():\n    assert one() == 1\n\n\ndef test_other():\n    assert True\n"
@@ -26,11 +26,14 @@ TEST = "from pkg import one\n\n\ndef test_one():\n    assert one() == 1\n\n\ndef
 
 @pytest.fixture
 def task(tmp_path: Path) -> Path:
-    new = NewTask(
-        instruction="Bring back one in pkg.py.",
+    contents = Contents(
         tree={"pkg.py": STUB},
         gold={"pkg.py": "def one():\n    return 1\n"},
         hidden_tests={"test_pkg.py": TEST},
+    )
+    new = Task(
+        **places(tmp_path / "tasks" / "one"),
+        instruction="Bring back one in pkg.py.",
         test_files=("test_pkg.py",),
         id="one",
         origin="test",
@@ -39,7 +42,7 @@ def task(tmp_path: Path) -> Path:
         fail_to_pass=("test_pkg.py::test_one",),
         pass_to_pass=("test_pkg.py::test_other",),
     )
-    write_task(tmp_path / "tasks" / "one", new)
+    write_task(new, contents)
     return tmp_path / "tasks"
 
 

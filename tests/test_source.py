@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from offbook.taskgen.nouns import Unprepared
 from offbook.taskgen.prepare.source import Fetched, fetch, one_spelling
-from offbook.taskgen.prepare.unpack import SourceLimits, stays_inside
+from offbook.tasks.unpack import SourceLimits, stays_inside
 
 SMALL = SourceLimits(archive_mb=1, tree_mb=1, files=20, seconds=20.0)
 

@@ -19,24 +19,22 @@ from test_tasks import run_script
 
 from offbook.asking import Asked
 from offbook.sandbox import BoxSpec, open_box
-from offbook.taskgen.audit import Corpus, Leak
-from offbook.taskgen.checking import audit_all, check_all
+from offbook.taskgen.audit.corpus import Corpus, Leak, audit_all, given_away
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.harden import NO_WAY, feature_of, harden, workshop_of
-from offbook.taskgen.make import Outcome, make_task
+from offbook.taskgen.make import MakeSettings, Outcome, make_task
 from offbook.taskgen.pipeline import (
-    FactorySettings,
     Made,
     folder_name,
     funnel,
-    make_proposed,
     make_tasks,
     split_of,
 )
 from offbook.taskgen.proposals import Proposal, deletion_of, read_proposals
 from offbook.taskgen.rewrite import diff_in, proposer, rewriter, usable
-from offbook.taskgen.workshop import Workshop, given_away
+from offbook.taskgen.workshop import Workshop
 from offbook.tasks import load_task, load_tasks
+from offbook.tasks.check import check_all
 from offbook.tasks.export import swebench_instance
 from offbook.tasks.folder import write_files
 from offbook.tasks.patch import applied, gold_patch
@@ -45,10 +43,10 @@ from offbook.types import OffbookError, Task
 __all__ = ["deps"]
 
 BOX = BoxSpec()
-SETTINGS = FactorySettings(jobs=2, heldout=0.0)
+SETTINGS = MakeSettings(jobs=2, heldout=0.0)
 
 
-def run_make(out: Path, *sources: Path, settings: FactorySettings = SETTINGS) -> list[Made]:
+def run_make(out: Path, *sources: Path, settings: MakeSettings = SETTINGS) -> list[Made]:
     return asyncio.run(make_tasks([str(source) for source in sources], out, BOX, settings))
 
 
@@ -277,14 +275,14 @@ def test_a_proposal_for_a_repository_that_is_held_out_is_held_out(
     (out / "heldout").mkdir()
     shutil.copytree(task.folder, out / "heldout" / task.folder.name, symlinks=True)
     wanted = proposal(workshop, "little/words.py", SQUEEZE, "    raise NotImplementedError\n")
-    (result,) = asyncio.run(make_proposed([replace(wanted, source=str(source))], out, BOX, SETTINGS))
+    (result,) = asyncio.run(make_tasks([], out, BOX, SETTINGS, proposals=[replace(wanted, source=str(source))]))
     assert (result.split, len(result.verified)) == ("heldout", 1)
     assert not (out / "train").exists()
 
 
 def test_unknown_levels_are_refused_before_anything_is_done(tmp_path: Path) -> None:
     with pytest.raises(OffbookError, match="there is no level all; it is one of stub, hybrid, gone and mix"):
-        run_make(tmp_path / "out", tmp_path, settings=FactorySettings(level="all"))
+        run_make(tmp_path / "out", tmp_path, settings=MakeSettings(level="all"))
     assert not (tmp_path / "out").exists()
 
 
@@ -295,7 +293,7 @@ def test_code_that_is_in_another_place_too_makes_no_task(workshop: Workshop, tmp
     tree = shutil.copytree(workshop.repository.tree, tmp_path / "tree")
     write_files(tree, {"docs/how.md": page})
     leaky = replace(workshop, corpus=Corpus({"tree": tree}))
-    outcome = asyncio.run(make_task(leaky, it, "stub", tmp_path / "it", BOX))
+    outcome = asyncio.run(make_task(leaky, it, "stub", tmp_path / "it", BOX, SETTINGS))
     assert outcome.refused == "its code is in another place too"
     assert outcome.evidence.startswith("little/words.py::squeeze in tree/docs/how.md (")
     assert {path.name for path in tmp_path.iterdir()} == {"tree"}
@@ -320,7 +318,7 @@ def test_small_parts_that_the_product_says_twice_are_no_leak() -> None:
 def test_an_interrupted_task_leaves_nothing(workshop: Workshop, tmp_path: Path) -> None:
     async def interrupted() -> None:
         work = asyncio.create_task(
-            make_task(workshop, feature(workshop, "words.squeeze"), "stub", tmp_path / "it", BOX)
+            make_task(workshop, feature(workshop, "words.squeeze"), "stub", tmp_path / "it", BOX, SETTINGS)
         )
         while not (tmp_path / ".it").exists():
             await asyncio.sleep(0.01)
@@ -384,7 +382,7 @@ def test_proposals_become_tasks_or_are_refused_with_the_reason(workshop: Worksho
     ]
     proposals = [replace(one, source=str(source)) for one in proposals]
     gone = Proposal(str(tmp_path / "nowhere"), proposals[0].patch)
-    result, missing = asyncio.run(make_proposed([*proposals, gone], out, BOX, SETTINGS))
+    result, missing = asyncio.run(make_tasks([], out, BOX, SETTINGS, proposals=[*proposals, gone]))
     assert missing.unprepared
     assert (result.candidates, len(result.verified)) == (6, 1)
     (task,) = load_tasks(out / "train")
@@ -457,7 +455,14 @@ def test_a_model_says_the_instruction_of_a_task(workshop: Workshop, tmp_path: Pa
     with serving(reply(json.dumps({"normal": good}))) as server:
         rewrite = rewriter(f"http://127.0.0.1:{server.server_address[1]}/v1", "small")
         outcome = asyncio.run(
-            make_task(workshop, feature(workshop, "words.squeeze"), "stub", tmp_path / "it", BOX, rewrite=rewrite)
+            make_task(
+                workshop,
+                feature(workshop, "words.squeeze"),
+                "stub",
+                tmp_path / "it",
+                BOX,
+                MakeSettings(rewrite=rewrite),
+            )
         )
     assert (outcome.refused, outcome.rewritten) == ("", 1)
     assert load_task(tmp_path / "it").instruction == good

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,17 @@ from hypothesis import strategies as st
 
 from offbook.rewards import Grader
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.delete.delete import delete_function
+from offbook.taskgen.delete.surgery import Orders, operate
+from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.pocket import Draft, draft_tasks, make_pocket_tasks
-from offbook.taskgen.pocket.deletion import delete_feature, remove_functions, stub_function
-from offbook.taskgen.pocket.functions import ALL_STEPS, Function, Step
+from offbook.taskgen.pocket.functions import ALL_STEPS, Function, Step, body_of, evaluate, mistakes, passes
 from offbook.taskgen.pocket.repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, render_tests
 from offbook.tasks import load_task, load_tasks, suite
 from offbook.tasks.check import check
-from offbook.tasks.folder import NewTask, write_files, write_task
+from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.suite import SuiteRun, run_suite, suite_box
-from offbook.types import Deleted, OffbookError, Rollout, Suite, Task
+from offbook.types import Deleted, Interrupt, OffbookError, Rollout, Suite, Task
 
 # --- deletion: {name} stands for the function; the stubbed form of each is given beside it
 
@@ -66,6 +68,10 @@ BETWEEN = [
 modules = st.lists(st.tuples(st.sampled_from(BETWEEN), st.sampled_from(FUNCTIONS)), min_size=1, max_size=6)
 
 
+def stub_function(source: str, name: str) -> str:
+    return operate(source, Orders(stub={name})).source
+
+
 def module_source(parts: list[tuple[str, tuple[str, str]]], stubbed: int | None = None) -> str:
     return "".join(
         between + function[index == stubbed].replace("{name}", f"f{index}")
@@ -86,7 +92,9 @@ def test_removing_functions_leaves_the_others_as_they_are(
     parts: list[tuple[str, tuple[str, str]]], data: st.DataObject
 ) -> None:
     gone = data.draw(st.sets(st.integers(0, len(parts) - 1), min_size=1))
-    shorter = remove_functions("".join(["import os\n", module_source(parts)]), {f"f{index}" for index in gone})
+    source = "import os\n" + module_source(parts) + "\n\ndef test_last(): pass\n"
+    failing = tuple(f"tests/test_it.py::f{index}" for index in gone)
+    shorter = str(without_tests({"tests/test_it.py": source}, failing)["tests/test_it.py"])
     for index, (_, (function, _)) in enumerate(parts):
         assert (function.replace("{name}", f"f{index}") in shorter) == (index not in gone)
 
@@ -99,7 +107,8 @@ def test_methods_are_named_with_their_class() -> None:
     assert stub_function(source, "A.m") == source.replace("return 1", 'raise NotImplementedError("A.m")')
     assert stub_function(source, "A.B.m") == source.replace("return 2", 'raise NotImplementedError("A.B.m")')
     assert stub_function(source, "m") == source.replace("return 0", 'raise NotImplementedError("m")')
-    assert "class B" not in remove_functions(source, ["A.B.m"])  # nothing was left in it
+    files = {"test_it.py": source + "\n\ndef test_last(): pass\n"}
+    assert "class B" not in str(without_tests(files, ("test_it.py::A::B::m",))["test_it.py"])  # nothing was left in it
 
 
 def test_line_endings_and_a_missing_last_one_are_kept() -> None:
@@ -112,10 +121,8 @@ def test_line_endings_and_a_missing_last_one_are_kept() -> None:
 def test_a_name_that_is_not_there_is_an_error() -> None:
     source = "def f():\n    def inner(): pass\n\n\nclass A: pass\n"
     for name in ("g", "inner", "f.inner", "A", "A.f"):
-        with pytest.raises(ValueError, match=re.escape(name)):
-            stub_function(source, name)
-        with pytest.raises(ValueError, match=re.escape(name)):
-            remove_functions(source, ["f", name])
+        with pytest.raises(ValueError, match=re.escape(f"there is no function {name} ")):
+            delete_function({"a.py": source}, "a.py", name, ())
 
 
 def test_deleting_a_feature_takes_its_tests_along() -> None:
@@ -127,7 +134,7 @@ def test_deleting_a_feature_takes_its_tests_along() -> None:
         ),
     }
     failing = ["tests/test_f.py::test_f[a::b]", "tests/test_f.py::test_f[2]", "tests/test_more.py::TestF::test_a"]
-    assert delete_feature(files, "pkg.py", "f", failing) == {
+    assert delete_function(files, "pkg.py", "f", failing) == {
         "pkg.py": 'def f(x):\n    raise NotImplementedError("f")\n',
         "tests/test_more.py": "class TestF:\n\n    def test_b(self): ...\n\n\ndef test_c(): ...\n",
     }
@@ -254,11 +261,21 @@ def passes_its_tests(function: Function, body: str) -> bool:
     return True
 
 
+def wrong_body(function: Function, rng: random.Random) -> str:
+    """A plausible mistake that the tests catch: another constant, another op, or a step forgotten."""
+    caught = [
+        steps
+        for steps in mistakes(function.steps)
+        if not all(passes(expected, evaluate(steps, given)) for given, expected in function.examples)
+    ]
+    return body_of(rng.choice(caught), function.argument)
+
+
 @given(steps=one_step | two_steps, seed=st.integers(0, 99))
 def test_the_right_body_passes_and_a_wrong_one_does_not(steps: tuple[Step, ...], seed: int) -> None:
     function = Function("amber", ARGUMENTS[steps[0].op.takes][0], steps)
     assert passes_its_tests(function, function.body)
-    assert not passes_its_tests(function, function.wrong_body(random.Random(seed)))
+    assert not passes_its_tests(function, wrong_body(function, random.Random(seed)))
 
 
 @given(step=st.sampled_from(ALL_STEPS))
@@ -283,11 +300,11 @@ def drafts(split: Split, count: int, seed: int = 1) -> list[Draft]:
 
 def test_drafts_are_what_real_deletion_makes() -> None:
     for draft in [*drafts("train", 20), *drafts("heldout", 20)]:
-        assert draft.files == delete_feature(draft.gold.files, draft.path, draft.function.name, draft.fail_to_pass)
+        assert draft.files == delete_function(draft.gold.files, draft.path, draft.function.name, draft.fail_to_pass)
         assert draft.files[draft.path].count(draft.old) == 1
         assert draft.files[draft.path].replace(draft.old, draft.new) == draft.gold.files[draft.path]
         assert (
-            draft.files[draft.path].replace(draft.old, draft.function.wrong_body(random.Random(0)))
+            draft.files[draft.path].replace(draft.old, wrong_body(draft.function, random.Random(0)))
             != draft.gold.files[draft.path]
         )
 
@@ -356,7 +373,7 @@ def test_a_gold_body_passes_and_a_wrong_one_fails(tmp_path: Path, split: Split) 
             solved = draft.files[draft.path].replace(draft.old, body)
             return run_files(tmp_path / "tree", {**draft.files, draft.path: solved, **tests}, tests)
 
-        gold, wrong = run_with(draft.new), run_with(draft.function.wrong_body(random.Random(0)))
+        gold, wrong = run_with(draft.new), run_with(wrong_body(draft.function, random.Random(0)))
         assert gold.passed >= set(draft.fail_to_pass)
         assert not gold.failed
         assert wrong.failed.keys() & set(draft.fail_to_pass)
@@ -370,8 +387,8 @@ def test_a_gold_body_passes_and_a_wrong_one_fails(tmp_path: Path, split: Split) 
 def pocket(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pocket") / "tasks"
     shares: list[float] = []
-    summary = asyncio.run(make_pocket_tasks(root, 0, 5, 2, shares.append))
-    assert (summary.num_train, summary.num_heldout, summary.discarded) == (5, 2, ())
+    discarded = asyncio.run(make_pocket_tasks(root, 0, 5, 2, shares.append))
+    assert discarded == []
     assert shares == [number / 7 for number in range(1, 8)]
     return root
 
@@ -439,46 +456,65 @@ def test_tasks_that_cannot_be_verified_are_said_so(tmp_path: Path, monkeypatch: 
         asyncio.run(make_pocket_tasks(tmp_path / "tasks", 0, 1, 0, lambda share: None))
 
 
-EXAMPLE = NewTask(
-    instruction='Bring back f in "pkg.py".',
+EXAMPLE = Contents(
     tree={"pkg.py": 'def f():\n    raise NotImplementedError("f")', "docs/ü.md": "größer\r\n"},
     gold={"pkg.py": "def f():\n    return 1"},
     hidden_tests={"tests/test_f.py": "from pkg import f\n\n\ndef test_f(): assert f() == 1\n"},
-    test_files=("tests/test_f.py",),
-    id="pkg-f",
-    origin="pkg",
-    difficulty="hard",
-    tools=("read_file", "edit_file"),
-    fail_to_pass=("tests/test_f.py::test_f[it's $HOME]",),
-    pass_to_pass=("tests/test_g.py::test_g",),
 )
+
+
+def example(folder: Path, **more: Any) -> Task:
+    return Task(
+        **places(folder),
+        instruction='Bring back f in "pkg.py".',
+        test_files=("tests/test_f.py",),
+        id="pkg-f",
+        origin="pkg",
+        difficulty="hard",
+        tools=("read_file", "edit_file"),
+        fail_to_pass=("tests/test_f.py::test_f[it's $HOME]",),
+        pass_to_pass=("tests/test_g.py::test_g",),
+        **more,
+    )
 
 
 def test_a_task_folder_round_trips(tmp_path: Path) -> None:
     folder = tmp_path / "pkg-f"
-    write_task(folder, EXAMPLE)
-    assert load_task(folder) == Task(
-        id="pkg-f",
-        folder=folder,
-        instruction=EXAMPLE.instruction,
-        tree=folder / "environment/repo",
-        hidden_tests=folder / "tests/hidden",
-        test_files=("tests/test_f.py",),
-        fail_to_pass=EXAMPLE.fail_to_pass,
-        pass_to_pass=EXAMPLE.pass_to_pass,
-        tools=EXAMPLE.tools,
-        origin="pkg",
-        difficulty="hard",
-    )
+    write_task(example(folder), EXAMPLE)
+    assert load_task(folder) == example(folder)
+    assert example(folder).tree == folder / "environment/repo"
+    assert example(folder).hidden_tests == folder / "tests/hidden"
     assert (folder / "environment/repo/docs/ü.md").read_bytes() == "größer\r\n".encode()
     subprocess.run(["sh", "-n", folder / "tests/test.sh"], check=True)
     subprocess.run(["patch", "-p1", "-i", folder / "solution/gold.patch"], cwd=folder / "environment/repo", check=True)
     assert (folder / "environment/repo/pkg.py").read_text() == EXAMPLE.gold["pkg.py"]
 
 
+def test_every_field_of_a_task_is_in_its_folder(tmp_path: Path) -> None:
+    """All that differs from a default comes back, the environment as a path that moves with the folders."""
+    (tmp_path / "made" / "python").mkdir(parents=True)
+    whole = example(
+        tmp_path / "tasks" / "pkg-f",
+        test_command="pytest",
+        suite=Suite(tmp_path / "made", ("src",), ("-c", "setup.cfg"), "true"),
+        sources=("src/pkg",),
+        deleted=Deleted("single", "stub", ("pkg.py::f",), ("pkg.py::f", "pkg.py::g"), 1, 1, 0, 0.25),
+        leave=True,
+        interrupt=Interrupt(3, "Wait."),
+    )
+    plain = example(whole.folder)
+    alike = {field.name for field in fields(Task) if getattr(whole, field.name) == getattr(plain, field.name)}
+    shared = {"id", "origin", "difficulty", "tools", "test_files", "fail_to_pass", "pass_to_pass", "instruction"}
+    assert alike == shared | {"folder", "tree", "hidden_tests", "script"}, "a new field is to be tried here too"
+    write_task(whole, EXAMPLE)
+    assert load_task(whole.folder) == whole
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    assert load_task(moved / "tasks" / "pkg-f").suite.environment == (moved / "made").resolve()
+
+
 @pytest.mark.parametrize("missing", ["task.toml", "instruction.md", "environment/repo", "tests/hidden"])
 def test_a_folder_that_is_no_task_says_what_is_missing(tmp_path: Path, missing: str) -> None:
-    write_task(tmp_path / "task", EXAMPLE)
+    write_task(example(tmp_path / "task"), EXAMPLE)
     path = tmp_path / "task" / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(OffbookError, match=f"is not a task folder: it has no {missing}"):
@@ -489,12 +525,16 @@ def test_a_folder_that_is_no_task_says_what_is_missing(tmp_path: Path, missing: 
     ("text", "complaint"),
     [
         ("no toml", "is not TOML"),
-        ('[offbook]\nid = "a"', "origin: Field required"),
+        ('[offbook]\nid = "a"', "test_files: Field required"),
+        ("{table}\nmystery = 1", "mystery: Unexpected keyword argument"),
+        ('{table}\nscript = "x"', "script: the folder itself says that"),
+        ("{table}\ninterrupt = {{after_turns = 1, text = 'a', more = 2}}", r"interrupt\.more: Unexpected keyword"),
     ],
 )
 def test_an_unreadable_table_is_said_in_a_sentence(tmp_path: Path, text: str, complaint: str) -> None:
-    write_task(tmp_path / "task", EXAMPLE)
-    (tmp_path / "task/task.toml").write_text(text)
+    write_task(example(tmp_path / "task"), EXAMPLE)
+    table = tmp_path / "task/task.toml"
+    table.write_text(text.format(table=table.read_text()))
     with pytest.raises(OffbookError, match=complaint):
         load_task(tmp_path / "task")
 
@@ -561,14 +601,17 @@ def test_partial_credit_begins_at_the_floor(
     tmp_path: Path, body: str, floor: float, binary: float, partial: float
 ) -> None:
     stub = "def f(n):\n    raise NotImplementedError\n\n\ndef other(n):\n    return 7\n"
-    new = NewTask(
-        instruction="Bring back f.",
+    contents = Contents(
         tree={"pkg.py": stub},
         gold={"pkg.py": stub.replace("raise NotImplementedError", "return n * n")},
         hidden_tests={
             "test_f.py": HALVES,
             "test_g.py": "from pkg import other\n\n\ndef test_g(): assert other(0) == 7\n",
         },
+    )
+    new = Task(
+        **places(tmp_path / "f"),
+        instruction="Bring back f.",
         test_files=("test_f.py", "test_g.py"),
         id="f",
         origin="pkg",
@@ -578,7 +621,7 @@ def test_partial_credit_begins_at_the_floor(
         pass_to_pass=("test_g.py::test_g",),
         deleted=Deleted("single", "stub", ("pkg.py::f",), ("pkg.py::f",), 1, 1, 0, floor),
     )
-    write_task(tmp_path / "f", new)
+    write_task(new, contents)
     task = load_task(tmp_path / "f")
     done = stub.replace("raise NotImplementedError", f"return {body}")
     if body == "other(n)":

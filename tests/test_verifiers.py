@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from offbook.tasks.folder import NewTask, write_task
+from offbook.tasks.folder import Contents, places, write_task
+from offbook.types import Task
 
 pytest.importorskip("verifiers", reason="the extra `verifiers` is not installed")
 
@@ -18,11 +19,14 @@ TESTS = "from pkg import one\n\n\ndef test_one():\n    assert one() == 1\n\n\nde
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    new = NewTask(
-        instruction="Bring back one in pkg.py.",
+    contents = Contents(
         tree={"pkg.py": STUB},
         gold={"pkg.py": GOLD},
         hidden_tests={"test_pkg.py": TESTS},
+    )
+    new = Task(
+        **places(tmp_path / "tasks" / "one"),
+        instruction="Bring back one in pkg.py.",
         test_files=("test_pkg.py",),
         id="one",
         origin="test",
@@ -31,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
         fail_to_pass=("test_pkg.py::test_one",),
         pass_to_pass=("test_pkg.py::test_other",),
     )
-    write_task(tmp_path / "tasks" / "one", new)
+    write_task(new, contents)
     return tmp_path / "tasks"
 
 

@@ -29,7 +29,7 @@ def stubbed(workshop: Workshop, *names: str, without: tuple[str, ...] = ()) -> D
 
 
 def verdict(workshop: Workshop, deletion: Deletion, settings: VerifySettings = HASTY) -> Verdict:
-    return asyncio.run(verify(workshop.repository, workshop.files, workshop.map, deletion, BoxSpec(), settings))
+    return asyncio.run(verify(workshop, deletion, BoxSpec(), settings))
 
 
 def test_what_makes_a_task_is_told_with_its_tests(workshop: Workshop) -> None:
@@ -105,7 +105,7 @@ def test_a_tree_that_breaks_the_tests(workshop: Workshop, code: str, reason: str
 def test_tests_that_take_too_long(workshop: Workshop) -> None:
     deletion = stubbed(workshop, "words.squeeze")
     slow = replace(workshop.repository, seconds=dict.fromkeys(workshop.repository.seconds, 5.0))
-    result = asyncio.run(verify(slow, workshop.files, workshop.map, deletion, BoxSpec(), VerifySettings(feature_s=9.0)))
+    result = verdict(replace(workshop, repository=slow), deletion, VerifySettings(feature_s=9.0))
     assert result == Verdict("its tests take too long")
 
 
@@ -121,13 +121,13 @@ def test_a_trivial_body_that_keeps_a_loop_from_ending_is_stopped(workshop: Works
 
 def test_only_tests_that_could_notice_are_run(workshop: Workshop) -> None:
     deletion = stubbed(workshop, "words.squeeze")
-    others = impacted(workshop.repository, workshop.map, deletion, HASTY)
+    others = impacted(workshop, deletion, HASTY)
     assert "tests/test_words.py::test_initials" in others
     assert "tests/test_figures.py::test_described" in others  # it needs plural, of the same file
     assert "tests/test_figures.py::test_spread" not in others
-    assert len(impacted(workshop.repository, workshop.map, deletion, VerifySettings(max_others=2))) == 2
+    assert len(impacted(workshop, deletion, VerifySettings(max_others=2))) == 2
     gone = delete(workshop.files, workshop.symbols, feature(workshop, "words.squeeze"), "gone")
-    files = {test.partition("::")[0] for test in impacted(workshop.repository, workshop.map, gone, HASTY)}
+    files = {test.partition("::")[0] for test in impacted(workshop, gone, HASTY)}
     assert files == {"tests/test_words.py", "tests/test_figures.py", "tests/test_odd.py"}
 
 

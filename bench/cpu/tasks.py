@@ -3,7 +3,7 @@
     python bench/cpu/tasks.py [--packages toolz ...] [--limit 60] [--out DIR] [--json FILE] [--report FILE]
 
 Starts from nothing: fetches each package, prepares it, and makes tasks. Then two processes that know nothing of that
-check every folder (`offbook tasks check`) and audit it for leaks (`offbook tasks audit`).
+check every folder (`offbook tasks check`) and audit it for leaks (`offbook tasks leaks`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.pipeline import FactorySettings, Made, funnel, make_tasks
+from offbook.taskgen.make import MakeSettings
+from offbook.taskgen.pipeline import Made, funnel, make_tasks
 
 PACKAGES = ("toolz==1.2.0", "boltons==26.2.0", "sqlparse==0.6.1", "tinydb==4.9.0", "humanize==4.16.0", "bottle==0.13.4")
 
@@ -38,7 +39,7 @@ def main() -> None:
     out = arguments.out or Path(tempfile.mkdtemp(prefix="offbook-tasks-"))
     shutil.rmtree(out, ignore_errors=True)
     began = time.monotonic()
-    settings = FactorySettings(level=arguments.level, max_tasks=arguments.limit)
+    settings = MakeSettings(level=arguments.level, max_tasks=arguments.limit)
     sources = [f"pypi:{name}" for name in arguments.packages]
     made = asyncio.run(make_tasks(sources, out, BoxSpec(), settings, say, tell))
     seconds = time.monotonic() - began
@@ -102,7 +103,7 @@ def numbers(made: list[Made], seconds: float) -> dict[str, Any]:
 def again(out: Path) -> dict[str, int]:
     """What processes of their own say of the folders."""
     found = {}
-    for verb, done, bad in (("check", "checked", "bad"), ("audit", "audited", "leaks")):
+    for verb, done, bad in (("check", "checked", "bad"), ("leaks", "audited", "leaks")):
         say(f"offbook tasks {verb} {out}")
         command = [sys.executable, "-m", "offbook", "tasks", verb, str(out), "--plain", "--json"]
         answer = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout)
@@ -117,7 +118,7 @@ def report(made: list[Made], result: dict[str, Any], command: str) -> str:
         f"{result['seconds'] / 60:.1f} minutes ({result['verified_per_minute']} a minute), fetching and preparing "
         "included.",
         f"`offbook tasks check`, in a process of its own: {result['checked'] - result['checked_bad']} of "
-        f"{result['checked']} hold. `offbook tasks audit`: {result['audited'] - result['audited_bad']} of "
+        f"{result['checked']} hold. `offbook tasks leaks`: {result['audited'] - result['audited_bad']} of "
         f"{result['audited']} have no leak.",
         "",
         "| package | split | tests | left out | features | tried | tasks | prepare, s | make, s |",

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
 
 Role = Literal["system", "user", "assistant", "tool"]
+STRICT = {"extra": "forbid"}  # for pydantic, where it reads one of these from a file: no key is passed over
 
 
 class OffbookError(Exception):
@@ -43,6 +44,8 @@ class Limits:
 class Suite:
     """How the tests of a repository are run."""
 
+    __pydantic_config__ = STRICT
+
     environment: Path | None = None  # a folder with an interpreter, python/, and its packages, deps/; None: offbook's
     import_roots: tuple[str, ...] = (".",)  # folders of the tree that go on sys.path
     options: tuple[str, ...] = ()  # for pytest
@@ -52,6 +55,8 @@ class Suite:
 @dataclass(frozen=True, slots=True)
 class Deleted:
     """What was deleted to make a task."""
+
+    __pydantic_config__ = STRICT
 
     kind: str  # single or cluster
     level: str  # stub, hybrid or gone
@@ -67,6 +72,8 @@ class Deleted:
 class Interrupt:
     """What the user says in the middle: after so many turns, or when the agent would end before."""
 
+    __pydantic_config__ = STRICT
+
     after_turns: int
     text: str
 
@@ -74,6 +81,8 @@ class Interrupt:
 @dataclass(frozen=True, slots=True)
 class Task:
     """A Harbor task folder with an `[offbook]` table, loaded. See docs/tasks.md for the folder's layout."""
+
+    __pydantic_config__ = STRICT
 
     id: str
     folder: Path

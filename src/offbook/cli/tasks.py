@@ -8,23 +8,22 @@ import os
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from offbook.cli.options import Json, Plain, console, is_plain, progress_display
+from offbook.cli.options import Json, Plain, console, progress_display
 from offbook.types import OffbookError, Task
 
 if TYPE_CHECKING:
     from offbook.taskgen.make import Outcome
-    from offbook.taskgen.pipeline import Made, OnOutcome, Told
+    from offbook.taskgen.pipeline import Made
+    from offbook.tasks.select import History
 
 app = typer.Typer(help="Make tasks from repositories, check them, make them harder.", no_args_is_help=True)
 Places = Annotated[list[Path], typer.Argument(help="Task folders, or folders of them.")]
@@ -54,7 +53,9 @@ def make(
 ) -> None:
     """Turn repositories into verified feature-deletion tasks. The same command goes on where it was stopped."""
     from offbook.sandbox import BoxSpec
-    from offbook.taskgen.pipeline import FactorySettings, make_proposed, make_tasks
+    from offbook.taskgen.make import MakeSettings
+    from offbook.taskgen.pipeline import make_tasks
+    from offbook.taskgen.prepare.prepare import PrepareSettings
     from offbook.taskgen.proposals import read_proposals
     from offbook.taskgen.rewrite import proposer, rewriter
 
@@ -64,26 +65,25 @@ def make(
         raise OffbookError(f"there is no wording {wording}; it is one of terse, normal and detailed")
     if (rewrite or propose) and not (url and name):
         raise OffbookError("--rewrite and --propose need a model: say where it is with --url and which with --name")
-    settings = FactorySettings(
+    settings = MakeSettings(
         level=level,
         wording=wording,
         max_tasks=limit,
         jobs=jobs or (os.cpu_count() or 1) + 1,
         heldout=heldout,
-        pytest_options=tuple(shlex.split(pytest_options)),
-        start=start,
-        python=python,
+        prepare=PrepareSettings(python=python, pytest_options=tuple(shlex.split(pytest_options)), start=start),
         rewrite=rewriter(url, name) if rewrite else None,
         propose=proposer(url, name) if propose else None,
         num_proposals=propose,
     )
-    with _display(is_plain(plain)) as (told, on_outcome):
-        work = (
-            make_proposed(read_proposals(proposals), out, BoxSpec(), settings, told, on_outcome)
-            if proposals
-            else make_tasks(sources or [], out, BoxSpec(), settings, told, on_outcome)
-        )
-        result = asyncio.run(work)
+    with progress_display(plain) as progress:
+
+        def on_outcome(made: Made) -> None:
+            if made.candidates:
+                progress(f"{made.name}: candidates", len(made.outcomes) / made.candidates)
+
+        proposed = read_proposals(proposals) if proposals else []
+        result = asyncio.run(make_tasks(sources or [], out, BoxSpec(), settings, _tell, on_outcome, proposed))
     if as_json:
         print(json.dumps([asdict(made) for made in result]))
         return
@@ -131,43 +131,8 @@ def summary(result: list[Made]) -> Iterator[Table | Text]:
     yield reasons
 
 
-@contextmanager
-def _display(plain: bool) -> Iterator[tuple[Told, OnOutcome]]:
-    if plain:
-
-        def told(message: str) -> None:
-            console.print(message, highlight=False, markup=False, soft_wrap=True)
-
-        def line(made: Made) -> None:
-            if made.outcomes and (len(made.outcomes) % 25 == 0 or len(made.outcomes) == made.candidates):
-                told(f"{made.name}: {len(made.verified)} tasks of {len(made.outcomes)}/{made.candidates} candidates")
-
-        yield told, line
-        return
-    seen: dict[str, Made] = {}
-    now = ["starting"]
-    with Live(Text(""), console=console, refresh_per_second=4) as live:
-
-        def show() -> None:
-            table = Table("repository", "candidates", "tasks", "refused", title=now[0], title_justify="left")
-            for made in seen.values():
-                done = f"{len(made.outcomes)}/{made.candidates}"
-                refused = len(made.outcomes) - len(made.verified)
-                cells = [made.name or made.source, done, str(len(made.verified)), made.unprepared or str(refused)]
-                table.add_row(*map(Text, cells))
-            live.update(table)
-
-        def say(message: str) -> None:
-            now[0] = message
-            show()
-
-        def update(made: Made) -> None:
-            seen[made.source] = made
-            if made.name:
-                now[0] = f"{made.name}: deleting features and running its tests"
-            show()
-
-        yield say, update
+def _tell(message: str) -> None:
+    console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
 def tasks_in(places: list[Path]) -> list[Task]:
@@ -187,42 +152,39 @@ def tasks_in(places: list[Path]) -> list[Task]:
 @app.command("check")
 def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Gold accepted, doing nothing refused, for every task folder. Exits with 1 if one does not hold."""
-    from offbook.taskgen.checking import check_all
+    from offbook.tasks.check import check_all
 
     tasks = tasks_in(places)
     with progress_display(plain) as progress:
         results = asyncio.run(check_all(tasks, lambda share: progress("checking tasks", share)))
     bad = {task.id: why for task, why in zip(tasks, results, strict=True) if why}
-    if as_json:
-        print(json.dumps({"checked": len(tasks), "bad": bad}))
-    else:
-        for task_id, why in bad.items():
-            console.print(f"{task_id}: {why}", highlight=False, markup=False)
-        print(f"{len(tasks) - len(bad)} of {len(tasks)} task folders hold")
-    if bad:
-        raise typer.Exit(1)
+    answer = {"checked": len(tasks), "bad": bad} if as_json else None
+    _judge(len(tasks), {task_id: [why] for task_id, why in bad.items()}, "task folders hold", answer)
 
 
-@app.command("audit")
-def audit(places: Places, plain: Plain = False, as_json: Json = False) -> None:
+@app.command("leaks")
+def leaks(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Look for the deleted code in everything that the agent can read. Exits with 1 if it is found."""
-    from offbook.taskgen.checking import audit_all
+    from offbook.taskgen.audit.corpus import audit_all
 
     tasks = tasks_in(places)
     with progress_display(plain) as progress:
-        results = audit_all(tasks, lambda share: progress("auditing tasks", share))
-    leaks = {task.id: found for task, found in zip(tasks, results, strict=True) if found}
-    if as_json:
-        print(
-            json.dumps({"audited": len(tasks), "leaks": {key: [asdict(leak) for leak in leaks[key]] for key in leaks}})
-        )
+        results = audit_all(tasks, lambda share: progress("looking for leaks", share))
+    found = {task.id: leaks for task, leaks in zip(tasks, results, strict=True) if leaks}
+    as_dicts = {task_id: [asdict(leak) for leak in leaks] for task_id, leaks in found.items()}
+    _judge(len(tasks), found, "tasks have no leak", {"audited": len(tasks), "leaks": as_dicts} if as_json else None)
+
+
+def _judge(num_tasks: int, bad: Mapping[str, Sequence[object]], words: str, answer: dict[str, Any] | None) -> None:
+    """`answer` is for machines. Exits with 1 if a task is bad."""
+    if answer is not None:
+        print(json.dumps(answer))
     else:
-        for task_id, found in leaks.items():
-            for leak in found:
-                words = f"{task_id}: {leak.what} in {leak.path} ({leak.how}): {leak.evidence}"
-                console.print(words, highlight=False, markup=False)
-        print(f"{len(tasks) - len(leaks)} of {len(tasks)} tasks have no leak")
-    if leaks:
+        for task_id, reasons in bad.items():
+            for reason in reasons:
+                console.print(f"{task_id}: {reason}", highlight=False, markup=False)
+        print(f"{num_tasks - len(bad)} of {num_tasks} {words}")
+    if bad:
         raise typer.Exit(1)
 
 
@@ -255,19 +217,14 @@ def _show_many(rows: list[dict[str, Any]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
 
 
-def _facts(task: Task, history: Any) -> dict[str, Any]:
-    deleted = task.deleted
+def _facts(task: Task, history: History) -> dict[str, Any]:
+    deleted = asdict(task.deleted) if task.deleted else {}
     record = history.records.get(task.id)
     return {
         "id": task.id,
         "origin": task.origin,
         "difficulty": task.difficulty,
-        "kind": deleted.kind if deleted else "",
-        "level": deleted.level if deleted else "",
-        "lines": deleted.lines if deleted else "",
-        "files": deleted.files if deleted else "",
-        "callers": deleted.callers if deleted else "",
-        "floor": deleted.floor if deleted else "",
+        **{key: deleted.get(key, "") for key in ("kind", "level", "lines", "files", "callers", "floor")},
         "tests": len(task.fail_to_pass),
         "solved": f"{record.solved} of {record.rollouts}" if record else "",
     }

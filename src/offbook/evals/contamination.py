@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from offbook.taskgen.audit.text import Hashes, hashed, normalise, tokens_of
-from offbook.taskgen.audit.wanted import parsed, structure, undocumented
+from offbook.copies import Hashes, hashed, normalise, parsed, structure, tokens_of, undocumented
 from offbook.tasks.check import gold_changes
 from offbook.types import OffbookError, Task
 

@@ -2,7 +2,7 @@
 
 Compared are the hint, the solution with the hidden tests, and what the agent may read: its instruction and its tree.
 What only the solution has is a secret: runs of tokens, expressions, names, numbers. All texts are read as one line,
-without quotes, commas and escapes (audit/text.py), so a copy is found however it is dressed. Not found: an answer in
+without quotes, commas and escapes (copies.py), so a copy is found however it is dressed. Not found: an answer in
 plain words, and code in which everything is renamed and that has fewer than forty tokens.
 """
 
@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from offbook.taskgen.audit.text import normalise, page_of, tokens_of
-from offbook.taskgen.audit.wanted import Wanted, found_in, wanted_pieces, without_comments
+from offbook.copies import Wanted, found_in, normalise, page_of, tokens_of, wanted_pieces, without_comments
 from offbook.types import Task
 
 CODE, NAME, WORDS, NUMBER, TEST = (

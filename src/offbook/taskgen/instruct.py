@@ -9,12 +9,10 @@ import re
 import zlib
 from collections.abc import Iterable, Sequence
 
+from offbook.copies import shared_code
 from offbook.taskgen.delete.references import COMMON, spread
 from offbook.taskgen.delete.symbols import Function, Symbols
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey
-from offbook.taskgen.telltale import leaks_in_instruction
-
-__all__ = ["instructions", "leaks_in_instruction"]
 
 TERSE_CHARACTERS = 400
 
@@ -23,7 +21,7 @@ def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: 
     """`terse`, `normal` and `detailed`. `tests` are those that need the feature; only their words are used."""
     writer = _Writer(feature, symbols, deletion, tests)
     texts = {"terse": writer.terse(), "normal": writer.normal(), "detailed": writer.detailed(documented=True)}
-    if leaks_in_instruction(texts["detailed"], deletion):  # an example in the docstring may be a line of the body
+    if shared_code(texts["detailed"], deletion.removed):  # an example in the docstring may be a line of the body
         texts["detailed"] = writer.detailed(documented=False)
     return texts
 
@@ -36,14 +34,15 @@ class _Writer:
         self._targets = [symbols.functions[key] for key in feature.targets]
         self._gone = [f for f in self._targets if f.key in deletion.deleted]
         self._behaviours = _behaviours(tests, self._targets)
+        self._many = len(self._targets) > 1
+        self._names = _listed([f"`{f.key.name}`" for f in self._targets])
+        self._paths = _unique(f.key.path for f in self._targets)
 
     def _pick(self, what: str, choices: Sequence[str]) -> str:
         return choices[zlib.crc32(f"{self._feature.id}/{what}".encode()) % len(choices)]
 
     def terse(self) -> str:
-        names = _listed([f"`{f.key.name}`" for f in self._targets])
-        many = len(self._targets) > 1
-        where = _listed(_unique(f.key.path for f in self._targets))
+        names, many, where = self._names, self._many, _listed(self._paths)
         it, them = _n(many, "it", "them"), _n(many, "its body", "their bodies")
         if self._gone:
             choices = [
@@ -59,10 +58,9 @@ class _Writer:
                 f"Can you fill in {names} in {where}? Only the {_n(many, 'signature is', 'signatures are')} left.",
                 f"{names} in {where} lost {them}. Please write {it} again.",
             ]
-        opening = self._pick("terse", choices)
-        if len(opening) >= TERSE_CHARACTERS:
-            opening = f"Please implement what is missing in {where}."
-        text = opening
+        text = self._pick("terse", choices)
+        if len(text) >= TERSE_CHARACTERS:
+            text = f"Please implement what is missing in {where}."
         summary = "" if many else _summary(self._targets[0]) or self._used_by(limit=2) or self._covered(limit=2)
         for more in (summary, self._also_missing()):
             if more and len(text) + 1 + len(more) < TERSE_CHARACTERS:
@@ -71,38 +69,32 @@ class _Writer:
 
     def normal(self) -> str:
         parts = [self._opening()]
-        if len(self._targets) == 1:
+        if not self._many:
             parts.append(f"{_kind(self._targets[0])} {_summary(self._targets[0])}".strip())
         else:
             parts.append("\n".join(f"- `{f.key.name}`: {_kind(f)} {_summary(f)}".strip() for f in self._targets))
         parts += [self._also_missing(), self._imported_as(), self._used_by(limit=3), self._covered(limit=4)]
-        parts += [self._helpers(), self._closing()]
-        return "\n\n".join(filter(None, parts)) + "\n"
+        return self._whole(parts)
 
     def detailed(self, documented: bool) -> str:
         parts = [self._opening(), self._about_modules()]
         for function in self._targets:
             parts.append(f"## `{function.key.name}` in `{function.key.path}`")
             parts.append(f"```python\n{function.signature}\n```")
-            parts.append(_described(function, documented) or _summary(function))
+            parts.append((documented and _plain(function.docstring).strip()) or _summary(function))
             if function.decorators:
                 parts.append(f"Decorated with {_listed([f'`{name}`' for name in _unique(function.decorators)])}.")
         if others := self._public_others():
             lines = "\n".join(f"- `{f.key.name}` in `{f.key.path}`. {_kind(f)} {_summary(f)}".strip() for f in others)
             parts.append(f"## Also missing\n\n{lines}")
-        parts += [
-            self._imported_as(),
-            self._used_by(limit=8),
-            self._covered(limit=12),
-            self._helpers(),
-            self._closing(),
-        ]
-        return "\n\n".join(filter(None, parts)) + "\n"
+        parts += [self._imported_as(), self._used_by(limit=8), self._covered(limit=12)]
+        return self._whole(parts)
+
+    def _whole(self, parts: list[str]) -> str:
+        return "\n\n".join(filter(None, [*parts, self._helpers(), self._closing()])) + "\n"
 
     def _opening(self) -> str:
-        names = _listed([f"`{f.key.name}`" for f in self._targets])
-        many = len(self._targets) > 1
-        files = _listed([f"`{path}`" for path in _unique(f.key.path for f in self._targets)])
+        names, many, files = self._names, self._many, _listed([f"`{path}`" for path in self._paths])
         it = _n(many, "it", "them")
         if self._gone:
             choices = [
@@ -137,7 +129,7 @@ class _Writer:
 
     def _imported_as(self) -> str:
         """Where names are expected to be importable, once they are gone from there: functions and whole classes."""
-        removed = [key for key in map(_as_key, self._deletion.removed) if "." not in key.name]
+        removed = [key for key in map(FunctionKey.of, self._deletion.removed) if "." not in key.name]
         tops = [FunctionKey(f.key.path, f.key.name.partition(".")[0]) for f in [*self._gone, *self._public_others()]]
         lines = []
         for top in dict.fromkeys(top for top in tops if top in removed and top not in self._deletion.stubbed):
@@ -159,7 +151,7 @@ class _Writer:
             return ""
         many = len(users) > 1
         choices = [_n(many, "uses", "use"), _n(many, "relies on", "rely on"), _n(many, "depends on", "depend on")]
-        return f"{_listed(users[:limit])} {self._pick('users', choices)} {_n(len(self._targets) > 1, 'it', 'them')}."
+        return f"{_listed(users[:limit])} {self._pick('users', choices)} {_n(self._many, 'it', 'them')}."
 
     def _users(self, function: Function) -> list[FunctionKey]:
         """Callers outside of the feature. Where the name leaves doubt who is meant, only those nearby."""
@@ -193,7 +185,7 @@ class _Writer:
 
     def _about_modules(self) -> str:
         lines = []
-        for path in _unique(f.key.path for f in self._targets):
+        for path in self._paths:
             if about := _first_sentence(self._symbols.modules[path].docstring):
                 lines.append(f"About `{path}`: {about}")
         return "\n".join(lines)
@@ -217,11 +209,6 @@ def _unique(items: Iterable[str]) -> list[str]:
 
 def _listed(items: Sequence[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
-
-
-def _as_key(where: str) -> FunctionKey:
-    path, _, name = where.partition("::")
-    return FunctionKey(path, name)
 
 
 def _kind(function: Function) -> str:
@@ -251,10 +238,6 @@ def _first_sentence(docstring: str) -> str:
         return ""
     sentence = sentence[0].upper() + sentence[1:]
     return sentence if sentence.endswith((".", "!", "?")) else sentence + "."
-
-
-def _described(function: Function, documented: bool) -> str:
-    return _plain(function.docstring).strip() if documented else ""
 
 
 def _behaviours(tests: Sequence[str], targets: Sequence[Function]) -> list[str]:

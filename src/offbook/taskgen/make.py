@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from offbook.copies import shared_code
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.audit import Leak, single_commit
-from offbook.taskgen.delete.delete import delete, without_tests
-from offbook.taskgen.instruct import instructions, leaks_in_instruction
+from offbook.taskgen.delete.delete import delete
+from offbook.taskgen.delete.visible import without_tests
+from offbook.taskgen.instruct import instructions
 from offbook.taskgen.nouns import Deletion, Feature, Level
-from offbook.taskgen.rewrite import Rewrite
+from offbook.taskgen.prepare.prepare import PrepareSettings
+from offbook.taskgen.rewrite import Propose, Rewrite
 from offbook.taskgen.verify import Verdict, VerifySettings, verify
-from offbook.taskgen.workshop import (
-    TEST_COMMAND,
-    TOOLS,
-    Workshop,
-    given_away,
-    hidden_of,
-    product_of,
-    requirements_of,
-)
+from offbook.taskgen.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.check import check_gold
-from offbook.tasks.folder import NewTask, load_task, write_task
+from offbook.tasks.folder import Contents, load_task, places, write_task
+from offbook.tasks.git import single_commit
 from offbook.tasks.patch import gold_patch
-from offbook.types import Deleted
+from offbook.types import Deleted, Task
 
+TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish")
+TEST_COMMAND = "python -m pytest -q -p no:cacheprovider -o addopts="
 EASY_LINES, HARD_LINES = 12, 40
+COPIED = "its code is in another place too"
+
+
+@dataclass(frozen=True, slots=True)
+class MakeSettings:
+    """How tasks are made of repositories."""
+
+    level: str = "hybrid"  # one of LEVELS, or "mix"
+    wording: str = "normal"
+    max_tasks: int = 0  # of each repository; 0 is no limit
+    jobs: int = field(default_factory=lambda: (os.cpu_count() or 1) + 1)  # candidates at a time: each waits for a box
+    heldout: float = 0.2  # share of the repositories
+    rewrite: Rewrite | None = None
+    propose: Propose | None = None
+    num_proposals: int = 0  # that a model is asked for, of each repository
+    prepare: PrepareSettings = field(default_factory=PrepareSettings)
+    verify: VerifySettings = field(default_factory=VerifySettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,119 +69,103 @@ class Outcome:
 
 
 async def make_task(
-    workshop: Workshop,
-    feature: Feature,
-    level: Level,
-    folder: Path,
-    spec: BoxSpec,
-    wording: str = "normal",
-    settings: VerifySettings | None = None,
-    rewrite: Rewrite | None = None,
+    workshop: Workshop, feature: Feature, level: Level, folder: Path, spec: BoxSpec, settings: MakeSettings
 ) -> Outcome:
     deletion = await asyncio.to_thread(delete, workshop.files, workshop.symbols, feature, level)
-    return await task_from(workshop, deletion, folder, spec, wording, settings, rewrite)
+    return await task_from(workshop, deletion, folder, spec, settings)
 
 
 async def task_from(
-    workshop: Workshop,
-    deletion: Deletion,
-    folder: Path,
-    spec: BoxSpec,
-    wording: str = "normal",
-    settings: VerifySettings | None = None,
-    rewrite: Rewrite | None = None,
+    workshop: Workshop, deletion: Deletion, folder: Path, spec: BoxSpec, settings: MakeSettings
 ) -> Outcome:
     """`folder` is written only if all went well. The gold patch is tried on the folder as it is."""
     began = time.monotonic()
+    verdict = Verdict()
     feature = deletion.feature
     outcome = Outcome(feature.id, workshop.repository.name, feature.kind, deletion.level)
 
-    def ended(refused: str, evidence: str = "", test_s: float = 0.0) -> Outcome:
+    def ended(refused: str, evidence: str = "") -> Outcome:
         seconds = time.monotonic() - began
-        return replace(outcome, refused=refused, evidence=evidence, seconds=seconds, test_s=test_s)
+        return replace(outcome, refused=refused, evidence=evidence, seconds=seconds, test_s=verdict.test_s)
 
     if not deletion.removed:
         return ended("there is nothing to delete")
-    leaks = await asyncio.to_thread(workshop.leaks, deletion.removed, targets_of(deletion), deletion.files)
+    leaks = await asyncio.to_thread(workshop.leaks, deletion, deletion.files, library=True)
     if leaks:
-        return ended("its code is in another place too", _said(leaks[0]))
-    verdict = await verify(workshop.repository, workshop.files, workshop.map, deletion, spec, settings)
+        return ended(COPIED, str(leaks[0]))
+    verdict = await verify(workshop, deletion, spec, settings.verify)
     if verdict.refused:
-        return ended(verdict.refused, verdict.evidence, verdict.test_s)
-    new = await asyncio.to_thread(new_task, workshop, deletion, verdict, wording)
-    if isinstance(new, tuple):
-        return ended(*new, verdict.test_s)
-    rewritten = await rewrite(new.instructions, deletion) if rewrite else {}
-    words = {**new.instructions, **rewritten}
-    new = replace(new, instructions=words, instruction=words[wording])
+        return ended(verdict.refused, verdict.evidence)
+    roots = workshop.repository.import_roots
+    visible = await asyncio.to_thread(without_tests, workshop.files, verdict.fail_to_pass, deletion, roots)
+    tree: dict[str, str | None] = {**visible, **deletion.files}
+    leaks = await asyncio.to_thread(workshop.leaks, deletion, tree, library=False)  # which was searched before
+    if leaks:
+        return ended(COPIED, str(leaks[0]))
+    words = instructions(feature, workshop.symbols, deletion, verdict.fail_to_pass)
+    for text in words.values():
+        if why := shared_code(text, deletion.removed):
+            return ended("the instruction gives it away", why)
+    rewritten = await settings.rewrite(words, deletion) if settings.rewrite else {}
+    words |= rewritten
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
+    task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
     shutil.rmtree(draft, ignore_errors=True)
-    writing = asyncio.ensure_future(asyncio.to_thread(_write, draft, new))
+    writing = asyncio.ensure_future(asyncio.to_thread(_write, task, workshop, deletion, tree, words))
     try:
         await asyncio.shield(writing)
         why = await check_gold(load_task(draft), spec)  # without it the tests were seen red
         if why:
-            return ended("the finished task does not hold", why, verdict.test_s)
+            return ended("the finished task does not hold", why)
         draft.rename(folder)
     finally:
         await asyncio.wait([writing])  # a thread cannot be stopped, and what it writes must go too
         shutil.rmtree(draft, ignore_errors=True)
-    assert new.deleted is not None
+    assert task.deleted is not None
     return replace(
-        ended("", "", verdict.test_s),
-        lines=new.deleted.lines,
-        files=new.deleted.files,
-        num_tests=len(new.fail_to_pass),
+        ended(""),
+        lines=task.deleted.lines,
+        files=task.deleted.files,
+        num_tests=len(task.fail_to_pass),
         floor=verdict.floor,
         exact=verdict.exact,
         rewritten=len(rewritten),
     )
 
 
-def _said(leak: Leak) -> str:
-    return f"{leak.what} in {leak.path} ({leak.how}): {leak.evidence}"
-
-
-def _write(folder: Path, new: NewTask) -> None:
-    write_task(folder, new)
-    single_commit(folder / "environment" / "repo")
-
-
-def new_task(workshop: Workshop, deletion: Deletion, verdict: Verdict, wording: str) -> NewTask | tuple[str, str]:
-    """What the folder is written from, or why there is none."""
-    repository, files = workshop.repository, workshop.files
-    visible = without_tests(files, verdict.fail_to_pass, deletion, repository.import_roots)
-    tree: dict[str, str | None] = {**visible, **deletion.files}
-    found = workshop.corpus.leaks(deletion.removed, files=tree)  # the library was searched before
-    leaks = given_away(found, deletion.removed, targets_of(deletion), product_of(repository))
-    if leaks:
-        return "its code is in another place too", _said(leaks[0])
-    words = instructions(deletion.feature, workshop.symbols, deletion, verdict.fail_to_pass)
-    for text in words.values():
-        if why := leaks_in_instruction(text, deletion):
-            return "the instruction gives it away", why
-    gold = {path: files[path] for path in deletion.files}
-    facts = _deleted(workshop, deletion, verdict)
-    return NewTask(
-        instruction=words[wording],
-        instructions=words,
+def _write(
+    task: Task, workshop: Workshop, deletion: Deletion, tree: Mapping[str, str | None], words: Mapping[str, str]
+) -> None:
+    repository = workshop.repository
+    contents = Contents(
         tree=tree,
-        gold=gold,
+        gold={path: workshop.files[path] for path in deletion.files},
         hidden_tests=hidden_of(repository),
-        test_files=repository.test_files,
+        base=repository.tree,
+        requirements=requirements_of(repository),
+        instructions=words,
+        removed=deletion.removed,
+    )
+    write_task(task, contents)
+    single_commit(task.tree)
+
+
+def task_of(workshop: Workshop, deletion: Deletion, verdict: Verdict, folder: Path, instruction: str) -> Task:
+    repository, facts = workshop.repository, _deleted(workshop, deletion, verdict)
+    return Task(
+        **places(folder),
+        instruction=instruction,
         id=deletion.feature.id,
-        origin=f"{repository.name}=={repository.version}",
-        difficulty=difficulty(facts, len(verdict.fail_to_pass)),
-        tools=TOOLS,
+        test_files=repository.test_files,
         fail_to_pass=verdict.fail_to_pass,
         pass_to_pass=verdict.pass_to_pass,
-        base=repository.tree,
+        tools=TOOLS,
+        origin=f"{repository.name}=={repository.version}",
+        difficulty=difficulty(facts, len(verdict.fail_to_pass)),
+        test_command=TEST_COMMAND,
         suite=repository.suite,
         sources=product_of(repository),
-        test_command=TEST_COMMAND,
-        requirements=requirements_of(repository),
         deleted=facts,
-        removed=deletion.removed,
     )
 
 
@@ -174,25 +173,17 @@ def _deleted(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Delete
     feature, symbols = deletion.feature, workshop.symbols
     users = {user for key in feature.targets for user in symbols.callers.get(key, ())} - {*feature.functions}
     code = {path: text for path, text in deletion.files.items() if path.endswith(".py")}
+    patch = gold_patch({path: workshop.files[path] for path in code}, code)
     return Deleted(
         kind=feature.kind,
         level=deletion.level,
-        targets=targets_of(deletion),
-        functions=tuple(f"{key.path}::{key.name}" for key in feature.functions),
-        lines=added_lines({path: workshop.files[path] for path in code}, code),
+        targets=deletion.targets,
+        functions=tuple(map(str, feature.functions)),
+        lines=sum(line.startswith("+") and not line.startswith("+++") for line in patch.split("\n")),
         files=len(code),
         callers=len(users),
         floor=round(verdict.floor, 3),
     )
-
-
-def targets_of(deletion: Deletion) -> tuple[str, ...]:
-    return tuple(f"{key.path}::{key.name}" for key in deletion.feature.targets)
-
-
-def added_lines(before: Mapping[str, str], after: Mapping[str, str | None]) -> int:
-    patch = gold_patch(before, after).split("\n")
-    return sum(line.startswith("+") and not line.startswith("+++") for line in patch)
 
 
 def difficulty(facts: Deleted, num_tests: int) -> str:

@@ -1,14 +1,16 @@
-"""What passes from one step of the factory to the next. Plain data."""
+"""What passes from one step of making tasks to the next. Plain data."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from offbook.types import OffbookError, Suite
+from offbook.types import OffbookError, Suite, is_test_file
 
 Level = Literal["stub", "hybrid", "gone"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 Kind = Literal["single", "cluster"]
 
 
@@ -22,6 +24,23 @@ class FunctionKey:
 
     path: str  # relative to the tree, with forward slashes
     name: str
+
+    @classmethod
+    def of(cls, where: str) -> FunctionKey:
+        path, _, name = where.partition("::")
+        return cls(path, name)
+
+    def __str__(self) -> str:
+        return f"{self.path}::{self.name}"
+
+    @property
+    def simple(self) -> str:
+        return self.name.rpartition(".")[2]
+
+    def is_inside(self, others: Collection[FunctionKey]) -> bool:
+        """Whether a function or class around it is among them."""
+        parts = self.name.split(".")
+        return any(FunctionKey(self.path, ".".join(parts[:end])) in others for end in range(1, len(parts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +103,17 @@ class Deletion:
     removed: dict[str, str]  # "path::name" -> source text that is no longer there: what must not leak
     stubbed: tuple[FunctionKey, ...]
     deleted: tuple[FunctionKey, ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """What the instruction asks for, as "path::name"."""
+        return tuple(map(str, self.feature.targets))
+
+
+def files_of(tests: Iterable[str]) -> list[str]:
+    """The test files of some node ids."""
+    return sorted({test.partition("::")[0] for test in tests})
+
+
+def is_test_code(path: str) -> bool:
+    return path.endswith(".py") and (is_test_file(path) or "test" in path.split("/")[:-1])

@@ -7,24 +7,35 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from offbook.taskgen.delete.delete import Refused
-from offbook.taskgen.delete.symbols import Function, read_symbols
-from offbook.taskgen.nouns import Deletion, Feature, FunctionKey
+from pydantic import TypeAdapter, ValidationError
+
+from offbook.copies import parsed, statements, undocumented
+from offbook.taskgen.delete.symbols import Definition, Function, read_symbols
+from offbook.taskgen.nouns import Deletion, Feature, is_test_code
 from offbook.taskgen.workshop import Workshop
-from offbook.types import OffbookError
+from offbook.tasks.patch import BadPatch, applied, touched_by
+from offbook.types import STRICT, OffbookError
+
+
+class Refused(OffbookError):
+    """A proposed deletion that cannot be used, and why, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
+    __pydantic_config__ = STRICT
+
     source: str
     patch: str
     name: str = ""
+
+
+_PROPOSAL = TypeAdapter(Proposal)
 
 
 def read_proposals(path: Path) -> list[Proposal]:
@@ -32,33 +43,57 @@ def read_proposals(path: Path) -> list[Proposal]:
         raise OffbookError(f"there is no file {path} with proposals")
     found = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip():
-            continue
         try:
-            fields = json.loads(line)
-            if not all(isinstance(value, str) for value in fields.values()):
-                raise TypeError("all of it is text")
-            found.append(Proposal(**fields))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise OffbookError(f'{path}:{number} is no proposal ({{"source": ..., "patch": ...}}): {error}') from error
+            if line.strip():
+                found.append(_PROPOSAL.validate_json(line))
+        except ValidationError as error:
+            why = error.errors()[0]
+            said = " ".join([*map(str, why["loc"]), why["msg"]])
+            raise OffbookError(f'{path}:{number} is no proposal ({{"source": ..., "patch": ...}}): {said}') from error
     return found
+
+
+def apply_proposal(files: Mapping[str, str], patch: str) -> dict[str, str | None]:
+    """The files that a proposed deletion changes, None where one goes."""
+    if not patch.strip():
+        raise Refused("the proposed deletion is empty")
+    try:
+        touched = touched_by(patch)
+        for path in touched:
+            if path not in files:
+                raise Refused(f"the proposed deletion touches {path}, which is not in the tree")
+            if is_test_code(path):
+                raise Refused(f"the proposed deletion touches the test file {path}")
+        after = applied(files, patch)
+    except BadPatch as error:
+        raise Refused(f"the proposed deletion cannot be used: {error}") from error
+    stray = sorted(after.keys() - touched.keys())
+    if stray:
+        raise Refused(f"the proposed deletion adds {stray[0]}")
+    changed = {path: text for path, text in after.items() if text != files[path]}
+    added, removed = (sum(counts) for counts in zip(*touched.values(), strict=True))
+    if not changed or removed == 0:
+        raise Refused("the proposed deletion removes nothing")
+    if added >= removed:
+        raise Refused(f"the proposed deletion adds {added} lines and removes {removed}: it is to remove code")
+    for path, text in changed.items():
+        if path.endswith(".py") and text is not None:
+            try:
+                compile(text, path, "exec", dont_inherit=True)
+            except SyntaxError as error:
+                raise Refused(f"after the proposed deletion {path} is no Python: {error}") from error
+    return changed
 
 
 def deletion_of(workshop: Workshop, proposal: Proposal, changed: Mapping[str, str | None]) -> Deletion:
     """The functions that a patch changes or takes away, with the tests that enter them, as a deletion like our own."""
-    before = workshop.symbols
-    after = read_symbols(
-        {p: t for p in before.modules if (t := changed.get(p, workshop.files[p])) is not None}, before.import_roots
-    )
-    gone = [key for key in before.functions if key.path in changed and key not in after.functions]
-    touched = [
-        key
-        for key, function in before.functions.items()
-        if key.path in changed
-        and key in after.functions
-        and _differs(workshop, changed, function, after.functions[key])
-    ]
-    functions = tuple(sorted({*gone, *touched}))
+    symbols, files = workshop.symbols, workshop.files
+    left = {path: text for path, text in changed.items() if text is not None and path in symbols.modules}
+    after = read_symbols(left, symbols.import_roots).functions
+    before = {key: function for key, function in symbols.functions.items() if key.path in changed}
+    gone = before.keys() - after.keys()
+    touched = {key for key in before.keys() - gone if _source(files, before[key]) != _source(left, after[key])}
+    functions = tuple(sorted(gone | touched))
     tests = {test for key in functions for test in workshop.map.tests_of.get(key, ())}
     if not functions:
         raise Refused("the proposed deletion changes no function of the product")
@@ -67,41 +102,23 @@ def deletion_of(workshop: Workshop, proposal: Proposal, changed: Mapping[str, st
     at_import = [key.name for key in functions if key in workshop.map.at_import]
     if at_import:
         raise Refused(f"{at_import[0]} runs when the package is imported")
-    targets = tuple(key for key in functions if before.functions[key].public and "<locals>" not in key.name)
+    targets = tuple(key for key in functions if before[key].public and not before[key].nested)
     digest = hashlib.sha256(proposal.patch.encode()).hexdigest()[:6]
     name = proposal.name or (targets or functions)[0].name
     identity = re.sub(r"[^a-z0-9]+", "-", f"{workshop.repository.name}-{name}-{digest}".lower())
     feature = Feature(identity, "single", targets or functions[:1], functions, tuple(sorted(tests)))
-    removed = {f"{key.path}::{key.name}": _source(workshop.files[key.path], key) for key in functions}
-    stubbed = tuple(key for key in touched if _only_raises(str(changed[key.path]), key))
+    removed = {str(key): _source(files, before[key]) for key in functions}
+    stubbed = tuple(key for key in sorted(touched) if _only_raises(_source(left, after[key])))
     return Deletion(feature, "gone" if gone else "stub", dict(changed), removed, stubbed, tuple(sorted(gone)))
 
 
-def _differs(workshop: Workshop, changed: Mapping[str, str | None], before: Function, after: Function) -> bool:
-    old, new = workshop.files[before.key.path], str(changed[before.key.path])
-    return _source(old, before.key) != _source(new, after.key)
-
-
-def _source(text: str, key: FunctionKey) -> str:
+def _source(files: Mapping[str, str], function: Function) -> str:
     """All definitions of that name."""
-    lines = text.split("\n")
-    found = [lines[node.lineno - 1 : node.end_lineno] for node in _definitions(text, key)]
-    return "\n".join(line for part in found for line in part)
+    lines = files[function.key.path].split("\n")
+    return "\n".join(line for first, last in function.lines for line in lines[first - 1 : last])
 
 
-def _definitions(text: str, key: FunctionKey) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    nodes: list[ast.AST] = [ast.parse(text)]
-    for part in key.name.replace(".<locals>", "").split("."):
-        nodes = [
-            child
-            for node in nodes
-            for child in ast.walk(node)
-            if child is not node and getattr(child, "name", None) == part
-            and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        ]  # fmt: skip
-    return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-
-
-def _only_raises(text: str, key: FunctionKey) -> bool:
-    bodies = [node.body[ast.get_docstring(node, clean=False) is not None :] for node in _definitions(text, key)]
+def _only_raises(source: str) -> bool:
+    tree = parsed(source)[1] or ast.Module([], [])
+    bodies = [undocumented(node.body) for node in statements(tree) if isinstance(node, Definition)]
     return bool(bodies) and all(len(body) == 1 and isinstance(body[0], ast.Raise) for body in bodies)

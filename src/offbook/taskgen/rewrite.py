@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import resources
 
 from offbook.asking import Asked, json_part
-from offbook.taskgen.delete.symbols import Symbols
-from offbook.taskgen.instruct import TERSE_CHARACTERS, leaks_in_instruction
+from offbook.copies import shared_code
+from offbook.taskgen.instruct import TERSE_CHARACTERS
 from offbook.taskgen.nouns import Deletion
 from offbook.taskgen.proposals import Proposal
 from offbook.taskgen.workshop import Workshop
@@ -47,7 +48,7 @@ def usable(name: str, text: str, deletion: Deletion) -> bool:
         bool(text)
         and (name != "terse" or len(text) < TERSE_CHARACTERS)
         and all(target in text for target in names)
-        and leaks_in_instruction(text, deletion) is None
+        and shared_code(text, deletion.removed) is None
     )
 
 
@@ -57,7 +58,7 @@ def proposer(url: str, model: str) -> Propose:
     async def propose(workshop: Workshop, source: str, count: int) -> list[Proposal]:
         """One for each of the files with the most code that tests enter."""
         found = []
-        for path in _richest(workshop, workshop.symbols)[:count]:
+        for path in _richest(workshop)[:count]:
             question = (PROMPTS / "propose.md").read_text().format(path=path, source=workshop.files[path])
             found.append(Proposal(source, diff_in(await asked.ask(question, max_tokens=8192))))
         return found
@@ -65,11 +66,10 @@ def proposer(url: str, model: str) -> Propose:
     return propose
 
 
-def _richest(workshop: Workshop, symbols: Symbols) -> list[str]:
-    weight: dict[str, int] = {}
-    for key in workshop.map.tests_of:
-        if key in symbols.functions and key not in workshop.map.at_import:
-            weight[key.path] = weight.get(key.path, 0) + symbols.functions[key].statements
+def _richest(workshop: Workshop) -> list[str]:
+    weight: Counter[str] = Counter()
+    for key in (workshop.map.tests_of.keys() & workshop.symbols.functions.keys()) - workshop.map.at_import:
+        weight[key.path] += workshop.symbols.functions[key].statements
     shown = [path for path in weight if len(workshop.files[path]) <= MAX_SOURCE]
     return sorted(shown, key=lambda path: (-weight[path], path))
 

@@ -8,17 +8,25 @@ that is written at the end (check.py).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from offbook.sandbox import Box, BoxSpec
-from offbook.taskgen.delete.delete import trivial_bodies, without_tests
-from offbook.taskgen.nouns import Deletion, Map, Repository
+import libcst as cst
+
+from offbook.sandbox import BoxSpec
+from offbook.taskgen.delete.surgery import Orders, operate
+from offbook.taskgen.delete.visible import without_tests
+from offbook.taskgen.nouns import Deletion, files_of
+from offbook.taskgen.workshop import Workshop
 from offbook.tasks.grade import put
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, run_suite, suite_box
 
 START_S = 30.0
 SLOWER = 4.0  # than in the baseline
+# What trivial bodies return. False is 0 too.
+VALUES = {"none": "None", "true": "True", "false": "False", "text": '""', "list": "[]", "dictionary": "{}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,41 +51,34 @@ class Verdict:
     test_s: float = 0.0  # how long tests ran, all rounds together
 
 
-async def verify(
-    repository: Repository,
-    files: Mapping[str, str],
-    map: Map,
-    deletion: Deletion,
-    spec: BoxSpec,
-    settings: VerifySettings | None = None,
-) -> Verdict:
-    """`files` is the tree before the deletion, as text."""
-    settings = settings or VerifySettings()
+async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings: VerifySettings) -> Verdict:
+    repository, files = workshop.repository, workshop.files
     needing = deletion.feature.tests
     if sum(repository.seconds[test] for test in needing) > settings.feature_s:
         return Verdict("its tests take too long")
-    others = impacted(repository, map, deletion, settings)
+    others = impacted(workshop, deletion, settings)
     tests = [*needing, *others]
     limit_s = START_S + SLOWER * sum(repository.seconds[test] for test in tests)
-    whole = Round(_files_of(tests), tests, timeout_s=limit_s)
+    whole = Round(files_of(tests), tests, timeout_s=limit_s)
     sample = _sample(needing, settings.max_trivial_tests)
     sample_s = settings.trivial_s + SLOWER * sum(repository.seconds[test] for test in sample)
     trivial = [
-        Round(_files_of(sample), sample, bodies, timeout_s=sample_s, per_test_s=settings.trivial_s / 2)
+        Round(files_of(sample), sample, bodies, timeout_s=sample_s, per_test_s=settings.trivial_s / 2)
         for _, bodies in trivial_bodies(files, deletion)
     ]
     async with await suite_box(repository.tree, repository.suite, spec) as box:
-        await put(box, deleted_tree(files, deletion, repository))
-        *with_trivial, first = await run_rounds(
-            box, repository.suite, [*trivial, whole], limit_s + len(trivial) * sample_s
-        )
-        refusal = _refusal(first, needing, others, repository.excluded)
-        again = await _again(box, repository, whole, limit_s) if refusal is None else first
+        await put(box, deleted_tree(workshop, deletion))
+        rounds_s = limit_s + len(trivial) * sample_s
+        *with_trivial, first = await run_rounds(box, repository.suite, [*trivial, whole], rounds_s)
+        again, refusal = first, _refusal(first, needing, others, repository.excluded)
+        if refusal is None:
+            again = await run_suite(box, repository.suite, whole.files, limit_s, whole.tests, hash_seed=1)
     runs = [first, again, *with_trivial]
     test_s = sum(sum(run.seconds.values()) for run in runs)
-    refusal = refusal or _unsteady(first, again)
     if refusal:
         return Verdict(*refusal, test_s=test_s)
+    if changed := (first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed):
+        return Verdict("flaky", min(changed), test_s=test_s)
     fail_to_pass = tuple(test for test in needing if test in first.failed)
     solved, floor = _trivially(with_trivial, fail_to_pass, sample)
     if solved:
@@ -92,46 +93,34 @@ async def verify(
     )
 
 
-def deleted_tree(files: Mapping[str, str], deletion: Deletion, repository: Repository) -> dict[str, str | None]:
+def deleted_tree(workshop: Workshop, deletion: Deletion) -> dict[str, str | None]:
     """What the deletion changes, and what makes the original tests run on it where names that they import are gone."""
     if deletion.level == "stub":
         return dict(deletion.files)
-    return {**without_tests(files, (), deletion, repository.import_roots), **deletion.files}
+    return {**without_tests(workshop.files, (), deletion, workshop.repository.import_roots), **deletion.files}
 
 
-def impacted(repository: Repository, map: Map, deletion: Deletion, settings: VerifySettings) -> list[str]:
+def impacted(workshop: Workshop, deletion: Deletion, settings: VerifySettings) -> list[str]:
     """Tests besides the feature's own that could notice: the quick ones of those that enter a file it touches."""
-    needing = {*deletion.feature.tests}
-    entering = {test for key, tests in map.tests_of.items() if key.path in deletion.files for test in tests} - needing
-    quick = sorted(entering, key=lambda test: (repository.seconds[test], test))
-    chosen: dict[str, None] = {}
-    left_s = settings.others_s
-    for test in quick[: settings.max_others]:
-        left_s -= repository.seconds[test]
-        if left_s < 0:
-            break
-        chosen[test] = None
+    seconds, needing = workshop.repository.seconds, {*deletion.feature.tests}
+    touching = [tests for key, tests in workshop.map.tests_of.items() if key.path in deletion.files]
+    quick = sorted({*workshop.repository.tests} - needing, key=lambda test: (seconds[test], test))
+    entering = [test for test in quick if any(test in tests for tests in touching)][: settings.max_others]
+    spent = accumulate(seconds[test] for test in entering)
+    chosen = [test for test, so_far_s in zip(entering, spent, strict=True) if so_far_s <= settings.others_s]
     if deletion.level != "stub":
-        seen = {test.partition("::")[0] for test in [*needing, *chosen]}
-        for test in sorted({*repository.tests} - needing, key=lambda test: (repository.seconds[test], test)):
+        seen = {*files_of([*needing, *chosen])}
+        for test in quick:
             path = test.partition("::")[0]
-            if path not in seen and repository.seconds[test] <= settings.others_s / 4:
+            if path not in seen and seconds[test] <= settings.others_s / 4:
                 seen.add(path)
-                chosen[test] = None
+                chosen.append(test)
     return sorted(chosen)
-
-
-def _files_of(tests: Sequence[str]) -> list[str]:
-    return sorted({test.partition("::")[0] for test in tests})
 
 
 def _sample(tests: Sequence[str], most: int) -> list[str]:
     """The same ones for the same tests, from anywhere among them."""
     return sorted(sorted(tests, key=lambda test: hashlib.sha256(test.encode()).digest())[:most])
-
-
-async def _again(box: Box, repository: Repository, whole: Round, limit_s: float) -> SuiteRun:
-    return await run_suite(box, repository.suite, whole.files, limit_s, whole.tests, hash_seed=1)
 
 
 def _refusal(
@@ -152,11 +141,6 @@ def _refusal(
     return None
 
 
-def _unsteady(first: SuiteRun, again: SuiteRun) -> tuple[str, str] | None:
-    changed = sorted((first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed))
-    return ("flaky", changed[0]) if changed else None
-
-
 def _trivially(runs: Sequence[SuiteRun], fail_to_pass: Sequence[str], sample: Sequence[str]) -> tuple[list[int], float]:
     """Which of the trivial bodies pass every test that is asked, and the largest share that one of them passes."""
     asked = {*fail_to_pass} & {*sample}
@@ -164,3 +148,33 @@ def _trivially(runs: Sequence[SuiteRun], fail_to_pass: Sequence[str], sample: Se
         return [], 0.0
     shares = [len(run.passed & asked) / len(asked) for run in runs]
     return [number for number, share in enumerate(shares) if share == 1], max(shares, default=0.0)
+
+
+def trivial_bodies(files: Mapping[str, str], deletion: Deletion) -> Iterator[tuple[str, dict[str, str]]]:
+    """(what every stub returns, the stubs' files with those bodies). `files` is the tree before the deletion.
+
+    A deletion that left no stub has no variants.
+    """
+    if not deletion.stubbed:
+        return
+    tree = {**files, **deletion.files}
+    stubs: dict[str, set[str]] = defaultdict(set)
+    for key in deletion.stubbed:
+        stubs[key.path].add(key.name)
+    ways: dict[str, Callable[[cst.FunctionDef], str]] = {"first argument": _first_argument}
+    ways |= {name: lambda _, value=value: value for name, value in VALUES.items()}  # type: ignore[misc]
+    for way, value_of in ways.items():
+        orders = {path: Orders(stub=names, body=_returning(value_of)) for path, names in stubs.items()}
+        yield way, {path: operate(str(tree[path]), order).source for path, order in orders.items()}
+
+
+def _returning(value_of: Callable[[cst.FunctionDef], str]) -> Callable[[cst.FunctionDef], str]:
+    """__init__ may return nothing but None."""
+    return lambda function: "pass" if function.name.value == "__init__" else f"return {value_of(function)}"
+
+
+def _first_argument(function: cst.FunctionDef) -> str:
+    parameters = function.params
+    star = [parameters.star_arg] if isinstance(parameters.star_arg, cst.Param) else []
+    names = [p.name.value for p in [*parameters.posonly_params, *parameters.params, *parameters.kwonly_params, *star]]
+    return next((name for name in names if name not in {"self", "cls"}), "None")

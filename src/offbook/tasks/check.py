@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
 
 from offbook.sandbox import BoxSpec
 from offbook.tasks.grade import Grade, counted, grade
@@ -46,6 +48,29 @@ async def check(task: Task, spec: BoxSpec | None = None, timeout_s: float = TIME
     if (await grade(task, empty, spec, timeout_s)).solved:
         return "it is solved by doing nothing"
     return ""
+
+
+async def check_all(
+    tasks: Sequence[Task], progress: Callable[[float], None] = lambda share: None, spec: BoxSpec | None = None
+) -> list[str]:
+    """For each task why it does not hold, or nothing."""
+    slots = asyncio.Semaphore((os.cpu_count() or 1) + 1)
+    done = 0
+
+    async def one(task: Task) -> str:
+        nonlocal done
+        async with slots:
+            try:
+                why = await check(task, spec)
+            except OffbookError as error:
+                why = str(error)
+        done += 1
+        progress(done / len(tasks))
+        return why
+
+    async with asyncio.TaskGroup() as jobs:
+        running = [jobs.create_task(one(task)) for task in tasks]
+    return [job.result() for job in running]
 
 
 async def check_gold(task: Task, spec: BoxSpec, timeout_s: float = TIMEOUT_S) -> str:

@@ -22,17 +22,17 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, TypedDict
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from offbook.tasks.patch import gold_patch
 from offbook.tasks.script import foreign_task
-from offbook.types import Deleted, Interrupt, OffbookError, Suite, Task
+from offbook.types import OffbookError, Task
 
 SCHEMA_VERSION = "1.4"
 VERIFIER_TIMEOUT_S = 600.0
-TREE, HIDDEN_TESTS = "environment/repo", "tests/hidden"
 
 DOCKERFILE = """\
 FROM python:3.11-slim
@@ -63,93 +63,41 @@ patch -p1 -d /app < "$(dirname "$0")/gold.patch"
 """
 
 
-class DeletedTable(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Places(TypedDict):
+    """Where the parts of a task folder lie."""
 
-    kind: str
-    level: str
-    targets: tuple[str, ...]
-    functions: tuple[str, ...]
-    lines: int
-    files: int
-    callers: int
-    floor: float
+    folder: Path
+    tree: Path
+    hidden_tests: Path
 
 
-class InterruptTable(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    after_turns: int
-    text: str
-
-
-class OffbookTable(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    id: str
-    origin: str
-    difficulty: str
-    tools: tuple[str, ...]
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
-    test_files: tuple[str, ...]
-    test_command: str = ""
-    environment: str = ""  # where python/ and deps/ are, relative to the task's folder; empty: offbook's own
-    import_roots: tuple[str, ...] = (".",)
-    pytest_options: tuple[str, ...] = ()
-    start: str = ""
-    sources: tuple[str, ...] = ()
-    deleted: DeletedTable | None = None
-    leave: bool = False
-    interrupt: InterruptTable | None = None
+def places(folder: Path) -> Places:
+    return Places(folder=folder, tree=folder / "environment/repo", hidden_tests=folder / "tests/hidden")
 
 
 @dataclass(frozen=True, slots=True)
-class NewTask:
-    """What a task folder is written from. Files are path -> text, paths relative to the repository."""
+class Contents:
+    """What a task folder is filled with, besides the task. Files are path -> text, paths relative to the repository."""
 
-    instruction: str
     tree: Mapping[str, str | None]  # with the feature deleted; what `base` has besides stays as it is
     gold: Mapping[str, str]  # the source files that lost something, as they were
     hidden_tests: Mapping[str, str | bytes]  # the test files as they were, and what they need
-    test_files: tuple[str, ...]
-    id: str
-    origin: str
-    difficulty: str
-    tools: tuple[str, ...]
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
     base: Path | None = None  # the repository, where it is more than the files of `tree`
-    suite: Suite = field(default_factory=Suite)
-    sources: tuple[str, ...] = ()
-    test_command: str = ""
     requirements: tuple[str, ...] = ("pytest",)
-    deleted: Deleted | None = None
-    instructions: Mapping[str, str] = field(default_factory=dict)
+    instructions: Mapping[str, str] = field(default_factory=dict)  # the same request in other lengths
     removed: Mapping[str, str] = field(default_factory=dict)
-    leave: bool = False
-    interrupt: Interrupt | None = None
 
 
-def write_task(folder: Path, task: NewTask) -> None:
-    table = OffbookTable(
-        id=task.id,
-        origin=task.origin,
-        difficulty=task.difficulty,
-        tools=task.tools,
-        fail_to_pass=task.fail_to_pass,
-        pass_to_pass=task.pass_to_pass,
-        test_files=task.test_files,
-        test_command=task.test_command,
-        environment=os.path.relpath(task.suite.environment, folder) if task.suite.environment else "",
-        import_roots=task.suite.import_roots,
-        pytest_options=task.suite.options,
-        start=task.suite.start,
-        sources=task.sources,
-        deleted=DeletedTable(**asdict(task.deleted)) if task.deleted else None,
-        leave=task.leave,
-        interrupt=InterruptTable(**asdict(task.interrupt)) if task.interrupt else None,
-    )
+# What of a task is not in its [offbook] table: the folder itself says it.
+NOT_IN_TABLE = {"folder", "instruction", "tree", "hidden_tests", "script", "suite"}
+FIRST = ("id", "origin", "difficulty", "tools", "fail_to_pass", "pass_to_pass", "test_files", "test_command")
+SUITE = {"import_roots": "import_roots", "pytest_options": "options", "start": "start"}
+_TASK = TypeAdapter(Task)
+
+
+def write_task(task: Task, contents: Contents) -> None:
+    """Into `task.folder`."""
+    folder, suite = task.folder, task.suite
     config = {
         "schema_version": SCHEMA_VERSION,
         "artifacts": ["/app"],  # all that a verifier of its own gets to see of the agent's work
@@ -157,33 +105,33 @@ def write_task(folder: Path, task: NewTask) -> None:
         "verifier": {"environment_mode": "separate", "timeout_sec": VERIFIER_TIMEOUT_S},
         # No docker_image: Harbor would pull it, and run without the repository, instead of building the Dockerfile.
         "environment": {"network_mode": "no-network"},
-        "offbook": table.model_dump(exclude_none=True),
+        "offbook": _table_of(task),
     }
-    if task.base is not None:
-        shutil.copytree(task.base, folder / TREE, symlinks=True)
-    write_files(folder / TREE, task.tree)
-    write_files(folder / HIDDEN_TESTS, task.hidden_tests)
+    if contents.base is not None:
+        shutil.copytree(contents.base, task.tree, symlinks=True)
+    write_files(task.tree, contents.tree)
+    write_files(task.hidden_tests, contents.hidden_tests)
     write_files(
         folder,
         {
             "task.toml": tomli_w.dumps(config),
             "instruction.md": task.instruction.rstrip("\n") + "\n",
             "environment/Dockerfile": DOCKERFILE.format(
-                roots=":".join(os.path.normpath(f"/app/{root}") for root in task.suite.import_roots)
+                roots=":".join(os.path.normpath(f"/app/{root}") for root in suite.import_roots)
             ),
-            "environment/requirements.txt": "\n".join(task.requirements) + "\n",
+            "environment/requirements.txt": "\n".join(contents.requirements) + "\n",
             "tests/test.sh": _test_script(task),
             "solution/solve.sh": SOLVE_SH,
-            "solution/gold.patch": gold_patch(task.gold, {path: task.tree[path] for path in task.gold}),
-            "solution/removed.json": json.dumps(task.removed, indent=1) + "\n",
-            **{f"instructions/{name}.md": text.rstrip("\n") + "\n" for name, text in task.instructions.items()},
+            "solution/gold.patch": gold_patch(contents.gold, {path: contents.tree[path] for path in contents.gold}),
+            "solution/removed.json": json.dumps(contents.removed, indent=1) + "\n",
+            **{f"instructions/{name}.md": text.rstrip("\n") + "\n" for name, text in contents.instructions.items()},
         },
     )
     for script in ("tests/test.sh", "solution/solve.sh"):
         (folder / script).chmod(0o755)
 
 
-def _test_script(task: NewTask) -> str:
+def _test_script(task: Task) -> str:
     """Without an environment of its own a repository's conftest files and settings do not count, with one they do."""
     nodes = shlex.join([*task.fail_to_pass, *task.pass_to_pass])
     if task.suite.environment is None:
@@ -194,42 +142,44 @@ def _test_script(task: NewTask) -> str:
     return TEST_SH.format(nodes=nodes, options=options, variables=variables, start=start)
 
 
+def _table_of(task: Task) -> dict[str, Any]:
+    """The task's own fields. Those of its suite stand among them, its environment as a path from the folder."""
+    fields = _TASK.dump_python(task, exclude=NOT_IN_TABLE, exclude_none=True)
+    environment = task.suite.environment
+    suite: dict[str, Any] = {"environment": os.path.relpath(environment, task.folder) if environment else ""}
+    suite |= {key: asdict(task.suite)[name] for key, name in SUITE.items()}
+    return {**{key: fields[key] for key in FIRST}, **suite, **fields}
+
+
 def load_task(folder: Path, wording: str = "") -> Task:
     """`wording` is one of the folder's instructions: terse, normal or detailed."""
     for needed in ("task.toml", "instruction.md"):
-        if not (folder / needed).exists():
-            raise OffbookError(f"{folder} is not a task folder: it has no {needed}")
+        _need(folder, folder / needed)
     table = _read_table(folder / "task.toml")
     if table is None:
         return foreign_task(folder, (folder / "instruction.md").read_text().strip())
-    for needed in (TREE, HIDDEN_TESTS):
-        if not (folder / needed).exists():
-            raise OffbookError(f"{folder} is not a task folder: it has no {needed}")
-    environment = (folder / table.environment).resolve() if table.environment else None
-    if environment is not None and not (environment / "python").is_dir():
-        raise OffbookError(f"{folder} needs the interpreter and the packages in {environment}, which are not there")
+    where = places(folder)
+    for path in (where["tree"], where["hidden_tests"]):
+        _need(folder, path)
     instruction = folder / "instructions" / f"{wording}.md" if wording else folder / "instruction.md"
     if not instruction.is_file():
         raise OffbookError(f"{folder} has no instruction called {wording}")
-    return Task(
-        id=table.id,
-        folder=folder,
-        instruction=instruction.read_text().strip(),
-        tree=folder / TREE,
-        hidden_tests=folder / HIDDEN_TESTS,
-        test_files=table.test_files,
-        fail_to_pass=table.fail_to_pass,
-        pass_to_pass=table.pass_to_pass,
-        tools=table.tools,
-        origin=table.origin,
-        difficulty=table.difficulty,
-        test_command=table.test_command,
-        suite=Suite(environment, table.import_roots, table.pytest_options, table.start),
-        sources=table.sources,
-        deleted=Deleted(**table.deleted.model_dump()) if table.deleted else None,
-        leave=table.leave,
-        interrupt=Interrupt(**table.interrupt.model_dump()) if table.interrupt else None,
-    )
+    inside = table.pop("environment", "")
+    suite: dict[str, Any] = {name: table.pop(key) for key, name in SUITE.items() if key in table}
+    suite["environment"] = environment = (folder / inside).resolve() if inside else None
+    if environment is not None and not (environment / "python").is_dir():
+        raise OffbookError(f"{folder} needs the interpreter and the packages in {environment}, which are not there")
+    try:
+        return _TASK.validate_python({**table, **where, "instruction": instruction.read_text().strip(), "suite": suite})
+    except ValidationError as error:
+        first = error.errors()[0]
+        named = f"[offbook] in {folder / 'task.toml'}: {'.'.join(map(str, first['loc']))}"
+        raise OffbookError(f"{named}: {first['msg']}") from error
+
+
+def _need(folder: Path, path: Path) -> None:
+    if not path.exists():
+        raise OffbookError(f"{folder} is not a task folder: it has no {path.relative_to(folder).as_posix()}")
 
 
 def load_tasks(root: Path, wording: str = "") -> list[Task]:
@@ -255,16 +205,12 @@ def write_files(root: Path, files: Mapping[str, str | None] | Mapping[str, str |
         target.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _read_table(path: Path) -> OffbookTable | None:
+def _read_table(path: Path) -> dict[str, Any] | None:
     """None where somebody else made the folder."""
     try:
-        config = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text()).get("offbook")
     except tomllib.TOMLDecodeError as error:
         raise OffbookError(f"{path} is not TOML: {error}") from error
-    if "offbook" not in config:
-        return None
-    try:
-        return OffbookTable.model_validate(config["offbook"])
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise OffbookError(f"[offbook] in {path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    if table is not None and (known := NOT_IN_TABLE & table.keys()):
+        raise OffbookError(f"[offbook] in {path}: {min(known)}: the folder itself says that")
+    return table

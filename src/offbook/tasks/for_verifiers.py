@@ -20,6 +20,7 @@ from offbook.sandbox import BoxSpec
 from offbook.tasks.check import check
 from offbook.tasks.folder import load_task, load_tasks
 from offbook.tasks.grade import counted, grade
+from offbook.tasks.unpack import SourceLimits, unpack
 from offbook.types import OffbookError, Task
 
 ARCHIVE = ".offbook.tar"
@@ -64,10 +65,12 @@ class OffbookTask(vf.Task[OffbookData]):
         result = await runtime.run(["sh", "-c", command], {})
         if result.exit_code:
             raise OffbookError(f"the work on {self.data.id} cannot be read: {result.stderr.strip()}")
-        with tempfile.TemporaryDirectory(prefix="offbook-work-") as folder:
-            with tarfile.open(fileobj=io.BytesIO(await runtime.read(ARCHIVE))) as archive:
-                archive.extractall(folder, filter="data")
-            found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*.py")}
+        with tempfile.TemporaryDirectory(prefix="offbook-work-") as place:
+            archive, folder = Path(place) / "work.tar", Path(place) / "work"
+            archive.write_bytes(await runtime.read(ARCHIVE))
+            folder.mkdir()
+            unpack(archive, folder, f"the work on {self.data.id}", SourceLimits())
+            found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.py")}
         original = {path.relative_to(task.tree).as_posix(): path.read_bytes() for path in task.tree.rglob("*.py")}
         changes: dict[str, str | None] = dict.fromkeys(path for path in original.keys() - found.keys())
         for path, data in found.items():

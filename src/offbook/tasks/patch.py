@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from offbook.tasks.git import plain_environment
 from offbook.types import OffbookError
 
 
@@ -81,13 +82,12 @@ def applied(files: Mapping[str, str], patch: str) -> dict[str, str | None]:
 
 
 def _git(root: Path, patch: str, *options: str) -> str:
-    """GIT_CEILING_DIRECTORIES keeps git from taking a repository above for its own."""
     result = subprocess.run(
         ["git", "apply", *options, "-"],
         cwd=root,
         input=(patch if patch.endswith("\n") else patch + "\n").encode(),
         capture_output=True,
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "GIT_CEILING_DIRECTORIES": str(root.parent), "LC_ALL": "C"},
+        env=plain_environment(root),
         timeout=60,
     )
     if result.returncode:

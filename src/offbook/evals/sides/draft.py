@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.pocket.deletion import delete_feature
+from offbook.taskgen.delete.delete import delete_function
 from offbook.taskgen.pocket.functions import Function
 from offbook.taskgen.pocket.repos import Module, Repository, make_repository
 from offbook.tasks.check import gold_changes
-from offbook.tasks.folder import NewTask, load_task, write_task
+from offbook.tasks.folder import Contents, load_task, places, write_task
 from offbook.tasks.grade import grade
 from offbook.types import Interrupt, OffbookError, Task
 
@@ -105,7 +105,7 @@ def without(repository: Repository, spots: Iterable[Spot]) -> dict[str, str]:
     files = dict(repository.files)
     gone: set[str] = set()
     for spot in spots:
-        files = delete_feature(files, spot.path, spot.name, [node for node in spot.nodes if node not in gone])
+        files = delete_function(files, spot.path, spot.name, [node for node in spot.nodes if node not in gone])
         gone.update(spot.nodes)
     return files
 
@@ -114,12 +114,10 @@ def tests_of(repository: Repository) -> dict[str, str]:
     return {path: repository.files[path] for path in repository.test_files}
 
 
-def new_task(draft: SideDraft) -> NewTask:
-    return NewTask(
+def task_in(folder: Path, draft: SideDraft) -> Task:
+    return Task(
+        **places(folder),
         instruction=draft.instruction,
-        tree=draft.tree,
-        gold=draft.gold,
-        hidden_tests=draft.hidden,
         test_files=tuple(sorted(draft.hidden)),
         id=draft.id,
         origin=draft.origin,
@@ -135,7 +133,7 @@ def new_task(draft: SideDraft) -> NewTask:
 
 async def write_verified(folder: Path, draft: SideDraft) -> Task:
     """The folder, if it behaves as drafted; one sentence if not: then the template is wrong."""
-    write_task(folder, new_task(draft))
+    write_task(task_in(folder, draft), Contents(draft.tree, draft.gold, draft.hidden))
     task = load_task(folder)
     spec = BoxSpec(backend="process")
     untouched = await grade(task, {}, spec, TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The leak audit: does anything that the agent can read give the deleted code away?
+"""The search for leaks: does anything that the agent can read give the deleted code away?
 
 A corpus is an index of everything readable, built once for places that do not change. A task's question is then a
 look-up that names candidates, and only those are opened again and read closely.
@@ -7,21 +7,28 @@ look-up that names candidates, and only those are opened again and read closely.
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from offbook.taskgen.audit import binary, bytecode, text
-from offbook.taskgen.audit import wanted as wanting
-from offbook.taskgen.audit.archives import Leaf
-from offbook.taskgen.audit.files import files_below, is_source, leaves, links_out
+from offbook import copies
+from offbook.sandbox import hidden_in_boxes
+from offbook.taskgen.audit import bytecode
+from offbook.taskgen.audit.reading import Leaf, files_below, leaves, links_out
+from offbook.types import OffbookError, Task
 
+LIBRARY = "python"  # how the standard library is called in a leak's path
+REPEATED = 0.25  # of the removed lines, that the product may have elsewhere
+SOURCE = (".py", ".pyi", ".pyx", ".pxd")
 TREE = "tree"  # the place that a task's own files lie in
-WINDOW, RENAMED_WINDOW = wanting.FEWEST, 6
+WINDOW, RENAMED_WINDOW = copies.FEWEST, 6
 # What share of the kept shingles makes a file worth opening. Lower than the shares that decide.
 CANDIDATE_SOURCE, CANDIDATE_OTHER, CANDIDATE_RENAMED, CANDIDATE_CODE = 0.6, 0.35, 0.35, 0.7
 FEW_WORDS = 7  # of so few all have to be there
@@ -43,19 +50,8 @@ class Leak:
     how: str  # which search found it
     evidence: str  # a short excerpt
 
-
-def audit(
-    places: Mapping[str, Path], removed: Mapping[str, str], allowed: Mapping[str, str] | None = None
-) -> list[Leak]:
-    """Every leak, and as a leak of nothing in particular every file that could not be read."""
-    corpus = Corpus(places)
-    return corpus.leaks(removed, allowed) + [Leak(name, "", "unread", why) for name, why in corpus.unread.items()]
-
-
-def too_small(removed: Mapping[str, str], allowed: Mapping[str, str] | None = None) -> list[str]:
-    """What is not searched for: code of fewer than 12 tokens beyond what is allowed is everywhere by chance."""
-    allowed = allowed or {}
-    return [what for what, source in removed.items() if not wanting.wanted_pieces(what, source, allowed.get(what, ""))]
+    def __str__(self) -> str:
+        return f"{self.what} in {self.path} ({self.how}): {self.evidence}"
 
 
 class Corpus:
@@ -68,6 +64,10 @@ class Corpus:
         self.unread: dict[str, str] = {}
         self._leave_out = frozenset(leave_out)
         self._index = _indexed(self._all_leaves(places))
+
+    @property
+    def unread_leaks(self) -> list[Leak]:
+        return [Leak(name, "", "unread", why) for name, why in self.unread.items()]
 
     def leaks(
         self,
@@ -82,9 +82,9 @@ class Corpus:
         """
         files, allowed = files or {}, allowed or {}
         traces = [
-            binary.traces_of(wanted, removed[what], allowed.get(what, ""))
+            bytecode.traces_of(wanted, removed[what], allowed.get(what, ""))
             for what, source in removed.items()
-            for wanted in wanting.wanted_pieces(what, source, allowed.get(what, ""))
+            for wanted in copies.wanted_pieces(what, source, allowed.get(what, ""))
         ]
         hidden = frozenset(f"{TREE}/{path}" for path in files)
         own = {f"{TREE}/{path}": Leaf(f"{TREE}/{path}", content.encode()) for path, content in files.items() if content}
@@ -110,21 +110,18 @@ class Corpus:
             if most is not None and number >= most:
                 self.unread[label] = f"leads to more than {most} files"
                 return
-            for leaf in leaves(path, f"{label}/{name}", self._note_unread):
+            for leaf in leaves(path, f"{label}/{name}", self.unread.__setitem__):
                 yield path, leaf
-
-    def _note_unread(self, name: str, why: str) -> None:
-        self.unread[name] = why
 
 
 @dataclass(frozen=True, slots=True)
 class _Postings:
     """Which leaves have which hash: two parallel arrays, sorted by hash."""
 
-    hashes: text.Hashes
+    hashes: copies.Hashes
     leaves: npt.NDArray[np.uint32]
 
-    def counts(self, wanted: text.Hashes, num_leaves: int) -> Numbers:
+    def counts(self, wanted: copies.Hashes, num_leaves: int) -> Numbers:
         """How many of the wanted hashes each leaf has."""
         starts = np.searchsorted(self.hashes, wanted, side="left")
         ends = np.searchsorted(self.hashes, wanted, side="right")
@@ -134,9 +131,7 @@ class _Postings:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    where: list[
-        list[tuple[Path | None, str]]
-    ]  # of each leaf: the file it comes out of and its names; equal ones are one
+    where: list[list[tuple[Path | None, str]]]  # of each leaf: the file it comes out of, its names; equal ones are one
     is_source: npt.NDArray[np.bool_]
     is_bytecode: npt.NDArray[np.bool_]
     named: _Postings
@@ -148,7 +143,7 @@ def _indexed(found: Iterable[tuple[Path | None, Leaf]]) -> _Index:
     where: list[list[tuple[Path | None, str]]] = []
     numbers: dict[bytes, int] = {}
     compiled: list[bool] = []
-    kept: dict[str, list[tuple[text.Hashes, int]]] = {"named": [], "renamed": [], "words": []}
+    kept: dict[str, list[tuple[copies.Hashes, int]]] = {"named": [], "renamed": [], "words": []}
     for path, leaf in found:
         number = numbers.setdefault(hashlib.blake2b(leaf.data, digest_size=16).digest(), len(where))
         if number < len(where):
@@ -156,17 +151,17 @@ def _indexed(found: Iterable[tuple[Path | None, Leaf]]) -> _Index:
             continue
         where.append([(path, leaf.name)])
         compiled.append(bytecode.is_bytecode(leaf.data))
-        tokens = text.tokens_of(text.normalise(leaf.text))
-        kept["named"].append((text.winnowed(text.named_shingles(tokens), WINDOW), number))
-        kept["renamed"].append((text.winnowed(text.renamed_shingles(tokens), RENAMED_WINDOW), number))
-        if (leaf.is_binary and not leaf.data.startswith(NOISE)) or binary.is_symbol_table(leaf):
-            kept["words"].append((text.hashed(binary.words_in(leaf.data)), number))
-    source = [any(is_source(name) for _, name in names) for names in where]
+        tokens = copies.tokens_of(copies.normalise(leaf.text))
+        kept["named"].append((copies.winnowed(copies.named_shingles(tokens), WINDOW), number))
+        kept["renamed"].append((copies.winnowed(copies.renamed_shingles(tokens), RENAMED_WINDOW), number))
+        if (leaf.is_binary and not leaf.data.startswith(NOISE)) or bytecode.is_symbol_table(leaf):
+            kept["words"].append((copies.hashed(bytecode.words_in(leaf.data)), number))
+    source = [any(name.endswith(SOURCE) for _, name in names) for names in where]
     postings = {name: _sorted_postings(parts) for name, parts in kept.items()}
     return _Index(where, np.array(source, dtype=bool), np.array(compiled, dtype=bool), **postings)
 
 
-def _sorted_postings(parts: list[tuple[text.Hashes, int]]) -> _Postings:
+def _sorted_postings(parts: list[tuple[copies.Hashes, int]]) -> _Postings:
     hashes = np.concatenate([part for part, _ in parts] or [np.zeros(0, dtype=np.uint64)])
     numbers = np.repeat(
         np.array([number for _, number in parts], dtype=np.uint32), [len(part) for part, _ in parts] or []
@@ -176,10 +171,10 @@ def _sorted_postings(parts: list[tuple[text.Hashes, int]]) -> _Postings:
 
 
 def _search(
-    index: _Index, traces: list[binary.Traces], hidden: frozenset[str], own: Mapping[str, Leaf]
+    index: _Index, traces: list[bytecode.Traces], hidden: frozenset[str], own: Mapping[str, Leaf]
 ) -> Iterator[Leak]:
     """Candidates are opened file by file, so an archive with many of them is unpacked once."""
-    to_open: dict[Path | None, dict[str, tuple[int, list[binary.Traces]]]] = defaultdict(dict)
+    to_open: dict[Path | None, dict[str, tuple[int, list[bytecode.Traces]]]] = defaultdict(dict)
     for trace in traces:
         for number in _candidates(index, trace):
             places = [(path, name) for path, name in index.where[number] if name.partition("!")[0] not in hidden]
@@ -187,7 +182,9 @@ def _search(
                 path, name = places[0]
                 to_open[path].setdefault(name, (number, []))[1].append(trace)
     for path, wanted_of in to_open.items():
-        opened = own.values() if path is None else leaves(path, _outer(next(iter(wanted_of))), lambda *_: None)
+        opened = (
+            own.values() if path is None else leaves(path, next(iter(wanted_of)).partition("!")[0], lambda *_: None)
+        )
         left = dict(wanted_of)
         for leaf in opened:
             if leaf.name not in left:
@@ -201,45 +198,103 @@ def _search(
                 break
 
 
-def _outer(name: str) -> str:
-    return name.partition("!")[0]
-
-
-def _candidates(index: _Index, trace: binary.Traces) -> list[int]:
+def _candidates(index: _Index, trace: bytecode.Traces) -> list[int]:
     count = len(index.where)
     chosen = np.zeros(count, dtype=bool)
     lowest = np.where(index.is_source, CANDIDATE_SOURCE, CANDIDATE_OTHER)
     for shingles in trace.wanted.named:
-        kept = text.winnowed(shingles, WINDOW)
+        kept = copies.winnowed(shingles, WINDOW)
         if len(kept):
             chosen |= index.named.counts(kept, count) >= lowest * len(kept)
     for shingles in trace.wanted.renamed:
-        kept = text.winnowed(shingles, RENAMED_WINDOW)
-        if len(shingles) >= wanting.FEWEST_RENAMED:
+        kept = copies.winnowed(shingles, RENAMED_WINDOW)
+        if len(shingles) >= copies.FEWEST_RENAMED:
             chosen |= index.renamed.counts(kept, count) >= CANDIDATE_RENAMED * len(kept)
     if trace.parts:
-        counts = index.words.counts(text.hashed(trace.words), count)
+        counts = index.words.counts(copies.hashed(trace.words), count)
         share = CANDIDATE_CODE if len(trace.words) > FEW_WORDS else 1.0
         chosen |= index.is_bytecode & (counts >= share * len(trace.words))
     if trace.secret:
-        names = text.hashed([trace.wanted.name, trace.stem])
+        names = copies.hashed([trace.wanted.name, trace.stem])
         chosen |= ~index.is_bytecode & (index.words.counts(np.unique(names), count) == len(np.unique(names)))
     return [int(number) for number in np.flatnonzero(chosen)]
 
 
-def _looked_at(leaf: Leaf, wanted: list[binary.Traces], source: bool) -> Iterator[tuple[binary.Traces, str, str]]:
-    page = text.page_of(leaf.text, source)
+def _looked_at(leaf: Leaf, wanted: list[bytecode.Traces], source: bool) -> Iterator[tuple[bytecode.Traces, str, str]]:
+    page = copies.page_of(leaf.text, source)
     module = bytecode.read_bytecode(leaf.data) if bytecode.is_bytecode(leaf.data) else None
-    functions = wanting.Functions(leaf.text if source else "")
+    functions = copies.Functions(leaf.text if source else "")
     for trace in wanted:
-        if found := wanting.found_in(page, trace.wanted):
+        if found := copies.found_in(page, trace.wanted):
             yield trace, *found
         elif name := functions.same_as(trace.wanted):
             yield trace, "structure", f"def {name}"
         elif module is not None:
-            if evidence := binary.found_in_bytecode(module, trace):
+            if evidence := bytecode.found_in_bytecode(module, trace):
                 yield trace, "bytecode", evidence
-        elif (leaf.is_binary or binary.is_symbol_table(leaf)) and (
-            evidence := binary.found_in_symbols(leaf.data, trace)
+        elif (leaf.is_binary or bytecode.is_symbol_table(leaf)) and (
+            evidence := bytecode.found_in_symbols(leaf.data, trace)
         ):
             yield trace, "symbols", evidence
+
+
+def given_away(
+    leaks: Sequence[Leak], removed: Mapping[str, str], targets: Iterable[str], product: Sequence[str]
+) -> list[Leak]:
+    """All leaks, unless they are no more than the product repeating itself: small parts of what was removed, no target
+    among them, that other code of the product has as well. Whoever reads that code does what the task asks for."""
+    wanted = {*targets}
+    repeated_in_product = {leak.what for leak in leaks if _is_in(leak.path, product)}
+    for leak in leaks:
+        committed = leak.path.startswith("tree/.git!") and leak.what in repeated_in_product  # the same file once more
+        if leak.what in wanted or not (committed or _is_in(leak.path, product)):
+            return list(leaks)
+    repeated = sum(len(removed[what].split("\n")) for what in {leak.what for leak in leaks})
+    return [] if repeated <= REPEATED * sum(len(source.split("\n")) for source in removed.values()) else list(leaks)
+
+
+def _is_in(path: str, product: Sequence[str]) -> bool:
+    inside = path.removeprefix("tree/")
+    return any(inside == place or inside.startswith(f"{place}/") for place in product)
+
+
+def standard_library(environment: Path) -> Corpus:
+    base = os.path.realpath(environment / "python" / "bin" / "python")
+    (library,) = (environment / "python" / "lib").iterdir()
+    return _library_corpus(Path(base).parent.parent / "lib" / library.name, tuple(hidden_in_boxes(environment)))
+
+
+@cache
+def _library_corpus(folder: Path, hidden: tuple[Path, ...]) -> Corpus:
+    return Corpus({LIBRARY: folder}, leave_out=hidden)
+
+
+def audit_all(tasks: Sequence[Task], progress: Callable[[float], None] = lambda share: None) -> list[list[Leak]]:
+    """For each task where its deleted code can be read. What tasks have in common is read once."""
+    shared: dict[Path, Corpus] = {}
+    result = []
+    for number, task in enumerate(tasks, 1):
+        removed = removed_from(task)
+        places = [Corpus({"tree": task.tree})]
+        environment = task.suite.environment
+        if environment is not None:
+            if environment not in shared:
+                shared[environment] = Corpus({"deps": environment / "deps"})
+            places += [shared[environment], standard_library(environment)]
+        leaks = [leak for corpus in places for leak in corpus.leaks(removed)]
+        targets = task.deleted.targets if task.deleted else tuple(removed)
+        unread = [leak for corpus in places for leak in corpus.unread_leaks]
+        result.append(given_away(leaks, removed, targets, task.sources) + unread)
+        progress(number / len(tasks))
+    return result
+
+
+def removed_from(task: Task) -> dict[str, str]:
+    """The deleted code, piece by piece, as its maker wrote it down."""
+    file = task.folder / "solution" / "removed.json"
+    if not file.is_file():
+        raise OffbookError(
+            f"{task.folder} does not say what was deleted (solution/removed.json), so nothing can be searched for"
+        )
+    removed = json.loads(file.read_text())
+    return {str(what): str(source) for what, source in removed.items()}

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-
-from offbook.types import OffbookError
 
 VERSION_CONTROL = frozenset({".git", ".hg", ".svn", ".bzr", ".jj", "_darcs", ".fslckout", ".pijul"})
 CACHES = frozenset(
@@ -31,7 +28,6 @@ LEFTOVER = re.compile(
 )
 BUILD_OUTPUT = re.compile(r"(lib|lib\..*|bdist\..*|temp\..*|scripts-.*|html|doctrees|wheel)$")
 ARCHIVE = re.compile(r"(?P<name>.+?)-\d[^/]*\.(whl|zip|tar|tar\.(gz|bz2|xz)|tgz)$")
-GIT_S = 120.0
 
 
 def scrub(tree: Path, own_names: frozenset[str]) -> list[str]:
@@ -48,15 +44,6 @@ def scrub(tree: Path, own_names: frozenset[str]) -> list[str]:
         else:
             path.unlink()
     return sorted(removed)
-
-
-def compiled_extensions(tree: Path) -> list[str]:
-    """Extension modules in the tree. They may be made of deleted code, and the package may not work without them."""
-    return sorted(
-        path.relative_to(tree).as_posix()
-        for path in tree.rglob("*")
-        if path.suffix in (".so", ".pyd", ".dylib") and path.is_file()
-    )
 
 
 def _plain(names: frozenset[str]) -> frozenset[str]:
@@ -90,7 +77,7 @@ def _is_leftover(path: Path, own_names: frozenset[str]) -> bool:
     archive = ARCHIVE.match(name)
     if archive and _plain(frozenset({archive["name"]})) <= own_names:
         return True
-    return name.lower() in ("tags", ".tags") and _head(path).startswith((b"!_TAG_", b"\x0c\n"))
+    return name.lower() in ("tags", ".tags") and path.read_bytes().startswith((b"!_TAG_", b"\x0c\n"))
 
 
 def _is_build_folder(path: Path, own_names: frozenset[str]) -> bool:
@@ -103,48 +90,3 @@ def _is_build_folder(path: Path, own_names: frozenset[str]) -> bool:
     if path.name == "dist":
         return all(ARCHIVE.match(entry.name) or LEFTOVER.match(entry.name) for entry in entries)
     return any(entry.is_dir() and BUILD_OUTPUT.match(entry.name) for entry in entries)
-
-
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(16)
-
-
-def single_commit(tree: Path) -> None:
-    """Make the tree a git checkout whose only commit is what it holds now. Equal trees get equal commits.
-
-    Ignored files are committed too, so that `git clean` and `git stash` cannot take away what the tests need.
-    """
-    if shutil.which("git") is None:
-        raise OffbookError("git is not installed, and a task's tree needs it for its history")
-    folder = tree / ".git"
-    if folder.is_symlink() or folder.is_file():
-        folder.unlink()
-    elif folder.exists():
-        shutil.rmtree(folder)
-    _git(tree, "init", "--quiet", "--template=", "--initial-branch=main")
-    _git(tree, "add", "--all", "--force")
-    _git(tree, "commit", "--quiet", "--allow-empty", "--no-verify", "--message", "Initial commit")
-    _git(tree, "gc", "--quiet", "--prune=now")
-    for leftover in ("COMMIT_EDITMSG", "ORIG_HEAD", "gc.log"):
-        (folder / leftover).unlink(missing_ok=True)
-    shutil.rmtree(folder / "logs", ignore_errors=True)
-
-
-def _git(tree: Path, *arguments: str) -> None:
-    """With nobody's configuration and a fixed author and date."""
-    environment = {
-        "PATH": os.environ.get("PATH", ""),
-        "HOME": os.devnull,
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent),
-    }
-    for who in ("AUTHOR", "COMMITTER"):
-        environment |= {f"GIT_{who}_NAME": "offbook", f"GIT_{who}_EMAIL": "offbook@localhost"}
-        environment[f"GIT_{who}_DATE"] = "2000-01-01T00:00:00+0000"
-    settings = ["-c", "core.autocrlf=false", "-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false"]
-    command = ["git", *settings, "-C", str(tree), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=GIT_S, check=False)
-    if done.returncode:
-        raise OffbookError(f"git {arguments[0]} failed in {tree}: {done.stderr.strip()}")

@@ -9,19 +9,15 @@ Left out: names built at run time, and module-level constants that only deleted 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 
-from offbook.taskgen.delete.gone import drop_examples, scrub_documents
-from offbook.taskgen.delete.leftovers import Attempt, drop_empty_files, drop_unused_imports, still_named
-from offbook.taskgen.delete.patches import Refused, apply_proposal
+from offbook.taskgen.delete import leftovers
+from offbook.taskgen.delete.leftovers import Attempt
 from offbook.taskgen.delete.references import Lost, spread
-from offbook.taskgen.delete.surgery import Orders, Outcome, operate
+from offbook.taskgen.delete.surgery import Operated, Orders, operate
 from offbook.taskgen.delete.symbols import Function, Symbols
-from offbook.taskgen.delete.trivial import trivial_bodies
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey, Level
-
-__all__ = ["Refused", "apply_proposal", "delete", "trivial_bodies", "without_tests"]
 
 
 def delete(files: Mapping[str, str], symbols: Symbols, feature: Feature, level: Level) -> Deletion:
@@ -29,22 +25,26 @@ def delete(files: Mapping[str, str], symbols: Symbols, feature: Feature, level: 
     doomed = _may_go(symbols, feature, level)
     while True:
         attempt = _attempt(files, symbols, feature, level, doomed)
-        needed = still_named(files, symbols, attempt, level, doomed)
+        needed = leftovers.still_named(files, symbols, attempt, level, doomed)
         if not needed:
             break
         doomed -= needed
     changed = {path: text for path, text in attempt.files.items() if text != files[path]}
     if level == "gone":
-        changed |= scrub_documents(files, {key.name for key in doomed})
-    deleted = {key for key in feature.functions if key in doomed or _is_inside(key, doomed | {*feature.functions})}
-    stubbed = {key for key in feature.functions if f"{key.path}::{key.name}" in attempt.removed} - deleted
+        changed |= leftovers.scrub_documents(files, {key.name for key in doomed})
+    deleted = {key for key in feature.functions if key in doomed or key.is_inside(doomed | {*feature.functions})}
+    stubbed = {key for key in feature.functions if str(key) in attempt.removed} - deleted
     return Deletion(feature, level, changed, attempt.removed, tuple(sorted(stubbed)), tuple(sorted(deleted)))
 
 
-def _is_inside(key: FunctionKey, whole: Collection[FunctionKey]) -> bool:
-    """Whether a function or class around it is in the set."""
-    parts = key.name.split(".")
-    return any(FunctionKey(key.path, ".".join(parts[:end])) in whole for end in range(1, len(parts)))
+def delete_function(files: Mapping[str, str], path: str, name: str, failing: Iterable[str]) -> dict[str, str]:
+    """The tree with one function stubbed and without the tests that fail then; all else keeps its bytes, imports that
+    nothing uses any more included."""
+    after = operate(files[path], Orders(stub={name}))
+    if name not in after.removed:
+        raise ValueError(f"there is no function {name} with a body in {path}")
+    changed = {path: after.source, **without_tests(files, tuple(failing))}
+    return {path: text for path in files if (text := changed.get(path, files[path])) is not None}
 
 
 def _may_go(symbols: Symbols, feature: Feature, level: Level) -> set[FunctionKey]:
@@ -110,13 +110,13 @@ def _attempt(
     for path, outcome in outcomes.items():
         attempt.removed |= {f"{path}::{name}": text for name, text in outcome.removed.items()}
     if doomed:
-        drop_unused_imports(files, symbols, attempt)
-        drop_empty_files(files, symbols, attempt, level)
+        leftovers.drop_unused_imports(files, symbols, attempt)
+        leftovers.drop_empty_files(files, symbols, attempt, level)
         _drop_declarations(files, attempt, doomed)
     return attempt
 
 
-def _add_taken(lost: Lost, outcomes: Mapping[str, Outcome]) -> bool:
+def _add_taken(lost: Lost, outcomes: Mapping[str, Operated]) -> bool:
     """A statement that goes takes the names with it that it assigned. Whether there are any new ones."""
     grown = False
     for path, outcome in outcomes.items():
@@ -129,7 +129,7 @@ def _add_taken(lost: Lost, outcomes: Mapping[str, Outcome]) -> bool:
 
 def _operate(
     source: str, path: str, symbols: Symbols, feature: Feature, level: Level, doomed: set[FunctionKey], lost: Lost
-) -> Outcome:
+) -> Operated:
     names = {name.rpartition(".")[2] for name in lost.get(path, {})}
     orders = Orders(
         stub={key.name for key in feature.functions if key.path == path and key not in doomed},
@@ -137,7 +137,7 @@ def _operate(
         lost=set(lost.get(path, {})),
         statements=level == "gone",
         package=symbols.modules[path].package,
-        edit_docstring=(lambda text: drop_examples(text, names)) if level == "gone" and names else None,
+        edit_docstring=(lambda text: leftovers.drop_examples(text, names)) if level == "gone" and names else None,
     )
     return operate(source, orders)
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from offbook.taskgen.delete.modules import Definition, Module, dotted
-from offbook.taskgen.delete.symbols import Symbols
+from offbook.taskgen.delete.symbols import Definition, Module, Symbols, dotted
 from offbook.taskgen.nouns import FunctionKey
 
 Origins = frozenset[FunctionKey]  # the functions that a lost name stands for
@@ -49,13 +48,7 @@ class _Reader(ast.NodeVisitor):
         self._classes: list[str] = []
         self._in_class_body = False
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self._function(node)
-
-    def _function(self, node: Definition) -> None:
+    def visit_FunctionDef(self, node: Definition) -> None:
         for part in [*node.decorator_list, *_defaults(node)]:
             self.visit(part)
         self._locals.append(frozenset(local_names(node)))
@@ -64,6 +57,8 @@ class _Reader(ast.NodeVisitor):
             self.visit(statement)
         self._in_class_body = before
         self._locals.pop()
+
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self._locals.append(frozenset(argument.arg for argument in _arguments(node.args)))
@@ -89,7 +84,8 @@ class _Reader(ast.NodeVisitor):
             self.names.add(".".join([*self._classes, node.id]))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        name = dotted(node) if _is_plain(node) else ""
+        through = any(isinstance(part, ast.Call | ast.Subscript) for part in ast.walk(node))
+        name = "" if through else dotted(node)
         if name and not any(name.partition(".")[0] in names for names in self._locals):
             self.names.add(name)
         self.attributes.add((self._receiver(node.value), node.attr))
@@ -114,10 +110,6 @@ class _Reader(ast.NodeVisitor):
             self.strings.add(node.value)
             if not self._locals:
                 self.looked_up.add(node.value)
-
-
-def _is_plain(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_plain(node.value))
 
 
 def _defaults(node: Definition) -> Iterator[ast.AST]:

@@ -8,13 +8,10 @@ from collections.abc import Mapping
 
 import libcst as cst
 
-from offbook.taskgen.delete.bodies import dotted
-from offbook.taskgen.delete.modules import module_of
 from offbook.taskgen.delete.references import Lost, lost_names, uses
-from offbook.taskgen.delete.surgery import Orders, Scoped, operate, parse
-from offbook.taskgen.delete.symbols import Symbols
-from offbook.taskgen.nouns import Deletion
-from offbook.types import is_test_file
+from offbook.taskgen.delete.surgery import Orders, Scoped, dotted, operate, parse
+from offbook.taskgen.delete.symbols import Symbols, module_of
+from offbook.taskgen.nouns import Deletion, is_test_code
 
 
 def without_tests(
@@ -43,10 +40,6 @@ def without_tests(
     if deletion is not None:
         changed |= _cleaned(files, changed, deletion, import_roots)
     return {path: text for path, text in changed.items() if text != files[path]}
-
-
-def is_test_code(path: str) -> bool:
-    return path.endswith(".py") and (is_test_file(path) or "test" in path.split("/")[:-1])
 
 
 class _TestRemover(Scoped):
@@ -84,13 +77,8 @@ class _TestRemover(Scoped):
 
 def _left_empty(before: cst.ClassDef, after: cst.ClassDef) -> bool:
     """Nothing but a docstring is left of what had more."""
-    left = [part for part in after.body.body if not _is_string(part)]
-    return not left and len(after.body.body) < len(before.body.body)
-
-
-def _is_string(part: cst.CSTNode) -> bool:
-    line = part.body[0] if isinstance(part, cst.SimpleStatementLine) and part.body else part
-    return isinstance(line, cst.Expr) and isinstance(line.value, cst.SimpleString | cst.ConcatenatedString)
+    has_docstring = after.get_docstring(clean=False) is not None
+    return len(after.body.body) == has_docstring and len(after.body.body) < len(before.body.body)
 
 
 def _inherited(source: str, names: set[str]) -> set[str]:
@@ -115,11 +103,8 @@ def _defined(node: ast.AST) -> set[str]:
 def _has_tests(source: str) -> bool:
     tree = ast.parse(source)
     inherits = any(isinstance(node, ast.ClassDef) and node.bases for node in tree.body)
-    return inherits or any(name.startswith("test") for node in [tree, *_classes(tree)] for name in _defined(node))
-
-
-def _classes(tree: ast.Module) -> list[ast.ClassDef]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return inherits or any(name.startswith("test") for node in [tree, *classes] for name in _defined(node))
 
 
 def _is_imported(path: str, files: Mapping[str, str]) -> bool:
@@ -162,7 +147,7 @@ def _cleaned(
 def _modules_of(files: Mapping[str, str], import_roots: tuple[str, ...]) -> Symbols:
     """Modules without their functions. They are remembered by their text, so a tree is read once for all deletions."""
     modules = {path: module for path, text in files.items() if (module := module_of(path, text, import_roots))}
-    return Symbols({}, modules, {}, {}, import_roots)
+    return Symbols({}, modules, {}, import_roots)
 
 
 def _vanished(before: Symbols, after: Symbols) -> Lost:

@@ -1,12 +1,11 @@
 """The functions of the pocket repositories: what each does, says of itself and is tested with.
 
 A function is one step ("Return value plus 3.") or two ("Return value plus 3, then that times 2."); a step is an op with
-a constant. The docstring determines the body, and the tests catch every mistake in `_mistakes` that can be seen at all.
+a constant. The docstring determines the body, and the tests catch every mistake in `mistakes` that can be seen at all.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -94,7 +93,7 @@ class Function:
     @property
     def body(self) -> str:
         """As it stands in the file in place of the stub: the first line bare, the second indented."""
-        return _body(self.steps, self.argument)
+        return body_of(self.steps, self.argument)
 
     @property
     def stub(self) -> str:
@@ -107,21 +106,6 @@ class Function:
     def examples(self) -> tuple[Example, ...]:
         """What the tests assert."""
         return tuple((given, evaluate(self.steps, given)) for given in _telling_inputs(self.steps))
-
-    def wrong_body(self, rng: random.Random) -> str:
-        """A plausible mistake that the tests catch: another constant, another op, or a step forgotten."""
-        caught = [
-            steps
-            for steps in _mistakes(self.steps)
-            if not all(_passes(expected, evaluate(steps, given)) for given, expected in self.examples)
-        ]
-        ops, constants = [step.op for step in self.steps], [step.constant for step in self.steps]
-        kinds = (
-            [steps for steps in caught if [step.op for step in steps] == ops],
-            [steps for steps in caught if [step.constant for step in steps] == constants],
-            [steps for steps in caught if len(steps) < len(self.steps)],
-        )
-        return _body(rng.choice(rng.choice([kind for kind in kinds if kind])), self.argument)
 
 
 def evaluate(steps: Steps, given: Any) -> Any:
@@ -136,7 +120,7 @@ def is_constant(steps: Steps) -> bool:
     return all(result == results[0] for result in results)
 
 
-def _body(steps: Steps, argument: str) -> str:
+def body_of(steps: Steps, argument: str) -> str:
     if len(steps) == 1:
         return f"return {steps[0].expression(argument)}"
     first, second = steps
@@ -150,12 +134,12 @@ def _compiled(step: Step) -> Callable[[Any], Any]:
     return function
 
 
-def _passes(expected: Any, result: Any) -> bool:
+def passes(expected: Any, result: Any) -> bool:
     """Whether the tests take the result. Where they expect True they do not take 1, but where 1, also True."""
     return result is expected if isinstance(expected, bool) else bool(result == expected)
 
 
-def _mistakes(steps: Steps) -> Iterator[Steps]:
+def mistakes(steps: Steps) -> Iterator[Steps]:
     """Every way to get one step wrong; of two steps also to forget one or to swap them."""
     for position, step in enumerate(steps):
         is_last = position == len(steps) - 1
@@ -180,9 +164,9 @@ def _telling_inputs(steps: Steps) -> tuple[Any, ...]:
     """
     candidates = INPUTS[steps[0].op.takes]
     expected = [evaluate(steps, given) for given in candidates]
-    survivors = [mistake for mistake in _mistakes(steps) if _passes(expected[0], evaluate(mistake, candidates[0]))]
+    survivors = [mistake for mistake in mistakes(steps) if passes(expected[0], evaluate(mistake, candidates[0]))]
     caught_by = [
-        {number for number, mistake in enumerate(survivors) if not _passes(right, evaluate(mistake, given))}
+        {number for number, mistake in enumerate(survivors) if not passes(right, evaluate(mistake, given))}
         for given, right in zip(candidates, expected, strict=True)
     ]
     for caught, right in zip(caught_by, expected, strict=True):

@@ -105,7 +105,7 @@ class Repository:
         )
 
     def without(self, module: Module, function: Function) -> dict[str, str]:
-        """The same files that `delete_feature` makes, rendered instead of parsed: demonstrations need thousands."""
+        """The same files that `delete_function` makes, rendered instead of parsed: demonstrations need thousands."""
         tree = dict(self.files)
         tree[self.path(module.name)] = self._module_source(module, stubbed=function)
         others = [other for other in module.functions if other != function]

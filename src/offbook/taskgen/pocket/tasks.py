@@ -16,12 +16,12 @@ from pathlib import Path
 
 from offbook.runfolder import whole_folder
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.pocket.deletion import delete_feature
+from offbook.taskgen.delete.delete import delete_function
 from offbook.taskgen.pocket.functions import Function
 from offbook.taskgen.pocket.repos import Module, Repository, Split, make_repository
-from offbook.tasks.folder import NewTask, write_files, write_task
+from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.suite import SuiteRun, run_suite, suite_box
-from offbook.types import OffbookError, Suite
+from offbook.types import OffbookError, Suite, Task
 
 TASKS_PER_REPOSITORY = 3
 REPOSITORIES_AT_ONCE = 2
@@ -105,19 +105,12 @@ def _draft_from(rng: random.Random, repository: Repository) -> list[Draft]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class PocketSummary:
-    num_train: int
-    num_heldout: int
-    discarded: tuple[str, ...]  # the drafts that did not behave as drafted, and how
-
-
 async def make_pocket_tasks(
     root: Path, seed: int, num_train: int, num_heldout: int, on_progress: Callable[[float], None]
-) -> PocketSummary:
+) -> list[str]:
     """Verified tasks in root/train and root/heldout. `root` appears when all are there, so it is never half made.
 
-    `on_progress` is told the share that is done.
+    `on_progress` is told the share that is done. Returned are the drafts that did not behave as drafted, and how.
     """
     if root.exists():
         raise OffbookError(f"{root} exists already; remove it to make its tasks again")
@@ -131,7 +124,7 @@ async def make_pocket_tasks(
     with whole_folder(root) as part:
         discarded = await _make_split(part / "train", seed, "train", num_train, made_one)
         discarded += await _make_split(part / "heldout", seed, "heldout", num_heldout, made_one)
-    return PocketSummary(num_train, num_heldout, tuple(discarded))
+    return discarded
 
 
 async def _make_split(folder: Path, seed: int, split: Split, num_tasks: int, made_one: Callable[[], None]) -> list[str]:
@@ -141,12 +134,13 @@ async def _make_split(folder: Path, seed: int, split: Split, num_tasks: int, mad
     while num_made < num_tasks:
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(_verify(drafts)) for drafts in itertools.islice(repositories, REPOSITORIES_AT_ONCE)
+                group.create_task(_verify(drafts, folder))
+                for drafts in itertools.islice(repositories, REPOSITORIES_AT_ONCE)
             ]
-        for verified, refused in (task.result() for task in running):
+        for verified, refused in (job.result() for job in running):
             discarded += refused
-            for task in verified[: num_tasks - num_made]:
-                write_task(folder / task.id, task)
+            for task, contents in verified[: num_tasks - num_made]:
+                write_task(task, contents)
                 num_made += 1
                 made_one()
         if len(discarded) > num_tasks:  # then it is not the drafts
@@ -154,34 +148,32 @@ async def _make_split(folder: Path, seed: int, split: Split, num_tasks: int, mad
     return discarded
 
 
-async def _verify(drafts: Sequence[Draft]) -> tuple[list[NewTask], list[str]]:
-    """The drafts of one repository that behave as drafted, and why the others do not."""
+async def _verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task, Contents]], list[str]]:
+    """The drafts of one repository that behave as drafted, as tasks for `folder`, and why the others do not."""
     repository = drafts[0].gold
     gold = await _run(repository.files, repository.test_files)
     if gold.failed or gold.broken or not gold.passed:
-        return [], [f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"] * len(
-            drafts
-        )
-    verified, refused = list[NewTask](), list[str]()
+        why = f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"
+        return [], [why] * len(drafts)
+    verified, refused = list[tuple[Task, Contents]](), list[str]()
     hidden_tests = {path: repository.files[path] for path in repository.test_files}
     for draft in drafts:
-        tree = delete_feature(repository.files, draft.path, draft.function.name, draft.fail_to_pass)
+        tree = delete_function(repository.files, draft.path, draft.function.name, draft.fail_to_pass)
         run = await _run({**tree, **hidden_tests}, repository.test_files)
         fail_to_pass = frozenset(draft.fail_to_pass)
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
-            verified.append(_new_task(draft, tree, hidden_tests, run))
+            contents = Contents(tree, {draft.path: repository.files[draft.path]}, hidden_tests)
+            verified.append((_task(draft, folder / draft.id, run), contents))
         else:
             refused.append(f"{draft.id} breaks other tests than it should: {_last_words(run)}")
     return verified, refused
 
 
-def _new_task(draft: Draft, tree: Mapping[str, str], hidden_tests: Mapping[str, str], run: SuiteRun) -> NewTask:
-    return NewTask(
+def _task(draft: Draft, folder: Path, run: SuiteRun) -> Task:
+    return Task(
+        **places(folder),
         instruction=draft.instruction,
-        tree=tree,
-        gold={draft.path: draft.gold.files[draft.path]},
-        hidden_tests=hidden_tests,
-        test_files=tuple(sorted(hidden_tests)),
+        test_files=draft.gold.test_files,
         id=draft.id,
         origin=draft.gold.name,
         difficulty=draft.function.difficulty,

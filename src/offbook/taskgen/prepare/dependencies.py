@@ -12,9 +12,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from offbook.taskgen.nouns import Unprepared
-from offbook.taskgen.prepare.index import run_quietly
 from offbook.taskgen.prepare.metadata import Project
+from offbook.taskgen.prepare.source import run_quietly
+from offbook.tasks.folder import write_files
 
+INSTALL_S, LIMIT_MB = 600.0, 1500
 RUNNER = ("pytest", "hypothesis", "pytest-timeout")
 # What every run of a test suite imports: without one of its features nothing would run at all, or a task could be
 # solved by looking at the copy that runs the tests.
@@ -29,38 +31,38 @@ def refuse_runner(name: str) -> None:
         raise Unprepared(f"{name} comes with the test runner, so its tests would run on the very code that is deleted")
 
 
-async def install(project: Project, deps: Path, base: Path, install_s: float, limit_mb: int) -> tuple[str, ...]:
+async def install(project: Project, deps: Path, base: Path) -> tuple[str, ...]:
     """Fill `deps` and return the requirements that have no wheel for this Python, or do not go with the others."""
     needs = [*project.needs, *project.test_needs]
     needs = [line for line in needs if canonicalize_name(Requirement(line).name) != canonicalize_name(project.name)]
     named = {canonicalize_name(Requirement(line).name) for line in needs}
     wanted = list(dict.fromkeys([*needs, *(name for name in RUNNER if name not in named)]))
     left_out: list[str] = []
-    output = await _pip(wanted, deps, base, install_s)
+    output = await _pip(wanted, deps, base)
     if output:
         # One of them cannot be had. Which one, only trying each of them tells reliably.
         kept: list[str] = []
         for line in wanted:
-            reason = await _pip([line], deps, base, install_s, "--dry-run")
+            reason = await _pip([line], deps, base, "--dry-run")
             if reason and line in RUNNER:
                 raise Unprepared(f"the test runner cannot be installed ({reason})")
             (left_out if reason else kept).append(line)
-        output = await _pip(kept, deps, base, install_s)
+        output = await _pip(kept, deps, base)
     if output:  # each can be had, but not together: what the tests need goes first
         mine = [line for line in project.needs if line not in left_out]
         left_out += [line for line in project.test_needs if line not in left_out]
-        output = await _pip([*mine, *RUNNER], deps, base, install_s)
+        output = await _pip([*mine, *RUNNER], deps, base)
     if output:
         raise Unprepared(f"the dependencies of {project.name} cannot be installed ({output})")
     size = sum(path.lstat().st_size for path in deps.rglob("*")) >> 20
-    if size > limit_mb:
-        raise Unprepared(f"the dependencies of {project.name} take {size} MB, more than {limit_mb}")
+    if size > LIMIT_MB:
+        raise Unprepared(f"the dependencies of {project.name} take {size} MB, more than {LIMIT_MB}")
     _remove_own(project, deps)
     _write_own_metadata(project, deps)
     return tuple(left_out)
 
 
-async def _pip(wanted: list[str], deps: Path, base: Path, timeout_s: float, *more: str) -> str:
+async def _pip(wanted: list[str], deps: Path, base: Path, *more: str) -> str:
     """Install and return nothing, or return pip's reason."""
     if not more:
         shutil.rmtree(deps, ignore_errors=True)
@@ -68,9 +70,9 @@ async def _pip(wanted: list[str], deps: Path, base: Path, timeout_s: float, *mor
     python = [] if base == Path(os.path.realpath(sys.executable)) else ["--python", str(base)]
     options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-conflicts", "--only-binary", ":all:"]
     command = [sys.executable, "-m", "pip", *python, "install", *options, *more, "--target", str(deps), "--", *wanted]
-    exit_code, output = await run_quietly(command, timeout_s)
+    exit_code, output = await run_quietly(command, INSTALL_S)
     if exit_code is None:
-        raise Unprepared(f"installing the dependencies took longer than {timeout_s:.0f} s")
+        raise Unprepared(f"installing the dependencies took longer than {INSTALL_S:.0f} s")
     if "No module named pip" in output:
         raise Unprepared(f"pip is not installed beside {sys.executable}")
     lines = [line for line in output.splitlines() if line.startswith("ERROR: ")]
@@ -81,14 +83,9 @@ def _remove_own(project: Project, deps: Path) -> None:
     """A copy of the package that a dependency brought along would be found where the tree's was deleted."""
     for distribution in metadata.distributions(path=[str(deps)]):
         if canonicalize_name(distribution.metadata["Name"]) == canonicalize_name(project.name):
-            for file in distribution.files or []:
-                path = Path(os.path.normpath(deps / file))
-                if path.is_relative_to(deps):
-                    path.unlink(missing_ok=True)
-                    for parent in path.parents:
-                        if parent == deps or not parent.is_dir() or any(parent.iterdir()):
-                            break
-                        parent.rmdir()
+            named = {Path(os.path.normpath(deps / file)) for file in distribution.files or []}
+            there = [path.relative_to(deps) for path in named if path.is_relative_to(deps) and os.path.lexists(path)]
+            write_files(deps, dict.fromkeys(map(str, there)))
 
 
 def _write_own_metadata(project: Project, deps: Path) -> None:

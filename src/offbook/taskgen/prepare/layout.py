@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import configparser
-import fnmatch
 import re
 import shlex
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from offbook.taskgen.nouns import Unprepared
-from offbook.taskgen.prepare.metadata import Project
-from offbook.types import is_test_file
+from offbook.taskgen.nouns import Unprepared, is_test_code
+from offbook.taskgen.prepare.metadata import Project, lines_of, read_toml, table_of
 
 ROOTS = ("src", "lib", "python", ".")  # the tree itself last: it holds folders that are no packages
 NOT_PRODUCT = frozenset(
@@ -61,7 +58,7 @@ def find_layout(tree: Path, project: Project) -> Layout:
     prefix = "" if root == "." else f"{root}/"
     mine = tuple(f"{prefix}{module}" for module in modules)
     product = [path for path in python_files if path.startswith(tuple(f"{one}/" for one in mine)) or path[:-3] in mine]
-    sources = tuple(path for path in product if not _is_test(path))
+    sources = tuple(path for path in product if not is_test_code(path))
     if not sources:
         raise Unprepared(f"{project.name} has no Python package or module")
     tests = _find_tests(tree, [path for path in python_files if path not in set(sources)], settings)
@@ -79,16 +76,8 @@ def find_layout(tree: Path, project: Project) -> Layout:
     options = _options(settings)
     if any(b"hypothesis" in (tree / path).read_bytes() for path in (*tests, *support) if path.endswith(".py")):
         options += ("--hypothesis-seed=0",)  # not for all: the option alone imports hypothesis, which takes a second
-    strict = any("error" in line for line in _lines(settings.values.get("filterwarnings", ())))
+    strict = any("error" in line for line in lines_of(settings.values.get("filterwarnings", ())))
     return Layout((root,), modules, sources, tests, support, options, strict)
-
-
-def _is_test(path: str) -> bool:
-    return is_test_file(path) or "test" in PurePosixPath(path).parts[:-1]
-
-
-def _lines(value: Any) -> list[str]:
-    return value.splitlines() if isinstance(value, str) else [str(line) for line in value]
 
 
 def _find_product(tree: Path, project: Project) -> tuple[str, tuple[str, ...]]:
@@ -110,7 +99,7 @@ def _find_product(tree: Path, project: Project) -> tuple[str, tuple[str, ...]]:
             return root, called
     for root, names in importable.items():
         packages = tuple(name for name in names if name not in NOT_PRODUCT and (tree / root / name).is_dir())
-        modules = tuple(name for name in names if name not in NOT_PRODUCT and not _is_test(f"{name}.py"))
+        modules = tuple(name for name in names if name not in NOT_PRODUCT and not is_test_code(f"{name}.py"))
         if packages or (modules and root == "."):
             return root, packages or modules
     raise Unprepared(f"{project.name} has no Python package or module")
@@ -138,20 +127,15 @@ def _find_tests(tree: Path, python_files: Iterable[str], settings: _Settings) ->
         for path in tree.glob(pattern.rstrip("/") or ".")
     ]
     found = [path for path in python_files if not NOT_TESTS.intersection(PurePosixPath(path).parts[:-1])]
-    chosen = [path for path in found if _matches(path, patterns)]
+    chosen = [path for path in found if any(PurePosixPath(path).match(pattern) for pattern in patterns)]
     if places and "." not in places:
         inside = [path for path in chosen if path in places or path.startswith(tuple(f"{one}/" for one in places))]
         chosen = inside or chosen
     if not chosen:  # suites that are older than these names
-        chosen = [path for path in found if _is_test(path) or path in ("test.py", "tests.py")]
+        chosen = [path for path in found if is_test_code(path) or path in ("test.py", "tests.py")]
         chosen = [path for path in chosen if LOOKS_LIKE_TESTS.search((tree / path).read_bytes())]
         chosen = [path for path in chosen if path.rpartition("/")[2] not in ("conftest.py", "__init__.py")]
     return tuple(chosen)
-
-
-def _matches(path: str, patterns: Iterable[str]) -> bool:
-    name = path.rpartition("/")[2]
-    return any(fnmatch.fnmatch(path if "/" in pattern else name, pattern) for pattern in patterns)
 
 
 def _pytest_settings(tree: Path) -> _Settings:
@@ -161,7 +145,7 @@ def _pytest_settings(tree: Path) -> _Settings:
             continue
         text = path.read_text(errors="replace")
         if name == "pyproject.toml":
-            table = tomllib.loads(text).get("tool", {}).get("pytest", {})
+            table = table_of(read_toml(path), "tool", "pytest")
             values = table.get("ini_options", {}) or {key: table[key] for key in table if key != "ini_options"}
             if values:
                 return _Settings(name, values)

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from email.parser import HeaderParser
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,17 @@ REQUIREMENT_FILES = (
     *("requirements*test*.txt", "test*requirements*.txt", "tests/requirements*.txt", "test/requirements*.txt"),
     *("requirements/test*.txt", "requirements*dev*.txt", "dev*requirements*.txt", "requirements/dev*.txt"),
 )
+VERSION_FILES = (
+    (("tool", "setuptools_scm"), "write_to"),
+    (("tool", "setuptools_scm"), "version_file"),
+    (("tool", "hatch", "build", "hooks", "vcs"), "version-file"),
+    (("tool", "pdm", "version"), "write_to"),
+)
 
 
 @dataclass(slots=True)
 class Project:
-    name: str
+    name: str = ""
     version: str = ""
     requires_python: str = ""
     needs: list[str] = field(default_factory=list)  # what the package imports
@@ -42,6 +48,16 @@ class Project:
     entry_points: str = ""  # the content of an entry_points.txt
     top_level: tuple[str, ...] = ()  # modules that it installs, where it says so
     version_file: str = ""  # a file with the version that building would write
+
+    def fill(self, other: Project) -> None:
+        """What `other` says counts where nothing was said before."""
+        self.name = self.name or other.name
+        self.version = self.version or other.version
+        self.requires_python = self.requires_python or other.requires_python
+        self.needs = self.needs or other.needs
+        self.extras = other.extras | self.extras
+        self.entry_points = self.entry_points or other.entry_points
+        self.top_level = self.top_level or other.top_level
 
     @property
     def test_needs(self) -> list[str]:
@@ -63,150 +79,62 @@ class Project:
 def read_project(tree: Path, name: str, version: str) -> Project:
     """The metadata of a tree: what the index published first, then what the sources say. `name` and `version` stand
     in where nothing says better."""
-    project = Project("", version)
-    pyproject = _toml(tree / "pyproject.toml")
-    published = [tree / "PKG-INFO", *tree.glob("*.egg-info/PKG-INFO"), *tree.glob("*/*.egg-info/PKG-INFO")]
-    for file in (file for file in published if file.is_file()):
-        _read_published(file.read_text(errors="replace"), project)
-        break
-    for folder in [*tree.glob("*.egg-info"), *tree.glob("*/*.egg-info")]:
-        _read_egg_info(folder, project)
-    _read_standard(pyproject, project)
-    _read_poetry(_table(pyproject, "tool", "poetry"), project)
-    _read_setup_cfg(tree / "setup.cfg", project)
-    _read_setup_py(tree / "setup.py", project)
-    for group, lines in _groups(_table(pyproject, "dependency-groups")).items():
-        project.extras.setdefault(group, lines)
-    project.name = project.name or name
+    pyproject = read_toml(tree / "pyproject.toml")
+    project = Project()
+    for other in (
+        *map(_published, (tree, *tree.glob("*.egg-info"), *tree.glob("*/*.egg-info"))),
+        Project(version=version),
+        _standard(table_of(pyproject, "project")),
+        _poetry(table_of(pyproject, "tool", "poetry")),
+        _setup_cfg(_ini(tree / "setup.cfg")),
+        _setup_py(tree / "setup.py"),
+        Project(name, "0", extras=_groups(table_of(pyproject, "dependency-groups"))),
+    ):
+        project.fill(other)
     if not project.test_needs:
         project.extras["test"] = _requirement_files(tree) or _tox(tree / "tox.ini")
-    project.version = project.version or "0"
-    for keys, key in (
-        (("tool", "setuptools_scm"), "write_to"),
-        (("tool", "setuptools_scm"), "version_file"),
-        (("tool", "hatch", "build", "hooks", "vcs"), "version-file"),
-        (("tool", "pdm", "version"), "write_to"),
-    ):
-        project.version_file = project.version_file or str(_table(pyproject, *keys).get(key, ""))
+    files = (str(table_of(pyproject, *keys).get(key, "")) for keys, key in VERSION_FILES)
+    project.version_file = next(filter(None, files), "")
     return project
 
 
-def readable(lines: Iterable[Any]) -> list[str]:
-    """The requirements among some lines that hold on this Python, without their markers."""
+def readable(lines: Iterable[Any], extra: str = "") -> list[str]:
+    """The requirements among some lines that hold on this Python, without their markers; or only those of an extra."""
     kept = []
     for line in lines:
         try:
             requirement = Requirement(str(line).partition(" #")[0].strip())
-            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            marker, requirement.marker = requirement.marker, None
+            applies = marker is None or marker.evaluate({"extra": ""})
+            if extra:
+                applies = not applies and marker is not None and marker.evaluate({"extra": extra})
         except (InvalidRequirement, UndefinedEnvironmentName):
             continue
         if applies and not requirement.url:
-            requirement.marker = None
             kept.append(str(requirement))
     return kept
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def lines_of(value: Any) -> list[str]:
+    return value.splitlines() if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
+
+
+def _extras(groups: Mapping[Any, Any]) -> dict[str, list[str]]:
+    return {str(name).lower(): readable(lines_of(lines)) for name, lines in groups.items() if lines}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(errors="replace")) if path.is_file() else {}
     except tomllib.TOMLDecodeError as error:
         raise Unprepared(f"its pyproject.toml cannot be read ({error})") from None
 
 
-def _table(data: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+def table_of(data: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     value: Any = data
     for key in keys:
         value = value.get(key, {}) if isinstance(value, dict) else {}
     return value if isinstance(value, dict) else {}
-
-
-def _read_published(text: str, project: Project) -> None:
-    """PKG-INFO: requirements of extras are marked `extra == "name"`."""
-    fields = HeaderParser().parsestr(text)
-    project.name = fields.get("Name", "")
-    project.version = fields.get("Version", "") or project.version
-    project.requires_python = fields.get("Requires-Python", "")
-    lines = fields.get_all("Requires-Dist", [])
-    project.needs = readable(lines)
-    for extra in fields.get_all("Provides-Extra", []):
-        kept = []
-        for line in lines:
-            try:
-                requirement = Requirement(line)
-            except InvalidRequirement:
-                continue
-            marker = requirement.marker
-            if marker and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
-                requirement.marker = None
-                kept.append(str(requirement))
-        project.extras[extra.lower()] = kept
-
-
-def _read_egg_info(folder: Path, project: Project) -> None:
-    names = folder / "top_level.txt"
-    if names.is_file() and not project.top_level:
-        project.top_level = tuple(names.read_text(errors="replace").split())
-    entry_points = folder / "entry_points.txt"
-    if entry_points.is_file():
-        project.entry_points = project.entry_points or entry_points.read_text(errors="replace")
-    requires = folder / "requires.txt"
-    if not requires.is_file() or project.needs or project.extras:
-        return
-    extra, marker = "", ""
-    for line in requires.read_text(errors="replace").splitlines():
-        if line.startswith("["):
-            extra, _, marker = line.strip("[]").partition(":")
-        elif line.strip():
-            kept = readable([f"{line} ; {marker}" if marker else line])
-            (project.extras.setdefault(extra.lower(), []) if extra else project.needs).extend(kept)
-
-
-def _read_standard(pyproject: dict[str, Any], project: Project) -> None:
-    table = _table(pyproject, "project")
-    project.name = project.name or str(table.get("name", ""))
-    project.version = project.version or str(table.get("version", ""))
-    project.requires_python = project.requires_python or str(table.get("requires-python", ""))
-    project.needs = project.needs or readable(table.get("dependencies", []))
-    for extra, lines in _table(table, "optional-dependencies").items():
-        project.extras.setdefault(extra.lower(), readable(lines))
-    if not project.entry_points:
-        groups = {"console_scripts": _table(table, "scripts"), **_table(table, "entry-points")}
-        project.entry_points = "".join(
-            f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in lines.items())
-            for group, lines in groups.items()
-            if lines
-        )
-
-
-def _read_poetry(table: dict[str, Any], project: Project) -> None:
-    project.name = project.name or str(table.get("name", ""))
-    project.version = project.version or str(table.get("version", ""))
-    # Poetry writes version ranges its own way; the newest versions are as good a guess as a translation.
-    needs = [name for name, value in _table(table, "dependencies").items() if name != "python" and _is_plain(value)]
-    project.needs = project.needs or readable(needs)
-    groups = {name: _table(group, "dependencies") for name, group in _table(table, "group").items()}
-    groups["dev"] = {**_table(table, "dev-dependencies"), **groups.get("dev", {})}
-    for name, lines in groups.items():
-        if lines:
-            kept = [line for line, value in lines.items() if line != "python" and _is_plain(value)]
-            project.extras.setdefault(name.lower(), readable(kept))
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, dict) and "version" in value and not value.get("optional"))
-
-
-def _groups(table: dict[str, Any]) -> dict[str, list[str]]:
-    """PEP 735. A group may include others."""
-
-    def lines_of(name: str, seen: frozenset[str]) -> Iterable[str]:
-        for line in table.get(name, []):
-            if isinstance(line, str):
-                yield line
-            elif (other := _table({"": line}, "").get("include-group")) and other not in seen:
-                yield from lines_of(other, seen | {other})
-
-    return {name.lower(): readable(lines_of(name, frozenset({name}))) for name in table}
 
 
 def _ini(path: Path) -> configparser.ConfigParser:
@@ -218,26 +146,104 @@ def _ini(path: Path) -> configparser.ConfigParser:
     return parser
 
 
-def _read_setup_cfg(path: Path, project: Project) -> None:
-    parser = _ini(path)
-    project.name = project.name or parser.get("metadata", "name", fallback="")
-    version = parser.get("metadata", "version", fallback="")
-    if not version.startswith(("attr:", "file:")):
-        project.version = project.version or version
-    project.needs = project.needs or readable(parser.get("options", "install_requires", fallback="").splitlines())
-    if parser.has_section("options.extras_require"):
-        for extra, lines in parser.items("options.extras_require"):
-            project.extras.setdefault(extra.lower(), readable(lines.splitlines()))
-    if tests_require := parser.get("options", "tests_require", fallback=""):
-        project.extras.setdefault("test", readable(tests_require.splitlines()))
+class _Published(metadata.Distribution):
+    """A folder with what setuptools or the index wrote down. Importlib knows the older forms of it too."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def read_text(self, filename: str) -> str:
+        path = self._folder / filename
+        return path.read_text(errors="replace") if path.is_file() else ""
+
+    def locate_file(self, path: Any) -> Path:
+        return self._folder / path
 
 
-def _read_setup_py(path: Path, project: Project) -> None:
+def _published(folder: Path) -> Project:
+    """Requirements of extras are marked `extra == "name"`."""
+    said = _Published(folder)
+    lines = said.requires or []
+    name, version, python = (said.metadata.get_all(key, [""])[0] for key in ("Name", "Version", "Requires-Python"))
+    extras = [*said.metadata.get_all("Provides-Extra", []), *re.findall(r"extra == ['\"]([^'\"]+)", "\n".join(lines))]
+    return Project(
+        name,
+        version,
+        python,
+        readable(lines),
+        {extra.lower(): readable(lines, extra) for extra in extras},
+        said.read_text("entry_points.txt"),
+        tuple(said.read_text("top_level.txt").split()),
+    )
+
+
+def _standard(table: dict[str, Any]) -> Project:
+    groups = {"console_scripts": table_of(table, "scripts"), **table_of(table, "entry-points")}
+    return Project(
+        str(table.get("name", "")),
+        str(table.get("version", "")),
+        str(table.get("requires-python", "")),
+        readable(table.get("dependencies", [])),
+        _extras(table_of(table, "optional-dependencies")),
+        "".join(
+            f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in lines.items())
+            for group, lines in groups.items()
+            if lines
+        ),
+    )
+
+
+def _poetry(table: dict[str, Any]) -> Project:
+    """Poetry writes version ranges its own way; the newest versions are as good a guess as a translation."""
+
+    def plain(lines: dict[str, Any]) -> list[str]:
+        asked = {name: {"version": value} if isinstance(value, str) else value for name, value in lines.items()}
+        asked = {name: value for name, value in asked.items() if name != "python" and isinstance(value, dict)}
+        return [name for name, value in asked.items() if "version" in value and not value.get("optional")]
+
+    groups = {name: table_of(group, "dependencies") for name, group in table_of(table, "group").items()}
+    groups["dev"] = {**table_of(table, "dev-dependencies"), **groups.get("dev", {})}
+    return Project(
+        str(table.get("name", "")),
+        str(table.get("version", "")),
+        needs=readable(plain(table_of(table, "dependencies"))),
+        extras={name.lower(): readable(plain(lines)) for name, lines in groups.items() if lines},
+    )
+
+
+def _groups(table: dict[str, Any]) -> dict[str, list[str]]:
+    """PEP 735. A group may include others."""
+
+    def all_lines(name: str, seen: frozenset[str]) -> Iterable[str]:
+        for line in table.get(name, []):
+            if isinstance(line, str):
+                yield line
+            elif (other := table_of({"": line}, "").get("include-group")) and other not in seen:
+                yield from all_lines(other, seen | {other})
+
+    return {name.lower(): readable(all_lines(name, frozenset({name}))) for name in table}
+
+
+def _setup_cfg(parser: configparser.ConfigParser) -> Project:
+    def said(section: str, key: str) -> str:
+        return parser.get(section, key, fallback="")
+
+    computed = said("metadata", "version").startswith(("attr:", "file:"))
+    extras = parser["options.extras_require"] if parser.has_section("options.extras_require") else {}
+    return Project(
+        said("metadata", "name"),
+        "" if computed else said("metadata", "version"),
+        needs=readable(said("options", "install_requires").splitlines()),
+        extras=_extras({"test": said("options", "tests_require"), **extras}),
+    )
+
+
+def _setup_py(path: Path) -> Project:
     """The arguments of `setup(...)` that are plain literals."""
     try:
         module = ast.parse(path.read_bytes()) if path.is_file() else ast.Module([], [])
     except (SyntaxError, ValueError):
-        return
+        return Project()
     values: dict[str, Any] = {}
     for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
         if (call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")) == "setup":
@@ -246,17 +252,13 @@ def _read_setup_py(path: Path, project: Project) -> None:
                     values[keyword.arg or ""] = ast.literal_eval(keyword.value)
                 except (ValueError, TypeError):
                     continue
-    project.name = project.name or str(values.get("name", ""))
-    project.version = project.version or str(values.get("version", ""))
-    project.needs = project.needs or readable(_lines(values.get("install_requires")))
     extras = values.get("extras_require")
-    for extra, lines in {"test": values.get("tests_require"), **(extras if isinstance(extras, dict) else {})}.items():
-        if lines:
-            project.extras.setdefault(str(extra).lower(), readable(_lines(lines)))
-
-
-def _lines(value: Any) -> list[str]:
-    return value.splitlines() if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
+    return Project(
+        str(values.get("name", "")),
+        str(values.get("version", "")),
+        needs=readable(lines_of(values.get("install_requires"))),
+        extras=_extras({"test": values.get("tests_require"), **(extras if isinstance(extras, dict) else {})}),
+    )
 
 
 def _requirement_files(tree: Path) -> list[str]:

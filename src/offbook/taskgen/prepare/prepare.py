@@ -23,20 +23,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import TypeAdapter
 
 from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.audit.scrub import scrub
 from offbook.taskgen.nouns import Repository, Unprepared
-from offbook.taskgen.prepare.baseline import BaselineLimits, find_baseline
 from offbook.taskgen.prepare.dependencies import install, refuse_runner
 from offbook.taskgen.prepare.layout import Layout, find_layout
 from offbook.taskgen.prepare.metadata import Project, read_project
-from offbook.taskgen.prepare.source import fetch
-from offbook.taskgen.prepare.unpack import SourceLimits
+from offbook.taskgen.prepare.source import PYTHON_VERSION, fetch, runs_here
+from offbook.taskgen.prepare.tests import BaselineLimits, find_baseline
 from offbook.tasks.suite import make_interpreter, suite_box
+from offbook.tasks.unpack import SourceLimits
 
 COMPILED = (".c", ".cc", ".cpp", ".pyx", ".rs", ".f90")
 IMPORT_S = 60.0
@@ -44,47 +43,44 @@ _REPOSITORY = TypeAdapter(Repository)
 _PROJECT = TypeAdapter(Project)
 
 
+Told = Callable[[str], None]
+
+
 @dataclass(frozen=True, slots=True)
-class PrepareLimits:
+class PrepareSettings:
     source: SourceLimits = field(default_factory=SourceLimits)
     baseline: BaselineLimits = field(default_factory=BaselineLimits)
-    install_s: float = 600.0
-    deps_mb: int = 1500
-
-
-def silent(message: str) -> None:
-    """The progress of nobody who watches."""
+    python: Path | None = None  # another interpreter for the repository than offbook's own
+    pytest_options: tuple[str, ...] = ()  # in the place of those that its settings ask for
+    start: str = ""  # a command that gets a box ready for its tests
 
 
 async def prepare(
     spec: str,
     folder: Path,
     box: BoxSpec | None = None,
-    progress: Callable[[str], None] = silent,
-    limits: PrepareLimits | None = None,
-    python: Path | None = None,
-    options: tuple[str, ...] = (),
-    start: str = "",
+    progress: Told = lambda message: None,
+    settings: PrepareSettings | None = None,
 ) -> Repository:
     """Make the repository that `spec` names (see source.fetch) ready in `folder`, or raise Unprepared.
 
-    After Unprepared nothing is left but folder/prepare.log, and that only if the source could be had. `python` is
-    another interpreter for the repository than offbook's own, `options` are for pytest in the place of those that its
-    settings ask for, and `start` is a command that gets a box ready for its tests.
+    After Unprepared nothing is left but folder/prepare.log, and that only if the source could be had.
     """
-    limits, box = limits or PrepareLimits(), box or BoxSpec()
+    settings, box = settings or PrepareSettings(), box or BoxSpec()
     folder = folder.resolve()
     ready = folder / "repository.json"
-    _refuse_other_source(folder, spec)
+    marker = folder / "source.json"
+    if marker.is_file() and (other := json.loads(marker.read_bytes())["spec"]) != spec:
+        raise Unprepared(f"{folder} already holds {other}; give {spec} a folder of its own")
     if ready.is_file():
         return load_repository(folder)
     try:
-        project = await _fetch(spec, folder, limits, progress)
+        project = await _fetch(spec, folder, settings, progress)
         refuse_runner(project.name)
-        _refuse_other_python(project)
+        if not runs_here(project.requires_python):
+            raise Unprepared(f"{project.name} needs Python {project.requires_python} and this is {PYTHON_VERSION}")
         layout = find_layout(folder / "tree", project)
-        base = Path(os.path.realpath(python or sys.executable))
-        await _install(project, folder, base, limits, progress)
+        await _install(project, folder, settings, progress)
         draft = Repository(
             project.name,
             project.version,
@@ -94,11 +90,11 @@ async def prepare(
             layout.test_files,
             layout.support_files,
             tests=(),
-            pytest_options=options or layout.options,
-            start=start,
+            pytest_options=settings.pytest_options or layout.options,
+            start=settings.start,
         )
         await _check_import(draft, layout, box)
-        repository = await find_baseline(draft, box, limits.baseline, progress, layout.strict_warnings)
+        repository = await find_baseline(draft, box, settings.baseline, progress, layout.strict_warnings)
     except Unprepared as error:
         _clear(folder, str(error))
         raise
@@ -115,20 +111,14 @@ def load_repository(folder: Path) -> Repository:
     return _REPOSITORY.validate_python({**data, "folder": folder.resolve()})
 
 
-def _refuse_other_source(folder: Path, spec: str) -> None:
-    marker = folder / "source.json"
-    if marker.is_file() and (other := json.loads(marker.read_bytes())["spec"]) != spec:
-        raise Unprepared(f"{folder} already holds {other}; give {spec} a folder of its own")
-
-
-async def _fetch(spec: str, folder: Path, limits: PrepareLimits, progress: Callable[[str], None]) -> Project:
+async def _fetch(spec: str, folder: Path, settings: PrepareSettings, progress: Told) -> Project:
     tree, marker, saved = folder / "tree", folder / "source.json", folder / "project.json"
     if marker.is_file():
         return _PROJECT.validate_json(saved.read_bytes())
     progress(f"fetching {spec}")
     for leftover in (tree, folder / "fetched"):
         shutil.rmtree(leftover, ignore_errors=True)
-    fetched = await fetch(spec, folder / "fetched", limits.source)
+    fetched = await fetch(spec, folder / "fetched", settings.source)
     project = read_project(fetched.tree, fetched.name, fetched.version)
     removed = scrub(fetched.tree, frozenset({project.name, *project.top_level}))
     if removed:
@@ -152,25 +142,14 @@ def _write_version(path: Path, tree: Path, version: str) -> None:
         )
 
 
-def _refuse_other_python(project: Project) -> None:
-    here = "{}.{}.{}".format(*sys.version_info[:3])
-    try:
-        fits = SpecifierSet(project.requires_python).contains(here, prereleases=True)
-    except InvalidSpecifier:
-        return
-    if not fits:
-        raise Unprepared(f"{project.name} needs Python {project.requires_python} and this is {here}")
-
-
-async def _install(
-    project: Project, folder: Path, base: Path, limits: PrepareLimits, progress: Callable[[str], None]
-) -> None:
+async def _install(project: Project, folder: Path, settings: PrepareSettings, progress: Told) -> None:
     marker = folder / "dependencies.json"
     if marker.is_file():
         return
     progress(f"{project.name}: installing what it needs")
     shutil.rmtree(folder / "python", ignore_errors=True)
-    left_out = await install(project, folder / "deps", base, limits.install_s, limits.deps_mb)
+    base = Path(os.path.realpath(settings.python or sys.executable))
+    left_out = await install(project, folder / "deps", base)
     make_interpreter(folder, base)
     if left_out:
         progress(f"{project.name}: no wheels for {', '.join(left_out)}")

@@ -1,18 +1,33 @@
-"""Which tests of a repository can be relied on: those that pass, quickly, every time, whatever the order of sets."""
+"""The tests of a repository: which can be relied on, and which function of the product each of them enters.
+
+Those can be relied on that pass, quickly, every time, whatever the order of sets. Each is then run once with a tracer,
+of which there are two (suite_worker.py). `monitoring` asks the interpreter, which has to be Python 3.12 or later.
+`inserted` works on every Python: it puts a statement into each function as its file is imported. Left out: functions
+entered only in processes that a test starts, and lambdas, which count as a part of the function around them.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from packaging.version import Version
+
+from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.nouns import Repository, Unprepared
-from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, SuiteRun, run_suite, suite_box
+from offbook.taskgen.nouns import FunctionKey, Map, Repository, Unprepared, files_of
+from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, Engine, SuiteRun, run_suite, suite_box
 
 HASH_SEEDS = (0, 1, 42)  # one a run: a test that depends on the order of a set shows it
 ATTEMPTS = 6  # runs that end in the middle of a test: each time without that test
 HANGING = 0.8  # of the time limit not spent in tests that ended: then one test hangs, else the suite is long
 COMPLETED = (0, 1, 2, 5)  # pytest's exit codes for having run what there was to run
+TESTS_A_RUN = 2000  # the pipe for results holds 4 MB
+ROUNDS = 4  # for tests whose results did not fit, or that came after one which ended the process
+SLOWER = 4.0  # how much slower than in the baseline the tests may be before they count as endless
+START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +84,11 @@ async def find_baseline(
         raise Unprepared(
             f"{repository.name} has {len(alive)} reliable tests and at least {limits.min_tests} are needed{most}"
         )
-    files = {test.partition("::")[0] for test in alive}
+    files = files_of(alive)
     return replace(
         repository,
         test_files=tuple(path for path in repository.test_files if path in files),
-        support_files=tuple(
-            sorted({*repository.support_files, *(path for path in repository.test_files if path not in files)})
-        ),
+        support_files=tuple(sorted({*repository.support_files, *repository.test_files} - {*files})),
         tests=tuple(alive),
         excluded=state.excluded,
         seconds={test: state.seconds[test] for test in alive},
@@ -105,18 +118,12 @@ async def _whole_run(
 ) -> SuiteRun:
     """A run that came to its end, after leaving out tests which kill or outlast it. Every attempt has a fresh box."""
     for attempt in range(ATTEMPTS):
-        files = repository.test_files if tests is None else sorted({test.partition("::")[0] for test in tests})
+        files = repository.test_files if tests is None else files_of(tests)
         async with await suite_box(repository.tree, repository.suite, spec) as box:
             run = await run_suite(
-                box,
-                repository.suite,
-                files,
-                limits.suite_s,
-                tests,
-                hash_seed=hash_seed,
-                per_test_s=limits.per_test_s,
-                max_tests=limits.max_tests,
-            )
+                box, repository.suite, files, limits.suite_s, tests,
+                hash_seed=hash_seed, per_test_s=limits.per_test_s, max_tests=limits.max_tests,
+            )  # fmt: skip
         state.collected = state.collected or run.collected
         for path, reason in run.broken.items():
             state.excluded.setdefault(path, f"cannot be collected: {reason}")
@@ -149,3 +156,83 @@ def _sort_out(run: SuiteRun, tests: Sequence[str], state: _State, limits: Baseli
             state.seconds[test] = max(run.seconds[test], state.seconds.get(test, 0.0))
             alive.append(test)
     return alive
+
+
+async def map_tests(repository: Repository, box: BoxSpec | None = None, engine: Engine | None = None) -> Map:
+    """The map of a prepared repository. It is kept in folder/map.json and made only once.
+
+    A test that passes without a tracer and fails with it is mapped as far as it came, and named in that file.
+    """
+    path = repository.folder / "map.json"
+    if path.is_file():
+        return load_map(path)
+    engine = engine or best_engine(repository)
+    tests_of: dict[FunctionKey, set[str]] = {}
+    at_import: set[FunctionKey] = set()
+    pending, size = list(repository.tests), TESTS_A_RUN
+    traced: set[str] = set()
+    for _ in range(ROUNDS):
+        again: list[str] = []
+        for start in range(0, len(pending), size):
+            chosen = pending[start : start + size]
+            limit_s = START_S + SLOWER * sum(repository.seconds[test] for test in chosen)
+            async with await suite_box(repository.tree, repository.suite, box or BoxSpec()) as opened:
+                run = await run_suite(
+                    opened, repository.suite, files_of(chosen), limit_s, chosen,
+                    engine=engine, sources=repository.source_files,
+                )  # fmt: skip
+            keys = [FunctionKey(*pair) for pair in run.functions]
+            for test, numbers in run.enters.items():
+                for number in numbers:
+                    if test:
+                        tests_of.setdefault(keys[number], set()).add(test)
+                    else:
+                        at_import.add(keys[number])
+            traced |= run.enters.keys()
+            again += [test for test in chosen if test not in run.passed or test not in run.enters]
+        pending, size = again, max(1, size // 4)
+        if not pending:
+            break
+    lost = [test for test in pending if test not in traced]
+    if lost:
+        raise Unprepared(f"{len(lost)} tests of {repository.name} cannot be traced, among them {lost[0]}")
+    found = Map({key: frozenset(tests) for key, tests in sorted(tests_of.items())}, frozenset(at_import), engine)
+    write_atomic(path, dump_map(found, repository.tests, pending))
+    return found
+
+
+def best_engine(repository: Repository) -> Engine:
+    (library,) = (repository.folder / "python" / "lib").iterdir()
+    return "monitoring" if Version(library.name.removeprefix("python")) >= Version("3.12") else "inserted"
+
+
+def dump_map(found: Map, tests: Sequence[str], failed: Sequence[str]) -> str:
+    """Tests are written once and then named by their numbers: node ids are long and every function has many."""
+    numbers = {test: number for number, test in enumerate(tests)}
+    functions = [
+        [key.path, key.name, sorted(numbers[test] for test in found.tests_of.get(key, ()))]
+        for key in sorted(found.tests_of.keys() | found.at_import)
+    ]
+    at_import = sorted([key.path, key.name] for key in found.at_import)
+    data = {
+        "engine": found.engine,
+        "tests": tests,
+        "functions": functions,
+        "at_import": at_import,
+        "failed_when_traced": failed,
+    }
+    return json.dumps(data, separators=(",", ":"))
+
+
+def load_map(path: Path) -> Map:
+    data = json.loads(path.read_bytes())
+    tests = data["tests"]
+    return Map(
+        {
+            FunctionKey(file, name): frozenset(tests[number] for number in numbers)
+            for file, name, numbers in data["functions"]
+            if numbers
+        },
+        frozenset(FunctionKey(file, name) for file, name in data["at_import"]),
+        data["engine"],
+    )

@@ -20,11 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from offbook.taskgen.nouns import Unprepared
+from offbook.types import OffbookError
 
 MB = 1024 * 1024
 TAR_OVERHEAD = 4  # headers and padding: a tar of many small files is a few times larger than what they hold
 BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, NotImplementedError)
+
+
+class BadArchive(OffbookError):
+    """What is not taken in, and why, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +55,16 @@ class Unpacking:
     def place(self, name: str) -> PurePosixPath:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
-            raise Unprepared(f"{self.what} holds a file that would land outside of it: {name!r}")
+            raise BadArchive(f"{self.what} holds a file that would land outside of it: {name!r}")
         self.num_files += 1
         if self.num_files > self.limits.files:
-            raise Unprepared(f"{self.what} holds more than {self.limits.files} files")
+            raise BadArchive(f"{self.what} holds more than {self.limits.files} files")
         return path
 
     def grow(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
         if self.num_bytes > self.limits.tree_mb * MB:
-            raise Unprepared(f"{self.what} is larger than {self.limits.tree_mb} MB")
+            raise BadArchive(f"{self.what} is larger than {self.limits.tree_mb} MB")
 
     def folder(self, path: PurePosixPath) -> None:
         (self.into / path).mkdir(parents=True, exist_ok=True)
@@ -77,16 +81,16 @@ class Unpacking:
 
     def link(self, path: PurePosixPath, target: str) -> None:
         if not stays_inside(path, target):
-            raise Unprepared(f"{self.what} holds a link that leaves it: {str(path)!r}")
+            raise BadArchive(f"{self.what} holds a link that leaves it: {str(path)!r}")
         self.links[path] = target
 
     def make_links(self) -> None:
         for path, target in self.links.items():
             place = self.into / path
             if any(parent in self.links for parent in path.parents):
-                raise Unprepared(f"{self.what} holds a file behind a link: {str(path)!r}")
+                raise BadArchive(f"{self.what} holds a file behind a link: {str(path)!r}")
             if os.path.lexists(place):
-                raise Unprepared(f"{self.what} holds a link in the place of a file or folder: {str(path)!r}")
+                raise BadArchive(f"{self.what} holds a link in the place of a file or folder: {str(path)!r}")
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(target)
 
@@ -106,8 +110,8 @@ def stays_inside(path: PurePosixPath, target: str) -> bool:
     return not target.startswith("/") and ups < len(path.parts) and ".." not in parts[ups:]
 
 
-def unpack(archive: Path, into: Path, what: str, limits: SourceLimits) -> Path:
-    """Unpack into an empty folder and return where the tree begins: most archives hold one folder with all the rest."""
+def unpack(archive: Path, into: Path, what: str, limits: SourceLimits) -> None:
+    """Into an empty folder."""
     unpacking = Unpacking(what, into, limits)
     try:
         with open(archive, "rb") as file:
@@ -119,11 +123,7 @@ def unpack(archive: Path, into: Path, what: str, limits: SourceLimits) -> Path:
                 _unpack_tar(_Bounded(stream, unpacking), unpacking)
         unpacking.make_links()
     except BROKEN as error:
-        raise Unprepared(f"{what} is no archive that can be unpacked ({error or type(error).__name__})") from None
-    entries = list(into.iterdir())
-    if not entries:
-        raise Unprepared(f"{what} is empty")
-    return entries[0] if len(entries) == 1 and entries[0].is_dir() and not entries[0].is_symlink() else into
+        raise BadArchive(f"{what} is no archive that can be unpacked ({error or type(error).__name__})") from None
 
 
 Stream = IO[bytes] | gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile
@@ -150,7 +150,7 @@ class _Bounded(io.RawIOBase):
         chunk = self._stream.read(size)
         self._left -= len(chunk)
         if self._left < 0:
-            raise Unprepared(f"{self._unpacking.what} is larger than {self._unpacking.limits.tree_mb} MB")
+            raise BadArchive(f"{self._unpacking.what} is larger than {self._unpacking.limits.tree_mb} MB")
         return chunk
 
 
@@ -173,7 +173,7 @@ def _unpack_tar(stream: _Bounded, unpacking: Unpacking) -> None:
                 assert content_of is not None
                 unpacking.file(path, content_of, bool(member.mode & 0o100))
             else:
-                raise Unprepared(f"{unpacking.what} holds a device: {member.name!r}")
+                raise BadArchive(f"{unpacking.what} holds a device: {member.name!r}")
 
 
 def _unpack_zip(archive_path: Path, unpacking: Unpacking) -> None:
@@ -182,7 +182,7 @@ def _unpack_zip(archive_path: Path, unpacking: Unpacking) -> None:
             path = unpacking.place(member.filename)
             mode = member.external_attr >> 16
             if member.flag_bits & 0x1:
-                raise Unprepared(f"{unpacking.what} is encrypted")
+                raise BadArchive(f"{unpacking.what} is encrypted")
             if member.is_dir():
                 unpacking.folder(path)
                 continue
@@ -190,7 +190,7 @@ def _unpack_zip(archive_path: Path, unpacking: Unpacking) -> None:
                 if stat.S_ISLNK(mode):
                     unpacking.link(path, content.read(4096).decode(errors="replace"))
                 elif mode and stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-                    raise Unprepared(f"{unpacking.what} holds a device: {member.filename!r}")
+                    raise BadArchive(f"{unpacking.what} holds a device: {member.filename!r}")
                 else:
                     unpacking.file(path, content, bool(mode & 0o100))
 
@@ -208,7 +208,7 @@ def copy_tree(source: Path, into: Path, what: str, limits: SourceLimits, skip: f
             with open(entry.path, "rb") as content:
                 unpacking.file(path, content, os.access(entry.path, os.X_OK))
         else:
-            raise Unprepared(f"{what} holds a device: {str(relative)!r}")
+            raise BadArchive(f"{what} holds a device: {str(relative)!r}")
     unpacking.make_links()
 
 
