@@ -23,7 +23,7 @@ from offbook.cli.view import _folders, write_page
 from offbook.runfolder import RunFolder
 from offbook.types import Event, Feedback, Hint, Target
 from offbook.view.index import RunIndex
-from offbook.view.server import Server
+from offbook.view.server import Server, answer
 from offbook.view.single import write_single
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test-browser does it")
@@ -448,9 +448,8 @@ def test_screenshots(browser: Any) -> None:
         page.set_viewport_size({"width": 1100, "height": 1560})
         page.screenshot(path=out / "view-run.png")
         page.set_viewport_size({"width": 1100, "height": 760})
-        page = watched.open("/rollouts/0?rule=any&order=most+moved+by+a+hint", ".row")
-        page.locator(".spacer .row").first.click()
-        page.wait_for_selector(".strip")
+        example = answer([RunIndex(run.name, run)], "api/run/0/example")
+        page = watched.open(f"/rollout/0/{example['source']}/{example['number']}", ".strip")
         page.mouse.move(1, 1)
         page.mouse.wheel(0, 300)
         page.wait_for_timeout(300)

@@ -137,7 +137,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, kind, self.server.assets[name])
             return
         try:
-            self._send(HTTPStatus.OK, "application/json", answers.to_json(self.server.answer(address)))
+            found = answer(self.server.runs, address, self.server.outcome)
+            self._send(HTTPStatus.OK, "application/json", answers.to_json(found))
         except OffbookError as error:
             self._send(HTTPStatus.NOT_FOUND, "application/json", answers.to_json({"error": str(error)}))
         except (BrokenPipeError, ConnectionResetError):
@@ -163,8 +164,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, runs: list[RunIndex], port: int, outcome: Outcome = no_outcome):
         super().__init__(("127.0.0.1", port), Handler)
-        self.answer = lambda address: answer(runs, address, outcome)
-        self.assets = assets()
+        self.runs, self.outcome, self.assets = runs, outcome, assets()
         self.hosts = [[f"{name}:{self.server_port}"] for name in ("127.0.0.1", "localhost")]
 
     @property
