@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from test_remote import reply, serving
 from test_rollout import rollout as offbook_rollout
 from test_rollout import task as task  # a fixture
-from test_view import make_rollout, make_run, report
 
 from offbook.config import HarnessConfig, RewardsConfig
 from offbook.harness import Harness, run_agent
@@ -26,8 +25,7 @@ from offbook.rewards.lint import findings, introduced
 from offbook.runfolder import RunFolder
 from offbook.sandbox import ProcessBox
 from offbook.tokens import ChatFormat, render_call
-from offbook.types import Completion, Limits, OffbookError, Prompt, Reward, Rollout, StopReason, Task
-from offbook.view.markup import MINUS
+from offbook.types import Completion, Limits, OffbookError, Prompt, Reward, Rollout, Task
 
 TOOLS = ("read_file", "edit_file", "run_command", "todo", "finish")
 CALC = '"""Sums."""\n\n\ndef one():\n    return 0\n'
@@ -351,40 +349,6 @@ def test_a_numpy_number_is_a_number() -> None:
 
     rewards = Rewards((Part("n", 1.0, lambda task, rollout: numpy.float64(0.5)),))
     assert scored(rewards).reward.total == 1.5
-
-
-# In the report
-
-
-def test_the_report_shows_parts_apart(tmp_path: Path) -> None:
-    run = make_run(tmp_path, "shaped")
-    for step in (3, 4):
-        RunFolder(run).append_metrics({"step": step, "reward/outcome": 0.5, "reward/open_todos": -0.25})
-    RunFolder(run).write_eval("final", {"solved": 0.5, "reward/outcome": 0.5, "reward/open_todos": -0.125}, [])
-    page = report(tmp_path, {"shaped": run})
-    captions = [node.text for node in page.all("figcaption")]
-    assert [text for text in captions if "part" in text] == ["Reward part: open todoshigher is better"]
-    (table,) = page.all("table", "parts")
-    rows = [[cell.text for cell in row.all() if cell.name in ("th", "td")] for row in table.all("tr")]
-    assert rows == [["part of the reward", "open todos"], ["before", "—"], ["shaped", f"{MINUS}0.125"]]
-
-
-def test_a_report_without_parts_has_no_such_table(tmp_path: Path) -> None:
-    run = make_run(tmp_path, "plain")
-    RunFolder(run).append_metrics({"step": 3, "reward/outcome": 0.5})
-    page = report(tmp_path, {"plain": run})
-    assert not page.all("table", "parts")
-    assert not [node for node in page.all("figcaption") if "part" in node.text]
-
-
-@pytest.mark.parametrize("stop", get_args(StopReason))
-def test_every_way_to_end_can_be_shown(tmp_path: Path, stop: StopReason) -> None:
-    run = make_run(tmp_path, "ended", hinted=False)
-    rollout = make_rollout("r")
-    rollout.stop = stop
-    for step in (1, 2):
-        RunFolder(run).write_rollouts(step, [rollout])
-    assert report(tmp_path, {"ended": run}).all("details", "rollout")
 
 
 # From the command line

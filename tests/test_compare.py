@@ -6,16 +6,20 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from offbook.config import Config
 from offbook.evals import arms
 from offbook.evals.compare import compare, find_evaluation, load_evaluation, said_of
 from offbook.evals.figure import effort_figure, solved_within
 from offbook.evals.metrics import Row, measure, row_of
+from offbook.evals.svg import nice_ticks, spread, tag
 from offbook.evals.tables import markdown
 from offbook.runfolder import RunFolder, write_atomic
 from offbook.types import Feedback, Hint, OffbookError, Reward, Rollout, Target, Usage
@@ -219,6 +223,30 @@ def test_the_effort_curve_is_solved_within_so_many_tokens() -> None:
     tree = ElementTree.fromstring(drawn)
     assert len(tree.findall("{http://www.w3.org/2000/svg}g")) == 3, "all, normal and hard"
     assert "&lt;one&gt;" in drawn
+
+
+@given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
+def test_ticks_span_the_values(low: float, extent: float) -> None:
+    ticks = nice_ticks(low, low + extent)
+    slack = 1e-6 * (abs(low) + extent) + 1e-9
+    assert ticks[0] <= low + slack
+    assert ticks[-1] >= low + extent - slack
+    assert 2 <= len(ticks) <= 12
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=6))
+def test_labels_keep_their_distance(wanted: list[float]) -> None:
+    placed = sorted(spread(wanted, 10.0, 0.0, 100.0))
+    assert all(right - left >= 10.0 - 1e-9 for left, right in pairwise(placed))
+    assert placed[0] >= -1e-9
+    assert placed[-1] <= 100.0 + 1e-9
+
+
+@given(st.text(), st.text())
+def test_names_stay_text_in_a_figure(text: str, value: str) -> None:
+    if text.isprintable() and value.isprintable():
+        element = ElementTree.fromstring(tag("text", text, title=value))
+        assert (element.text or "", element.attrib["title"]) == (text, value)
 
 
 def test_a_pipe_in_a_name_does_not_break_the_page() -> None:

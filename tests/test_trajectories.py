@@ -215,7 +215,8 @@ def test_the_verb_on_a_file(tmp_path: Path) -> None:
 
 
 def test_the_verb_on_a_run_links_into_its_page(tmp_path: Path) -> None:
-    from offbook.view.report import write_report
+    from offbook.view.index import RunIndex
+    from offbook.view.server import answer
 
     folder = RunFolder(tmp_path / "run")
     call = ToolCall("run_command", {"command": "ls"})
@@ -227,6 +228,6 @@ def test_the_verb_on_a_run_links_into_its_page(tmp_path: Path) -> None:
     (folder.path / "rollouts" / "step_00001.jsonl").write_bytes(dump_lines([rollout]) + b"broken\n")
     told = json.loads(audit(str(folder.path), "--json").stdout)
     assert (told["kinds"], told["unreadable"]) == ({"exit": 1}, 1)
-    write_report(tmp_path / "report.html", {"run": folder.path}, before=None, title="t", seconds=None)
-    anchor = told["findings"][0]["link"].partition("#")[2]
-    assert f'id="{anchor}"' in (tmp_path / "report.html").read_text()
+    assert told["findings"][0]["link"] == "report.html#/rollout/run/step_00001/0/0.1"
+    opened = answer([RunIndex("run", folder.path)], "api/run/0/rollout?source=step_00001&number=0")
+    assert (opened["id"], opened["outline"][1]["message"]) == ("step1/t/0", 1)

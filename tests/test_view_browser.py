@@ -6,19 +6,24 @@ With OFFBOOK_SCREENSHOTS=docs the pictures of docs/view.md are taken again.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from viewdata import add_step, make_rollout, make_run
 
+from offbook.cli.view import _folders, write_page
 from offbook.runfolder import RunFolder
+from offbook.types import Event, Feedback, Hint, Target
 from offbook.view.index import RunIndex
-from offbook.view.server import Server
+from offbook.view.server import Server, answer
 from offbook.view.single import write_single
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test-browser does it")
@@ -144,7 +149,7 @@ def test_the_run_shows_its_curves_hints_and_flags(watched: Watched) -> None:
         "Effort: tokens",
     ):
         assert label in labels
-    assert page.locator("#result tbody td").all_inner_texts() == ["72.5%\n60.0 to 80.0", "3.2", "4.0", "180"]
+    assert page.locator(".result tbody td").all_inner_texts() == ["72.5%\n60.0 to 80.0", "3.2", "4.0", "180"]
     assert page.locator("#hints .rule-table a").all_inner_texts() == ["unknown tool"]
     assert page.locator("#monitors .rule-table a").all_inner_texts() == ["test edit"]
     chart = page.locator("#curves svg").first
@@ -307,15 +312,101 @@ def test_the_single_file_opens_from_the_disk(browser: Any, folder: Path, tmp_pat
     watched = Watched(browser, out.as_uri())
     page = watched.open("/rollouts/0", ".row .task")
     assert page.locator(".count").inner_text() == "25 rollouts"
-    assert page.locator(".aside").inner_text().startswith("4 rollouts can be opened in this file")
-    assert page.locator(".row.away").count() == page.locator(".spacer .row").count() - 4
-    watched.open("rollout-1-message-0-4", ".strip")  # an address that `offbook audit` gives
+    assert page.locator(".aside").inner_text().startswith("1 rollout can be opened in this file")
+    assert page.locator(".row.away").count() == page.locator(".spacer .row").count() - 1
+    watched.open("/", "#example .strip")  # the first screen
+    assert page.locator("h1").inner_text() == "mailed"
+    page.get_by_role("link", name="the whole rollout").click()
+    page.wait_for_selector(".page-rollout .strip")
     assert "token 3 of 7" in page.locator(".inspector").inner_text()
-    watched.open("/compare", ".panel svg")
     watched.open("/rollout/1/eval-final/0", ".empty")
     assert "does not hold it" in page.locator(".empty").inner_text()
     watched.check()
     watched.context.close()
+
+
+def test_the_report_of_a_quickstart(browser: Any, tmp_path: Path) -> None:
+    root = tmp_path / "quickstart-0"
+    for name in ("rl", "rl_hints"):
+        make_run(root, name, hinted=name == "rl_hints", extra=HOSTILE)
+    before = {"solved": 0.25, "invalid_per_100": 30.0, "turns": 4.0, "tokens": 1234.0, "rollouts": 1}
+    before["reward/open_todos"] = -0.125
+    RunFolder(root).write_eval("before", before, [make_rollout("before/0", "otter-birch", "b", solved=False)])
+    runs = [RunIndex(name, path) for name, path in _folders([root]).items()]
+    write_single(tmp_path / "report.html", runs, "offbook quickstart", lambda runs: f"What came out. {HOSTILE}")
+    watched = Watched(browser, (tmp_path / "report.html").as_uri(), viewport=PHONE)
+    page = watched.open("/", ".panel svg")
+    assert page.locator(".outcome").inner_text() == f"What came out. {HOSTILE}"
+    assert page.locator("main .lead").first.inner_text() == (
+        "The model pocket was trained for 4 steps of 6 rollouts on 2 tasks, and measured on 48 others (seed 3). "
+        "They differ in feedback.weight: 0 in rl, 5 in rl_hints."
+    )
+    rows = page.locator(".result tbody tr")
+    assert rows.locator("th").all_inner_texts() == ["before", "rl", "rl_hints"]
+    assert rows.nth(0).locator(".figure").all_inner_texts() == ["25.0%", "30.0", "4.0", "1,234"]
+    assert rows.nth(2).locator(".figure").all_inner_texts() == ["72.5%", "3.2", "4.0", "180"]
+    changes = ["+47.5 pts", "\u221226.8", "\u00b10", "\u22121,054"]
+    assert rows.nth(2).locator(".change").all_inner_texts() == changes
+    page.get_by_text("Parts of the reward").click()
+    assert page.locator(".parts tbody tr").all_inner_texts() == [
+        "before\t\u22120.125",
+        "rl\t\u2014",
+        "rl_hints\t\u2014",
+    ]
+    example = page.locator("#example")
+    assert "available tools are read_file" in example.locator(".hint").inner_text()
+    assert "write_file" in example.locator(".strip").inner_text()
+    assert "25 times less likely" in example.locator(".effect").inner_text()  # .6 x .84 / (.02 x .99)
+    assert page.locator(".panel").first.locator("text.name").all_text_contents() == ["rl", "rl_hints"]
+    of_rl, of_hints = ["25\nrollouts", "tasks"], ["25\nrollouts", "16\nhinted messages", "tasks"]
+    assert page.locator("#closer .door").all_inner_texts() == [*of_rl, *of_hints, "1\nrollout", "tasks"]
+    clipped = "[...document.querySelectorAll('main *')].filter((one) => !one.closest('.scroll, .unseen, .side code')"
+    clipped += " && one.getBoundingClientRect().right > innerWidth + 1).map((one) => one.outerHTML.slice(0, 90))"
+    assert page.evaluate(clipped) == []
+    box = page.locator(".result").locator("..")
+    assert box.evaluate("(box) => box.scrollWidth") <= box.evaluate("(box) => box.clientWidth")
+    watched.open("/rollout/rl_hints/step_00001/0/0.4", ".strip")  # an address that `offbook audit` gives
+    expect(page.locator("#run option:checked")).to_have_text("rl_hints")
+    watched.check()
+    watched.context.close()
+
+
+def test_bars_do_not_overlap_where_steps_are_missing(browser: Any, tmp_path: Path) -> None:
+    path = make_run(tmp_path, "gaps", steps=3, wanted=200)
+    add_step(RunFolder(path), 200)
+    with serving(RunIndex("gaps", path)) as server:
+        watched = Watched(browser, server.url)
+        page = watched.open("/run/0", "#monitors .bar")
+        drawn = page.locator("#monitors .bar").get_attribute("d")
+        bars = [(float(left), float(width)) for left, width in re.findall(r"M([\d.]+),[^h]*h([\d.]+)", drawn)]
+        assert len(bars) == 4
+        assert all(left + width <= after + 0.11 for (left, width), (after, _) in pairwise(bars))
+        watched.check()
+        watched.context.close()
+
+
+def test_what_went_wrong_is_said_first_and_what_is_unseen_is_shown(browser: Any, tmp_path: Path) -> None:
+    path = make_run(tmp_path, "odd", steps=1)
+    crashed = make_rollout("crashed", "t", "g", solved=False, extra="a\x1b[31m\u202eb")
+    crashed.stop = "crash"
+    crashed.events.append(Event(-1, "crash", "Traceback ...\n  File x\nBoxError: the box is gone\n"))
+    unscored = Feedback(
+        Target("crashed", 0, 4, "unknown_tool", "no such tool"), Hint("unknown_tool", "Look at the list.")
+    )
+    RunFolder(path).write_rollouts(1, [crashed])
+    RunFolder(path).write_feedback(1, [unscored])
+    with serving(RunIndex("odd", path)) as server:
+        watched = Watched(browser, server.url, viewport=PHONE)
+        page = watched.open("/rollout/0/step_00001/0", ".message.filled")
+        note = page.locator("details.unreadable summary")
+        assert note.inner_text() == "It crashed: BoxError: the box is gone"
+        assert note.bounding_box()["y"] < PHONE["height"]
+        assert "a\u241b[31m[U+202E]b" in page.locator(".message.user").inner_text()
+        target = page.locator(".message.target")
+        assert "did not score" in target.inner_text()
+        assert target.locator(".tool-name").inner_text() == "write_file"
+        watched.check()
+        watched.context.close()
 
 
 def test_an_empty_run_and_a_wrong_address_say_so(browser: Any, tmp_path: Path) -> None:
@@ -340,17 +431,25 @@ def test_an_empty_run_and_a_wrong_address_say_so(browser: Any, tmp_path: Path) -
 
 @pytest.mark.skipif("OFFBOOK_SCREENSHOTS" not in os.environ, reason="OFFBOOK_SCREENSHOTS names no folder")
 def test_screenshots(browser: Any) -> None:
-    """Of the run that OFFBOOK_SCREENSHOTS_RUN names."""
-    out, run = Path(os.environ["OFFBOOK_SCREENSHOTS"]), Path(os.environ["OFFBOOK_SCREENSHOTS_RUN"])
+    """Of the quickstart's folder that OFFBOOK_SCREENSHOTS_RUN names."""
+    out, quickstart = Path(os.environ["OFFBOOK_SCREENSHOTS"]), Path(os.environ["OFFBOOK_SCREENSHOTS_RUN"])
+    run = quickstart / "rl_hints"
+    with TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.html"
+        write_page(
+            report, [RunIndex(name, path) for name, path in _folders([quickstart]).items()], "offbook quickstart"
+        )
+        watched = Watched(browser, report.as_uri(), viewport={"width": 1100, "height": 1560}, color_scheme="light")
+        watched.open("/", "#example .strip").screenshot(path=out / "report.png")
+        watched.context.close()
     with serving(RunIndex(run.name, run)) as server:
         watched = Watched(browser, server.url, viewport={"width": 1100, "height": 760}, color_scheme="light")
         page = watched.open("/run/0", ".panel svg")
         page.set_viewport_size({"width": 1100, "height": 1560})
         page.screenshot(path=out / "view-run.png")
         page.set_viewport_size({"width": 1100, "height": 760})
-        page = watched.open("/rollouts/0?rule=any&order=most+moved+by+a+hint", ".row")
-        page.locator(".spacer .row").first.click()
-        page.wait_for_selector(".strip")
+        example = answer([RunIndex(run.name, run)], "api/run/0/example")
+        page = watched.open(f"/rollout/0/{example['source']}/{example['number']}", ".strip")
         page.mouse.move(1, 1)
         page.mouse.wheel(0, 300)
         page.wait_for_timeout(300)

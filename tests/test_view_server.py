@@ -433,21 +433,34 @@ def test_one_file_holds_the_page(tmp_path: Path) -> None:
     [held] = re.findall(r'<script type="application/json" id="held">(.*?)</script>', text, re.DOTALL)
     answers = json.loads(held)["answers"]
     assert answers["api/run/0/rollout?source=step_00001&number=0"]["hints"][0]["hint"]["text"].endswith(HOSTILE)
-    assert json.loads(held)["picks"] == [[0, "step_00001", 0], [0, "step_00002", 0]]
+    assert json.loads(held)["title"] == HOSTILE
+    assert not re.search(r"https?:|@import|url\(", text.replace(held, "").replace("http://www.w3.org/2000/svg", ""))
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in text
     assert text.count("<script") == 2
 
 
-def test_a_file_that_is_full_holds_the_picks_and_the_whole_list(tmp_path: Path) -> None:
+def test_a_file_that_is_full_holds_the_example_and_the_whole_list(tmp_path: Path) -> None:
     run = RunIndex("rl_hints", make_run(tmp_path, "rl_hints"))
     out = tmp_path / "page.html"
     write_single(out, [run], "t", max_bytes=1)
     [held] = re.findall(r'id="held">(.*?)</script>', out.read_text(), re.DOTALL)
     answers = json.loads(held)["answers"]
     assert len(answers["api/run/0/rollouts"]["rows"]) == 25
-    assert len([address for address in answers if "/rollout?" in address]) == len(json.loads(held)["picks"]) == 4
+    found = answers["api/run/0/example"]
+    where = f"source={found['source']}&number={found['number']}"
+    assert [address for address in answers if "/rollout?" in address] == [f"api/run/0/rollout?{where}"]
+
+
+def test_a_file_holds_what_was_noted_before_the_rest(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "rl", hinted=False)
+    run, out = RunIndex("rl", path), tmp_path / "page.html"
+    write_single(out, [run], "t", max_bytes=60_000)
+    [held] = re.findall(r'id="held">(.*?)</script>', out.read_text(), re.DOTALL)
+    opened = [one for address, one in json.loads(held)["answers"].items() if "/rollout?" in address]
+    assert 0 < len(opened) < 16
+    assert all(one["flags"] for one in opened)
 
 
 def test_a_folder_of_runs_stands_for_them(tmp_path: Path) -> None:
@@ -488,9 +501,8 @@ def test_the_verb_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         served.wait()
 
 
-def test_the_verb_writes_files(tmp_path: Path) -> None:
+def test_the_verb_writes_a_file(tmp_path: Path) -> None:
     path = make_run(tmp_path, "rl_hints", steps=1)
-    page, report = tmp_path / "page.html", tmp_path / "report.html"
-    view([path], static=page, report=report)
+    page = tmp_path / "page.html"
+    view([path], static=page)
     assert 'id="held"' in page.read_text()
-    assert 'class="rollout"' in report.read_text()

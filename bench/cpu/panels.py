@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from statistics import mean
 
-from offbook.view.charts import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Frame
-from offbook.view.markup import Html, join, tag
-from offbook.view.scales import Points, smooth, spread
+from offbook.evals.svg import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Frame, Html, join, spread, tag
+from offbook.view.scales import Points, smooth
 
 # dark enough on white
 COLOURS = (

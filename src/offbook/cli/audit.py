@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 MAX_SHOWN = 5  # findings of one kind
 PAGE = "report.html"
-NUM_ON_PAGE = 6  # rollouts that `offbook view` shows
 
 
 def audit(
@@ -52,18 +51,26 @@ def _tasks_in(folder: Path) -> dict[str, Task]:
 
 
 def _links(folder: RunFolder, page: str) -> dict[str, str]:
-    """Where a rollout begins in the page of the run, for those that the page shows."""
-    from offbook.view.load import load_run, pick_rollouts
+    """Where a rollout begins in the page of the run, or in one that has this run among others."""
+    from urllib.parse import quote
 
-    picks = pick_rollouts([load_run(folder.path.name, folder.path)], NUM_ON_PAGE)
-    return {pick.rollout.id: f"{page}#rollout-{index}" for index, pick in enumerate(picks, 1)}
+    from offbook.view.index import RunIndex
+
+    run = RunIndex(folder.path.resolve().name, folder.path)
+    run.refresh()
+    start = f"{page}#/rollout/{quote(run.name, safe='')}"
+    return {
+        place.said["id"]: f"{start}/{source}/{number}"
+        for source, lines in run.rollouts.items()
+        for number, place in enumerate(lines.places)
+    }
 
 
 def _link(finding: Finding, links: dict[str, str]) -> str:
     start = links.get(finding.rollout)
     if not start or finding.flag.message < 0:
         return start or ""
-    return f"{start}-message-{finding.flag.segment}-{finding.flag.message}"
+    return f"{start}/{finding.flag.segment}.{finding.flag.message}"
 
 
 def _as_dict(review: Review, links: dict[str, str]) -> dict[str, Any]:

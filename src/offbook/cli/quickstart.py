@@ -54,10 +54,12 @@ def quickstart(
     seconds = time.monotonic() - started
     (out / "summary.json").write_text(json.dumps({**summary, "seconds": seconds}, indent=2) + "\n")
 
-    from offbook.view.report import write_report
+    from offbook.cli.view import write_page
+    from offbook.view.index import RunIndex
 
     report = out / "report.html"
-    write_report(report, {arm: out / arm for arm in ARMS}, before=before, title="offbook quickstart", seconds=seconds)
+    runs = [*(RunIndex(arm, out / arm) for arm in ARMS), RunIndex("before", out)]
+    write_page(report, runs, "offbook quickstart")
     if as_json:
         print(json.dumps({**summary, "seconds": seconds, "report": str(report)}))
     else:

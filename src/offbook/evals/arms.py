@@ -16,8 +16,9 @@ import numpy as np
 from offbook.evals.metrics import NOTHING, metric_of, show
 from offbook.evals.statistics import Ratio, compare_paired, mean_and_deviation
 from offbook.evals.tables import Cells
+from offbook.runfolder import RunFolder
 from offbook.types import OffbookError
-from offbook.view.load import Run, is_number, load_run, series
+from offbook.view.lines import is_number
 from offbook.view.scales import Points
 
 HELD_OUT = ("solved", "invalid_per_100", "turns", "tokens")
@@ -25,6 +26,19 @@ TRAINING = (*HELD_OUT, "reward", "hinted_targets", "hint/kl")
 HINTED = "hinted_probability"
 SEED = re.compile(r"seed[-_]?(\d+)")
 MAX_WINDOW = 5  # steps that `first` and `last` are means over
+
+
+@dataclass(slots=True)
+class Run:
+    name: str
+    folder: RunFolder
+    rows: list[dict[str, Any]]  # of metrics.jsonl, each with a numeric `step`
+    final: dict[str, Any] | None
+    unreadable: Counter[str]
+
+    def series(self, key: str) -> Points:
+        """(step, value) where the row has a finite number under `key`."""
+        return [(row["step"], row[key]) for row in self.rows if is_number(row.get(key))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +108,13 @@ def load_arms(paths: Sequence[Path], groups: Mapping[str, Sequence[Path]], keys:
 
 def _load(path: Path) -> Run:
     """An evaluation's folder is a run without steps."""
-    run = load_run(path.name, path)
-    results = path / "results.json"
-    if run.final is None and results.is_file():
-        run.final = json.loads(results.read_text())
-    return run
+    folder = RunFolder.open(path)
+    lines, broken = folder.metrics()
+    rows = [row for row in lines if isinstance(row, dict) and is_number(row.get("step"))]
+    results, final = path / "results.json", folder.read_eval("final")
+    if final is None and results.is_file():
+        final = json.loads(results.read_text())
+    return Run(path.name, folder, rows, final, Counter({"metrics line": broken + len(lines) - len(rows)}))
 
 
 def held_out_numbers(run: Run, keys: Sequence[str]) -> dict[str, float]:
@@ -110,7 +126,7 @@ def training_numbers(run: Run, keys: Sequence[str]) -> dict[str, float]:
     """Means over the first and over the last steps."""
     numbers = {}
     for key in keys:
-        points = [value for _, value in series(run, key)]
+        points = [value for _, value in run.series(key)]
         if points:
             window = max(1, min(MAX_WINDOW, len(points) // 3))
             numbers[f"{key}, first {window}"] = sum(points[:window]) / window
@@ -199,7 +215,7 @@ def said_of(arms: Arms) -> list[str]:
 
 
 def curves(arms: Arms, key: str = "solved") -> dict[str, list[Points]]:
-    return {arm: [series(member.run, key) for member in members] for arm, members in arms.members.items()}
+    return {arm: [member.run.series(key) for member in members] for arm, members in arms.members.items()}
 
 
 def as_json(arms: Arms) -> dict[str, Any]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from offbook.evals.metrics import Row
-from offbook.view.charts import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Frame
-from offbook.view.markup import Html, join, tag
-from offbook.view.scales import Points, nice_ticks, smooth, spread, thin
+from offbook.evals.svg import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Frame, Html, join, spread, tag
+from offbook.view.scales import Points, smooth, thin
 
 COLOURS = ("#0067a3", "#c75400", "#00805c", "#b0558a", "#3a94c9", "#8a7500")
 STYLE = (
@@ -91,7 +90,7 @@ def _panel(panel: Panel, colours: Mapping[str, str]) -> Html:
     values = [value for _, value in every]
     low, high = (0.0, max(*values, 0.01)) if panel.percent else (min(values), max(values))
     frame = Frame([step for step, _ in every], low, high, panel.percent, right=RIGHT)
-    parts = [title, _grid(frame, panel.across)]
+    parts = [title, frame.grid(panel.across)]
     for name, runs in panel.faint.items():
         parts += [tag("path", d=frame.path(run), class_="faint", stroke=colours[name]) for run in runs]
     ends = spread([frame.y(points[-1][1]) for points in panel.lines.values()], 13, TOP, HEIGHT - BOTTOM)
@@ -99,18 +98,4 @@ def _panel(panel: Panel, colours: Mapping[str, str]) -> Html:
         parts.append(tag("path", d=frame.path(points), class_="line", stroke=colours[name]))
         shown = name if len(name) <= 16 else f"{name[:7]}…{name[-8:]}"
         parts.append(tag("text", shown, x=frame.end + 8, y=y + 4, class_="name", style=f"fill:{colours[name]}"))
-    return join(parts)
-
-
-def _grid(frame: Frame, across: str) -> Html:
-    parts = []
-    for tick in frame.ticks:
-        y = frame.y(tick)
-        parts.append(tag("line", x1=LEFT, x2=frame.end, y1=y, y2=y, class_="grid"))
-        parts.append(tag("text", frame.tick_text(tick), x=LEFT - 7, y=y + 3.5, text_anchor="end"))
-    for tick in nice_ticks(frame.first, frame.last):
-        if frame.first <= tick <= frame.last:
-            x = frame.x(tick)
-            parts.append(tag("text", f"{tick:g}", x=x, y=HEIGHT - BOTTOM + 17, text_anchor="middle"))
-    parts.append(tag("text", across, x=frame.end + 13, y=HEIGHT - BOTTOM + 17))
     return join(parts)

@@ -1,1 +1,1 @@
-"""Views of a run folder for people: the page that `offbook view` serves or writes, and the report."""
+"""Run folders for people: one page, served live by `offbook view` or written as one file."""

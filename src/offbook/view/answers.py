@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import Counter
 from typing import Any
 
 from offbook.types import OffbookError
 from offbook.view.index import RunIndex, Said
-from offbook.view.lines import Lines
-from offbook.view.load import flatten, is_number, sentence
-from offbook.view.scales import max_points, smooth, thin
+from offbook.view.lines import Lines, is_number
+from offbook.view.scales import smooth, thin
 
 COLUMNS = [
     "source",
@@ -33,7 +31,8 @@ COLUMNS = [
     "rules",
     "peak",
 ]
-RECENT_S = 60.0  # a run that wrote less than this ago, or than three steps take, counts as going on
+MAX_POINTS = 240  # of a curve
+NUM_MOVED = 200  # targets among which the example is looked for: those that a hint moved most
 
 
 def to_json(value: Any) -> bytes:
@@ -53,30 +52,6 @@ def _finite(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
-def overview(run: RunIndex) -> dict[str, Any]:
-    """What the head of every page needs, and how to see that a run went on."""
-    rows, flat = run.rows(), flatten(run.config)
-    last = max((row["step"] for row in rows), default=0)
-    wanted = flat.get("train.steps")
-    age = time.time() - run.changed_at
-    over = is_number(wanted) and last >= wanted
-    step_s = sum(rows[-1][key] for key in ("rollout_s", "train_s") if is_number(rows[-1].get(key))) if rows else 0.0
-    return {
-        "name": run.name,
-        "version": run.version,
-        "sentence": sentence([run.config], [rows], bool(run.evals)),
-        "steps": last,
-        "wanted": wanted if is_number(wanted) else None,
-        "live": bool(rows or run.rollouts) and not over and age < max(RECENT_S, 3 * step_s),
-        "changed_at": run.changed_at,
-        "rollouts": sum(len(lines.places) for lines in run.rollouts.values()),
-        "targets": sum(len(lines.places) for lines in run.feedback.values()),
-        "unreadable": dict(run.unreadable),
-        "evals": run.evals,
-        "config": {name: value for name, value in flat.items() if name != "out"},
-    }
-
-
 def curves(run: RunIndex) -> dict[str, Any]:
     """Every number of metrics.jsonl as a line of its own: thinned where it is long, and a moving average."""
     rows = run.rows()
@@ -85,7 +60,7 @@ def curves(run: RunIndex) -> dict[str, Any]:
     for key in keys:
         found = [(row["step"], row[key]) for row in rows if key in row]
         points = [(step, value) for step, value in found if is_number(value)]
-        drawn = thin(points, max_points(1))
+        drawn = thin(points, MAX_POINTS)
         numeric = [value for _, value in found if not isinstance(value, str | list | dict | bool)]
         if drawn or numeric:
             series[key] = {
@@ -93,7 +68,7 @@ def curves(run: RunIndex) -> dict[str, Any]:
                 "smooth": [(step, _short(value)) for step, value in smooth(drawn)],
                 "skipped": len(numeric) - len(points),
             }
-    return {"version": run.version, "series": series, "thinned": len(rows) > max_points(1)}
+    return {"version": run.version, "series": series, "thinned": len(rows) > MAX_POINTS}
 
 
 def _short(value: float) -> float:
@@ -127,6 +102,40 @@ def targets_of(run: RunIndex, source: str) -> tuple[dict[str, list[str]], dict[s
         rules.setdefault(name, []).append(place.said["rule"])
         peaks[name] = max(peaks.get(name, 0.0), place.said["peak"])
     return rules, peaks
+
+
+def example(run: RunIndex) -> dict[str, Any]:
+    """A target that shows what a hint does at a glance, if it can be of the rule that was broken most often.
+
+    Empty where no target was scored, or its rollout is not stored.
+    """
+    targets = [(place.said, source) for source, lines in run.feedback.items() for place in lines.places]
+    often = Counter(said["rule"] for said, _ in targets)
+    targets.sort(key=lambda pair: (-often[pair[0]["rule"]], -pair[0]["peak"]))
+    found: list[dict[str, Any]] = []
+    for said, source in targets[:NUM_MOVED]:
+        for number, place in enumerate(run.rollouts[source].places if source in run.rollouts else []):
+            if place.said["id"] == said["rollout"]:
+                where = {"source": source, "number": number, "task": place.said["task"], "group": place.said["group"]}
+                hints = run.hints(source, said["rollout"])[0]
+                found += [{**where, "hint": hint} for hint in hints if _is_scored(hint)]
+    return min(found, key=lambda one: _dimness(one["hint"], often), default={})
+
+
+def _is_scored(hint: Said) -> bool:
+    count = len(hint.get("pieces", []))
+    return count > 0 and len(hint.get("student", [])) == len(hint.get("teacher", [])) == count
+
+
+def _dimness(hint: Said, often: Counter[str]) -> tuple[float, ...]:
+    """The least is the clearest: it taught, a token of the fault lost half of all probability, the message is short."""
+    drops = [
+        math.exp(min(0.0, student)) - math.exp(min(0.0, teacher))
+        for piece, student, teacher in zip(hint["pieces"], hint["student"], hint["teacher"], strict=True)
+        if len(piece.strip()) > 2 and piece.strip() in hint["target"]["evidence"]
+    ]
+    unclear = max(drops, default=0.0) < 0.5
+    return bool(hint.get("skipped")), unclear, -often[hint["target"]["rule"]], len(hint["pieces"])
 
 
 def tasks(run: RunIndex) -> dict[str, Any]:

@@ -43,11 +43,11 @@ class Unreadable(OffbookError):
 
 
 class RunIndex:
-    """One run. `version` changes whenever something in the folder did."""
+    """One run, or a folder that has measurements only. `version` changes whenever something in the folder did."""
 
     def __init__(self, name: str, path: Path):
         self.name = name
-        self.root = RunFolder.open(path).path.resolve()
+        self.root = path.resolve()
         self.folder = RunFolder(self.root)
         self.version = 0
         self.changed_at = 0.0  # when the folder last changed, by the clock of its files
@@ -128,7 +128,8 @@ class RunIndex:
 
     def _refresh_small(self) -> bool:
         changed, evals = False, {}
-        for path in [self.folder.config_file, *self.root.glob("eval/*.json")]:
+        results = [path for path in self.root.glob("eval/*.json") if "." not in path.stem]  # NAME.claim.json is none
+        for path in [self.folder.config_file, self.root / "results.json", *results]:
             if not self._is_ours(path):
                 continue
             stamp = path.stat().st_mtime_ns
@@ -136,7 +137,7 @@ class RunIndex:
                 self._small[path] = stamp, _read_small(path)
                 changed = True
             if path.suffix == ".json" and self._small[path][1] is not None:
-                evals[path.stem] = self._small[path][1]
+                evals["final" if path.parent == self.root else path.stem] = self._small[path][1]
         self.config = self._small.get(self.folder.config_file, (0, None))[1] or {}
         self.evals = evals
         return changed
@@ -155,6 +156,13 @@ class RunIndex:
             count[kind] += sum(lines.unreadable + lines.torn for lines in files if lines is not None)
         count["settings or result file"] = sum(value is None for _, value in self._small.values())
         return +count
+
+    @property
+    def trains(self) -> bool:
+        """`rollout` and `eval` leave folders with a claim and rollouts of a step 0; their settings name steps too."""
+        if (self.root / "claim.json").exists() or not self.folder.config_file.exists():
+            return False
+        return any(row["step"] > 0 for row in self.rows()) or set(self.rollouts) != {"step_00000"}
 
     def rows(self) -> list[Said]:
         """The metrics, one dictionary a step."""

@@ -12,11 +12,10 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
-
-from offbook.view.load import is_number
+from typing import Any, Generic, TypeGuard, TypeVar
 
 T = TypeVar("T")
+LARGEST = 1e300  # a JSON file can hold whole numbers that are no floats
 HEAD, TAIL = b',"segments":[', b'],"stop":"'
 MISSING = (0, 0, 0)
 WRONG = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)  # a line that is no record
@@ -72,6 +71,10 @@ class Lines(Generic[T]):
         with open(self.path, "rb") as file:
             file.seek(place.offset)
             return file.read(place.length)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
 def _mark(found: os.stat_result) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -16,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from offbook.types import OffbookError
-from offbook.view import answers, opened
+from offbook.view import about, answers, opened
 from offbook.view.index import RunIndex
 
 SCRIPTS = (
@@ -41,9 +42,8 @@ MAX_MESSAGES = 200
 
 
 def asset(name: str) -> bytes:
-    """A file of the page; the report and the page share style.css."""
-    folder = resources.files("offbook.view")
-    return (folder if name == "style.css" else folder / "page").joinpath(name).read_bytes()
+    """A file of the page."""
+    return resources.files("offbook.view").joinpath("page", name).read_bytes()
 
 
 def assets() -> dict[str, bytes]:
@@ -76,9 +76,11 @@ def _messages(run: RunIndex, query: Query) -> dict[str, Any]:
     return opened.messages(run, *_where(query), query.whole("first"), min(MAX_MESSAGES, query.whole("count")))
 
 
+# What came out of the runs, in a sentence. It takes statistics that this room may not know, so it is handed in.
+Outcome = Callable[[list[RunIndex]], str]
 Answer = Callable[[RunIndex, Query], dict[str, Any]]
 OF_A_RUN: dict[str, Answer] = {
-    "about": lambda run, query: answers.overview(run),
+    "example": lambda run, query: answers.example(run),
     "curves": lambda run, query: answers.curves(run),
     "rollouts": lambda run, query: answers.rollout_list(run),
     "tasks": lambda run, query: answers.tasks(run),
@@ -90,6 +92,10 @@ OF_A_RUN: dict[str, Answer] = {
 }
 
 
+def no_outcome(runs: list[RunIndex]) -> str:
+    return ""
+
+
 def _with_lock(run: RunIndex, what: Answer, query: Query) -> dict[str, Any]:
     """One request at a time looks at a run, so none sees a file half read."""
     with run.lock:
@@ -97,12 +103,17 @@ def _with_lock(run: RunIndex, what: Answer, query: Query) -> dict[str, Any]:
         return what(run, query)
 
 
-def answer(runs: list[RunIndex], address: str) -> dict[str, Any]:
+def answer(runs: list[RunIndex], address: str, outcome: Outcome = no_outcome) -> dict[str, Any]:
     """The data at an address such as api/runs or api/run/0/rollout?source=step_00003&number=4."""
     parts = urlsplit(address)
     match [unquote(part) for part in parts.path.split("/")]:
         case ["api", "runs"]:
-            return {"runs": [_with_lock(run, OF_A_RUN["about"], Query("")) for run in runs]}
+            with ExitStack() as locks:
+                for run in runs:
+                    locks.enter_context(run.lock)
+                    run.refresh()
+                every = [about.overview(run) for run in runs]
+                return {"runs": every, "sentence": about.sentence(runs), "outcome": outcome(runs)}
         case ["api", "run", number, what] if what in OF_A_RUN and number.isascii() and number.isdigit():
             if int(number) < len(runs):
                 return _with_lock(runs[int(number)], OF_A_RUN[what], Query(parts.query))
@@ -126,7 +137,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, kind, self.server.assets[name])
             return
         try:
-            self._send(HTTPStatus.OK, "application/json", answers.to_json(answer(self.server.runs, address)))
+            found = answer(self.server.runs, address, self.server.outcome)
+            self._send(HTTPStatus.OK, "application/json", answers.to_json(found))
         except OffbookError as error:
             self._send(HTTPStatus.NOT_FOUND, "application/json", answers.to_json({"error": str(error)}))
         except (BrokenPipeError, ConnectionResetError):
@@ -150,9 +162,9 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, runs: list[RunIndex], port: int):
+    def __init__(self, runs: list[RunIndex], port: int, outcome: Outcome = no_outcome):
         super().__init__(("127.0.0.1", port), Handler)
-        self.runs, self.assets = runs, assets()
+        self.runs, self.outcome, self.assets = runs, outcome, assets()
         self.hosts = [[f"{name}:{self.server_port}"] for name in ("127.0.0.1", "localhost")]
 
     @property

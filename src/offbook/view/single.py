@@ -1,13 +1,14 @@
 """The page as one file: the same scripts, and the answers that they would ask the server for.
 
-A long run does not fit into a mail. Its list is whole, and the rollouts that can be opened are those that the report
-picks, then those with targets, then the others, spread over the run, until the file is full; the page says so.
+A long run does not fit into a mail. Its list is whole, and the rollouts that can be opened are those of the examples,
+then those with targets or flags, then the others, spread over the run, until the file is full; the page says so.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import html
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,20 +18,17 @@ from urllib.parse import urlencode
 from offbook.runfolder import write_atomic
 from offbook.view import answers
 from offbook.view.index import RunIndex, Unreadable
-from offbook.view.load import load_run, pick_rollouts
-from offbook.view.markup import tag
-from offbook.view.server import SCRIPTS, STYLES, answer, asset
+from offbook.view.server import SCRIPTS, STYLES, Outcome, answer, asset, no_outcome
 
 MAX_BYTES = 6_000_000
 CHUNK = 40  # messages that data.js asks for at once
-NUM_PICKS = 6  # those that `offbook audit` links to
 
 
-def write_single(out: Path, runs: list[RunIndex], title: str, max_bytes: int = MAX_BYTES) -> None:
-    for run in runs:
-        run.refresh()
-    held, picks = _held(runs, max_bytes)
-    data = answers.to_json({"answers": held, "picks": picks}).decode().replace("<", "\\u003c")
+def write_single(
+    out: Path, runs: list[RunIndex], title: str, outcome: Outcome = no_outcome, max_bytes: int = MAX_BYTES
+) -> None:
+    held = _held(runs, outcome, max_bytes)
+    data = answers.to_json({"answers": held, "title": title}).decode().replace("<", "\\u003c")
     style = "".join(asset(name).decode() for name in STYLES)
     script = "\n".join(asset(name).decode() for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -41,24 +39,25 @@ def write_single(out: Path, runs: list[RunIndex], title: str, max_bytes: int = M
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"{tag('title', title)}\n<style>\n{style}</style>\n</head>\n<body>{body}"
+        f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>{body}"
         f'<script type="application/json" id="held">{data}</script>\n<script>{script}</script>\n</body>\n</html>\n',
     )
 
 
-def _held(runs: list[RunIndex], max_bytes: int) -> tuple[dict[str, Any], list[list[Any]]]:
-    held = {"api/runs": answer(runs, "api/runs")}
+def _held(runs: list[RunIndex], outcome: Outcome, max_bytes: int) -> dict[str, Any]:
+    held = {"api/runs": answer(runs, "api/runs", outcome)}
     for number in range(len(runs)):
-        for what in ("curves", "rollouts", "tasks"):
+        for what in ("curves", "rollouts", "tasks", "example"):
             held |= _ask(runs, number, what)
-    picks = _picks(runs)
-    rollouts = (partial(_of_rollout, runs, *place) for place in (*picks, *_others(runs, picks)))
+    examples = [(number, held[f"api/run/{number}/example"]) for number in range(len(runs))]
+    first = [(number, found["source"], found["number"]) for number, found in examples if found]
+    rollouts = (partial(_of_rollout, runs, *place) for place in dict.fromkeys([*first, *_in_order(runs)]))
     tasks = (
         partial(_ask, runs, number, "task", id=task["id"])
         for number in range(len(runs))
         for task in held[f"api/run/{number}/tasks"]["tasks"]
     )
-    return held | _as_many_as_fit(tasks, max_bytes // 4) | _as_many_as_fit(rollouts, max_bytes, len(picks)), picks
+    return held | _as_many_as_fit(tasks, max_bytes // 4) | _as_many_as_fit(rollouts, max_bytes, len(first))
 
 
 def _as_many_as_fit(asked: Iterable[Callable[[], dict[str, Any]]], room: int, at_least: int = 0) -> dict[str, Any]:
@@ -92,29 +91,17 @@ def _of_rollout(runs: list[RunIndex], number: int, source: str, line: int) -> di
     return found | _ask(runs, number, "group", source=source, group=opened["group"])
 
 
-def _picks(runs: list[RunIndex]) -> list[list[Any]]:
-    """The rollouts of the report, in its order."""
-    loaded = [load_run(str(number), run.root) for number, run in enumerate(runs)]
-    found: list[list[Any]] = []
-    for pick in pick_rollouts(loaded, NUM_PICKS):
-        number, source = int(pick.run.name), f"step_{pick.step:05d}"
-        places = runs[number].rollouts[source].places if source in runs[number].rollouts else []
-        lines = [line for line, place in enumerate(places) if place.said["id"] == pick.rollout.id]
-        found += [[number, source, line] for line in lines[:1]]
-    return found
-
-
-def _others(runs: list[RunIndex], picks: list[list[Any]]) -> Iterator[list[Any]]:
-    """Those with targets first; within both kinds in an order that spreads over the run from the start on."""
-    every = []
+def _in_order(runs: list[RunIndex]) -> Iterator[tuple[int, str, int]]:
+    """Those with targets or flags first; within both kinds in an order that spreads over the run from the start on."""
+    noted: list[tuple[int, str, int]] = []
+    plain: list[tuple[int, str, int]] = []
     for number, run in enumerate(runs):
         for source, lines in run.rollouts.items():
-            hinted = (
-                {place.said["rollout"] for place in run.feedback[source].places} if source in run.feedback else set()
-            )
-            every += [(place.said["id"] not in hinted, number, source, line) for line, place in enumerate(lines.places)]
-    for plain in (False, True):
-        kind = [list(one[1:]) for one in every if one[0] is plain]
+            rules, _ = answers.targets_of(run, source)
+            for line, place in enumerate(lines.places):
+                is_noted = place.said["id"] in rules or place.said["flags"]
+                (noted if is_noted else plain).append((number, source, line))
+    for kind in (noted, plain):
         stride = max(1, len(kind) // 40)
         for start in range(stride):
-            yield from (one for one in kind[start::stride] if one not in picks)
+            yield from kind[start::stride]

@@ -1,6 +1,6 @@
 "use strict";
 
-// Curves as SVG: one panel a number, one line a run. The arithmetic is that of scales.py.
+// Curves as SVG: one panel a number, one line a run. The axes are those of the figures in evals/svg.py.
 
 const WIDTH = 360, HEIGHT = 208, LEFT = 42, TOP = 10, BOTTOM = 30;
 
@@ -81,9 +81,9 @@ function stackPanel(panel, layers) {
   if (!steps.length) return null;
   const columns = layers.map((layer) => new Map(layer.points));
   const highest = Math.max(...steps.map((step) => columns.reduce((sum, of) => sum + (of.get(step) || 0), 0)));
-  const pitch = steps.length > 1 ? (steps.at(-1) - steps[0]) / (steps.length - 1) : 1;
+  const gaps = steps.slice(1).map((step, index) => step - steps[index]), pitch = gaps.length ? Math.min(...gaps) : 1;
   const frame = frameOf([steps[0] - pitch / 2, steps.at(-1) + pitch / 2], 0, highest || 1, 46, false, highest >= 1);
-  const width = Math.min(14, (0.82 * (frame.end - LEFT)) / steps.length);
+  const width = Math.min(14, 0.82 * (frame.x(steps[0] + pitch) - frame.x(steps[0])));
   const tops = new Map();
   const bars = layers.map((layer, index) => {
     let boxes = "";

@@ -202,6 +202,14 @@ function findings(rollout) {
     one.message >= 0 ? h("a", { href: address(rollout, one) }, `message ${one.message}`) : "whole rollout", ` ${one.text.slice(0, 600)}`))));
 }
 
+// Why a rollout ended without the agent's doing: the last line of what was raised, and the rest folded.
+function crashNote(rollout) {
+  const crash = rollout.events.findLast((event) => event.kind === "crash");
+  if (!crash) return null;
+  const reason = crash.text.trim().split("\n").at(-1);
+  return h("details", { class: "unreadable" }, h("summary", null, "It crashed: ", h("strong", null, reason.slice(0, 300))), textBlocks(crash.text, "text code"));
+}
+
 async function rolloutPage(page, run, source, text, place) {
   const rollout = { ...(await ofRun(run, "rollout", { source, number: text })), run };
   rollout.scale = Math.max(0, ...rollout.hints.filter(isScored).map((hint) => hint.divergence.reduce((a, b) => Math.max(a, b), 0)));
@@ -225,7 +233,7 @@ async function rolloutPage(page, run, source, text, place) {
       h("a", { href: groupAddress }, "group"),
       span("steps", neighbour("before", -1, "\u2190 previous"), `${rollout.number + 1} of ${rollout.count}`, neighbour("after", 1, "next \u2192"))),
     h("h1", { class: "small" }, rollout.task),
-    rolloutFacts(rollout),
+    rolloutFacts(rollout), crashNote(rollout),
     left.length ? h("p", { class: "unreadable" }, "Left out: ", h("strong", null, left.join(", "))) : "",
     jump, rollout.hints.some(isScored) ? scaleKey(rollout.scale) : "",
     rollout.outline.length ? list : empty("This rollout has no message: it ended before the first one."),

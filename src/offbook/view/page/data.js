@@ -36,9 +36,9 @@ async function rolloutList(run) {
   return lists.get(run).rows;
 }
 
-const state = { runs: [] };
+const state = { runs: [], sentence: "", outcome: "" };
 async function refreshRuns() {
   const before = state.runs.map((run) => run.version).join();
-  state.runs = (await get("api/runs")).runs;
+  Object.assign(state, await get("api/runs"));
   return state.runs.map((run) => run.version).join() !== before;
 }

@@ -23,21 +23,18 @@ let turn = 0;
 
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const pick = /^rollout-(\d+)(?:-message-(\d+)-(\d+))?$/.exec(path);
-  if (pick && held?.picks[pick[1] - 1]) { // the addresses that `offbook audit` gives
-    const [run, source, line] = held.picks[pick[1] - 1];
-    return ["rollout", [String(run), source, String(line), ...(pick[2] ? [`${pick[2]}.${pick[3]}`] : [])], ""];
-  }
   const parts = path.split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
   return [parts[0] || (state.runs.length > 1 ? "compare" : "run"), parts.slice(1), query || ""];
 }
 
+// By number or, as `offbook audit` does, by name.
+const runAt = (text) => (state.runs[text] ? Number(text) : state.runs.findIndex((run) => run.name === text));
 const PAGES = { run: runPage, rollouts: listPage, rollout: rolloutPage, group: groupPage, tasks: tasksPage, compare: comparePage };
 
 async function show() {
   const mine = (turn += 1);
   const [name, parts, query] = route();
-  const run = Number(parts[0] || 0);
+  const run = runAt(parts[0] || "0");
   if (name !== "compare" && state.runs[run]) shownRun = run;
   drawTop(name);
   const fresh = h("div", { class: `page-${name}` });
@@ -76,7 +73,8 @@ function drawLive() {
   const run = state.runs[shownRun], live = document.getElementById("live");
   if (!run) return;
   live.classList.toggle("on", run.live && !held);
-  live.textContent = held ? "a kept copy" : `${run.live ? "live, " : ""}step ${run.steps}${run.wanted ? ` of ${run.wanted}` : ""}`;
+  const done = run.trains ? `step ${run.steps}${run.wanted ? ` of ${run.wanted}` : ""}` : plural(run.rollouts, "rollout");
+  live.textContent = held ? "a kept copy" : `${run.live ? "live, " : ""}${done}`;
   live.title = held ? "This page is a file" : `last written ${ago(Date.now() / 1000 - run.changed_at)}`;
 }
 

@@ -4,8 +4,8 @@
 
 const PANELS = [
   { key: "solved", label: "Solved in training", aside: "higher is better", percent: true, fromZero: true },
-  { key: "reward", label: "Reward", aside: "higher is better" },
   { key: "invalid_per_100", label: "Invalid calls per 100", aside: "lower is better", fromZero: true },
+  { key: "reward", label: "Reward", aside: "higher is better" },
   { key: "hint/kl", label: "Divergence from teacher", aside: "nats a token", fromZero: true },
   { key: "rl/kl", label: "KL from the start", aside: "nats a token", fromZero: true },
   { key: "staleness", label: "Staleness", aside: "steps behind", fromZero: true },
@@ -18,6 +18,7 @@ const PANELS = [
 const FRACTIONS = /^(solved|flagged|padding_share|hint\/capped|stop\/.*)$/;
 const SAID_ELSEWHERE = /^(reward\/outcome|targets\/.*|flags\/.*)$/; // by `solved` and by the stacked bars
 const MEASURES = [["solved", "solved", 1], ["invalid_per_100", "invalid calls per 100", -1], ["turns", "turns", 0], ["tokens", "tokens", 0]];
+const PART = "reward/", OUTCOME = "reward/outcome"; // which `solved` says
 const section = (id, heading, ...inside) => h("section", { id }, h("h2", null, heading), ...inside);
 
 // Which curves are shown at once, and which are folded away: every number of metrics.jsonl is in one of the two.
@@ -27,7 +28,7 @@ function panelsOf(keys) {
     .map((key) => ({ key, label: `Reward part: ${spaced(key.slice(7))}`, aside: "before its weight" }));
   const stale = drawn.filter((key) => key.includes("stale") && key !== "staleness")
     .map((key) => ({ key, label: spaced(key), aside: "steps behind", fromZero: true }));
-  const shown = [...PANELS.slice(0, 2), ...parts, ...PANELS.slice(2), ...stale].filter((panel) => drawn.includes(panel.key));
+  const shown = [...PANELS.slice(0, 3), ...parts, ...PANELS.slice(3), ...stale].filter((panel) => drawn.includes(panel.key));
   const rest = drawn.filter((key) => !shown.some((panel) => panel.key === key));
   return { shown, rest: rest.map((key) => ({ key, label: spaced(key), percent: FRACTIONS.test(key) })) };
 }
@@ -51,7 +52,7 @@ function stackOf(curves, prefix, label) {
     const { points } = curves.series[key], rule = key.slice(prefix.length);
     return { rule, name: spaced(rule), points, total: points.reduce((sum, point) => sum + point[1], 0) };
   }).filter((layer) => layer.total > 0).sort((a, b) => b.total - a.total);
-  layers.forEach((layer, index) => { layer.kind = `rule-${index % NUM_COLOURS}`; });
+  layers.forEach((layer, index) => { layer.kind = `layer-${index % NUM_COLOURS}`; });
   return { layers, panel: layers.length ? stackPanel({ label, aside: "per step" }, layers) : null };
 }
 
@@ -60,20 +61,20 @@ function stackRow(run, stack, filter, heading) {
     h("th", { scope: "row" }, swatch(layer.kind), link("", `#/rollouts/${run}?${new URLSearchParams({ [filter]: layer.rule })}`, layer.name)),
     h("td", null, number(layer.total)));
   const head = h("tr", null, h("th", { scope: "col" }, heading), h("th", { scope: "col" }, "in all"));
-  return h("div", { class: "rule-row" }, stack.panel,
+  return h("div", { class: `rule-row of-${filter}` }, stack.panel,
     h("table", { class: "rule-table" }, h("thead", null, head), h("tbody", null, stack.layers.map(row))));
 }
+
+const curvesHead = (heading, thinned) => h("div", { class: "key" }, h("h2", null, heading),
+  h("p", { class: "aside" }, `Faint: ${thinned ? "means of neighbouring steps" : "every step"}. Bold: a moving average. Rollouts on training tasks.`));
 
 function curveSections(run, curves) {
   const keys = Object.keys(curves.series), { shown, rest } = panelsOf(keys), name = state.runs[run].name;
   if (!keys.length) return section("curves", "Curves", empty("No step is recorded yet. The curves appear after the first one."));
-  const draw = (panel) => linePanel(panel, [lineOf(curves, panel.key, name, "run-0")]);
+  const draw = (panel) => linePanel(panel, [lineOf(curves, panel.key, name, kindOf(state.runs[run], run))]);
   const hints = stackOf(curves, "targets/", "Hints by rule"), flags = stackOf(curves, "flags/", "Monitor flags");
-  const faint = curves.thinned ? "means of neighbouring steps" : "every step";
-  const note = `Faint: ${faint}. Bold: a moving average. Rollouts on training tasks.`;
   return [
-    h("section", { id: "curves" },
-      h("div", { class: "key" }, h("h2", null, "Curves"), h("p", { class: "aside" }, note)),
+    h("section", { id: "curves" }, curvesHead("Curves", curves.thinned),
       h("div", { class: "panels" }, shown.map(draw)),
       foldedPanels(rest, draw, `${plural(rest.length, "other number")} of metrics.jsonl`)),
     section("hints", "Hints", hints.panel ? stackRow(run, hints, "rule", "rule that was broken") : empty("No message was hinted in this run.")),
@@ -83,12 +84,20 @@ function curveSections(run, curves) {
 
 const measured = (key, value) => (key === "solved" ? share(value) : key === "tokens" ? whole(value) : value.toFixed(1));
 
-function measureCell(key, better, result, most, kind) {
+// How far it went from the measurement before training; bold where that is better, in the colour of faults where worse.
+function changeOf(key, better, value, before) {
+  if (!Number.isFinite(before)) return null;
+  const change = value - before, verdict = better * change > 0 ? " good" : better * change < 0 ? " bad" : "";
+  const size = measured(key, Math.abs(change)).replace("%", " pts");
+  return span(`change${verdict}`, Number.parseFloat(size.replace(",", "")) ? (change > 0 ? "+" : MINUS) + size : "\u00b10");
+}
+
+function measureCell(key, better, result, most, kind, before) {
   const value = result[key], interval = result[`${key}_ci`];
   if (!Number.isFinite(value)) return h("td", { class: "missing" }, "\u2014");
   const bound = (at) => measured(key, interval[at]).replace("%", "");
   return h("td", null, span("figure", measured(key, value)),
-    span("beside", interval?.length === 2 && span("interval", `${bound(0)} to ${bound(1)}`)),
+    span("beside", interval?.length === 2 && span("interval", `${bound(0)} to ${bound(1)}`), before && changeOf(key, better, value, before[key])),
     better !== 0 && most > 0 && h("span", { class: `meter ${kind}`, style: { "--share": (value / most).toFixed(3) } }));
 }
 
@@ -96,10 +105,25 @@ function measureCell(key, better, result, most, kind) {
 function resultTable(rows) {
   const highest = (key) => (rows.length > 1 ? Math.max(0, ...rows.map((row) => row.result[key] || 0)) : 0);
   const most = Object.fromEntries(MEASURES.map(([key]) => [key, key === "solved" ? 1 : highest(key)]));
+  const before = rows.find((row) => row.kind === "before")?.result;
   const line = ({ name, kind, result }) => h("tr", null, h("th", { scope: "row" }, swatch(kind), name),
-    MEASURES.map(([key, , better]) => measureCell(key, better, result, most[key], kind)));
+    MEASURES.map(([key, , better]) => measureCell(key, better, result, most[key], kind, result !== before && before)));
   const head = h("tr", null, h("td"), MEASURES.map(([, heading]) => h("th", { scope: "col" }, heading)));
-  return h("div", { class: "scroll" }, h("table", { class: "result" }, h("thead", null, head), h("tbody", null, rows.map(line))));
+  const counts = [...new Set(rows.map((row) => row.result.rollouts))].filter(Number.isFinite).map(whole).join(" or ");
+  const note = `Means${counts && ` over ${counts} rollouts`}; the range is a 95% interval${before ? ", then the change from before" : ""}.`;
+  return [h("div", { class: "scroll" }, h("table", { class: "result" }, h("thead", null, head), h("tbody", null, rows.map(line)))),
+    h("p", { class: "aside" }, note), partTable(rows)];
+}
+
+// What each part of the reward came to, apart.
+function partTable(rows) {
+  const parts = [...new Set(rows.flatMap((row) => Object.keys(row.result)))].filter((key) => key.startsWith(PART) && key !== OUTCOME);
+  if (!parts.length) return null;
+  const head = h("tr", null, h("th", { scope: "col" }, "part of the reward"), parts.map((key) => h("th", { scope: "col" }, spaced(key.slice(PART.length)))));
+  const figure = (value) => h("td", null, Number.isFinite(value) ? value.toFixed(3).replace("-", MINUS) : "\u2014");
+  const line = ({ name, result }) => h("tr", null, h("th", { scope: "row" }, name), parts.map((key) => figure(result[key])));
+  return h("details", { class: "more" }, h("summary", null, "Parts of the reward, before their weights"),
+    h("div", { class: "scroll" }, h("table", { class: "parts" }, h("thead", null, head), h("tbody", null, rows.map(line)))));
 }
 
 function unreadableNote(runs) {
@@ -117,18 +141,20 @@ function configSection(run) {
   return h("section", null, h("details", { class: "more" }, h("summary", null, `${plural(rows.length, "setting")} of config.toml`), table));
 }
 
+function doorsOf(run, index) {
+  const door = (href, count, noun) => count > 0 && link("door", href, h("b", null, whole(count)), noun + (count === 1 ? "" : "s"));
+  return [door(`#/rollouts/${index}`, run.rollouts, "rollout"),
+    door(`#/rollouts/${index}?rule=any&order=most+moved+by+a+hint`, run.targets, "hinted message"), link("door", `#/tasks/${index}`, "tasks")];
+}
+
 async function runPage(page, run) {
   let curves = await ofRun(run, "curves");
   const head = h("div"), body = h("div");
-  const door = (href, count, name) => link("door", href, h("b", null, count), name);
   function draw() {
     const about = state.runs[run];
-    const rows = Object.entries(about.evals).map(([name, result], index) => ({ name, kind: runClass(index), result }));
+    const rows = Object.entries(about.evals).map(([name, result]) => ({ name, kind: kindOf(about, run), result }));
     put(head, h("h1", null, about.name), h("p", { class: "lead" }, about.sentence), unreadableNote([about]),
-      h("p", { class: "doors" },
-        door(`#/rollouts/${run}`, whole(about.rollouts), about.rollouts === 1 ? "rollout" : "rollouts"),
-        door(`#/rollouts/${run}?rule=any&order=most+moved+by+a+hint`, whole(about.targets), about.targets === 1 ? "hinted message" : "hinted messages"),
-        door(`#/tasks/${run}`, "\u2192", "tasks")));
+      h("p", { class: "doors" }, doorsOf(about, run)));
     const open = [...body.querySelectorAll("details")].map((one) => one.open);
     const focused = [...body.querySelectorAll("svg")].indexOf(document.activeElement);
     put(body, rows.length > 0 && section("result", "Measured on held-out tasks", resultTable(rows)), curveSections(run, curves), configSection(about));

@@ -14,7 +14,7 @@ const NOT_RECORDED = "This run folder does not record its tasks: the instruction
 function rateBar(task) {
   if (!task.rollouts) return span("rate none", "not tried");
   const solved = task.solved / task.rollouts;
-  const meter = h("span", { class: "meter run-0", style: { "--share": solved.toFixed(3) } });
+  const meter = h("span", { class: "meter", style: { "--share": solved.toFixed(3) } });
   return span("rate", meter, h("b", null, chance(solved)), span("", `${task.solved} of ${task.rollouts}`));
 }
 
