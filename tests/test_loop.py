@@ -87,28 +87,28 @@ def test_a_run_leaves_what_the_contract_says(uninterrupted: Path) -> None:
     assert any(not torch.equal(first[name], last[name]) for name in first)
 
 
-def test_a_reader_model_adds_to_what_rules_find(cache: Path, model: Path, tmp_path: Path) -> None:
+def test_a_judge_model_adds_to_what_rules_find(cache: Path, model: Path, tmp_path: Path) -> None:
     """Its hint is spliced in before the message it names, and taught like any other."""
     mistake = {"message": 2, "rule": "unverified", "hint": "Reminder: look first.", "quote": '{"name": "'}
-    with serving(reply(json.dumps({"mistakes": [mistake]}))) as server:
+    with serving(reply(json.dumps({"findings": [mistake]}))) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        options = ["--feedback.model_url", url, "--feedback.model_name", "coach", "--feedback.model_rate", "0.5"]
+        options = ["--feedback.judge.url", url, "--feedback.judge.name", "coach", "--feedback.judge.rate", "0.5"]
         more = ["--feedback.rules", '["edited_tests"]', "--feedback.gate", "0", "--train.steps", "1"]
         process = train(cache, model, tmp_path / "run", *options, *more)
     assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
     folder = RunFolder(tmp_path / "run")
     (row,) = folder.metrics()[0]
-    assert 0 < row["reader/rollouts"] < row["rollouts"], "a share of them"
-    assert row["reader/refused/unknown rule"] > 0, "the server gives one answer to every question"
+    assert 0 < row["judge/rollouts"] < row["rollouts"], "a share of them"
+    assert row["judge/refused/unknown rule"] > 0, "the server gives one answer to every question"
     found = [item for item in folder.feedback(1)[0] if item.target.rule == "model/unverified"]
-    assert len(found) == row["reader/found"] == row["targets/model/unverified"] > 0
+    assert len(found) == row["judge/found"] == row["targets/model/unverified"] > 0
     assert all(item.hint.text == "Reminder: look first." and item.divergence for item in found)
 
 
-def test_a_reader_model_that_would_read_nothing_is_refused(cache: Path, model: Path, tmp_path: Path) -> None:
-    process = train(cache, model, tmp_path / "run", "--feedback.model_url", "http://127.0.0.1:9/v1")
+def test_a_judge_model_that_would_read_nothing_is_refused(cache: Path, model: Path, tmp_path: Path) -> None:
+    process = train(cache, model, tmp_path / "run", "--feedback.judge.url", "http://127.0.0.1:9/v1")
     assert (process.returncode, process.stderr_text.count("\n")) == (2, 1)  # type: ignore[attr-defined]
-    assert "feedback.model_rate is 0" in process.stderr_text  # type: ignore[attr-defined]
+    assert "feedback.judge.rate is 0" in process.stderr_text  # type: ignore[attr-defined]
 
 
 def test_a_checkpoint_loads_with_from_pretrained(uninterrupted: Path) -> None:

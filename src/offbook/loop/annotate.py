@@ -22,7 +22,7 @@ def annotate(
     written: Mapping[str, Pairs] | None = None,
     counts: Counter[str] | None = None,
 ) -> tuple[list[Sample], list[Feedback]]:
-    """`tasks` by id, for readers that look at the repository; `written` are a reader model's pairs by rollout.
+    """`tasks` by id, for readers that look at the repository; `written` are a judge model's pairs by rollout.
 
     `counts` is told how many candidates there are and how many were left out, by what left them out.
     """
