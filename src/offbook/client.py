@@ -75,26 +75,18 @@ class Client:
     """`key_env` names the variable with the server's key, if it wants one."""
 
     def __init__(
-        self,
-        url: str,
-        model: str,
-        *,
-        key_env: str = "OPENAI_API_KEY",
-        timeout_s: float = 120.0,
-        max_retries: int = 2,
+        self, url: str, model: str, *, key_env: str = "OPENAI_API_KEY", timeout_s: float = 120.0, max_retries: int = 2
     ):
         self.host = _host(url, key_env)
         self.url, self.model = f"{url.rstrip('/')}/chat/completions", model
         self.key_env, self.timeout_s, self.max_retries = key_env, timeout_s, max_retries
         self._key = _key_from(key_env)
+        self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
     async def ask(self, question: str, max_tokens: int = 2048) -> str:
         """One question and its answer, the likeliest one. It has a connection of its own, so any event loop will do."""
-        body = {
-            "messages": [{"role": "user", "content": question}],
-            "temperature": 0.0,
-            "max_tokens": max_tokens,
-        }
+        said = [{"role": "user", "content": question}]
+        body = {"messages": said, "temperature": 0.0, "max_tokens": max_tokens}
         async with connections() as http:
             reply = await self.post(body, http)
         return reply.choices[0].message.content or ""
@@ -105,7 +97,7 @@ class Client:
             pause_s, kind = FIRST_PAUSE_S * 2**attempt, NoAnswer
             try:
                 async with asyncio.timeout(self.timeout_s):
-                    response = await http.post(self.url, json={"model": self.model, **body}, headers=self._headers())
+                    response = await http.post(self.url, json={"model": self.model, **body}, headers=self._headers)
             except TimeoutError:
                 problem, reason = f"did not answer within {self.timeout_s:g} s", "no answer in time"
             except httpx2.RequestError as error:
@@ -118,14 +110,13 @@ class Client:
                 problem, reason = f"answered {status}: {_refusal(response)}", f"status {status}"
                 kind = NoServer if status in LOST else NoAnswer
                 if status not in TRY_AGAIN and status < 500:
-                    raise self._error(problem + self._about_key(status), reason, kind)
+                    needs_key = status in (401, 403) and not self._key
+                    about_key = f" ({self.key_env} is not set)" if needs_key else ""
+                    raise self._error(problem + about_key, reason, kind)
                 pause_s = _retry_after(response) or pause_s
             if attempt < self.max_retries:
                 await asyncio.sleep(min(pause_s, LONGEST_PAUSE_S))
         raise self._error(f"{problem} (after {self.max_retries + 1} attempts)", reason, kind)
-
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
     def _parse(self, response: httpx2.Response) -> Reply:
         try:
@@ -137,9 +128,6 @@ class Client:
         if first["type"] == "json_invalid":
             what = reason = f"not JSON but {response.headers.get('content-type', 'of no type')}"
         raise self._error(f"sent something that is not a chat completion ({what})", f"no chat completion, {reason}")
-
-    def _about_key(self, status: int) -> str:
-        return f" ({self.key_env} is not set)" if status in (401, 403) and not self._key else ""
 
     def _error(self, problem: str, reason: str, kind: type[NoAnswer] = NoAnswer) -> NoAnswer:
         texts = f"the model server {self.host} {problem}", reason

@@ -6,7 +6,6 @@ import asyncio
 import json
 import tempfile
 from collections import Counter
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -132,22 +131,26 @@ def _read(result: Result, tasks: Path | None, url: str, name: str, rate: float, 
 
 
 def _measure(result: Result, model: str, limit: int, progress: Progress) -> None:
+    """Torch is imported only if there is something to measure, and a model to measure it on."""
     from offbook.feedback.coach import spread_out
 
-    chosen = list(spread_out(result.found, limit))
-    others: list[Feedback] = []
+    chosen, plans = list(spread_out(result.found, limit)), []
     for stored in result.sources:
         pairs = [(one.rollout, one.feedback) for one in chosen if one.source == stored.source]
-        if not pairs:
-            continue
-        folder = _model_of(stored, model, progress)
-        if folder is None:
+        name = model or stored.last_checkpoint()
+        if pairs and name:
+            plans.append((stored, name, pairs))
+        elif pairs:
             result.notes.append(f"no model to measure the hints of {stored.source} with; --model gives one")
-            continue
-        from offbook.loop.effect import measure, with_donor_hints
-        from offbook.loop.models import load_model
-        from offbook.tokens import chat_for
+    if not plans:
+        return
+    from offbook.loop.effect import effects_of, measure, with_donor_hints
+    from offbook.loop.models import load_model, model_folder
+    from offbook.tokens import chat_for
 
+    others: list[Feedback] = []
+    for stored, name, pairs in plans:
+        folder = model_folder(name, 0, progress)
         donors = with_donor_hints(pairs)
         others += [item for _, item in donors]
         counts = measure(
@@ -162,22 +165,7 @@ def _measure(result: Result, model: str, limit: int, progress: Progress) -> None
             result.notes.append(f"{what} measured on ids of {folder.name}, not their own")
         result.unmeasured += counts
         result.models.append(str(folder))
-    if result.models:
-        from offbook.loop.effect import effects_of
-
-        result.effects = effects_of((one.feedback for one in chosen), others)
-
-
-def _model_of(stored: Stored, model: str, progress: Progress) -> Path | None:
-    from offbook.runfolder import latest_checkpoint
-
-    if model:
-        from offbook.loop.models import model_folder
-
-        return model_folder(model, 0, progress)
-    with suppress(OffbookError):  # none yet
-        return latest_checkpoint(stored.folder) if stored.folder else None
-    return None
+    result.effects = effects_of((one.feedback for one in chosen), others)
 
 
 def _write(result: Result, out: Path | None, as_json: Path | None) -> list[Path]:
@@ -187,16 +175,15 @@ def _write(result: Result, out: Path | None, as_json: Path | None) -> list[Path]
     if as_json is not None:
         write_atomic(as_json, json.dumps(_as_dict(result), indent=1) + "\n")
     if out is not None:
-        places = {out: result.found}
-    else:
-        places = {
-            stored.folder.path / "feedback" / KEPT: [one for one in result.found if one.source == stored.source]
-            for stored in result.sources
-            if stored.folder is not None
-        }
-    for path, found in places.items():
-        write_atomic(path, dump_lines(one.feedback for one in found))
-    return list(places)
+        write_atomic(out, dump_lines(one.feedback for one in result.found))
+        return [out]
+    written = []
+    for stored in result.sources:
+        if stored.folder is not None:
+            written.append(stored.folder.path / "feedback" / KEPT)
+            found = (one.feedback for one in result.found if one.source == stored.source)
+            write_atomic(written[-1], dump_lines(found))
+    return written
 
 
 def _as_dict(result: Result) -> dict[str, Any]:
@@ -219,7 +206,15 @@ def _as_dict(result: Result) -> dict[str, Any]:
         "effects": [asdict(effect) for effect in result.effects],
         "models": result.models,
         "unmeasured": result.unmeasured,
-        "judge": judgement and {**asdict(judgement), "found": len(judgement.found), "unchecked": result.unchecked},
+        "judge": judgement
+        and {
+            "rollouts": judgement.rollouts,
+            "asked": judgement.asked,
+            "found": len(judgement.found),
+            "refused": judgement.refused,
+            "unanswered": judgement.unanswered,
+            "unchecked": result.unchecked,
+        },
         "notes": result.notes,
     }
 

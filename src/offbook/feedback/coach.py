@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from offbook.feedback.readers import read_all
 from offbook.feedback.readers.calls import unknown_tool
 from offbook.feedback.readers.style import camel_case_name, lint_introduced, missing_docstring
 from offbook.judge import Judgement
-from offbook.runfolder import RunFolder
+from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.trajectories import read_trajectories
 from offbook.types import Feedback, OffbookError, Rollout, Task
 
@@ -49,6 +50,12 @@ class Stored:
             return tomllib.loads(self.folder.config_file.read_text()).get(section, {}).get(name, default)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError):
             raise OffbookError(f"{self.folder.config_file} is not valid TOML") from None
+
+    def last_checkpoint(self) -> str:
+        """Nothing where there is none."""
+        with suppress(OffbookError):
+            return str(latest_checkpoint(self.folder)) if self.folder else ""
+        return ""
 
 
 def stored_in(paths: list[Path]) -> list[Stored]:
