@@ -11,16 +11,18 @@ import time
 from pathlib import Path
 
 import pytest
+import tomli_w
 import torch
 from safetensors.torch import load_file
 from test_remote import reply, serving
 
-from offbook.config import load_config
+from offbook.config import Config, FeedbackConfig, JudgeConfig, load_config
+from offbook.loop.circle import train as run_training
 from offbook.loop.order import Walk
 from offbook.loop.setup import task_sets
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.runfolder import RunFolder
-from offbook.types import Task
+from offbook.types import OffbookError, Task
 
 SMALL = ["--tasks.num_train", "4", "--tasks.num_heldout", "2", "--train.groups", "2", "--train.group_size", "3"]
 
@@ -109,6 +111,19 @@ def test_a_judge_model_that_would_read_nothing_is_refused(cache: Path, model: Pa
     process = train(cache, model, tmp_path / "run", "--feedback.judge.url", "http://127.0.0.1:9/v1")
     assert (process.returncode, process.stderr_text.count("\n")) == (2, 1)  # type: ignore[attr-defined]
     assert "feedback.judge.rate is 0" in process.stderr_text  # type: ignore[attr-defined]
+
+
+def test_a_run_with_the_keys_of_before_differs_in_what_differs_only(tmp_path: Path) -> None:
+    """So with the same configuration it goes on."""
+    was, wanted = (FeedbackConfig(judge=JudgeConfig(url="local", rate=rate)) for rate in (0.5, 0.25))
+    tree = Config(out=str(tmp_path), feedback=was).model_dump()
+    for section in ("feedback", "monitors"):
+        tree[section] |= {f"model_{name}": value for name, value in tree[section].pop("judge").items()}
+    RunFolder(tmp_path).config_file.write_text(tomli_w.dumps(tree))
+    (tmp_path / "ckpt" / "step_00001").mkdir(parents=True)
+    (tmp_path / "ckpt" / "step_00001" / "DONE").touch()
+    with pytest.raises(OffbookError, match=r"configuration \(feedback\.judge\.rate is 0\.25 now and 0\.5 there\)"):
+        run_training(Config(out=str(tmp_path), feedback=wanted))
 
 
 def test_a_checkpoint_loads_with_from_pretrained(uninterrupted: Path) -> None:
