@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 
 from offbook.feedback.controls import Pairs
 from offbook.feedback.leaks import leak
@@ -14,7 +14,7 @@ MAX_WORDS = 60  # of a hint
 
 def _refusal(hint: str, task: Task | None) -> str | None:
     """Without the task nobody knows whether a hint leaks."""
-    if not hint.strip():
+    if not hint:
         return "empty hint"
     if len(hint.split()) > MAX_WORDS:
         return f"hint of more than {MAX_WORDS} words"
@@ -22,7 +22,7 @@ def _refusal(hint: str, task: Task | None) -> str | None:
     return f"leaks {leaked}" if leaked else None
 
 
-MISTAKES = Rubrics(resources.files("offbook.feedback") / "prompts", thoughts=True, refusal=_refusal)
+MISTAKES = Rubrics(Path(__file__).with_name("prompts"), thoughts=True, refusal=_refusal)
 
 
 def pair_of(critique: Critique) -> tuple[Target, Hint]:

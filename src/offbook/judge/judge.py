@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.resources.abc import Traversable
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
-from pydantic import AliasChoices, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, ValidationError
 
 from offbook.client import NoAnswer, json_part
 from offbook.judge.shown import quotable, show
@@ -30,14 +30,17 @@ EVIDENCE_CHARS = 240
 GIVE_UP_AFTER = 8  # questions in a row that got no answer: the rest is not asked
 
 
+Line = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
+
+
 class _Said(BaseModel):
     """One entry of the list that a judge is asked for."""
 
     segment: int = 0
     message: int
     rule: str | None = None
-    quote: str
-    note: str = Field(default="", validation_alias=AliasChoices("hint", "why"))
+    quote: Line
+    note: Line = Field(default="", validation_alias=AliasChoices("hint", "why"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +64,24 @@ class Rubrics:
     `refusal` says what is wrong with a note, or None.
     """
 
-    folder: Traversable
+    folder: Path
     thoughts: bool
     refusal: Callable[[str, Task | None], str | None] = lambda note, task: None
 
     @cached_property
     def prompts(self) -> dict[str, str]:
         """By the name of what each one describes."""
-        files = sorted(
-            (path for path in self.folder.iterdir() if path.name.endswith(".md")), key=lambda path: path.name
-        )
-        return {path.name.removesuffix(".md"): path.read_text() for path in files if path.name != "frame.md"}
+        return {path.stem: path.read_text() for path in sorted(self.folder.glob("*.md")) if path.stem != "frame"}
 
     @property
     def rules(self) -> list[str]:
         return [f"{PREFIX}{name}" for name in self.prompts]
 
     def question(self, name: str, rollout: Rollout, task: Task | None) -> str:
+        frame, rubric = (self.folder / "frame.md").read_text(), self.prompts[name].strip()
         unknown = "It is in the record." if self.thoughts else "It is not at hand."
-        return (
-            (self.folder / "frame.md")
-            .read_text()
-            .format(
-                rubric=self.prompts[name].strip(),
-                name=name,
-                instruction=task.instruction if task is not None else unknown,
-                rollout=show(rollout, self.thoughts),
-            )
-        )
+        instruction = task.instruction if task is not None else unknown
+        return frame.format(rubric=rubric, name=name, instruction=instruction, rollout=show(rollout, self.thoughts))
 
     def read_reply(
         self, reply: str, name: str, rollout: Rollout, task: Task | None = None
@@ -105,15 +98,14 @@ class Rubrics:
             except ValidationError:
                 refused["not in the form asked for"] += 1
                 continue
-            quote, note = (" ".join(text.split()) for text in (said.quote, said.note))
-            if reason := "too many" if number >= MAX_CRITIQUES else self._refusal(said, name, quote, rollout, task):
+            if reason := "too many" if number >= MAX_CRITIQUES else self._refusal(said, name, rollout, task):
                 refused[reason] += 1
                 continue
             place = rollout, said.segment, said.message
-            found.append(Critique(*place, f"{PREFIX}{name}", quote[:EVIDENCE_CHARS], note))
+            found.append(Critique(*place, f"{PREFIX}{name}", said.quote[:EVIDENCE_CHARS], said.note))
         return found, refused
 
-    def _refusal(self, said: _Said, name: str, quote: str, rollout: Rollout, task: Task | None) -> str | None:
+    def _refusal(self, said: _Said, name: str, rollout: Rollout, task: Task | None) -> str | None:
         if said.rule not in (None, name):
             return "unknown rule"
         if not 0 <= said.segment < len(rollout.segments):
@@ -125,7 +117,7 @@ class Rubrics:
         if (self.thoughts or message.role == "assistant") and not segment.is_own(message):
             return "not the agent's message"
         texts = quotable(rollout, said.segment, said.message, self.thoughts)
-        if len(quote) < QUOTE_CHARS or not any(quote in " ".join(text.split()) for text in texts):
+        if len(said.quote) < QUOTE_CHARS or not any(said.quote in " ".join(text.split()) for text in texts):
             return "a quote that is not in the record"
         return self.refusal(said.note, task)
 

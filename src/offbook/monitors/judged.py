@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 
 from offbook.judge import Judge, Rubrics
 from offbook.types import Event, Flag, Rollout, Task
 
-CHEATING = Rubrics(resources.files("offbook.monitors") / "prompts", thoughts=False)
+CHEATING = Rubrics(Path(__file__).with_name("prompts"), thoughts=False)
 
 
 async def flags_by(judge: Judge, task: Task | None, rollout: Rollout) -> list[Flag]:
