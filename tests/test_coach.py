@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -13,15 +12,14 @@ from typing import Any
 import pytest
 import torch
 from conftest import tiny_model
-from test_model_reader import mistake
-from test_remote import Answer, reply, serving
+from test_judge import mistake
+from test_remote import reply, serving
 from test_trajectories import atif, openai, other, written
 from transformers import PreTrainedModel
 
-from offbook import asking
 from offbook.algo import hint_block
 from offbook.config import Config
-from offbook.feedback import RULES
+from offbook.feedback import MISTAKES, RULES
 from offbook.feedback.coach import (
     NO_STATUS,
     NO_TREE,
@@ -34,8 +32,7 @@ from offbook.feedback.coach import (
     stored_at,
     stored_in,
 )
-from offbook.feedback.model import patterns
-from offbook.feedback.shown import show
+from offbook.judge import show
 from offbook.loop.effect import effects_of, measure, with_donor_hints, written_again
 from offbook.runfolder import RunFolder, dump_lines, load_lines
 from offbook.tokens import ChatFormat, Transcript, render_call
@@ -240,43 +237,6 @@ def test_a_worked_example_is_not_shown_as_the_agents(chat: ChatFormat) -> None:
     assert "[segment 0 message 2] worked example, not the agent's: " in shown
 
 
-PAGE = Answer("<html>hello</html>", headers={"Content-Type": "text/html"})
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (Answer("no", status=401), "status 401"),
-        (PAGE, "no chat completion, not JSON but text/html"),
-        (Answer("[" * 100_000), "no chat completion, not JSON but of no type"),
-        (Answer({"error": "x"}), "no chat completion, but other JSON"),
-        (replace(PAGE, delay_s=0.5), "no answer in time"),
-    ],
-)
-def test_a_question_without_an_answer_says_what_happened(
-    answer: Answer, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(asking, "TRIES", 1)
-    with serving(answer) as server:
-        url = f"http://127.0.0.1:{server.server_port}/v1"
-        with pytest.raises(asking.NoAnswer) as error:
-            asyncio.run(asking.Asked(url, "m", timeout_s=0.2 if answer.delay_s else 20).ask("?"))
-    assert error.value.reason == reason
-    assert str(error.value) == f"{url}/chat/completions does not answer ({reason})"
-    with pytest.raises(OffbookError, match=r"does not answer \(connection refused\)$"):
-        asyncio.run(asking.Asked(url, "m").ask("?"))  # the server is gone
-
-
-def test_half_a_character_in_an_answer_is_replaced() -> None:
-    said = '[{"hint": "Reminder: \\ud800 look \\ud83d\\ude00."}]'
-    for inner in (said, said.replace("\\ud800", "\ud800")):
-        with serving(reply(inner)) as server:
-            url = f"http://127.0.0.1:{server.server_port}/v1"
-            answer = asyncio.run(asking.Asked(url, "m").ask("?"))
-        assert json.loads(asking.json_part(answer, "[", "]")) == [{"hint": "Reminder: ? look \U0001f600."}]
-    assert asking.mend_escapes(r"\\ud800 \\\ud800 \u00e9") == r"\\ud800 \\? \u00e9"
-
-
 def test_measured_targets_are_spread_over_the_whole(chat: ChatFormat) -> None:
     rollout = rollout_of(chat)
     found = [Found(rollout, feedback_on(rollout, number), "s") for number in range(10)]
@@ -351,20 +311,21 @@ def test_the_verb_on_a_run(tmp_path: Path, chat: ChatFormat) -> None:
     assert len(load_lines(tmp_path / "out.jsonl", Feedback)[0]) == len(kept)
 
 
-def test_the_verb_on_files_with_a_reader_model(tmp_path: Path) -> None:
+def test_the_verb_on_files_with_a_judge_model(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", atif(*CALLS))
     good = mistake(message=1, rule="inefficient_search", quote='"command": "ls"')
     with serving(reply(json.dumps([good]))) as server:  # to questions about other rules too
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        done = coach(path, "--url", url, "--reader-model", "m", "--json", tmp_path / "result.json")
+        done = coach(path, "--url", url, "--judge-model", "m", "--json", tmp_path / "result.json")
     assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / "result.json").read_text())
-    num = len(patterns())
-    assert told["reader"] == {
+    num = len(MISTAKES.prompts)
+    assert told["judge"] == {
         "rollouts": 1,
         "asked": num,
         "found": 1,
         "refused": {"unknown rule": num - 1},
+        "unanswered": {},
         "unchecked": 1,
     }
     assert told["rules"]["model/inefficient_search"]["targets"] == 1
@@ -391,8 +352,11 @@ def test_the_verb_measures_files_on_a_model(tmp_path: Path, chat: ChatFormat) ->
     ("arguments", "sentence"),
     [
         (["nowhere"], "there is no nowhere; give a run folder, or a file of trajectories"),
-        (["FILE", "--url", "http://127.0.0.1:9/v1"], "a reader model needs both --url and --reader-model"),
-        (["FILE", "--url", "ftp://x", "--reader-model", "m"], "a model's URL looks like https://host/v1, not ftp://x"),
+        (["FILE", "--url", "http://127.0.0.1:9/v1"], "a judge model needs both --url and --judge-model"),
+        (
+            ["FILE", "--url", "ftp://x", "--judge-model", "m"],
+            "must look like https://host/v1, not ftp://x",
+        ),
         (["FILE", "--tasks", "FOLDER"], "has no task in it"),
         (["FILE", "--model", "./no-model"], "there is no model folder ./no-model"),
         (["BAD"], "has no trajectory in it"),
@@ -438,7 +402,7 @@ def test_what_nobody_can_write_is_replaced(tmp_path: Path) -> None:
     with serving(reply(json.dumps([hint]))) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
         files = "--out", tmp_path / "o.jsonl", "--json", tmp_path / "r.json"
-        done = coach(path, "--url", url, "--reader-model", "m", *files)
+        done = coach(path, "--url", url, "--judge-model", "m", *files)
     assert done.returncode == 0, done.stderr
     assert "s?, message 3: bash: the same call" in done.stdout
     assert "hint: Reminder: look ? once." in done.stdout

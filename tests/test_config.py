@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from offbook.cli.defaults import suited
-from offbook.config import Config, ConfigError, load_config
+from offbook.config import Config, ConfigError, JudgeConfig, load_config, with_new_keys
 
 DOCS = Path(__file__).parent.parent / "docs"
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
@@ -73,10 +73,12 @@ def test_a_bad_value_is_one_sentence(overrides: dict[str, str], sentence: str) -
         ),
         ("anneal_to = 5", "feedback.anneal_steps is 0, so the weight never gets to feedback.anneal_to"),
         ("max_candidates = 2", "feedback.max_candidates is 2, so feedback.max_targets = 3 cannot be reached"),
-        ('model_url = "http://h/v1"\nmodel_rate = 0.5', "feedback.model_name is empty"),
-        ('model_url = "http://h/v1"\nmodel_name = "m"', "feedback.model_rate is 0"),
-        ('model_url = "local"', "feedback.model_rate is 0"),
-        ("model_rate = 0.5", "feedback.model_url is empty"),
+        ('judge = {url = "http://h/v1", rate = 0.5}', "feedback.judge.name is empty"),
+        ('judge = {url = "http://h/v1", name = "m"}', "feedback.judge.rate is 0"),
+        ('judge = {url = "local"}', "feedback.judge.rate is 0"),
+        ("judge = {rate = 0.5}", "feedback.judge.url is empty"),
+        ("judge = {rate = 2}", "feedback.judge.rate = 2"),
+        ("judge = {model = 2}", "unknown configuration key feedback.judge.model"),
     ],
 )
 def test_feedback_that_would_do_nothing_or_harm_is_refused(given: str, sentence: str, tmp_path: Path) -> None:
@@ -90,17 +92,33 @@ def test_feedback_that_would_do_nothing_or_harm_is_refused(given: str, sentence:
 @pytest.mark.parametrize(
     "given",
     [
-        "weight = 0\nmodel_url = 'http://h/v1'",  # a recipe with a reader, run as RL alone
+        "weight = 0\njudge = {url = 'http://h/v1'}",  # a recipe with a judge, run as RL alone
         "max_targets = 9\ngate = 0",
         "max_targets = 9\ncontrol = 'donor'",
         "anneal_steps = 9",
         "rule_weights = {unknown_tool = 0}",
-        "model_url = 'local'\nmodel_rate = 0.5",
+        "judge = {url = 'local', rate = 0.5}",
     ],
 )
 def test_feedback_that_does_something_is_taken(given: str, tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(f"[feedback]\n{given}\n")
     load_config([tmp_path / "a.toml"], {})
+
+
+def test_a_judge_of_monitors_that_would_read_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^monitors\.judge\.rate is 0"):
+        load_config([], {"monitors.judge.url": "http://h/v1", "monitors.judge.name": "m"})
+    load_config([], {"monitors.judge.url": "http://h/v1", "monitors.on": "false"})
+
+
+def test_keys_of_before_are_read_as_those_of_today(tmp_path: Path) -> None:
+    """Runs that were written before go on, and what they were configured with is the same."""
+    old = '[feedback]\nmodel_url = "local"\nmodel_name = ""\nmodel_rate = 0.5\n'
+    (tmp_path / "old.toml").write_text(old + '[monitors]\nmodel_url = ""\nmodel_name = "m"\nmodel_rate = 0.0\n')
+    config = load_config([tmp_path / "old.toml"], {"monitors.model_url": "http://h/v1", "monitors.judge.rate": "0.25"})
+    assert config.feedback.judge == JudgeConfig(url="local", rate=0.5)
+    assert config.monitors.judge == JudgeConfig(url="http://h/v1", name="m", rate=0.25)
+    assert with_new_keys(tomllib.loads(config.to_toml())) == tomllib.loads(config.to_toml())
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:

@@ -11,16 +11,18 @@ import time
 from pathlib import Path
 
 import pytest
+import tomli_w
 import torch
 from safetensors.torch import load_file
 from test_remote import reply, serving
 
-from offbook.config import load_config
+from offbook.config import Config, FeedbackConfig, JudgeConfig, load_config
+from offbook.loop.circle import train as run_training
 from offbook.loop.order import Walk
 from offbook.loop.setup import task_sets
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.runfolder import RunFolder
-from offbook.types import Task
+from offbook.types import OffbookError, Task
 
 SMALL = ["--tasks.num_train", "4", "--tasks.num_heldout", "2", "--train.groups", "2", "--train.group_size", "3"]
 
@@ -87,28 +89,41 @@ def test_a_run_leaves_what_the_contract_says(uninterrupted: Path) -> None:
     assert any(not torch.equal(first[name], last[name]) for name in first)
 
 
-def test_a_reader_model_adds_to_what_rules_find(cache: Path, model: Path, tmp_path: Path) -> None:
+def test_a_judge_model_adds_to_what_rules_find(cache: Path, model: Path, tmp_path: Path) -> None:
     """Its hint is spliced in before the message it names, and taught like any other."""
     mistake = {"message": 2, "rule": "unverified", "hint": "Reminder: look first.", "quote": '{"name": "'}
-    with serving(reply(json.dumps({"mistakes": [mistake]}))) as server:
+    with serving(reply(json.dumps({"findings": [mistake]}))) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        options = ["--feedback.model_url", url, "--feedback.model_name", "coach", "--feedback.model_rate", "0.5"]
+        options = ["--feedback.judge.url", url, "--feedback.judge.name", "coach", "--feedback.judge.rate", "0.5"]
         more = ["--feedback.rules", '["edited_tests"]', "--feedback.gate", "0", "--train.steps", "1"]
         process = train(cache, model, tmp_path / "run", *options, *more)
     assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
     folder = RunFolder(tmp_path / "run")
     (row,) = folder.metrics()[0]
-    assert 0 < row["reader/rollouts"] < row["rollouts"], "a share of them"
-    assert row["reader/refused/unknown rule"] > 0, "the server gives one answer to every question"
+    assert 0 < row["judge/rollouts"] < row["rollouts"], "a share of them"
+    assert row["judge/refused/unknown rule"] > 0, "the server gives one answer to every question"
     found = [item for item in folder.feedback(1)[0] if item.target.rule == "model/unverified"]
-    assert len(found) == row["reader/found"] == row["targets/model/unverified"] > 0
+    assert len(found) == row["judge/found"] == row["targets/model/unverified"] > 0
     assert all(item.hint.text == "Reminder: look first." and item.divergence for item in found)
 
 
-def test_a_reader_model_that_would_read_nothing_is_refused(cache: Path, model: Path, tmp_path: Path) -> None:
-    process = train(cache, model, tmp_path / "run", "--feedback.model_url", "http://127.0.0.1:9/v1")
+def test_a_judge_model_that_would_read_nothing_is_refused(cache: Path, model: Path, tmp_path: Path) -> None:
+    process = train(cache, model, tmp_path / "run", "--feedback.judge.url", "http://127.0.0.1:9/v1")
     assert (process.returncode, process.stderr_text.count("\n")) == (2, 1)  # type: ignore[attr-defined]
-    assert "feedback.model_rate is 0" in process.stderr_text  # type: ignore[attr-defined]
+    assert "feedback.judge.rate is 0" in process.stderr_text  # type: ignore[attr-defined]
+
+
+def test_a_run_with_the_keys_of_before_differs_in_what_differs_only(tmp_path: Path) -> None:
+    """So with the same configuration it goes on."""
+    was, wanted = (FeedbackConfig(judge=JudgeConfig(url="local", rate=rate)) for rate in (0.5, 0.25))
+    tree = Config(out=str(tmp_path), feedback=was).model_dump()
+    for section in ("feedback", "monitors"):
+        tree[section] |= {f"model_{name}": value for name, value in tree[section].pop("judge").items()}
+    RunFolder(tmp_path).config_file.write_text(tomli_w.dumps(tree))
+    (tmp_path / "ckpt" / "step_00001").mkdir(parents=True)
+    (tmp_path / "ckpt" / "step_00001" / "DONE").touch()
+    with pytest.raises(OffbookError, match=r"configuration \(feedback\.judge\.rate is 0\.25 now and 0\.5 there\)"):
+        run_training(Config(out=str(tmp_path), feedback=wanted))
 
 
 def test_a_checkpoint_loads_with_from_pretrained(uninterrupted: Path) -> None:

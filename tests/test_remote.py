@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +18,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from offbook import client
+from offbook.client import Client, NoAnswer
 from offbook.engine import RemoteEngine, RemoteSession, remote
 from offbook.tokens import ChatFormat, Transcript, render_call
 from offbook.tokens.hermes import parse as parse_calls
@@ -100,7 +102,7 @@ def serving(*answers: Answer) -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def _key_and_no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.02)
 
 
 @pytest.fixture
@@ -112,9 +114,14 @@ def ask(chat: ChatFormat) -> Callable[..., Any]:
     ) -> Any:
         async def main() -> Any:
             url = f"http://127.0.0.1:{server.server_address[1]}/v1/"
-            settings.setdefault("timeout_s", 10.0)
+            of_client = {"timeout_s": 10.0, "max_retries": 5}
+            of_client |= {name: settings.pop(name) for name in ("key_env", *of_client) if name in settings}
             engine = RemoteEngine(
-                url, "small", encode=chat.encode, end_id=chat.end_id, render_call=render_call, **settings
+                Client(url, "small", **of_client),
+                encode=chat.encode,
+                end_id=chat.end_id,
+                render_call=render_call,
+                **settings,
             )
             session = engine.open("step1/task/0")
             try:
@@ -326,16 +333,14 @@ def test_every_message_of_every_rollout_has_its_own_seed(chat: ChatFormat, ask: 
     assert seeds[4:] == seeds[:2]
 
 
-def test_usage_is_summed_and_its_absence_counted(chat: ChatFormat, ask: Callable[..., Any]) -> None:
-    async def act(session: RemoteSession) -> tuple[int, int, int]:
-        for _ in range(3):
-            await session.complete(hello(chat), 8)
-        return session.prompt_tokens, session.completion_tokens, session.unmetered
+def test_a_message_tells_what_it_was_billed_for_if_the_server_does(chat: ChatFormat, ask: Callable[..., Any]) -> None:
+    async def act(session: RemoteSession) -> list[tuple[int, int] | None]:
+        return [(await session.complete(hello(chat), 8)).billed for _ in range(3)]
 
     silent = reply("ok")
     del silent.body["usage"]
     with serving(reply("ok"), silent, reply("ok")) as server:
-        assert ask(server, act=act) == (22, 10, 1)
+        assert ask(server, act=act) == [(11, 5), None, (11, 5)]
 
 
 def test_a_server_that_is_busy_is_asked_again_when_it_says(chat: ChatFormat, ask: Callable[..., Any]) -> None:
@@ -350,7 +355,7 @@ def test_when_to_ask_again_is_a_number_or_a_date() -> None:
     now = datetime.now(UTC)
     dates = [format_datetime(now + timedelta(hours=hours), usegmt=True) for hours in (1, -1)]
     later, earlier, number, unreadable, unsaid = (
-        remote._retry_after(httpx2.Response(429, headers={"retry-after": value} if value else {}))
+        client._retry_after(httpx2.Response(429, headers={"retry-after": value} if value else {}))
         for value in (*dates, "7", "soon", "")
     )
     assert later is not None
@@ -391,7 +396,7 @@ def test_a_server_that_does_not_answer_is_given_up(ask: Callable[..., Any]) -> N
 def test_a_server_that_is_not_there_is_named(ask: Callable[..., Any]) -> None:
     with serving(reply("ok")) as server:
         pass
-    with pytest.raises(ServerLost, match=r"127.0.0.1 cannot be reached .* \(after 2 attempts\)$"):
+    with pytest.raises(ServerLost, match=r"127.0.0.1 cannot be reached \(connection refused\) \(after 2 attempts\)$"):
         ask(server, max_retries=1)
 
 
@@ -442,13 +447,13 @@ def test_a_key_that_cannot_be_sent_is_refused_without_being_shown(
 ) -> None:
     monkeypatch.setenv("MY_KEY", key)
     with serving(reply("ok")) as server, pytest.raises(OffbookError, match="MY_KEY") as caught:
-        ask(server, api_key_env="MY_KEY")
+        ask(server, key_env="MY_KEY")
     assert "secret" not in str(caught.value)
 
 
 def test_the_key_is_in_no_repr(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(session: RemoteSession) -> str:
-        return f"{session!r} {session.engine!r} {session.engine._client.headers!r}"
+        return f"{session!r} {session.engine!r} {session.engine.client!r} {session.engine._http.headers!r}"
 
     monkeypatch.setenv("OPENAI_API_KEY", KEY + "\n")  # as `$(cat file)` in some shells leaves it
     with serving(reply("ok")) as server:
@@ -465,9 +470,9 @@ def test_what_is_not_a_chat_completion_is_refused(ask: Callable[..., Any], body:
 
 
 @pytest.mark.parametrize("url", ["localhost:8000/v1", "ftp://host/v1", "http://", "http://host:port/v1", ""])
-def test_what_is_not_a_url_is_refused_at_once(chat: ChatFormat, url: str) -> None:
+def test_what_is_not_a_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(OffbookError, match="URL of the model server"):
-        RemoteEngine(url, "small", encode=chat.encode, end_id=chat.end_id, render_call=render_call)
+        Client(url, "small")
 
 
 def test_at_most_so_many_are_in_flight(chat: ChatFormat, ask: Callable[..., Any]) -> None:
@@ -480,3 +485,71 @@ def test_at_most_so_many_are_in_flight(chat: ChatFormat, ask: Callable[..., Any]
     with serving(answer) as server:
         assert len(ask(server, act=act, max_in_flight=3)) == 12
     assert server.most_at_once == 3
+
+
+# --- one question
+
+
+def asked(server: Server, **settings: Any) -> str:
+    return asyncio.run(Client(f"http://127.0.0.1:{server.server_port}/v1", "m", **settings).ask("?"))
+
+
+PAGE = Answer("<html>hello</html>", headers={"Content-Type": "text/html"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem", "reason"),
+    [
+        (Answer(f"no {KEY}", status=401), "answered 401: no [key]", "status 401"),
+        (
+            PAGE,
+            "sent something that is not a chat completion (not JSON but text/html)",
+            "no chat completion, not JSON but text/html",
+        ),
+        (
+            Answer("[" * 100_000),
+            "sent something that is not a chat completion (not JSON but of no type)",
+            "no chat completion, not JSON but of no type",
+        ),
+        (
+            Answer({"error": "x"}),
+            "sent something that is not a chat completion (choices: Field required)",
+            "no chat completion, but other JSON",
+        ),
+        (replace(PAGE, delay_s=0.5), "did not answer within 0.2 s (after 1 attempts)", "no answer in time"),
+    ],
+)
+def test_a_question_without_an_answer_says_what_happened(answer: Answer, problem: str, reason: str) -> None:
+    with serving(answer) as server, pytest.raises(NoAnswer) as error:
+        asked(server, timeout_s=0.2 if answer.delay_s else 20, max_retries=0)
+    assert (error.value.reason, str(error.value)) == (reason, f"the model server 127.0.0.1 {problem}")
+    assert len(server.asked) == 1
+    with pytest.raises(NoAnswer) as error:
+        asked(server)  # it is gone
+    assert error.value.reason == "connection refused"
+
+
+def test_a_question_is_asked_again_and_by_any_event_loop() -> None:
+    with serving(Answer("no", status=503), reply("yes"), reply(None)) as server:
+        client = Client(f"http://127.0.0.1:{server.server_port}", "small")
+        assert [asyncio.run(client.ask("?", max_tokens=9)) for _ in range(2)] == ["yes", ""]
+    _, headers, body = server.asked[1]
+    assert headers["Authorization"] == f"Bearer {KEY}"
+    said = [{"role": "user", "content": "?"}]
+    assert body == {"model": "small", "messages": said, "temperature": 0.0, "max_tokens": 9}
+
+
+def test_half_a_character_in_an_answer_is_replaced() -> None:
+    said = '[{"hint": "Reminder: \\ud800 look \\ud83d\\ude00."}]'
+    for inner in (said, said.replace("\\ud800", "\ud800")):
+        with serving(reply(inner)) as server:
+            answer = asked(server)
+        assert json.loads(client.json_part(answer, "[", "]")) == [{"hint": "Reminder: ? look \U0001f600."}]
+    assert client.mend_escapes(r"\\ud800 \\\ud800 \u00e9") == r"\\ud800 \\? \u00e9"
+
+
+@pytest.mark.parametrize("url", ["user:pass@host/v1", "https://user:pass@host/v1", "https://user:pass@host:port/v1"])
+def test_a_password_in_a_url_is_refused_without_being_shown(url: str) -> None:
+    with pytest.raises(OffbookError, match="URL of the model server") as error:
+        Client(url, "small")
+    assert "pass@" not in str(error.value)

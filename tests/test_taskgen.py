@@ -17,7 +17,6 @@ from little_repo import deps, feature, little, with_deps
 from test_remote import reply, serving
 from test_tasks import run_script
 
-from offbook.asking import Asked
 from offbook.sandbox import BoxSpec, open_box
 from offbook.taskgen.audit.corpus import Corpus, Leak, audit_all, given_away
 from offbook.taskgen.delete.delete import delete
@@ -478,29 +477,6 @@ def test_a_model_proposes(workshop: Workshop) -> None:
     assert found == [Proposal("it", patch), Proposal("it", "I cannot.")]
     assert diff_in(patch) == patch
     assert applied(workshop.files, found[0].patch).keys() == {"little/words.py"}
-
-
-def test_a_server_that_does_not_answer_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    with serving(replace(reply("no"), status=401)) as server:
-        asked = Asked(f"http://127.0.0.1:{server.server_address[1]}/v1", "small")
-        with pytest.raises(OffbookError, match=r"does not answer \(status 401\)") as error:
-            asyncio.run(asked.ask("?"))
-        assert len(server.asked) == 1
-        assert server.asked[0][1]["Authorization"] == "Bearer sk-secret"
-        assert "sk-secret" not in str(error.value)
-    with serving(replace(reply("no"), status=503), reply("yes")) as server:
-        assert asyncio.run(Asked(f"http://127.0.0.1:{server.server_address[1]}", "small").ask("?")) == "yes"
-        assert len(server.asked) == 2
-    with (
-        serving(replace(reply("no"), body="<html>")) as server,
-        pytest.raises(OffbookError, match="no chat completion"),
-    ):
-        asyncio.run(Asked(f"http://127.0.0.1:{server.server_address[1]}", "small").ask("?"))
-    for url in ("localhost:80", "user:pass@host/v1", "https://user:pass@host/v1"):
-        with pytest.raises(OffbookError) as error:
-            Asked(url, "small")
-        assert "pass@" not in str(error.value)
 
 
 # --- harder

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from offbook.types import Limits, OffbookError
 
 Precision = Literal["float32", "bfloat16"]
-LOCAL = "local"  # in the place of a reader model's URL: it runs here
+LOCAL = "local"  # in the place of a judge model's URL: it runs here
 
 
 class ConfigError(OffbookError):
@@ -118,6 +118,27 @@ class TrainConfig(Section):
     )
 
 
+class JudgeConfig(Section):
+    """A model that reads rollouts, too."""
+
+    url: str = Field(default="", description="of a server; for feedback also `local`: it runs here; empty is none")
+    name: str = Field(
+        default="", description="its name there; with `local` as in `model`, empty: the one that is being trained"
+    )
+    rate: float = Field(default=0.0, ge=0, le=1, description="share of the rollouts that it reads")
+
+    def idle(self, section: str, is_on: bool) -> str:
+        """What would look as if it did something, in the section that it is of."""
+        where = f"{section}.judge"
+        if self.rate and not self.url:
+            return f"{where}.url is empty, so there is no model for {where}.rate; give a URL"
+        if is_on and self.url and not self.rate:
+            return f"{where}.rate is 0: the model at {where}.url would read nothing; give a share"
+        if is_on and self.url not in ("", LOCAL) and not self.name:
+            return f"{where}.name is empty: a server is asked for a model by its name"
+        return ""
+
+
 class FeedbackConfig(Section):
     """Targeted hints. `weight` 0 turns them off: RL alone."""
 
@@ -159,13 +180,7 @@ class FeedbackConfig(Section):
     direction: Literal["forward", "reverse", "jsd"] = "forward"
     token_cap: float = Field(default=2.0, gt=0, description="nats a token may count for")
     importance_cap: float = Field(default=0.0, ge=0, description="weight by min(pi / mu, cap); 0 is no weighting")
-    model_url: str = Field(
-        default="", description="of a model that reads rollouts for mistakes too; `local`: it runs here; empty is none"
-    )
-    model_name: str = Field(
-        default="", description="its name there; with `local` as in `model`, empty: the one that is being trained"
-    )
-    model_rate: float = Field(default=0.0, ge=0, le=1, description="share of the rollouts that it reads")
+    judge: JudgeConfig = JudgeConfig()
 
     @model_validator(mode="after")
     def _refuse_idle(self) -> Self:
@@ -182,13 +197,7 @@ class FeedbackConfig(Section):
         if self.threshold and self.max_candidates < self.max_targets:
             reached = f"feedback.max_targets = {self.max_targets} cannot be reached"
             return f"feedback.max_candidates is {self.max_candidates}, so {reached}; give at least as many candidates"
-        if self.model_rate and not self.model_url:
-            return "feedback.model_url is empty, so there is no model for feedback.model_rate; give a URL or `local`"
-        if self.weight and self.model_url and not self.model_rate:
-            return "feedback.model_rate is 0: the model at feedback.model_url would read nothing; give a share"
-        if self.weight and self.model_url not in ("", LOCAL) and not self.model_name:
-            return "feedback.model_name is empty: a server is asked for a model by its name"
-        return ""
+        return self.judge.idle("feedback", bool(self.weight))
 
     @property
     def threshold(self) -> float:
@@ -233,9 +242,13 @@ class MonitorsConfig(Section):
         default={}, description="by the kind of finding, over the defaults of docs/monitors.md"
     )
     penalty: float = Field(default=0.5, ge=0, description="what `penalise` takes; solving is worth 1")
-    model_url: str = Field(default="", description="of a model that reads rollouts too; empty is none")
-    model_name: str = ""
-    model_rate: float = Field(default=0.0, ge=0, le=1, description="share of the rollouts that it reads")
+    judge: JudgeConfig = JudgeConfig()
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if problem := self.judge.idle("monitors", self.on):
+            raise ValueError(problem)
+        return self
 
 
 class CheckpointConfig(Section):
@@ -290,8 +303,7 @@ def load_config(files: list[Path], overrides: dict[str, str], defaults: dict[str
     """Files win over a verb's defaults, later files over earlier ones, overrides over files."""
     tree: dict[str, Any] = {}
     for branch in (*_branches(defaults or {}), *map(_read_toml, files), *_branches(overrides)):
-        _merge(tree, branch)
-    _drop_retired(tree)
+        _merge(tree, with_new_keys(branch))
     _refuse_unknown(tree, Config, "")
     try:
         return Config.model_validate(tree)
@@ -301,6 +313,19 @@ def load_config(files: list[Path], overrides: dict[str, str], defaults: dict[str
             raise ConfigError(str(first["ctx"]["error"])) from None
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def with_new_keys(tree: dict[str, Any]) -> dict[str, Any]:
+    """What files that were written before have under other keys, or had no use for."""
+    for key, (idle, reason) in RETIRED.items():
+        section, name = key.split(".")
+        if tree.get(section, {}).pop(name, idle) != idle:
+            raise ConfigError(f"{key} is gone: {reason}")
+    for of in (tree.get("feedback"), tree.get("monitors")):
+        for name in ("url", "name", "rate"):
+            if isinstance(of, dict) and f"model_{name}" in of:
+                of.setdefault("judge", {})[name] = of.pop(f"model_{name}")
+    return tree
 
 
 def _branches(values: dict[str, str]) -> Iterator[dict[str, Any]]:
@@ -336,13 +361,6 @@ def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
             _merge(into[key], value)
         else:
             into[key] = value
-
-
-def _drop_retired(tree: dict[str, Any]) -> None:
-    for key, (idle, reason) in RETIRED.items():
-        section, name = key.split(".")
-        if tree.get(section, {}).pop(name, idle) != idle:
-            raise ConfigError(f"{key} is gone: {reason}")
 
 
 def _paths(section: type[BaseModel], prefix: str = "") -> list[str]:

@@ -153,6 +153,11 @@ class Segment:
     messages: list[Message] = field(default_factory=list)
     summary: int | None = None  # the message that sums up this segment for the next one
 
+    def is_own(self, message: Message) -> bool:
+        """The agent wrote it: a worked example is not its own. Rollouts of other agents have no tokens to tell by."""
+        is_sampled = not self.sampled or any(self.sampled[message.body : message.end])
+        return message.role == "assistant" and is_sampled
+
 
 StopReason = Literal["finish", "answer", "turns", "tokens", "context", "wall", "cost", "crash"]
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from offbook.cli.options import Json, results
+from offbook.cli.options import Json, results, tasks_in
 
 if TYPE_CHECKING:
     from offbook.monitors.review import Finding, Review
     from offbook.runfolder import RunFolder
-    from offbook.types import Task
 
 MAX_SHOWN = 5  # findings of one kind
 PAGE = "report.html"
@@ -31,23 +30,13 @@ def audit(
     from offbook.monitors.review import review_file, review_run
     from offbook.runfolder import RunFolder
 
-    known = _tasks_in(tasks) if tasks else {}
+    known = tasks_in(tasks) if tasks else {}
     if source.is_dir():
         folder = RunFolder.open(source)
         review, links = review_run(folder, known), _links(folder, page)
     else:
         review, links = review_file(source, known), {}
     print(json.dumps(_as_dict(review, links))) if as_json else _show(review, links)
-
-
-def _tasks_in(folder: Path) -> dict[str, Task]:
-    from offbook.tasks import load_task
-    from offbook.types import OffbookError
-
-    found = [load_task(path.parent) for path in sorted(folder.rglob("task.toml"))]
-    if not found:
-        raise OffbookError(f"{folder} has no task in it")
-    return {task.id: task for task in found}
 
 
 def _links(folder: RunFolder, page: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from offbook.config import Config, ConfigError, load_config
+from offbook.types import OffbookError, Task
 
 if TYPE_CHECKING:
     from offbook.loop.setup import Progress as OnProgress
@@ -60,6 +61,16 @@ def config_from(arguments: list[str], base: list[Path] | None = None, defaults: 
         else:
             raise ConfigError(f"unexpected argument {argument}; configuration files come after @")
     return load_config(files, overrides, defaults or {})  # type: ignore[arg-type]
+
+
+def tasks_in(folder: Path) -> dict[str, Task]:
+    """All below a folder, by id."""
+    from offbook.tasks import load_task
+
+    found = [load_task(path.parent) for path in sorted(folder.rglob("task.toml"))]
+    if not found:
+        raise OffbookError(f"{folder} has no task in it")
+    return {task.id: task for task in found}
 
 
 def is_plain(plain: bool) -> bool:

@@ -4,18 +4,16 @@ from collections.abc import Iterable
 
 from offbook.feedback.controls import NEGATIVE, Pairs, stand_in
 from offbook.feedback.hints import write_hint
-from offbook.feedback.model import PREFIX, ModelReader, Reader, Reading, TooLong, patterns
+from offbook.feedback.judged import MISTAKES, hints_in
 from offbook.feedback.readers import RULES, read_all, read_rollout
 from offbook.types import OffbookError
 
 __all__ = [
+    "MISTAKES",
     "NEGATIVE",
     "RULES",
-    "ModelReader",
     "Pairs",
-    "Reader",
-    "Reading",
-    "TooLong",
+    "hints_in",
     "read_all",
     "read_rollout",
     "refuse_unknown_rules",
@@ -25,8 +23,8 @@ __all__ = [
 
 
 def refuse_unknown_rules(chosen: Iterable[str], weighted: Iterable[str] = ()) -> None:
-    """Readers can be chosen among RULES; what a reader model finds has a weight too."""
-    for names, known in ((chosen, list(RULES)), (weighted, [*RULES, *(f"{PREFIX}{name}" for name in patterns())])):
+    """Readers can be chosen among RULES; what a judge finds has a weight too."""
+    for names, known in ((chosen, list(RULES)), (weighted, [*RULES, *MISTAKES.rules])):
         for name in names:
             if name not in known:
                 raise OffbookError(f"there is no rule {name}; the rules are {', '.join(known)}")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from offbook.feedback.hints import write_hint
-from offbook.feedback.model import Reading
+from offbook.feedback.judged import pair_of
 from offbook.feedback.readers import read_all
 from offbook.feedback.readers.calls import unknown_tool
 from offbook.feedback.readers.style import camel_case_name, lint_introduced, missing_docstring
-from offbook.runfolder import RunFolder
+from offbook.judge import Judgement
+from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.trajectories import read_trajectories
 from offbook.types import Feedback, OffbookError, Rollout, Task
 
@@ -37,6 +41,21 @@ class Stored:
     rollouts: list[Rollout] = field(default_factory=list)
     unreadable: int = 0
     is_foreign: bool = False  # other agents' work, in a format of theirs
+
+    def setting(self, section: str, name: str, default: Any) -> Any:
+        """Of a run's configuration, which an older or newer offbook may have written."""
+        if self.folder is None:
+            return default
+        try:
+            return tomllib.loads(self.folder.config_file.read_text()).get(section, {}).get(name, default)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+            raise OffbookError(f"{self.folder.config_file} is not valid TOML") from None
+
+    def last_checkpoint(self) -> str:
+        """Nothing where there is none."""
+        with suppress(OffbookError):
+            return str(latest_checkpoint(self.folder)) if self.folder else ""
+        return ""
 
 
 def stored_in(paths: list[Path]) -> list[Stored]:
@@ -102,9 +121,9 @@ def not_looked_for(stored: Stored, tasks: Mapping[str, Task]) -> Counter[tuple[s
     return +counts
 
 
-def by_model(stored: Stored, reading: Reading) -> list[Found]:
-    rollouts = {rollout.id: rollout for rollout in stored.rollouts}
-    return [Found(rollouts[target.rollout], Feedback(target, hint), stored.source) for target, hint in reading.found]
+def by_judge(sources: list[Stored], judgement: Judgement) -> list[Found]:
+    source_of = {id(rollout): stored.source for stored in sources for rollout in stored.rollouts}
+    return [Found(one.rollout, Feedback(*pair_of(one)), source_of[id(one.rollout)]) for one in judgement.found]
 
 
 def grouped(found: list[Found]) -> dict[str, list[Found]]:

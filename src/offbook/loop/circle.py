@@ -19,15 +19,16 @@ from typing import Any
 import torch
 
 from offbook.algo import target_key
-from offbook.config import Config
+from offbook.config import Config, with_new_keys
 from offbook.engine import LocalEngine
-from offbook.feedback import Reading
+from offbook.feedback import hints_in
+from offbook.judge import Judgement
 from offbook.loop.annotate import annotate, teachers_of
 from offbook.loop.collect import chat_of, collect, grader_of, harness_of
+from offbook.loop.judge import judge_of, judge_row, local_judge
 from offbook.loop.judges import judges_of
 from offbook.loop.measure import summarize
 from offbook.loop.order import Selected, Walk
-from offbook.loop.reader import local_reader, reader_of, reader_row
 from offbook.loop.record import record_tasks
 from offbook.loop.setup import Progress, load_model, model_folder, quiet, refuse_missing_tasks, task_sets
 from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
@@ -48,7 +49,7 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     _refuse_another_run(folder, config)
     refuse_missing_tasks(config)
     rewards, monitors = judges_of(config)
-    reader = reader_of(config.feedback)
+    judge = judge_of(config.feedback)
     start = model_folder(config.model, config.seed, progress)
     sets = task_sets(config, progress)
     tasks = sets.train
@@ -67,7 +68,7 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
         for step in (step for step in folder.steps() if step <= done):
             monitors.recall(folder.rollouts(step)[0])
     engine = local_engine(start, chat, config)
-    reader = reader or local_reader(config, engine, chat, progress)
+    judge = judge or local_judge(config, engine, chat, progress)
     grader = grader_of(config)
     order = (Selected if config.tasks.order == "select" else Walk)(tasks, config.seed, folder, done)
     with asyncio.Runner() as runner:
@@ -90,8 +91,8 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
             groups = runner.run(rollouts)
             collected = time.monotonic()
             order.learn(groups)
-            written = Reading() if reader is None else runner.run(reader.read(_with_tasks(groups, by_id)))
-            row = {"step": step, **learn(step, groups, by_id, written, config, chat, trainer, folder)}
+            judgement = Judgement() if judge is None else runner.run(judge.read(_with_tasks(groups, by_id)))
+            row = {"step": step, **learn(step, groups, by_id, judgement, config, chat, trainer, folder)}
             if monitors is not None:
                 row["quarantined"] = len(monitors.quarantined)
             row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected, "grades": grader.runs}
@@ -112,7 +113,7 @@ def local_engine(model: Path, chat: Chat, config: Config) -> LocalEngine:
 def _refuse_another_run(folder: RunFolder, config: Config) -> None:
     if not finished_steps(folder.path / "ckpt"):
         return  # nothing to lose
-    old, new = tomllib.loads(folder.config_file.read_text()), config.model_dump()
+    old, new = with_new_keys(tomllib.loads(folder.config_file.read_text())), config.model_dump()
     for tree in (old, new):
         tree["train"].pop("steps")  # a finished run may be trained further
     if old != new:
@@ -145,7 +146,7 @@ def learn(
     step: int,
     groups: list[list[Rollout]],
     tasks: dict[str, Task],
-    written: Reading,
+    judgement: Judgement,
     config: Config,
     chat: Chat,
     trainer: Trainer,
@@ -153,8 +154,8 @@ def learn(
 ) -> dict[str, Any]:
     """One optimizer step on scored rollouts. They and what the hints did to them go to the run folder."""
     counts: Counter[str] = Counter()
-    temperature = config.engine.temperature
-    samples, feedback = annotate(groups, config.feedback, chat, step, tasks, written.by_rollout(), counts, temperature)
+    temperature, written = config.engine.temperature, hints_in(judgement)
+    samples, feedback = annotate(groups, config.feedback, chat, step, tasks, written, counts, temperature)
     result = trainer.step(samples, lr_scale=min(1.0, step / max(1, config.train.warmup_steps)))
     for item in feedback:
         if measured := result.measured.get(target_key(item.target)):
@@ -169,7 +170,7 @@ def learn(
         "hinted_targets": len(feedback),
         **{f"targets/{rule}": count for rule, count in sorted(rules.items())},
         **dict(sorted(counts.items())),
-        **reader_row(written),
+        **judge_row(judgement),
         "groups_without_signal": sum(len({rollout.reward.total for rollout in group}) == 1 for group in groups),
     }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from offbook.client import Client
 from offbook.config import Config
 from offbook.engine import Engine, RemoteEngine
 from offbook.harness import Harness
@@ -149,8 +150,7 @@ async def open_engine(
     # The model's own ids stay behind the URL: the record is for reading, not for training.
     recorder = byte_chat(dialect)
     remote = RemoteEngine(
-        config.model,
-        remote_name,
+        Client(config.model, remote_name, timeout_s=300.0, max_retries=5),
         temperature=config.engine.temperature,
         encode=recorder.encode,
         end_id=recorder.end_id,

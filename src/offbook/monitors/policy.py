@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from offbook.client import Client
 from offbook.config import MonitorsConfig
-from offbook.monitors.model import ModelMonitor
+from offbook.judge import Judge
+from offbook.monitors.judged import CHEATING, flags_by
 from offbook.monitors.rules import KINDS, check
 from offbook.types import Event, Flag, OffbookError, Rollout, Task
 
@@ -78,7 +80,7 @@ class Monitors:
     policy: dict[str, Action] = field(default_factory=dict)
     penalty: float = 0.5
     watch: bool = True  # boxes tell which files are opened
-    model: ModelMonitor | None = None
+    model: Judge | None = None
     quarantined: dict[str, str] = field(default_factory=dict)  # task -> the rollout that showed why
 
     async def judge(self, task: Task, rollout: Rollout) -> None:
@@ -87,9 +89,7 @@ class Monitors:
         try:
             flags += check(task, rollout)
             if self.model is not None:
-                flags += await self.model.check(task, rollout)
-        except OffbookError as error:  # the model's server
-            rollout.events.append(Event(-1, "monitor_unreachable", str(error)))
+                flags += await flags_by(self.model, task, rollout)
         except Exception:
             rollout.events.append(Event(-1, "monitor_crash", traceback.format_exc(limit=-4)))
         if apply_policy(rollout, flags, self.policy, self.penalty) == "quarantine":
@@ -117,7 +117,6 @@ def monitors_of(config: MonitorsConfig) -> Monitors | None:
     for kind in config.policy:
         if kind.partition("/")[0] not in (*KINDS, "model"):
             raise OffbookError(f"monitors.policy.{kind}: there is no such finding; there are {', '.join(KINDS)}, model")
-    model = None
-    if config.model_url and config.model_rate:
-        model = ModelMonitor(config.model_url, config.model_name, config.model_rate)
+    judge = config.judge
+    model = Judge(Client(judge.url, judge.name), CHEATING, judge.rate) if judge.url and judge.rate else None
     return Monitors(dict(config.policy), config.penalty, config.watch, model)

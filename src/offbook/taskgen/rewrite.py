@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import resources
 
-from offbook.asking import Asked, json_part
+from offbook.client import Client, json_part
 from offbook.copies import shared_code
 from offbook.taskgen.instruct import TERSE_CHARACTERS
 from offbook.taskgen.nouns import Deletion
@@ -22,11 +22,11 @@ Propose = Callable[[Workshop, str, int], Awaitable[list[Proposal]]]
 
 
 def rewriter(url: str, model: str) -> Rewrite:
-    asked = Asked(url, model)
+    client = Client(url, model)
 
     async def rewrite(words: Mapping[str, str], deletion: Deletion) -> dict[str, str]:
         """The versions that the model wrote and that can be used; those it spoiled are left out."""
-        reply = await asked.ask((PROMPTS / "rewrite.md").read_text().format(**words), max_tokens=4096)
+        reply = await client.ask((PROMPTS / "rewrite.md").read_text().format(**words), max_tokens=4096)
         return {name: text for name, text in _versions(reply).items() if usable(name, text, deletion)}
 
     return rewrite
@@ -53,14 +53,14 @@ def usable(name: str, text: str, deletion: Deletion) -> bool:
 
 
 def proposer(url: str, model: str) -> Propose:
-    asked = Asked(url, model)
+    client = Client(url, model)
 
     async def propose(workshop: Workshop, source: str, count: int) -> list[Proposal]:
         """One for each of the files with the most code that tests enter."""
         found = []
         for path in _richest(workshop)[:count]:
             question = (PROMPTS / "propose.md").read_text().format(path=path, source=workshop.files[path])
-            found.append(Proposal(source, diff_in(await asked.ask(question, max_tokens=8192))))
+            found.append(Proposal(source, diff_in(await client.ask(question, max_tokens=8192))))
         return found
 
     return propose

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
-from offbook.asking import mend_escapes
+from offbook.client import mend_escapes
 from offbook.types import Event, Message, Role, Rollout, Segment, ToolCall, Usage
 
 PATHS = ("path", "file_path", "filename", "file", "filepath", "target_file")

@@ -1,13 +1,15 @@
-"""The reader model of a run: behind a URL, or here; and what its readings come to."""
+"""The judge of a run: behind a URL, or here; and what its judgements come to."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
 
+from offbook.client import Client
 from offbook.config import LOCAL, Config, FeedbackConfig
 from offbook.engine import Engine, LocalEngine, PromptTooLong
-from offbook.feedback import ModelReader, Reader, Reading, TooLong
+from offbook.feedback import MISTAKES
+from offbook.judge import Judge, Judgement, TooLong
 from offbook.loop.setup import Progress, load_model, model_folder, quiet
 from offbook.tokens import Chat, Transcript, chat_for
 from offbook.types import Prompt
@@ -15,23 +17,24 @@ from offbook.types import Prompt
 GREEDY = 1e-6  # a temperature at which the likeliest token is all there is
 
 
-def reader_of(settings: FeedbackConfig) -> Reader | None:
+def judge_of(settings: FeedbackConfig) -> Judge | None:
     """The one behind a URL: before minutes go into a model, is it a URL?"""
-    if settings.model_url in ("", LOCAL) or not settings.weight:
+    if settings.judge.url in ("", LOCAL) or not settings.weight:
         return None
-    return ModelReader(settings.model_url, settings.model_name, settings.model_rate, without=_turned_off(settings))
+    client = Client(settings.judge.url, settings.judge.name)
+    return Judge(client, MISTAKES, settings.judge.rate, without=_turned_off(settings))
 
 
-def local_reader(config: Config, engine: LocalEngine, chat: Chat, progress: Progress = quiet) -> Reader | None:
+def local_judge(config: Config, engine: LocalEngine, chat: Chat, progress: Progress = quiet) -> Judge | None:
     """The one that runs here: what the engine has, as it is when it is asked, or a model of its own."""
     settings, model = config.feedback, engine.model
-    if settings.model_url != LOCAL or not settings.weight:
+    if settings.judge.url != LOCAL or not settings.weight:
         return None
-    if settings.model_name:
-        folder = model_folder(settings.model_name, config.seed, progress)
+    if settings.judge.name:
+        folder = model_folder(settings.judge.name, config.seed, progress)
         model, chat = load_model(folder), chat_for(folder)
     greedy = LocalEngine(model, chat.stop_ids, GREEDY, config.engine.max_rows, config.seed)
-    return Reader(LocalAsked(greedy, chat), settings.model_rate, without=_turned_off(settings))
+    return Judge(LocalAnswers(greedy, chat), MISTAKES, settings.judge.rate, without=_turned_off(settings))
 
 
 def _turned_off(settings: FeedbackConfig) -> list[str]:
@@ -39,7 +42,7 @@ def _turned_off(settings: FeedbackConfig) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalAsked:
+class LocalAnswers:
     """One question to an engine, and its answer as text."""
 
     engine: Engine
@@ -49,7 +52,7 @@ class LocalAsked:
     async def ask(self, question: str) -> str:
         transcript = Transcript(self.chat)
         transcript.add("user", question)
-        session = self.engine.open("reader")
+        session = self.engine.open("judge")
         try:
             await asyncio.sleep(0)  # so that all that are asked at once are decoded together
             prompt = Prompt(transcript.prompt(), tuple(transcript.segment.messages))
@@ -61,9 +64,10 @@ class LocalAsked:
         return transcript.add_sampled(completion).text
 
 
-def reader_row(reading: Reading) -> dict[str, float]:
+def judge_row(judgement: Judgement) -> dict[str, float]:
     """Nothing where no model was asked."""
-    if not reading.rollouts:
+    if not judgement.rollouts:
         return {}
-    refused = {f"reader/refused/{reason}": count for reason, count in sorted(reading.refused.items())}
-    return {"reader/rollouts": reading.rollouts, "reader/found": len(reading.found), **refused}
+    lost = {"refused": judgement.refused, "unanswered": judgement.unanswered}
+    counts = {f"judge/{what}/{why}": count for what, whys in lost.items() for why, count in sorted(whys.items())}
+    return {"judge/rollouts": judgement.rollouts, "judge/found": len(judgement.found), **counts}

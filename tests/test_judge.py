@@ -1,10 +1,9 @@
-"""A model that reads rollouts, behind a real server: what it finds, what is refused, what it is shown."""
+"""A judge model, behind a real server or here: what it finds, what is refused, what it is shown."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,15 @@ from test_hint_leaks import made
 from test_loop import train
 from test_remote import reply, serving
 
-from offbook.config import Config, FeedbackConfig, TrainConfig
+from offbook.client import Client
+from offbook.config import Config, FeedbackConfig, JudgeConfig, TrainConfig
 from offbook.engine import LocalEngine
-from offbook.feedback import Reader
-from offbook.feedback.model import GIVE_UP_AFTER, ModelReader, is_sampled, patterns, read_reply
-from offbook.feedback.shown import LEAST, cut, level, show
+from offbook.feedback import MISTAKES, hints_in
+from offbook.judge import Judge, Judgement, show
+from offbook.judge.judge import GIVE_UP_AFTER, is_sampled
+from offbook.judge.shown import LEAST, cut, level
 from offbook.loop.annotate import annotate
-from offbook.loop.reader import GREEDY, LocalAsked, local_reader
-from offbook.loop.reader import reader_of as run_reader_of
+from offbook.loop.judge import GREEDY, LocalAnswers, judge_of, local_judge
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.runfolder import RunFolder
 from offbook.tokens import ChatFormat, Transcript
@@ -56,8 +56,16 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return made(tmp_path_factory.mktemp("tasks") / "spread", "little/figures.py", "spread", tests)
 
 
-def reader_of(server: Any, **options: Any) -> ModelReader:
-    return ModelReader(f"http://127.0.0.1:{server.server_port}/v1", "coach", **options)
+def judge_at(server: Any, **options: Any) -> Judge:
+    return Judge(Client(f"http://127.0.0.1:{server.server_port}/v1", "coach"), MISTAKES, **options)
+
+
+def read_reply(reply: str, rollout: Rollout, task: Task | None = None) -> Judgement:
+    return Judgement(*MISTAKES.read_reply(reply, "unverified", rollout, task))
+
+
+def messages(judgement: Judgement) -> list[int]:
+    return [one.message for one in judgement.found]
 
 
 def failing() -> Any:
@@ -68,29 +76,28 @@ def failing() -> Any:
 
 def test_mistakes_over_a_real_socket(task: Task) -> None:
     """Questions go out one at a time, so the answers come in the order of the patterns."""
-    answers = dict.fromkeys(patterns(), '{"mistakes": []}')
-    answers["unverified"] = "<think>[hm]</think>```json\n" + json.dumps({"mistakes": [mistake()]}) + "\n```"
+    answers = dict.fromkeys(MISTAKES.prompts, '{"findings": []}')
+    answers["unverified"] = "<think>[hm]</think>```json\n" + json.dumps({"findings": [mistake()]}) + "\n```"
     answers["ignored_output"] = json.dumps([mistake(rule="ignored_output", message=2), "nonsense"])
     answers["wrong_scope"] = "There is nothing to say."
     with serving(*map(reply, answers.values())) as server:
-        reading = asyncio.run(reader_of(server, at_once=1).read([(conversation(), task)]))
+        judgement = asyncio.run(judge_at(server, at_once=1).read([(conversation(), task)]))
         prompts = [body["messages"][0]["content"] for _, _, body in server.asked]
     target = Target("r", 0, 3, "model/unverified", "All tests pass now.")
-    assert reading.found == [(target, Hint("model/unverified", HINT))]
-    assert reading.by_rollout() == {"r": reading.found}
-    assert reading.refused == {"not the agent's message": 1, "not in the form asked for": 1, "no JSON": 1}
-    assert (reading.asked, reading.rollouts, reading.unchecked) == (len(patterns()), 1, 0)
-    assert len(patterns()) >= 7
-    for rule, prompt in zip(patterns(), prompts, strict=True):
-        assert patterns()[rule].strip() in prompt
+    assert hints_in(judgement) == {"r": [(target, Hint("model/unverified", HINT))]}
+    assert judgement.refused == {"not the agent's message": 1, "not in the form asked for": 1, "no JSON": 1}
+    assert (judgement.asked, judgement.rollouts) == (len(MISTAKES.prompts), 1)
+    assert len(MISTAKES.prompts) >= 7
+    for rule, prompt in zip(MISTAKES.prompts, prompts, strict=True):
+        assert MISTAKES.prompts[rule].strip() in prompt
         assert f'"rule": "{rule}"' in prompt
         assert "[segment 0 message 2] answer: 1 failed, 3 passed" in prompt
         assert task.instruction in prompt
 
 
-def test_a_reader_sees_neither_solution_nor_tests_nor_reward(task: Task) -> None:
-    with serving(reply('{"mistakes": []}')) as server:
-        asyncio.run(reader_of(server).read([(conversation(), task)]))
+def test_a_judge_sees_neither_solution_nor_tests_nor_reward(task: Task) -> None:
+    with serving(reply('{"findings": []}')) as server:
+        asyncio.run(judge_at(server).read([(conversation(), task)]))
         asked = "\n".join(body["messages"][0]["content"] for _, _, body in server.asked)
     patch = (task.folder / "solution" / "gold.patch").read_text()
     gold = [line[1:].strip() for line in patch.splitlines() if line.startswith("+ ")]
@@ -116,18 +123,18 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_does_not_hold_is_refused_by_its_reason(reason: str, task: Task) -> None:
     for bad in REFUSED[reason]:
-        reading = read_reply(json.dumps({"mistakes": [bad, mistake(message=1)]}), "unverified", conversation(), task)
-        assert [target.message for target, _ in reading.found] == [1], bad
-        assert reading.refused == {reason: 1}, bad
+        judgement = read_reply(json.dumps({"findings": [bad, mistake(message=1)]}), conversation(), task)
+        assert messages(judgement) == [1], bad
+        assert judgement.refused == {reason: 1}, bad
 
 
 NO_LIST = [
     "",
     "I see none.",
     "{",
-    '{"mistakes": 3}',
+    '{"findings": 3}',
     "[1, 2",
-    '{"findings": []}',
+    '{"mistakes": []}',
     "[" * 10**6,
     "[" * 10**5 + "]" * 10**5,
 ]
@@ -136,35 +143,35 @@ NO_LIST = [
 @pytest.mark.timeout(20)  # a reply of brackets is no reason to wait
 @pytest.mark.parametrize("text", NO_LIST, ids=range(len(NO_LIST)))
 def test_a_reply_that_is_no_list_is_refused_as_a_whole(text: str) -> None:
-    reading = read_reply(text, "unverified", conversation())
-    assert (reading.found, reading.refused) == ([], {"no JSON": 1})
+    judgement = read_reply(text, conversation())
+    assert (judgement.found, judgement.refused) == ([], {"no JSON": 1})
 
 
 def test_quotes_may_come_from_calls_and_answers() -> None:
     for quote in ("1 failed, 3 passed", r"pytest -q\necho done", "pytest -q\n echo done", "All  tests\npass now."):
-        assert read_reply(json.dumps([mistake(quote=quote)]), "unverified", conversation()).found, quote
+        assert read_reply(json.dumps([mistake(quote=quote)]), conversation()).found, quote
 
 
 def test_a_message_counts_once_and_a_reply_has_an_end() -> None:
-    twice = [mistake(), mistake(hint="Reminder: another one.")]
-    reading = read_reply(json.dumps(twice), "unverified", conversation())
-    assert (len(reading.found), reading.refused) == (1, {"the same message twice": 1})
-    reading = read_reply(json.dumps([mistake(message=9)] * 4 + [mistake()]), "unverified", conversation())
-    assert (reading.found, reading.refused) == ([], {"no such message": 4, "too many": 1})
+    twice = [mistake(rule=None), mistake(rule=None, hint="Reminder: another one.")]
+    with serving(reply(json.dumps(twice))) as server:
+        judgement = asyncio.run(judge_at(server, without=MISTAKES.rules[1:]).read([(conversation(), None)]))
+    assert (len(judgement.found), judgement.refused) == (1, {"the same message twice": 1})
+    judgement = read_reply(json.dumps([mistake(message=9)] * 4 + [mistake()]), conversation())
+    assert (judgement.found, judgement.refused) == ([], {"no such message": 4, "too many": 1})
 
 
-def test_a_message_counts_once_over_all_patterns() -> None:
+def test_a_message_counts_once_over_all_rubrics() -> None:
     """Each pattern is a question of its own; the first that finds a message has it."""
-    replies = [reply(json.dumps([mistake(rule=rule)])) for rule in patterns()]
+    replies = [reply(json.dumps([mistake(rule=rule)])) for rule in MISTAKES.prompts]
     with serving(*replies, *replies) as server:
-        reading = asyncio.run(reader_of(server, at_once=1).read([(conversation(name), None) for name in "ab"]))
-    (first, *others) = patterns()
-    assert [(target.rollout, target.rule) for target, _ in reading.found] == [
+        judgement = asyncio.run(judge_at(server, at_once=1).read([(conversation(name), None) for name in "ab"]))
+    (first, *others) = MISTAKES.prompts
+    assert [(one.rollout.id, one.rule) for one in judgement.found] == [
         ("a", f"model/{first}"),
         ("b", f"model/{first}"),
     ]
-    assert reading.refused == {"the same message twice": 2 * len(others)}
-    assert reading.unchecked == 2
+    assert judgement.refused == {"the same message twice": 2 * len(others)}
 
 
 def test_a_pattern_of_weight_0_is_not_asked_about() -> None:
@@ -172,11 +179,11 @@ def test_a_pattern_of_weight_0_is_not_asked_about() -> None:
     weights = {"model/unverified": 0.0}
     with serving(reply("[]")) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        reader = run_reader_of(FeedbackConfig(model_url=url, model_name="m", model_rate=1.0, rule_weights=weights))
-        assert reader is not None
-        asyncio.run(reader.read([(conversation(), None)]))
+        judge = judge_of(FeedbackConfig(judge=JudgeConfig(url=url, name="m", rate=1.0), rule_weights=weights))
+        assert judge is not None
+        asyncio.run(judge.read([(conversation(), None)]))
         asked = "\n".join(body["messages"][0]["content"] for _, _, body in server.asked)
-    assert [name for name in patterns() if patterns()[name].strip() not in asked] == ["unverified"]
+    assert [name for name in MISTAKES.prompts if MISTAKES.prompts[name].strip() not in asked] == ["unverified"]
 
 
 def worked(chat: ChatFormat) -> Rollout:
@@ -193,42 +200,38 @@ def worked(chat: ChatFormat) -> Rollout:
 def test_a_worked_example_is_not_the_agents_message(chat: ChatFormat) -> None:
     """Nothing of it was sampled, so there would be nothing to teach."""
     rollout = worked(chat)
-    reading = read_reply(json.dumps([mistake(message=1), mistake(message=3)]), "unverified", rollout)
-    assert [target.message for target, _ in reading.found] == [3]
-    assert reading.refused == {"not the agent's message": 1}
-    alone = read_reply(json.dumps([mistake(message=1)]), "unverified", rollout)
-    samples, feedback = annotate([[rollout]], FeedbackConfig(), chat, 1, written=alone.by_rollout())
+    judgement = read_reply(json.dumps([mistake(message=1), mistake(message=3)]), rollout)
+    assert messages(judgement) == [3]
+    assert judgement.refused == {"not the agent's message": 1}
+    alone = read_reply(json.dumps([mistake(message=1)]), rollout)
+    samples, feedback = annotate([[rollout]], FeedbackConfig(), chat, 1, written=hints_in(alone))
     model = tiny_model(vocabulary=chat.tokenizer.get_vocab_size())
     result = Trainer(model, TrainConfig()).step(samples)
     assert (feedback, result.measured) == ([], {})
 
 
-def test_hints_are_one_line_and_unchecked_ones_are_counted() -> None:
-    reading = read_reply(json.dumps([mistake(hint="Reminder:\n  look  twice. ")]), "unverified", conversation())
-    assert [hint.text for _, hint in reading.found] == ["Reminder: look twice."]
-    assert reading.unchecked == 1
+def test_hints_are_one_line() -> None:
+    judgement = read_reply(json.dumps([mistake(hint="Reminder:\n  look  twice. ")]), conversation())
+    assert [one.note for one in judgement.found] == ["Reminder: look twice."]
 
 
 def test_a_server_that_fails_costs_counts_and_no_endless_wait() -> None:
     rollouts = [(conversation(str(number)), None) for number in range(3)]
-    with serving(reply('{"mistakes": []}'), failing()) as server:
-        reading = asyncio.run(reader_of(server, at_once=1).read(rollouts))
+    with serving(reply('{"findings": []}'), failing()) as server:
+        judgement = asyncio.run(judge_at(server, at_once=1).read(rollouts))
         assert len(server.asked) == 1 + GIVE_UP_AFTER
-    rest = 3 * len(patterns()) - 1 - GIVE_UP_AFTER
-    assert reading.found == []
-    assert reading.refused == {
-        "the server did not answer (status 400)": GIVE_UP_AFTER,
-        "not asked, the server had failed": rest,
-    }
-    assert reading.asked == 1 + GIVE_UP_AFTER
+    rest = 3 * len(MISTAKES.prompts) - 1 - GIVE_UP_AFTER
+    assert (judgement.found, judgement.refused) == ([], {})
+    assert judgement.unanswered == {"status 400": GIVE_UP_AFTER, "not asked, the server had failed": rest}
+    assert judgement.asked == 1 + GIVE_UP_AFTER
 
 
-def test_one_answer_in_between_keeps_the_reading_going() -> None:
+def test_one_answer_in_between_keeps_the_judgement_going() -> None:
     answers = [failing() for _ in range(GIVE_UP_AFTER - 1)]
     with serving(*answers, reply("[]"), *answers, reply("[]")) as server:
-        reading = asyncio.run(reader_of(server, at_once=1).read([(conversation(str(n)), None) for n in range(4)]))
-    assert reading.refused == {"the server did not answer (status 400)": 2 * len(answers)}
-    assert reading.asked == 4 * len(patterns())
+        judgement = asyncio.run(judge_at(server, at_once=1).read([(conversation(str(n)), None) for n in range(4)]))
+    assert judgement.unanswered == {"status 400": 2 * len(answers)}
+    assert judgement.asked == 4 * len(MISTAKES.prompts)
 
 
 def test_questions_go_out_together_up_to_a_limit() -> None:
@@ -236,10 +239,10 @@ def test_questions_go_out_together_up_to_a_limit() -> None:
     answer.delay_s = 0.05
     told: list[float] = []
     with serving(answer) as server:
-        asyncio.run(reader_of(server, at_once=3).read([(conversation(str(n)), None) for n in range(3)], told.append))
+        asyncio.run(judge_at(server, at_once=3).read([(conversation(str(n)), None) for n in range(3)], told.append))
         assert server.most_at_once == 3
     assert told == sorted(told)
-    assert (len(told), told[-1]) == (3 * len(patterns()), 1.0)
+    assert (len(told), told[-1]) == (3 * len(MISTAKES.prompts), 1.0)
 
 
 def test_the_sampled_share_is_the_same_every_time() -> None:
@@ -251,9 +254,9 @@ def test_the_sampled_share_is_the_same_every_time() -> None:
     assert chosen[0.25] < chosen[0.5]
     with serving(reply("[]")) as server:
         pairs = [(conversation(name), None) for name in names[:12]]
-        reading = asyncio.run(reader_of(server, rate=0.5).read(pairs))
-    assert reading.rollouts == len(chosen[0.5] & {*names[:12]})
-    assert 0 < reading.rollouts < 12
+        judgement = asyncio.run(judge_at(server, rate=0.5).read(pairs))
+    assert judgement.rollouts == len(chosen[0.5] & {*names[:12]})
+    assert 0 < judgement.rollouts < 12
 
 
 def long_rollout(own: int, other: int, count: int) -> Rollout:
@@ -266,18 +269,18 @@ def long_rollout(own: int, other: int, count: int) -> Rollout:
 
 def test_long_output_is_cut_and_the_agent_is_not() -> None:
     rollout = long_rollout(own=800, other=5000, count=20)
-    shown = show(rollout, 20_000)
+    shown = show(rollout, budget=20_000)
     for number in range(20):
         assert f"[segment 0 message {2 * number + 1}] agent: <{number}>{'a' * 800}</{number}>\n" in shown
         assert f"[segment 0 message {2 * number + 2}] answer: ({number})ttt" in shown
         assert f"ttt(/{number})" in shown
     assert shown.count("characters left out") == 20
     assert len(shown) < 20_000 + 41 * 80
-    assert "left out" not in show(rollout, 200_000)
+    assert "left out" not in show(rollout, budget=200_000)
 
 
 def test_even_without_room_every_message_is_there() -> None:
-    shown = show(long_rollout(own=5000, other=5000, count=40), 1000)
+    shown = show(long_rollout(own=5000, other=5000, count=40), budget=1000)
     for number in range(40):
         assert f"[segment 0 message {2 * number + 1}] agent: <{number}>aaa" in shown
         assert f"[segment 0 message {2 * number + 2}] answer: ({number})ttt" in shown
@@ -314,9 +317,9 @@ def test_what_is_cut_keeps_its_ends(text: str, limit: int) -> None:
 def test_braces_in_a_record_are_just_text() -> None:
     rollout = conversation(answer="{not} a {field} {{0}}")
     with serving(reply("[]")) as server:
-        reading = asyncio.run(reader_of(server).read([(rollout, None)]))
+        judgement = asyncio.run(judge_at(server).read([(rollout, None)]))
         assert all("{not} a {field} {{0}}" in body["messages"][0]["content"] for _, _, body in server.asked)
-    assert reading.refused == Counter()
+    assert not judgement.refused
 
 
 class Scripted:
@@ -332,7 +335,7 @@ class Scripted:
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
         self.asked += 1
         text = self.chat.decode(prompt.ids)
-        (rule,) = [rule for rule in patterns() if patterns()[rule].strip() in text]
+        (rule,) = [rule for rule in MISTAKES.prompts if MISTAKES.prompts[rule].strip() in text]
         ids = [*self.chat.encode(self.answers.get(rule, "[]")), self.chat.end_id][:max_tokens]
         return Completion(ids, [0.0] * len(ids), [0] * len(ids))
 
@@ -340,31 +343,30 @@ class Scripted:
         self.now -= 1
 
 
-def test_an_engine_may_be_the_reader(chat: ChatFormat, task: Task) -> None:
+def test_an_engine_may_be_the_judge(chat: ChatFormat, task: Task) -> None:
     """The same checks as for a server."""
     engine = Scripted(chat, {"unverified": json.dumps([mistake(), mistake(message=2)]), "wrong_scope": "None."})
-    reading = asyncio.run(Reader(LocalAsked(engine, chat)).read([(conversation(), task)]))
-    assert reading.found == [
-        (Target("r", 0, 3, "model/unverified", "All tests pass now."), Hint("model/unverified", HINT))
-    ]
-    assert reading.refused == {"not the agent's message": 1, "no JSON": 1}
-    assert (engine.asked, engine.now) == (reading.asked, 0) == (len(patterns()), 0)
+    judgement = asyncio.run(Judge(LocalAnswers(engine, chat), MISTAKES).read([(conversation(), task)]))
+    target = Target("r", 0, 3, "model/unverified", "All tests pass now.")
+    assert hints_in(judgement) == {"r": [(target, Hint("model/unverified", HINT))]}
+    assert judgement.refused == {"not the agent's message": 1, "no JSON": 1}
+    assert (engine.asked, engine.now) == (judgement.asked, 0) == (len(MISTAKES.prompts), 0)
 
 
 @pytest.fixture
-def local(chat: ChatFormat) -> LocalAsked:
+def local(chat: ChatFormat) -> LocalAnswers:
     model = tiny_model(vocabulary=chat.tokenizer.get_vocab_size())
-    return LocalAsked(LocalEngine(model, chat.stop_ids, GREEDY), chat, max_tokens=12)
+    return LocalAnswers(LocalEngine(model, chat.stop_ids, GREEDY), chat, max_tokens=12)
 
 
-def test_what_a_poor_local_model_says_is_refused_and_counted(local: LocalAsked) -> None:
-    reading = asyncio.run(Reader(local).read([(conversation(), None)]))
-    assert (reading.found, reading.refused) == ([], {"no JSON": len(patterns())})
-    assert reading.asked == len(patterns())
-    assert local.engine.tokens_sampled <= 12 * len(patterns())  # type: ignore[attr-defined]
+def test_what_a_poor_local_model_says_is_refused_and_counted(local: LocalAnswers) -> None:
+    judgement = asyncio.run(Judge(local, MISTAKES).read([(conversation(), None)]))
+    assert (judgement.found, judgement.refused) == ([], {"no JSON": len(MISTAKES.prompts)})
+    assert judgement.asked == len(MISTAKES.prompts)
+    assert local.engine.tokens_sampled <= 12 * len(MISTAKES.prompts)  # type: ignore[attr-defined]
 
 
-def test_a_local_model_is_greedy(local: LocalAsked) -> None:
+def test_a_local_model_is_greedy(local: LocalAnswers) -> None:
     """The same reply whatever the dice."""
     replies = []
     for seed in (0, 1):
@@ -373,57 +375,59 @@ def test_a_local_model_is_greedy(local: LocalAsked) -> None:
     assert replies[0] == replies[1] != ""
 
 
-def test_questions_to_an_engine_are_decoded_together(chat: ChatFormat, local: LocalAsked) -> None:
+def test_questions_to_an_engine_are_decoded_together(chat: ChatFormat, local: LocalAnswers) -> None:
     sizes: list[int] = []
     decode = local.engine._decode  # type: ignore[attr-defined]
     local.engine._decode = lambda requests: (sizes.append(len(requests)), decode(requests))[1]  # type: ignore[attr-defined]
-    asyncio.run(Reader(local, at_once=4).read([(conversation(), None)]))
+    asyncio.run(Judge(local, MISTAKES, at_once=4).read([(conversation(), None)]))
     assert sizes[0] == 4
-    assert sum(sizes) == len(patterns())
+    assert sum(sizes) == len(MISTAKES.prompts)
 
 
-def test_a_record_that_does_not_fit_is_counted_and_the_next_one_is_read(local: LocalAsked) -> None:
+def test_a_record_that_does_not_fit_is_counted_and_the_next_one_is_read(local: LocalAnswers) -> None:
     local.engine.model.config.max_position_embeddings = 9_000  # type: ignore[attr-defined]
     long = [(conversation(str(number), "x" * 20_000), None) for number in range(2)]
-    reading = asyncio.run(Reader(local, at_once=1).read([*long, (conversation(), None)]))
-    num = len(patterns())
-    assert reading.refused == {"longer than the model's context": 2 * num, "no JSON": num}
-    assert reading.asked == num
+    judgement = asyncio.run(Judge(local, MISTAKES, at_once=1).read([*long, (conversation(), None)]))
+    num = len(MISTAKES.prompts)
+    assert judgement.unanswered == {"longer than the model's context": 2 * num}
+    assert judgement.refused == {"no JSON": num}
+    assert judgement.asked == num
 
 
 @pytest.fixture(scope="module")
 def pocket(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It knows nothing yet, and what it says as a reader is no JSON."""
+    """It knows nothing yet, and what it says as a judge is no JSON."""
     return make_pocket(tmp_path_factory.mktemp("pocket"), 0, lambda what, share: None, Recipe(episodes=8))
 
 
-def test_a_reader_that_runs_here_is_the_trained_model_or_the_named_one(chat: ChatFormat, pocket: Path) -> None:
+def test_a_judge_that_runs_here_is_the_trained_model_or_the_named_one(chat: ChatFormat, pocket: Path) -> None:
     engine = LocalEngine(tiny_model(), chat.stop_ids)
 
-    def asked_by(**feedback: Any) -> Any:
-        reader = local_reader(Config(feedback=FeedbackConfig(**feedback)), engine, chat)
-        return reader and reader.asked
+    def asked_by(weight: float = 1.0, **settings: Any) -> Any:
+        feedback = FeedbackConfig(weight=weight, judge=JudgeConfig(**settings))
+        judge = local_judge(Config(feedback=feedback), engine, chat)
+        return judge and judge.model
 
-    own = asked_by(model_url="local", model_rate=0.5)
+    own = asked_by(url="local", rate=0.5)
     assert own.engine.model is engine.model, "so it follows the training"
     assert own.chat is chat
-    named = asked_by(model_url="local", model_rate=0.5, model_name=str(pocket))
+    named = asked_by(url="local", rate=0.5, name=str(pocket))
     assert (
         named.engine.model.config.vocab_size == named.chat.tokenizer.get_vocab_size() != chat.tokenizer.get_vocab_size()
     )
-    assert asked_by() is asked_by(model_url="http://h/v1", model_name="m", model_rate=0.5) is None
-    assert asked_by(model_url="local", weight=0.0) is None
+    assert asked_by() is asked_by(url="http://h/v1", name="m", rate=0.5) is None
+    assert asked_by(url="local", weight=0.0) is None
 
 
 def test_a_run_can_read_with_the_model_that_it_trains(pocket: Path, tmp_path: Path) -> None:
-    options = ["--feedback.model_url", "local", "--feedback.model_rate", "1", "--harness.turns", "2"]
+    options = ["--feedback.judge.url", "local", "--feedback.judge.rate", "1", "--harness.turns", "2"]
     options += ["--feedback.rules", "[]", "--feedback.gate", "1e6"]  # a rule fires; no hint moves as much
     small = ["--tasks.num_train", "1", "--tasks.num_heldout", "1", "--train.groups", "1", "--train.group_size", "2"]
     process = train(tmp_path, pocket, tmp_path / "run", *small, "--train.steps", "1", *options)
     assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
     (row,) = RunFolder(tmp_path / "run").metrics()[0]
-    assert (row["reader/rollouts"], row["reader/found"]) == (2, 0)
-    refused = {key: count for key, count in row.items() if key.startswith("reader/refused/")}
-    assert refused == {"reader/refused/no JSON": 2 * len(patterns())}
+    assert (row["judge/rollouts"], row["judge/found"]) == (2, 0)
+    refused = {key: count for key, count in row.items() if key.startswith("judge/refused/")}
+    assert refused == {"judge/refused/no JSON": 2 * len(MISTAKES.prompts)}
     assert row["candidates"] == row["hinted_targets"] == row["left_out/no_shift"] > 0
     assert row["hint/no_shift"] == 1.0, "a share"
