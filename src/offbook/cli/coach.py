@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from offbook.feedback.coach import Found, Stored
     from offbook.feedback.model import Reading
     from offbook.loop.effect import Effect
-    from offbook.loop.setup import Progress
+    from offbook.loop.models import Progress
     from offbook.types import Feedback, Task
 
 MAX_SHOWN = 3  # examples of one rule

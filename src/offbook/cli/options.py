@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from offbook.config import Config, ConfigError, load_config
+from offbook.runfolder import checkpoint_named
 
 if TYPE_CHECKING:
-    from offbook.loop.setup import Progress as OnProgress
+    from offbook.loop.models import Progress as OnProgress
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plain = Annotated[bool, typer.Option("--plain", help="No live display; a line now and then.")]
@@ -40,26 +41,32 @@ def refuse_mistyped(ctx: typer.Context) -> None:
             raise ConfigError(f"there is no option {given}; did you mean {near[0]}?")
 
 
-def config_from(arguments: list[str], base: list[Path] | None = None, defaults: dict[str, str] | None = None) -> Config:
-    """`@ a.toml b.toml --section.key value`: a verb's defaults, files left to right, then overrides."""
-    files, overrides = list(base or []), {}
+def config_from(arguments: list[str], base: Iterable[Path] = (), defaults: Mapping[str, str] | None = None) -> Config:
+    """`@ a.toml b.toml --section.key value`: files, or recipes by name, left to right, then overrides.
+
+    A run folder as the model is its newest checkpoint from here on: the run may go on.
+    """
+    files: list[Path | str] = list(base)
+    overrides: dict[str, str] = {}
     rest = iter(arguments)
     in_files = False
     for argument in rest:
         if argument.startswith("@"):
             in_files = True
-            files += [Path(argument[1:])] if argument != "@" else []
+            files += [argument[1:]] if argument != "@" else []
         elif argument.startswith("--"):
             in_files = False
             key, equals, value = argument[2:].partition("=")
-            overrides[key] = value if equals else next(rest, None)
-            if overrides[key] is None:
+            given = value if equals else next(rest, None)
+            if given is None:
                 raise ConfigError(f"--{key} needs a value")
+            overrides[key] = given
         elif in_files:
-            files.append(Path(argument))
+            files.append(argument)
         else:
             raise ConfigError(f"unexpected argument {argument}; configuration files come after @")
-    return load_config(files, overrides, defaults or {})  # type: ignore[arg-type]
+    config = load_config(files, overrides, defaults)
+    return config.model_copy(update={"model": checkpoint_named(config.model)}) if config.model else config
 
 
 def is_plain(plain: bool) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from offbook.config import LOCAL, Config, FeedbackConfig
 from offbook.engine import LocalEngine, PromptTooLong
 from offbook.feedback import ModelReader, Reader, Reading, TooLong
-from offbook.loop.collect import Engine
-from offbook.loop.setup import Progress, load_model, model_folder, quiet
+from offbook.loop.collector import Engine
+from offbook.loop.models import Progress, load_model, model_folder, quiet
 from offbook.tokens import Chat, Transcript, chat_for
 from offbook.types import Prompt
 
