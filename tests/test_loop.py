@@ -23,6 +23,7 @@ from offbook.types import Task
 
 SMALL = ["--tasks.num_train", "4", "--tasks.num_heldout", "2", "--train.groups", "2", "--train.group_size", "3"]
 POCKET = ["--model", "pocket"]
+DRY = ["train", *POCKET, "--dry-run"]
 
 
 @pytest.fixture(scope="session")
@@ -222,18 +223,10 @@ def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) ->
         (["view", "."], 1, "has no config.toml"),
         (["train", "--seed"], 2, "--seed needs a value"),
         (["train", *POCKET, "--out", "a-file"], 1, "a-file is a file; --out is the folder of a run"),
-        (["train", *POCKET, "--dry-run", "--feedback.rules", '["unknown_tol"]'], 1, "there is no rule unknown_tol"),
-        (
-            ["train", *POCKET, "--dry-run", "--monitors.policy.tsts", "zero"],
-            1,
-            "monitors.policy.tsts: there is no such finding",
-        ),
-        (["train", *POCKET, "--dry-run", "--rewards.weights.nope", "1"], 1, "there is no reward nope"),
-        (
-            ["train", *POCKET, "--dry-run", "--rewards.files", '["absent.py"]'],
-            1,
-            "there is no file absent.py with rewards",
-        ),
+        ([*DRY, "--feedback.rules", '["unknown_tol"]'], 1, "there is no rule unknown_tol"),
+        ([*DRY, "--monitors.policy.tsts", "zero"], 1, "monitors.policy.tsts: there is no such finding"),
+        ([*DRY, "--rewards.weights.nope", "1"], 1, "there is no reward nope"),
+        ([*DRY, "--rewards.files", '["absent.py"]'], 1, "there is no file absent.py with rewards"),
         (["train", "--dry-rum", "1"], 2, "there is no option --dry-rum; did you mean --dry-run?"),
         (["eval", "pocket", "--limt", "2"], 2, "there is no option --limt; did you mean --limit?"),
         (["view", ".", "--port", "99999"], 2, "'--port'"),
@@ -255,12 +248,9 @@ def test_debug_shows_the_traceback(cache: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_sentence(cache: Path, tmp_path: Path) -> None:
+    no_room = "ulimit -f 0"  # no file may grow
     process = subprocess.run(
-        [
-            "sh",
-            "-c",
-            f"ulimit -f 0; exec {sys.executable} -m offbook train @ pocket --out run --plain",
-        ],  # no file may grow
+        ["sh", "-c", f"{no_room}; exec {sys.executable} -m offbook train @ pocket --out run --plain"],
         env={**os.environ, "OFFBOOK_CACHE": str(cache)},
         cwd=tmp_path,
         capture_output=True,

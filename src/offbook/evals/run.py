@@ -14,7 +14,7 @@ from offbook.evals.contamination import contamination
 from offbook.evals.metrics import measure, row_of
 from offbook.evals.suites import Suites
 from offbook.loop.collector import Collector, Watch, unwatched
-from offbook.loop.evaluate import PARALLEL, collect_into, summary
+from offbook.loop.evaluate import PARALLEL, collect_into, summarize
 from offbook.loop.resume import RolloutFiles, claim_of
 from offbook.runfolder import write_atomic
 from offbook.types import Task
@@ -58,7 +58,9 @@ def run_eval(
     result = {
         "model": subject.label,
         "suites": suites.names,
-        **summary(groups, time.monotonic() - started),
+        **summarize(groups),
+        "tasks": len(tasks),
+        "seconds": time.monotonic() - started,
         **numbers,
         **{f"{key}_ci": numbers["intervals"].get(key) for key in ("solved", "invalid_per_100")},
         "samples": config.eval.samples,

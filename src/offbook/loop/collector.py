@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 
@@ -99,10 +99,7 @@ class Collector:
             render_call=render_call,
         )
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def aclose(self) -> None:
         if "engine" in self.__dict__ and isinstance(self.engine, RemoteEngine):
             await self.engine.aclose()
 
@@ -133,18 +130,13 @@ class Collector:
         """
         before = {rollout.id: rollout for rollout in kept}
         self.recall(kept)
-        left = [task for task in tasks if not before.keys() >= {*rollout_ids(name, task, size)}]
-        wave = max(1, parallel // size) if parallel and self.model is not None else max(1, len(left))
+        missing = [[(task, id) for id in rollout_ids(name, task, size) if id not in before] for task in tasks]
+        left = [of_task for of_task in missing if of_task]
+        wave = max(1, parallel // size if parallel and self.model is not None else len(left))
         slots = asyncio.Semaphore(parallel) if parallel and self.model is None else nullcontext()
         new: list[Rollout] = []
         for start in range(0, len(left), wave):
-            missing = [
-                (task, id)
-                for task in left[start : start + wave]
-                for id in rollout_ids(name, task, size)
-                if id not in before
-            ]
-            new += await self._wave(missing, name, watch, slots)
+            new += await self._wave(list(chain(*left[start : start + wave])), name, watch, slots)
         in_order = iter(new)
         groups = [[before.get(id) or next(in_order) for id in rollout_ids(name, task, size)] for task in tasks]
         if self.monitors is not None:

@@ -10,6 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def collect_into(
         watch(rollout, over)
 
     async def collect() -> list[list[Rollout]]:
-        async with collector:
+        async with aclosing(collector):
             return await collector.groups(tasks, size, name, kept, keep, parallel)
 
     groups = asyncio.run(collect())
@@ -86,17 +87,14 @@ def evaluate(model: Path, tasks: list[Task], config: Config) -> tuple[dict[str, 
     """The numbers of a policy on tasks, with 95% intervals over tasks, and the rollouts behind them."""
     started = time.monotonic()
     groups = asyncio.run(Collector(config, model).groups(tasks, config.eval.samples, "eval", parallel=PARALLEL))
-    return summary(groups, time.monotonic() - started), [rollout for group in groups for rollout in group]
-
-
-def summary(groups: list[list[Rollout]], seconds: float) -> dict[str, Any]:
-    return {
+    numbers = {
         **summarize(groups),
         "tasks": len(groups),
         "solved_ci": bootstrap(groups, solved_share),
         "invalid_per_100_ci": bootstrap(groups, invalid_per_100),
-        "seconds": seconds,
+        "seconds": time.monotonic() - started,
     }
+    return numbers, [rollout for group in groups for rollout in group]
 
 
 def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
