@@ -6,10 +6,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from offbook.cli.options import config_from
+from offbook.cli import app
 from offbook.config import Config, ConfigError, load_config, recipe_for, recipes
-from offbook.loop.collector import judges_of
 
 
 def test_later_files_win_and_overrides_win_over_files(tmp_path: Path) -> None:
@@ -119,11 +119,12 @@ FITTING = {
 @pytest.mark.parametrize("recipe", recipes())
 def test_every_recipe_is_dry_run(recipe: str) -> None:
     """By its name and by its path, as `offbook train --dry-run` does."""
-    config = config_from(["@", recipe, "--model", "some/model"])
-    judges_of(config)
     path = Path(__file__).parent.parent / "recipes" / f"{recipe}.toml"
-    assert config_from(["@", str(path), "--model", "some/model"]) == config
-    assert config == load_config([recipe], {"model": "some/model"}), "Python gets the same as the command line"
+    config = load_config([recipe], {"model": "some/model"})
+    assert load_config([path], {"model": "some/model"}) == config
+    for given in (recipe, str(path)):
+        shown = CliRunner().invoke(app, ["train", "@", given, "--model", "some/model", "--dry-run"])
+        assert (shown.exit_code, shown.stdout) == (0, config.to_toml()), "Python gets the same as the command line"
     assert recipe in FITTING.values(), "and it fits something"
 
 

@@ -4,9 +4,9 @@ One training step of the pocket model runs in this process under a profile hook,
 weights into the engine. A hop is a function that is entered from another file by a room on that way: cli, loop, engine,
 algo, rewards, train. However often and from wherever it is called, a reader goes there once. The other rooms (harness,
 sandbox, tasks, tokens, feedback, monitors) are called by a name that says what they do: the way in is a hop, and what
-lies behind it is not. Nor are accessors (properties and dunders), the helpers of types.py, config.py and runfolder.py,
-callbacks into the rooms that a call came from, and what the event loop calls. A call that passes through another
-library, such as torch, counts for the function of ours before it.
+lies behind it is not. Nor are accessors (properties, dunders, lambdas), the helpers of types.py, config.py and
+runfolder.py, callbacks into the rooms that a call came from, and what the event loop calls. A call that passes through
+another library, such as torch, counts for the function of ours before it.
 
     python bench/cpu/hops.py [--json FILE]        # PYTHONPATH=OTHER/src for another tree
 """
@@ -98,7 +98,8 @@ def hops_of(calls: set[tuple[Function, Function]]) -> set[tuple[Function, Functi
     return {
         (caller, function)
         for caller, function in calls
-        if caller[0] != function[0] and room(caller[0]) in WAY and function not in skipped
+        if caller[0] != function[0] and room(caller[0]) in WAY
+        if function not in skipped and not function[1].endswith("<lambda>")
         if function[0] not in LEAVES and not is_callback(room(caller[0]), room(function[0]))
     }
 
@@ -161,9 +162,10 @@ def main() -> None:
         print(f"{caller}:{name} -> {file}:{function}")
     print("| | |\n|---|---:|")
     print("\n".join(f"| {key} | {value} |" for key, value in figures.items()))
-    print("\n| room | lines | files | public names |\n|---|---:|---:|---:|")
+    into = Counter(room(file) for file, _ in {function for _, function in hops})
+    print("\n| room | hops into it | lines | files | public names |\n|---|---:|---:|---:|---:|")
     for name, size in sizes.items():
-        print(f"| {name} | {size['lines']} | {size['files']} | {size['public names']} |")
+        print(f"| {name} | {into[name]} | {size['lines']} | {size['files']} | {size['public names']} |")
     if arguments.json:
         listed = [[*caller, *function] for caller, function in sorted(hops)]
         arguments.json.write_text(json.dumps({**figures, "rooms": sizes, "each": listed}, indent=1) + "\n")

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from offbook.cli.display import rollout_display
-from offbook.cli.options import Json, Plain, config_from, progress_display, refuse_mistyped, results, say
+from offbook.cli.options import Json, Plain, config_from, progress_display, results, say
 from offbook.evals.prices import read_prices
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.types import OffbookError, Prices
@@ -46,16 +46,15 @@ def evaluate(
     The same command goes on with an evaluation that was stopped. A run folder's own configuration is the base, its
     held-out tasks are the suite, and the result is kept in its eval/ folder.
     """
-    refuse_mistyped(ctx)
     chosen = model or model_option
     if not chosen or (model and model_option):
         raise OffbookError("give one model: a run folder, `pocket`, a model folder, a hub id or a URL")
     costs = read_prices(prices, name or chosen) if prices else Prices(price_input, price_output)
-    arguments = [*ctx.args, *(["--eval.samples", str(samples)] if samples else [])]
+    own = {"eval.samples": str(samples)} if samples else {}
     if costs.input or costs.output:
-        arguments += [f"--harness.price_input={costs.input}", f"--harness.price_output={costs.output}"]
+        own |= {"harness.price_input": str(costs.input), "harness.price_output": str(costs.output)}
     run = Path(chosen) if (Path(chosen) / "config.toml").is_file() else None
-    config = config_from(arguments, [run / "config.toml"]) if run else config_from([*arguments, "--model", chosen])
+    config = config_from(ctx, own, [run / "config.toml"]) if run else config_from(ctx, {**own, "model": chosen})
 
     from offbook.evals.run import Subject, run_eval, without_rows
     from offbook.evals.suites import load_suites, train_tasks

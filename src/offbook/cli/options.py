@@ -32,23 +32,21 @@ def say(sentences: Iterable[str]) -> None:
         results.print(sentence, markup=False)
 
 
-def refuse_mistyped(ctx: typer.Context) -> None:
-    """What is no option of the verb is taken for configuration: one that nearly is, is meant to be it."""
-    own = [name for param in ctx.command.params for name in param.opts if name.startswith("--")]
-    for given in (argument.partition("=")[0] for argument in ctx.args if argument.startswith("--")):
-        near = difflib.get_close_matches(given, own, n=1, cutoff=0.8)
-        if near and given[2:] not in Config.model_fields:
-            raise ConfigError(f"there is no option {given}; did you mean {near[0]}?")
-
-
-def config_from(arguments: list[str], base: Iterable[Path] = (), defaults: Mapping[str, str] | None = None) -> Config:
+def config_from(
+    ctx: typer.Context,
+    own: Mapping[str, str] | None = None,
+    base: Iterable[Path] = (),
+    defaults: Mapping[str, str] | None = None,
+) -> Config:
     """`@ a.toml b.toml --section.key value`: files, or recipes by name, left to right, then overrides.
 
-    A run folder as the model is its newest checkpoint from here on: the run may go on.
+    `own` is what the verb's own options come to, and wins. A run folder as the model is its newest checkpoint from here
+    on: the run may go on.
     """
+    _refuse_mistyped(ctx)
     files: list[Path | str] = list(base)
     overrides: dict[str, str] = {}
-    rest = iter(arguments)
+    rest = iter(ctx.args)
     in_files = False
     for argument in rest:
         if argument.startswith("@"):
@@ -65,8 +63,17 @@ def config_from(arguments: list[str], base: Iterable[Path] = (), defaults: Mappi
             files.append(argument)
         else:
             raise ConfigError(f"unexpected argument {argument}; configuration files come after @")
-    config = load_config(files, overrides, defaults)
+    config = load_config(files, {**overrides, **(own or {})}, defaults)
     return config.model_copy(update={"model": checkpoint_named(config.model)}) if config.model else config
+
+
+def _refuse_mistyped(ctx: typer.Context) -> None:
+    """What is no option of the verb is taken for configuration: one that nearly is, is meant to be it."""
+    own = [name for param in ctx.command.params for name in param.opts if name.startswith("--")]
+    for given in (argument.partition("=")[0] for argument in ctx.args if argument.startswith("--")):
+        near = difflib.get_close_matches(given, own, n=1, cutoff=0.8)
+        if near and given[2:] not in Config.model_fields:
+            raise ConfigError(f"there is no option {given}; did you mean {near[0]}?")
 
 
 def is_plain(plain: bool) -> bool:

@@ -45,8 +45,8 @@ def quickstart(
     out = out or Path(f"runs/quickstart-{seed}")
     if fresh:
         shutil.rmtree(out, ignore_errors=True)
-    config = config_from(["--seed", str(seed), *ctx.args], defaults={"model": "pocket"})
-    arguments = ["--seed", str(seed), *ctx.args, "--model", config.model]
+    config = config_from(ctx, {"seed": str(seed)}, defaults={"model": "pocket"})
+    arguments = [*ctx.args, "--seed", str(seed), "--model", config.model]
     with progress_display(plain) as progress:
         before = _before(out, config, progress)
         _run_arms(out, arguments, config.train.steps, progress)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from offbook.cli.display import rollout_display
-from offbook.cli.options import Json, Plain, config_from, progress_display, refuse_mistyped
+from offbook.cli.options import Json, Plain, config_from, progress_display
 
 
 def rollout(
@@ -27,9 +27,7 @@ def rollout(
 
     Takes configuration like `train` does. Without a model it is `pocket`. The same command goes on where it stopped.
     """
-    refuse_mistyped(ctx)
-    arguments = [*ctx.args, *(["--model", model] if model else [])]
-    config = config_from(arguments, defaults={"model": "pocket", "out": "runs/rollout"})
+    config = config_from(ctx, {"model": model} if model else {}, defaults={"model": "pocket", "out": "runs/rollout"})
 
     from offbook.loop.evaluate import roll_out
     from offbook.loop.models import local_or_remote
@@ -39,7 +37,7 @@ def rollout(
         chosen = tasks_at(tasks, config, progress)
         chosen = chosen[:limit] if limit else chosen
         local_or_remote(config.model, name, config.seed, progress)  # making one shows its own progress
-    with rollout_display(f"rolling out {config.model}", len(chosen) * samples, plain, each=True) as watch:
+    with rollout_display("rollouts", len(chosen) * samples, plain, each=True) as watch:
         result = roll_out(config, chosen, samples, watch, name)
     before = f" ({result['resumed']} were there from before)" if result["resumed"] else ""
     sentence = f"{config.out}: {result['rollouts']} rollouts{before}, {result['solved']:.0%} solved"

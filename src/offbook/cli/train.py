@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offbook.cli.options import Json, Plain, config_from, console, progress_display, refuse_mistyped
+from offbook.cli.options import Json, Plain, config_from, console, progress_display
 from offbook.config import ConfigError
 
 CHOICES = "`--model pocket`, `--model smollm2-135m` or `@ standard --model Qwen/Qwen3-0.6B`"
@@ -25,8 +25,7 @@ def train(
     it gets the recipe that fits it, unless one is named: @ pocket, small or standard.
     The run folder (--out) is complete after every step; the same command goes on where it stopped.
     """
-    refuse_mistyped(ctx)
-    config = config_from(ctx.args)
+    config = config_from(ctx)
     if not config.model:
         raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
     if dry_run:
