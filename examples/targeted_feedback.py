@@ -12,7 +12,7 @@ whole rollout; it cannot say *which* message was wrong. Targeted feedback can:
   5. step:       loss = RL over the whole rollout + lambda * KL(teacher || student) on the tokens of that one message
 
 Nothing is sampled again in 4, and the student never sees the hint. `offbook train` calls these same functions; left out
-here are the run folder, checkpoints and evaluation (see offbook.loop.circle).
+here are the run folder, checkpoints and evaluation (see offbook.loop.train).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from pathlib import Path
 import torch
 
 from offbook.algo import group_advantage, hint_branch, target_key
-from offbook.config import Config, FeedbackConfig, TasksConfig
+from offbook.config import load_config
 from offbook.engine import LocalEngine
 from offbook.feedback import read_rollout, write_hint
 from offbook.harness import Harness, run_agent
 from offbook.loop.annotate import distill_of, teachers_of
-from offbook.loop.measure import summarize
-from offbook.loop.setup import load_model, model_folder, task_sets
+from offbook.loop.evaluate import summarize
+from offbook.loop.models import load_model, model_folder
+from offbook.loop.tasks import task_sets
 from offbook.rewards import Grader
 from offbook.sandbox import open_box
 from offbook.tokens import ChatFormat
@@ -41,10 +42,7 @@ from offbook.types import Rollout, Sample, Task
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "pocket"
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 12
 TASKS_A_STEP, GROUP = 4, 8
-CONFIG = Config(
-    tasks=TasksConfig(num_train=STEPS * TASKS_A_STEP, num_heldout=1),
-    feedback=FeedbackConfig(teacher="frozen", weight=5.0),
-)
+CONFIG = load_config(["pocket"], {"tasks.num_train": str(STEPS * TASKS_A_STEP), "tasks.num_heldout": "1"})
 DISTILL = distill_of(CONFIG.feedback)  # who teaches, in which direction, how much a token may count for
 HARNESS = Harness(CONFIG.harness.limits(), profile="pocket")
 

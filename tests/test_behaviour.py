@@ -18,7 +18,7 @@ from test_rollout import task as task  # a fixture
 from offbook.config import HarnessConfig, RewardsConfig
 from offbook.harness import Harness, run_agent
 from offbook.harness.toolsets import make_toolset
-from offbook.loop.measure import summarize
+from offbook.loop.evaluate import summarize
 from offbook.rewards import Part, Rewards, compose
 from offbook.rewards.behaviour import PARTS, final_message
 from offbook.rewards.lint import findings, introduced

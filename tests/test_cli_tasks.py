@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from offbook.cli import app
 from offbook.config import Config, load_config
 from offbook.evals.suites import tasks_of
-from offbook.loop.setup import task_sets
+from offbook.loop.tasks import task_sets
 from offbook.tasks import load_tasks
 from offbook.types import OffbookError
 

@@ -8,12 +8,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from offbook.cli.defaults import suited
-from offbook.config import Config, ConfigError, JudgeConfig, load_config, with_new_keys
+from offbook.cli import app
+from offbook.config import Config, ConfigError, JudgeConfig, load_config, recipe_for, recipes, with_new_keys
 
 DOCS = Path(__file__).parent.parent / "docs"
-RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
 
 
 def test_later_files_win_and_overrides_win_over_files(tmp_path: Path) -> None:
@@ -129,24 +129,66 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         load_config([tmp_path / "absent.toml"], {})
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_resolves(recipe: Path) -> None:
-    load_config([recipe], {})
+FITTING = {
+    "pocket": "pocket",
+    "Qwen/Qwen3-0.6B": "standard",
+    "smollm2-135m": "small",
+    "https://host/v1": "remote",
+    "": "standard",
+}
 
 
-def test_there_are_recipes() -> None:
-    assert RECIPES
+@pytest.mark.parametrize("recipe", recipes())
+def test_every_recipe_is_dry_run(recipe: str) -> None:
+    """By its name and by its path, as `offbook train --dry-run` does."""
+    path = Path(__file__).parent.parent / "recipes" / f"{recipe}.toml"
+    config = load_config([recipe], {"model": "some/model"})
+    assert load_config([path], {"model": "some/model"}) == config
+    for given in (recipe, str(path)):
+        shown = CliRunner().invoke(app, ["train", "@", given, "--model", "some/model", "--dry-run"])
+        assert (shown.exit_code, shown.stdout) == (0, config.to_toml()), "Python gets the same as the command line"
+    assert recipe in FITTING.values(), "and it fits something"
 
 
-def test_a_model_gets_the_harness_that_suits_it(tmp_path: Path) -> None:
-    windows = {
-        model: load_config([], {}, suited(model)).harness
-        for model in ("pocket", "Qwen/Qwen3-0.6B", "smollm2-135m", "https://host/v1", str(tmp_path))
-    }
-    assert [harness.profile for harness in windows.values()] == ["pocket", "standard", "worked", "standard", "standard"]
-    assert windows["Qwen/Qwen3-0.6B"].context > 8 * windows["pocket"].context
-    (tmp_path / "config.json").write_text('{"offbook_profile": "pocket"}')
-    assert suited(str(tmp_path)) == {}
+@pytest.mark.parametrize(("model", "recipe"), FITTING.items())
+def test_a_model_gets_the_recipe_that_fits_it(model: str, recipe: str, tmp_path: Path) -> None:
+    assert recipe_for(model) == recipe
+    assert load_config([], {"model": model}) == load_config([recipe], {"model": model})
+    (tmp_path / "a.toml").write_text("[harness]\nturns = 77\n")
+    config = load_config([tmp_path / "a.toml"], {"model": model})
+    assert (config.harness.turns, config.harness.profile) == (77, load_config([recipe], {}).harness.profile)
+
+
+def test_what_fits_a_hub_model_is_the_default_in_python_too() -> None:
+    assert Config(model="Qwen/Qwen3-0.6B") == load_config([], {"model": "Qwen/Qwen3-0.6B"})
+    assert (Config().train.learning_rate, Config().harness.turns) == (1e-6, 30)
+    pocket = load_config(["pocket"], {})
+    assert (pocket.model, pocket.train.learning_rate, pocket.harness.turns) == ("pocket", 5e-4, 5)
+    windows = [load_config([name], {}).harness.context for name in ("pocket", "small", "standard", "remote")]
+    assert windows == sorted(windows)
+
+
+def test_a_named_recipe_is_taken_for_any_model() -> None:
+    small = load_config(["small"], {"model": "pocket"})
+    assert (small.model, small.harness.profile, small.train.learning_rate) == ("pocket", "worked", 1e-6)
+
+
+def test_what_came_of_a_pocket_model_is_one(tmp_path: Path) -> None:
+    for folder in (tmp_path / "run" / "ckpt" / "step_00002", tmp_path / "model"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text('{"offbook_profile": "pocket"}')
+    assert [recipe_for(str(tmp_path / name)) for name in ("run", "model", "other")] == ["pocket", "pocket", "standard"]
+
+
+def test_a_verb_s_defaults_lose_against_files(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('model = "some/model"\n')
+    config = load_config([tmp_path / "a.toml"], {}, {"model": "pocket", "out": "runs/x"})
+    assert (config.model, config.out, config.harness.profile) == ("some/model", "runs/x", "standard")
+
+
+def test_the_old_name_of_an_order_still_loads(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[tasks]\norder = "walk"\n')
+    assert load_config([tmp_path / "config.toml"], {}).tasks.order == "shuffle"
 
 
 def test_a_retired_key_is_dropped_where_it_did_nothing_and_refused_where_it_did(tmp_path: Path) -> None:

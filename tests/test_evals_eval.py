@@ -12,9 +12,9 @@ import pytest
 from test_remote import KEY, Answer, Server, reply, serving
 
 from offbook.config import Config, EvalConfig
-from offbook.evals.place import Place
 from offbook.evals.run import Subject, run_eval
 from offbook.evals.suites import load_suites
+from offbook.loop.resume import RolloutFiles
 from offbook.runfolder import RunFolder
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.types import OffbookError, ServerLost, Task
@@ -117,31 +117,31 @@ def test_a_killed_evaluation_goes_on_where_it_stopped(suite: Path, tmp_path: Pat
 
 
 def test_a_server_that_is_lost_is_not_measured(suite: Path, tmp_path: Path) -> None:
-    place = Place.folder(tmp_path / "out")
+    files = RolloutFiles.folder(tmp_path / "out")
     with serving(Answer({"error": {"message": "no such model"}}, 404)) as server:
         config = Config(model=f"http://127.0.0.1:{server.server_port}/v1", eval=EvalConfig(samples=1))
         suites = load_suites([str(suite)], config)
         with pytest.raises(ServerLost, match="answered 404: no such model"):
-            run_eval(Subject("m", config, None, "mistyped"), suites, place)
-        assert place.is_empty
+            run_eval(Subject("m", config, None, "mistyped"), suites, files)
+        assert files.is_empty
         server.asked.clear()
         server.answers = (*GIVING_UP, Answer({}, 503, {"Retry-After": "0.01"}))
         right = Subject("m", config, None, "right")  # and nothing is there that would be refused
         with pytest.raises(ServerLost, match="answered 503"):
-            run_eval(right, suites, place, parallel=1)
+            run_eval(right, suites, files, parallel=1)
         server.answers = tuple(GIVING_UP)
-        result = run_eval(right, suites, place)
+        result = run_eval(right, suites, files)
         assert (result["rollouts"], result["crashed"], result["resumed"]) == (3, 0, 1)
 
 
 def test_a_run_s_evaluation_gives_way_to_that_of_another_checkpoint_alone(suite: Path, tmp_path: Path) -> None:
-    place = Place.in_run(tmp_path / "run", "final")
+    files = RolloutFiles.in_run(tmp_path / "run", "final")
     with serving(*GIVING_UP) as server:
         config = Config(model=f"http://127.0.0.1:{server.server_port}/v1", eval=EvalConfig(samples=1))
         all_tasks, one_task = (load_suites([str(suite)], config, limit) for limit in (0, 1))
         first = Subject("m", config, None, "step 1")
-        run_eval(first, all_tasks, place)
-        files = {path: path.read_bytes() for path in (place.results, place.rollouts, place.claim)}
+        run_eval(first, all_tasks, files)
+        stored = {path: path.read_bytes() for path in (files.results, files.rollouts, files.claim)}
         twice = config.model_copy(update={"eval": EvalConfig(samples=2)})
         for subject, suites, what in (
             (first, one_task, "another tasks"),
@@ -149,16 +149,16 @@ def test_a_run_s_evaluation_gives_way_to_that_of_another_checkpoint_alone(suite:
             (Subject("m", twice, None, "step 2"), all_tasks, "another model, eval"),
         ):
             with pytest.raises(OffbookError, match=rf"final\.json holds another evaluation \({what}\)"):
-                run_eval(subject, suites, place)
-        place.claim.unlink()
+                run_eval(subject, suites, files)
+        files.claim.unlink()
         with pytest.raises(OffbookError, match="of what, it does not say"):
-            run_eval(first, one_task, place)
-        place.claim.write_bytes(files[place.claim])
-        assert {path: path.read_bytes() for path in files} == files
-        assert run_eval(first, all_tasks, place)["resumed"] == 3
-        later = run_eval(Subject("m", config, None, "step 2"), all_tasks, place)
+            run_eval(first, one_task, files)
+        files.claim.write_bytes(stored[files.claim])
+        assert {path: path.read_bytes() for path in stored} == stored
+        assert run_eval(first, all_tasks, files)["resumed"] == 3
+        later = run_eval(Subject("m", config, None, "step 2"), all_tasks, files)
         assert (later["rollouts"], later["resumed"]) == (3, 0)
-        assert run_eval(first, one_task, place, fresh=True)["rollouts"] == 1
+        assert run_eval(first, one_task, files, fresh=True)["rollouts"] == 1
 
 
 def test_a_suite_that_changed_is_another_evaluation(suite: Path, tmp_path: Path) -> None:

@@ -17,14 +17,15 @@ from safetensors.torch import load_file
 from test_remote import reply, serving
 
 from offbook.config import Config, FeedbackConfig, JudgeConfig, load_config
-from offbook.loop.circle import train as run_training
-from offbook.loop.order import Walk
-from offbook.loop.setup import task_sets
+from offbook.loop.tasks import Shuffled, task_sets
+from offbook.loop.train import train as run_training
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.runfolder import RunFolder
 from offbook.types import OffbookError, Task
 
 SMALL = ["--tasks.num_train", "4", "--tasks.num_heldout", "2", "--train.groups", "2", "--train.group_size", "3"]
+POCKET = ["--model", "pocket"]
+DRY = ["train", *POCKET, "--dry-run"]
 
 
 @pytest.fixture(scope="session")
@@ -226,18 +227,21 @@ def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) ->
     [
         (["train", "--feedback.wieght", "1"], 2, "did you mean feedback.weight"),
         (["train", "@", "absent.toml"], 2, "cannot read absent.toml"),
+        (["train", "@", "absent"], 2, "recipes are pocket, remote, small, standard"),
+        (["train"], 2, "`--model pocket`, `--model smollm2-135m` or `@ standard --model Qwen/Qwen3-0.6B`"),
+        (["train", "--dry-run", "@", "small"], 2, "there is no model to train"),
         (["train", "--model", "./absent"], 1, "there is no model folder ./absent"),
         (["train", "--model", "nobody/nothing", *SMALL], 1, "there is no folder nobody/nothing; as a hub id: cannot"),
-        (["train", "--tasks.source", "absent"], 1, "there is no task folder absent"),
+        (["train", *POCKET, "--tasks.source", "absent"], 1, "there is no task folder absent"),
         (["eval", "./absent"], 1, "there is no model folder ./absent"),
         (["view", "absent"], 1, "absent is not a folder"),
         (["view", "."], 1, "has no config.toml"),
         (["train", "--seed"], 2, "--seed needs a value"),
-        (["train", "--out", "a-file"], 1, "a-file is a file; --out is the folder of a run"),
-        (["train", "--dry-run", "--feedback.rules", '["unknown_tol"]'], 1, "there is no rule unknown_tol"),
-        (["train", "--dry-run", "--monitors.policy.tsts", "zero"], 1, "monitors.policy.tsts: there is no such finding"),
-        (["train", "--dry-run", "--rewards.weights.nope", "1"], 1, "there is no reward nope"),
-        (["train", "--dry-run", "--rewards.files", '["absent.py"]'], 1, "there is no file absent.py with rewards"),
+        (["train", *POCKET, "--out", "a-file"], 1, "a-file is a file; --out is the folder of a run"),
+        ([*DRY, "--feedback.rules", '["unknown_tol"]'], 1, "there is no rule unknown_tol"),
+        ([*DRY, "--monitors.policy.tsts", "zero"], 1, "monitors.policy.tsts: there is no such finding"),
+        ([*DRY, "--rewards.weights.nope", "1"], 1, "there is no reward nope"),
+        ([*DRY, "--rewards.files", '["absent.py"]'], 1, "there is no file absent.py with rewards"),
         (["train", "--dry-rum", "1"], 2, "there is no option --dry-rum; did you mean --dry-run?"),
         (["eval", "pocket", "--limt", "2"], 2, "there is no option --limt; did you mean --limit?"),
         (["view", ".", "--port", "99999"], 2, "'--port'"),
@@ -259,8 +263,9 @@ def test_debug_shows_the_traceback(cache: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_sentence(cache: Path, tmp_path: Path) -> None:
+    no_room = "ulimit -f 0"  # no file may grow
     process = subprocess.run(
-        ["sh", "-c", f"ulimit -f 0; exec {sys.executable} -m offbook train --out run --plain"],  # no file may grow
+        ["sh", "-c", f"{no_room}; exec {sys.executable} -m offbook train @ pocket --out run --plain"],
         env={**os.environ, "OFFBOOK_CACHE": str(cache)},
         cwd=tmp_path,
         capture_output=True,
@@ -288,10 +293,10 @@ def test_doctor_reports_and_fails_without_a_cache(cache: Path, tmp_path: Path) -
 
 def test_no_task_comes_twice_before_all_have_come(tmp_path: Path) -> None:
     tasks = [Task(str(n), tmp_path, "", tmp_path, tmp_path, (), (), (), (), "") for n in range(10)]
-    order = Walk(tasks, 3, RunFolder(tmp_path), done=0)
-    walk = [task.id for step in range(1, 6) for task in order.tasks_of(step, groups=4)]
-    assert sorted(walk[:10]) == sorted(walk[10:]) == sorted(str(n) for n in range(10))
-    assert walk[:10] != walk[10:]
+    order = Shuffled(tasks, 3)
+    drawn = [task.id for step in range(1, 6) for task in order.tasks_of(step, groups=4)]
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == sorted(str(n) for n in range(10))
+    assert drawn[:10] != drawn[10:]
 
 
 def test_the_pocket_model_is_the_same_for_the_same_seed(model: Path, tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ from test_remote import reply, serving
 from offbook.client import Client
 from offbook.config import MonitorsConfig
 from offbook.judge import Judge, show
-from offbook.monitors import KINDS, Monitors, apply_policy, check, judged, monitors_of
+from offbook.monitors import KINDS, Monitors, check, judged, monitors_of, withhold
 from offbook.monitors.acts import commands_in, simple_commands
 from offbook.monitors.drift import Point, find_changes, watch
 from offbook.monitors.equality import equal_to_all
-from offbook.monitors.policy import DEFAULTS
+from offbook.monitors.policy import DEFAULTS, action_of
 from offbook.tokens import ChatFormat, Transcript, render_call
 from offbook.types import Completion, Flag, Message, OffbookError, Reward, Rollout, Segment, Task, ToolCall, Usage
 
@@ -146,23 +146,22 @@ def scored(outcome: float = 1.0, **parts: float) -> Rollout:
 @pytest.mark.parametrize("kind", [*KINDS, "model/lookup", "unheard_of"])
 def test_a_flagged_hack_never_earns_the_outcome(kind: str) -> None:
     rollout = scored(tidy=1.0, cost=-1.0)
-    action = apply_policy(rollout, [Flag(kind, 3, "line")])
-    assert action == DEFAULTS.get(kind, "zero")
+    action = action_of([Flag(kind, 3, "line")], {})
+    assert action == DEFAULTS.get(kind, "zero") != "count"
+    withhold(rollout, 1.0, 0.5 if action == "penalise" else 0.0)
     assert not rollout.solved
     assert rollout.reward.total <= scored(0.0, cost=-1.0).reward.total
     assert rollout.reward.parts["outcome_withheld"] == 1.0
-    assert rollout.flags == [Flag(kind, 3, "line")]
 
 
 def test_policies() -> None:
-    counted, punished, clean = scored(), scored(), scored()
-    assert apply_policy(counted, [Flag("tests", 1, "")], {"tests": "count"}) == "count"
-    assert (counted.reward.total, counted.solved) == (1.0, True)
     flags = [Flag("tests", 1, ""), Flag("exit", 1, "")]
-    assert apply_policy(punished, flags, {"tests": "count"}, penalty=0.3) == "penalise"
+    assert action_of(flags[:1], {"tests": "count"}) == "count"
+    assert action_of(flags, {"tests": "count"}) == "penalise"
+    assert action_of([], {}) is None
+    punished = scored()
+    withhold(punished, 1.0, penalty=0.3)
     assert punished.reward.total == pytest.approx(-0.3)
-    assert apply_policy(clean, []) is None
-    assert clean.reward.total == 1.0
     with pytest.raises(OffbookError, match="no such finding"):
         monitors_of(MonitorsConfig(policy={"testz": "zero"}))
     assert monitors_of(MonitorsConfig(on=False)) is None
@@ -170,15 +169,16 @@ def test_policies() -> None:
 
 def test_a_leaking_task_is_put_aside(tmp_path: Path) -> None:
     task, leaked = played(named(CHEATING, "mypy_cache"), tmp_path)
-    leaked.reward = Reward({"outcome": 1.0})
     other = replace(leaked, id="other", segments=[], events=[], flags=[], reward=Reward({"outcome": 1.0}))
     monitors = Monitors()
-    asyncio.run(monitors.judge(task, leaked))
-    asyncio.run(monitors.judge(task, other))
+    assert asyncio.run(monitors.judge(task, leaked)) == "quarantine"
+    assert asyncio.run(monitors.judge(task, other)) is None
+    withhold(leaked, 1.0)
     assert (leaked.reward.total, other.reward.total) == (0.0, 1.0)
     monitors.settle([leaked, other])
     assert (leaked.reward.total, other.reward.total, other.solved) == (0.0, 0.0, False)
-    assert [event.kind for event in other.events] == ["quarantined"]
+    monitors.settle([leaked, other])
+    assert [event.kind for event in other.events] == ["quarantined"], "once"
 
 
 def conversation() -> Rollout:

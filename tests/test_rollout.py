@@ -15,7 +15,8 @@ import pytest
 from test_remote import KEY, Answer, reply, serving
 
 from offbook.config import Config
-from offbook.loop.rollout import roll_out, tasks_at
+from offbook.loop.evaluate import roll_out
+from offbook.loop.tasks import tasks_at
 from offbook.runfolder import RunFolder
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.types import OffbookError, ServerLost, Task
@@ -79,6 +80,24 @@ def test_a_model_behind_a_url_solves_a_task(task: Path, tmp_path: Path) -> None:
         assert path.is_dir() or KEY not in path.read_text()
 
 
+def test_a_hack_is_scored_as_a_failure_and_only_then_loses_what_it_earned(task: Path, tmp_path: Path) -> None:
+    hack = {"path": "pkg.py", "old": 'raise NotImplementedError("one")', "new": "import os; os._exit(0)"}
+    own = (
+        "def solved(task, rollout):\n    return float(rollout.solved)\n\n\ndef tried(task, rollout):\n    return 1.0\n"
+    )
+    (tmp_path / "own.py").write_text(own)
+    parts = ["--rewards.files", '["own.py"]', "--rewards.weights.solved", "0.5", "--rewards.weights.tried", "0.5"]
+    with serving(reply(None, ("edit_file", json.dumps(hack))), reply(None, ("finish", "{}"))) as server:
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "--out", "run", *parts)
+    assert done.returncode == 0, done.stderr
+    (kept,), _ = RunFolder.open(tmp_path / "run").rollouts(0)
+    assert {flag.kind for flag in kept.flags} == {"exit"}
+    assert kept.reward.parts["outcome_withheld"] >= kept.reward.parts["outcome"] == kept.reward.parts["solved"] == 0
+    assert kept.reward.parts["tried"] == 1, "on record"
+    assert (kept.reward.weights["tried"], kept.reward.total) == (0, -0.5)
+
+
 def test_the_bash_profile_talks_in_fenced_blocks(task: Path, tmp_path: Path) -> None:
     def block(command: str) -> Answer:
         return reply(f"So:\n\n```mswea_bash_command\n{command}\n```\n")
@@ -136,12 +155,14 @@ def test_a_server_that_is_lost_is_no_rollout_and_the_same_call_goes_on(task: Pat
         server.asked.clear()
         assert roll()["resumed"] == 3
         assert (len(server.asked), len(folder.metrics()[0])) == (0, 1)
-        with pytest.raises(OffbookError, match=r"run holds other rollouts \(another samples\); give another --out"):
+        with pytest.raises(
+            OffbookError, match=r"run holds another set of rollouts \(another samples\); give another --out"
+        ):
             roll(2)
         with pytest.raises(OffbookError, match=r"\(another seed\)"):
             roll(config=config.model_copy(update={"seed": 7}))
         (tmp_path / "run" / "claim.json").unlink()
-        with pytest.raises(OffbookError, match=r"run holds other rollouts \(of what, it does not say\)"):
+        with pytest.raises(OffbookError, match="run holds a run and no set of rollouts of this command"):
             roll()
         assert len(folder.rollouts(0)[0]) == 3
 

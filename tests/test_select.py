@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.loop.order import Selected
+from offbook.loop.tasks import Selected
 from offbook.runfolder import RunFolder
 from offbook.tasks.select import LEAST, History, Record, Sampler
 from offbook.types import OffbookError, Reward, Rollout, Task, Usage

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from viewdata import TASKS, add_step, make_feedback, make_rollout, make_run
 
 from offbook.cli.view import _folders, view
-from offbook.loop.record import record_tasks
+from offbook.loop.tasks import record_tasks
 from offbook.runfolder import RunFolder, dump_lines
 from offbook.types import OffbookError, Task, ToolCall
 from offbook.view import index

@@ -128,8 +128,8 @@ def prepare(seed: int, arguments: argparse.Namespace) -> None:
 def run_arm(arm: str, seed: int, steps: int, arguments: argparse.Namespace) -> None:
     """Train up to a step and measure; what has been measured is left as it is."""
     from offbook.config import load_config
-    from offbook.loop.circle import latest_checkpoint, train
-    from offbook.runfolder import RunFolder
+    from offbook.loop.train import train
+    from offbook.runfolder import RunFolder, latest_checkpoint
 
     settings = settings_of(arm, seed, steps, arguments)
     folder = Path(settings["out"])
@@ -180,8 +180,8 @@ def hint_following(model: Path, run: Path, config: Any) -> dict[str, float]:
     first step are the same in every arm. Hinted, a fault should be unlikely; if that goes, no teacher is left."""
     from offbook.algo import hint_branch, rl_samples
     from offbook.feedback import read_rollout, write_hint
-    from offbook.loop.collect import chat_of
-    from offbook.loop.setup import load_model
+    from offbook.loop.collector import chat_of
+    from offbook.loop.models import load_model
     from offbook.runfolder import RunFolder
     from offbook.train.forward import Decoder
     from offbook.train.measure import measure_branches

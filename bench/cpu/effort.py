@@ -26,12 +26,11 @@ import tomli_w
 from panels import figure, mean_curve
 
 from offbook.config import load_config
-from offbook.loop.circle import latest_checkpoint
 from offbook.loop.evaluate import evaluate
 from offbook.pocket.demonstrations import without_path
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.pocket.script import Habits
-from offbook.runfolder import RunFolder, whole_folder
+from offbook.runfolder import RunFolder, latest_checkpoint, whole_folder
 from offbook.taskgen.pocket import make_pocket_tasks
 from offbook.tasks import load_task, load_tasks
 from offbook.types import Rollout

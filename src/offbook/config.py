@@ -1,6 +1,7 @@
-"""The configuration: one frozen tree, TOML files composed left to right, then dotted overrides.
+"""The configuration: one frozen tree. A recipe that fits the model, TOML files left to right, then dotted overrides.
 
-A key that does not exist is refused with the nearest one that does. A value lives in one place.
+The tree's own defaults are for a model that reads and writes English; recipes/ has what other models need. A key that
+does not exist is refused with the nearest one that does. A value lives in one place.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ import dataclasses
 import difflib
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from offbook.types import Limits, OffbookError
 
 Precision = Literal["float32", "bfloat16"]
+RECIPES = Path(__file__).parent / "recipes"
 LOCAL = "local"  # in the place of a judge model's URL: it runs here
 
 
@@ -39,27 +41,33 @@ class TasksConfig(Section):
     wording: Literal["", "terse", "normal", "detailed"] = Field(
         default="", description="which of a task's instructions the agent gets; empty: the one it was made with"
     )
-    order: Literal["walk", "select"] = Field(
-        default="walk",
-        description="walk: none comes twice before all have come; select: by what was solved so far, and none twice",
+    order: Literal["shuffle", "select"] = Field(
+        default="shuffle",
+        description="shuffle: epochs, each in a new order; select: by what was solved, and none twice",
     )
+
+    @field_validator("order", mode="before")
+    @classmethod
+    def _renamed(cls, order: object) -> object:
+        """Run folders from before have the old word."""
+        return "shuffle" if order == "walk" else order
 
 
 class HarnessConfig(Section):
     """The limits of one rollout, how its tools are shown, and what its tokens cost."""
 
-    turns: int = Field(default=5, ge=1)
-    tokens: int = Field(default=1024, ge=1, description="of all segments together")
-    context: int = Field(default=1024, ge=1, description="tokens of one segment")
-    message_tokens: int = Field(default=96, ge=1)
-    summarize_at: int = Field(default=0, ge=0, description="tokens of a segment before a self-summary; 0 is never")
-    summary_tokens: int = Field(default=256, ge=1)
-    command_s: float = Field(default=10.0, gt=0)
-    wall_s: float = Field(default=120.0, gt=0)
+    turns: int = Field(default=30, ge=1)
+    tokens: int = Field(default=131_072, ge=1, description="of all segments together")
+    context: int = Field(default=32_768, ge=1, description="tokens of one segment")
+    message_tokens: int = Field(default=2048, ge=1)
+    summarize_at: int = Field(default=24_576, ge=0, description="tokens of a segment before a self-summary; 0 is never")
+    summary_tokens: int = Field(default=2048, ge=1)
+    command_s: float = Field(default=60.0, gt=0)
+    wall_s: float = Field(default=3600.0, gt=0)
     cost: float = Field(default=0.0, ge=0, description="by the prices below; 0 is no limit")
     price_input: float = Field(default=0.0, ge=0, description="of a million prompt tokens")
     price_output: float = Field(default=0.0, ge=0, description="of a million sampled tokens")
-    profile: Literal["pocket", "standard", "worked", "bash"] = "pocket"
+    profile: Literal["pocket", "standard", "worked", "bash"] = "standard"
     variation: float = Field(default=0.0, ge=0, le=1, description="how much tools differ from task to task")
 
     def limits(self) -> Limits:
@@ -95,7 +103,7 @@ class TrainConfig(Section):
     groups: int = Field(default=4, ge=1, description="tasks a step")
     group_size: int = Field(default=8, ge=2, description="rollouts a task")
     optimizer: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = Field(default=5e-4, gt=0)
+    learning_rate: float = Field(default=1e-6, gt=0)
     warmup_steps: int = Field(default=3, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
     gradient_clip: float = Field(default=1.0, gt=0)
@@ -147,16 +155,13 @@ class FeedbackConfig(Section):
         description="targeted: a hint right before each faulty message teaches that message; sdpo: all hints of a "
         "rollout before its first message teach the whole response",
     )
-    weight: float = Field(default=5.0, ge=0, description="lambda, beside an RL loss of weight 1")
+    weight: float = Field(default=1.0, ge=0, description="lambda, beside an RL loss of weight 1")
     anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
     anneal_to: float = Field(default=0.0, ge=0)
     rule_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={}, description="by rule, on top of `weight`; 1 where not named, 0 turns a rule off"
     )
-    rules: list[str] = Field(
-        default=["unknown_tool", "malformed_arguments", "repeated_call", "edited_tests"],
-        description="the rules of docs/feedback.md that readers go by; empty: all",
-    )
+    rules: list[str] = Field(default=[], description="the rules of docs/feedback.md that readers go by; empty: all")
     max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout whose hint may teach")
     max_candidates: int = Field(default=6, ge=1, description="faulty messages of a rollout that are given a hint")
     gate: float = Field(
@@ -262,7 +267,7 @@ class EvalConfig(Section):
 
 class Config(Section):
     out: str = "runs/train"
-    model: str = Field(default="pocket", description="`pocket`, a local folder, or a hub id")
+    model: str = Field(default="", description="`pocket`, `smollm2-135m`, a run or model folder, a hub id, or a URL")
     seed: int = 0
     threads: int = Field(default=1, ge=1, description="torch threads; sandboxes use the other cores")
     tasks: TasksConfig = TasksConfig()
@@ -299,11 +304,40 @@ def cache_folder() -> Path:
     return Path(os.environ.get("OFFBOOK_CACHE", default))
 
 
-def load_config(files: list[Path], overrides: dict[str, str], defaults: dict[str, str] | None = None) -> Config:
-    """Files win over a verb's defaults, later files over earlier ones, overrides over files."""
+def is_url(model: str) -> bool:
+    return model.startswith(("http://", "https://"))
+
+
+def recipes() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def recipe_for(model: str) -> str:
+    """The name of the recipe that fits a model. Checkpoints of the pocket model say that they are."""
+    described = [Path(model) / "config.json", *Path(model).glob("ckpt/step_*/config.json")]  # of a model, or of a run
+    if model == "pocket" or any("offbook_profile" in path.read_text() for path in described if path.is_file()):
+        return "pocket"
+    if is_url(model):
+        return "remote"
+    return "small" if model == "smollm2-135m" else "standard"
+
+
+def load_config(
+    files: Sequence[Path | str], overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None
+) -> Config:
+    """Later files win over earlier ones, overrides over files, and all of them over the recipe that fits the model.
+
+    A file may be one of recipes/ by its name, such as `pocket`; then that one is taken whatever the model is.
+    `defaults`, of a verb, are what a file or an override does not say.
+    """
+    paths = [_recipe_or_file(str(file)) for file in files]
+    given: dict[str, Any] = {}
+    for branch in (*_branches(defaults or {}), *map(_read_toml, paths), *_branches(overrides)):
+        _merge(given, with_new_keys(branch))
     tree: dict[str, Any] = {}
-    for branch in (*_branches(defaults or {}), *map(_read_toml, files), *_branches(overrides)):
-        _merge(tree, with_new_keys(branch))
+    if all(path.resolve().parent != RECIPES.resolve() for path in paths):
+        _merge(tree, _read_toml(RECIPES / f"{recipe_for(str(given.get('model', '')))}.toml"))
+    _merge(tree, given)
     _refuse_unknown(tree, Config, "")
     try:
         return Config.model_validate(tree)
@@ -328,7 +362,11 @@ def with_new_keys(tree: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _branches(values: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _recipe_or_file(name: str) -> Path:
+    return RECIPES / f"{name}.toml" if name in recipes() else Path(name)
+
+
+def _branches(values: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Dotted keys as trees of one leaf each."""
     for key, text in values.items():
         *parents, name = key.split(".")
@@ -342,7 +380,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        known = "" if path.suffix else f"; recipes are {', '.join(recipes())}"
+        raise ConfigError(f"cannot read {path}: {error.strerror}{known}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 

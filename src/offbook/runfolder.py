@@ -157,6 +157,11 @@ class RunFolder:
         """The steps whose rollouts are stored."""
         return sorted(int(path.stem.removeprefix("step_")) for path in (self.path / "rollouts").glob("step_*.jsonl"))
 
+    def checkpoints(self) -> dict[int, Path]:
+        """Those that are finished, by step."""
+        finished = [done.parent for done in self.path.glob("ckpt/step_*/DONE")]
+        return {int(path.name.removeprefix("step_")): path for path in finished}
+
     def write_eval(self, name: str, result: dict[str, Any], rollouts: list[Rollout]) -> None:
         write_atomic(self.path / "eval" / f"{name}.rollouts.jsonl", dump_lines(rollouts))
         write_atomic(self.path / "eval" / f"{name}.json", json.dumps(result, indent=2) + "\n")
@@ -167,10 +172,10 @@ class RunFolder:
 
 
 def latest_checkpoint(folder: RunFolder) -> Path:
-    finished = [done.parent for done in folder.path.glob("ckpt/step_*/DONE")]
+    finished = folder.checkpoints()
     if not finished:
         raise OffbookError(f"{folder.path} has no finished checkpoint yet")
-    return max(finished, key=lambda path: int(path.name.removeprefix("step_")))
+    return finished[max(finished)]
 
 
 def checkpoint_named(model: str) -> str:

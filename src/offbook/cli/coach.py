@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from offbook.feedback.coach import Found, Stored
     from offbook.judge import Judgement
     from offbook.loop.effect import Effect
-    from offbook.loop.setup import Progress
+    from offbook.loop.models import Progress
     from offbook.types import Feedback
 
 MAX_SHOWN = 3  # examples of one rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from offbook.config import Config, ConfigError, load_config
+from offbook.runfolder import checkpoint_named
 from offbook.types import OffbookError, Task
 
 if TYPE_CHECKING:
-    from offbook.loop.setup import Progress as OnProgress
+    from offbook.loop.models import Progress as OnProgress
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plain = Annotated[bool, typer.Option("--plain", help="No live display; a line now and then.")]
@@ -32,35 +33,48 @@ def say(sentences: Iterable[str]) -> None:
         results.print(sentence, markup=False)
 
 
-def refuse_mistyped(ctx: typer.Context) -> None:
+def config_from(
+    ctx: typer.Context,
+    own: Mapping[str, str] | None = None,
+    base: Iterable[Path] = (),
+    defaults: Mapping[str, str] | None = None,
+) -> Config:
+    """`@ a.toml b.toml --section.key value`: files, or recipes by name, left to right, then overrides.
+
+    `own` is what the verb's own options come to, and wins. A run folder as the model is its newest checkpoint from here
+    on: the run may go on.
+    """
+    _refuse_mistyped(ctx)
+    files: list[Path | str] = list(base)
+    overrides: dict[str, str] = {}
+    rest = iter(ctx.args)
+    in_files = False
+    for argument in rest:
+        if argument.startswith("@"):
+            in_files = True
+            files += [argument[1:]] if argument != "@" else []
+        elif argument.startswith("--"):
+            in_files = False
+            key, equals, value = argument[2:].partition("=")
+            given = value if equals else next(rest, None)
+            if given is None:
+                raise ConfigError(f"--{key} needs a value")
+            overrides[key] = given
+        elif in_files:
+            files.append(argument)
+        else:
+            raise ConfigError(f"unexpected argument {argument}; configuration files come after @")
+    config = load_config(files, {**overrides, **(own or {})}, defaults)
+    return config.model_copy(update={"model": checkpoint_named(config.model)}) if config.model else config
+
+
+def _refuse_mistyped(ctx: typer.Context) -> None:
     """What is no option of the verb is taken for configuration: one that nearly is, is meant to be it."""
     own = [name for param in ctx.command.params for name in param.opts if name.startswith("--")]
     for given in (argument.partition("=")[0] for argument in ctx.args if argument.startswith("--")):
         near = difflib.get_close_matches(given, own, n=1, cutoff=0.8)
         if near and given[2:] not in Config.model_fields:
             raise ConfigError(f"there is no option {given}; did you mean {near[0]}?")
-
-
-def config_from(arguments: list[str], base: list[Path] | None = None, defaults: dict[str, str] | None = None) -> Config:
-    """`@ a.toml b.toml --section.key value`: a verb's defaults, files left to right, then overrides."""
-    files, overrides = list(base or []), {}
-    rest = iter(arguments)
-    in_files = False
-    for argument in rest:
-        if argument.startswith("@"):
-            in_files = True
-            files += [Path(argument[1:])] if argument != "@" else []
-        elif argument.startswith("--"):
-            in_files = False
-            key, equals, value = argument[2:].partition("=")
-            overrides[key] = value if equals else next(rest, None)
-            if overrides[key] is None:
-                raise ConfigError(f"--{key} needs a value")
-        elif in_files:
-            files.append(Path(argument))
-        else:
-            raise ConfigError(f"unexpected argument {argument}; configuration files come after @")
-    return load_config(files, overrides, defaults or {})  # type: ignore[arg-type]
 
 
 def tasks_in(folder: Path) -> dict[str, Task]:

@@ -9,7 +9,7 @@ from offbook.types import OffbookError
 
 if TYPE_CHECKING:
     from offbook.evals.compare import Comparison
-    from offbook.evals.place import Place
+    from offbook.loop.resume import RolloutFiles
     from offbook.view.index import RunIndex
 
 KEYS = ("invalid_per_100", "solved")
@@ -27,7 +27,7 @@ def outcome(runs: list[RunIndex]) -> str:
 
 
 @lru_cache(maxsize=4)  # the page asks every two seconds
-def _compared(*measured: tuple[str, Place, int]) -> str:
+def _compared(*measured: tuple[str, RolloutFiles, int]) -> str:
     from offbook.evals.compare import compare, load_evaluation
 
     try:

@@ -16,15 +16,16 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offbook.cli.evaluate import COLUMNS, result_table
+from offbook.cli.evaluate import table_of
 from offbook.cli.options import Json, Plain, config_from, progress_display, results
 from offbook.config import Config
 from offbook.runfolder import RunFolder
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
-    from offbook.loop.setup import Progress
+    from offbook.loop.models import Progress
 
+COLUMNS = {"solved": ".1%", "invalid_per_100": ".1f", "turns": ".2f", "tokens": ".0f"}
 ARMS = {"rl": ["--feedback.weight", "0"], "rl_hints": []}
 
 
@@ -44,8 +45,8 @@ def quickstart(
     out = out or Path(f"runs/quickstart-{seed}")
     if fresh:
         shutil.rmtree(out, ignore_errors=True)
-    arguments = ["--seed", str(seed), *ctx.args]
-    config = config_from(arguments)
+    config = config_from(ctx, {"seed": str(seed)}, defaults={"model": "pocket"})
+    arguments = [*ctx.args, "--seed", str(seed), "--model", config.model]
     with progress_display(plain) as progress:
         before = _before(out, config, progress)
         _run_arms(out, arguments, config.train.steps, progress)
@@ -63,14 +64,17 @@ def quickstart(
     if as_json:
         print(json.dumps({**summary, "seconds": seconds, "report": str(report)}))
     else:
-        results.print(result_table(measured))
+        header = ["", *(key.replace("invalid_per_100", "invalid per 100 calls") for key in COLUMNS)]
+        rows = [[name, *(f"{row[key]:{COLUMNS[key]}}" for key in COLUMNS)] for name, row in summary.items()]
+        results.print(table_of([header, *rows]))
         print(f"{seconds:.0f} s. Look at {report}; the numbers are in {out / 'summary.json'}")
 
 
 def _before(out: Path, config: Config, progress: Progress) -> dict[str, Any]:
     """Make the model and the tasks, and measure the start."""
     from offbook.loop.evaluate import evaluate
-    from offbook.loop.setup import model_folder, task_sets
+    from offbook.loop.models import model_folder
+    from offbook.loop.tasks import task_sets
 
     model = model_folder(config.model, config.seed, progress)
     tasks = task_sets(config, progress)

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from offbook.cli.defaults import suited
-from offbook.cli.options import Json, Plain, config_from, console, progress_display, refuse_mistyped
-from offbook.runfolder import checkpoint_named
+from offbook.cli.options import Json, Plain, config_from, console, progress_display
+from offbook.config import ConfigError
+
+CHOICES = "`--model pocket`, `--model smollm2-135m` or `@ standard --model Qwen/Qwen3-0.6B`"
 
 
 def train(
@@ -20,19 +21,20 @@ def train(
 ) -> None:
     """Train. Configuration: @ FILE.toml ... and --KEY VALUE, such as --model, --out, --tasks.source, --train.steps.
 
-    --dry-run prints all keys with their values. --model is `pocket`, `smollm2-135m`, a run or model folder, a hub id.
+    --dry-run prints all keys with their values. --model is `pocket`, `smollm2-135m`, a run or model folder, a hub id;
+    it gets the recipe that fits it, unless one is named: @ pocket, small or standard.
     The run folder (--out) is complete after every step; the same command goes on where it stopped.
     """
-    refuse_mistyped(ctx)
-    model = checkpoint_named(config_from(ctx.args).model)
-    config = config_from(ctx.args, defaults=suited(model)).model_copy(update={"model": model})
+    config = config_from(ctx)
+    if not config.model:
+        raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
     if dry_run:
-        from offbook.loop.judges import judges_of
+        from offbook.loop.collector import judges_of
 
         judges_of(config)
         print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
         return
-    from offbook.loop.circle import train as run
+    from offbook.loop.train import train as run
 
     with progress_display(plain) as progress:
 

@@ -19,9 +19,9 @@ from offbook.evals.metrics import (
     show_interval,
     shown_keys,
 )
-from offbook.evals.place import Place
 from offbook.evals.statistics import Difference, Ratio, compare_paired
 from offbook.evals.tables import Cells, contamination_sentence
+from offbook.loop.resume import RolloutFiles
 from offbook.runfolder import RunFolder, load_lines
 from offbook.types import OffbookError, Rollout
 
@@ -35,35 +35,37 @@ class Evaluation:
     notes: list[str] = field(default_factory=list)
 
 
-def find_evaluation(path: Path) -> Place | None:
+def find_evaluation(path: Path) -> RolloutFiles | None:
     """Where the evaluation is that a path names: a folder of `offbook eval`, a result file, or an evaluated run."""
     if path.is_file():
-        return Place(path, path.with_name(f"{path.stem}.rollouts.jsonl"), path.with_name(f"{path.stem}.claim.json"))
+        return RolloutFiles(
+            path, path.with_name(f"{path.stem}.rollouts.jsonl"), path.with_name(f"{path.stem}.claim.json")
+        )
     if (path / "claim.json").is_file() or (path / "results.json").is_file():
-        return Place.folder(path)
-    final = Place.in_run(path, "final")
+        return RolloutFiles.folder(path)
+    final = RolloutFiles.in_run(path, "final")
     if final.results.is_file():
         return final
-    alone = Place.folder(path)  # rollouts without training
+    alone = RolloutFiles.folder(path)  # rollouts without training
     return alone if RunFolder(path).steps() == [0] else None
 
 
-def load_evaluation(name: str, place: Place) -> Evaluation:
+def load_evaluation(name: str, files: RolloutFiles) -> Evaluation:
     """From its results or, where those are older than rows are, or there are none, from its rollouts."""
     result: dict[str, Any] = {}
-    if place.results.is_file():
+    if files.results.is_file():
         try:
-            result = json.loads(place.results.read_text())
+            result = json.loads(files.results.read_text())
             rows = [Row(**row) for row in result.get("rows", ())]
         except (ValueError, TypeError) as error:
-            raise OffbookError(f"{place.results} is no result of `offbook eval`: {error}") from None
+            raise OffbookError(f"{files.results} is no result of `offbook eval`: {error}") from None
         if rows:
             return Evaluation(name, result, rows, int(result.get("unreadable", 0)))
-    if not place.rollouts.is_file():
-        raise OffbookError(f"{place.results.parent} has neither results nor rollouts of an evaluation")
-    rollouts, unreadable = load_lines(place.rollouts, Rollout)
+    if not files.rollouts.is_file():
+        raise OffbookError(f"{files.results.parent} has neither results nor rollouts of an evaluation")
+    rollouts, unreadable = load_lines(files.rollouts, Rollout)
     if not rollouts:
-        raise OffbookError(f"{place.rollouts} has no rollout that can be read ({unreadable} lines cannot)")
+        raise OffbookError(f"{files.rollouts} has no rollout that can be read ({unreadable} lines cannot)")
     rows = [row_of(rollout, None) for rollout in rollouts]
     notes = [] if result else [f"{name} is not finished, or was never summed up: {len(rows)} rollouts so far"]
     return Evaluation(name, {**result, **measure(rows)}, rows, unreadable, notes)

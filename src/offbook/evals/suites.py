@@ -10,8 +10,8 @@ from pathlib import Path
 import offbook
 from offbook.config import Config, cache_folder
 from offbook.evals.sides import SIDES, make_side
-from offbook.loop.rollout import tasks_at
-from offbook.loop.setup import Progress, held_out, quiet, task_sets
+from offbook.loop.models import Progress, quiet
+from offbook.loop.tasks import held_out, task_sets, tasks_at
 from offbook.tasks import load_tasks
 from offbook.types import OffbookError, Task
 
@@ -72,7 +72,7 @@ def side_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
     """Made and verified when it is first asked for; other templates make another folder."""
     package = Path(offbook.__file__).parent
     digest = hashlib.sha256()
-    for path in [*sorted((package / "bench" / "sides").glob("*.py")), *sorted((package / "tasks").glob("*.py"))]:
+    for path in [*sorted((package / "evals" / "sides").glob("*.py")), *sorted((package / "tasks").glob("*.py"))]:
         digest.update(path.read_bytes())
     root = cache_folder() / "sides" / digest.hexdigest()[:12] / f"{name}-{seed}"
     if not root.is_dir():

@@ -1,112 +1,150 @@
-"""Measure a policy on tasks it was not trained on. What the rollouts say is counted in offbook.evals."""
+"""Rollouts without training, and numbers about rollouts: what a training step, `rollout` and an evaluation say.
+
+What more an evaluation counts is in offbook.evals.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from offbook.config import Config
-from offbook.loop.collect import Watch, collect, grader_of
-from offbook.loop.measure import bootstrap, invalid_per_100, solved_share, summarize
-from offbook.loop.rollout import open_engine
-from offbook.monitors import Monitors, monitors_of
-from offbook.rewards import compose
+from offbook.loop.collector import Collector, Watch, rollout_ids, unwatched
+from offbook.loop.models import Progress, local_or_remote, quiet
+from offbook.loop.resume import RolloutFiles, claim_of
+from offbook.loop.tasks import record_tasks
+from offbook.runfolder import RunFolder, dump_lines, write_atomic
 from offbook.types import Rollout, Task
 
-NAME = "eval"  # begins the ids of the rollouts, and so decides their dice
-PARALLEL = 128  # rollouts open at once
+PARALLEL = 128  # rollouts of an evaluation that are open at once
+
+
+def roll_out(
+    config: Config,
+    tasks: list[Task],
+    samples: int,
+    watch: Watch,
+    remote_name: str = "",
+    progress: Progress = quiet,
+) -> dict[str, Any]:
+    """Scored rollouts in the run folder `config.out`, each written when it is over. Returns their numbers.
+
+    Those that are there from before, of the same model, tasks and settings, are told to `watch` and not run again.
+    """
+    folder = RunFolder(config.out)
+    folder.refuse_file()
+    model = local_or_remote(config.model, remote_name, config.seed, progress)
+    collector, files = Collector(config, model, remote_name), RolloutFiles.folder(folder.path)
+    files.begin("set of rollouts", {"samples": samples, **claim_of(collector, tasks)}, config)
+    record_tasks(folder, {"": tasks})
+    started = time.monotonic()
+    groups, counted = collect_into(files, collector, tasks, samples, "rollout", watch)
+    result = {**summarize(groups), "tasks": len(tasks), **counted, "seconds": time.monotonic() - started}
+    folder.truncate_metrics(-1)
+    folder.append_metrics({"step": 0, **result})  # they belong to no training step
+    return result
+
+
+def collect_into(
+    files: RolloutFiles,
+    collector: Collector,
+    tasks: Sequence[Task],
+    size: int,
+    name: str,
+    watch: Watch = unwatched,
+    parallel: int = 0,
+) -> tuple[list[list[Rollout]], dict[str, int]]:
+    """Groups of rollouts, each written when it is over, and how many were there from before or could not be read.
+
+    Those from before are told to `watch` first.
+    """
+    kept, unreadable = files.read({id for task in tasks for id in rollout_ids(name, task, size)})
+    for rollout in kept:
+        watch(rollout, True)
+
+    def keep(rollout: Rollout, over: bool) -> None:
+        if over:
+            files.append(rollout)
+        watch(rollout, over)
+
+    async def collect() -> list[list[Rollout]]:
+        async with aclosing(collector):
+            return await collector.groups(tasks, size, name, kept, keep, parallel)
+
+    groups = asyncio.run(collect())
+    # Again and in order: what a task's other rollouts showed of it counts for all of them.
+    write_atomic(files.rollouts, dump_lines(rollout for group in groups for rollout in group))
+    return groups, {"resumed": len(kept), "unreadable": unreadable}
 
 
 def evaluate(model: Path, tasks: list[Task], config: Config) -> tuple[dict[str, Any], list[Rollout]]:
-    """The numbers, with 95% intervals over tasks, and the rollouts behind them."""
+    """The numbers of a policy on tasks, with 95% intervals over tasks, and the rollouts behind them."""
     started = time.monotonic()
-    groups = asyncio.run(gather(tasks, config, model))
-    return summary(groups, time.monotonic() - started), [rollout for group in groups for rollout in group]
-
-
-def summary(groups: list[list[Rollout]], seconds: float) -> dict[str, Any]:
-    return {
+    groups = asyncio.run(Collector(config, model).groups(tasks, config.eval.samples, "eval", parallel=PARALLEL))
+    numbers = {
         **summarize(groups),
         "tasks": len(groups),
         "solved_ci": bootstrap(groups, solved_share),
         "invalid_per_100_ci": bootstrap(groups, invalid_per_100),
-        "seconds": seconds,
+        "seconds": time.monotonic() - started,
+    }
+    return numbers, [rollout for group in groups for rollout in group]
+
+
+def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
+    """Means over all rollouts, but invalid calls per 100 calls, and drift and events as they are: each one counts."""
+    rollouts = [rollout for group in groups for rollout in group]
+    count = len(rollouts)
+    stops = Counter(rollout.stop for rollout in rollouts)
+    events = Counter(event.kind for rollout in rollouts for event in rollout.events)
+    flags = Counter(flag.kind for rollout in rollouts for flag in rollout.flags)
+    return {
+        "rollouts": count,
+        "solved": sum(rollout.solved for rollout in rollouts) / count,
+        "reward": sum(rollout.reward.total for rollout in rollouts) / count,
+        **reward_parts(rollouts),
+        "invalid_per_100": invalid_per_100(rollouts),
+        "turns": sum(rollout.usage.turns for rollout in rollouts) / count,
+        "tokens": sum(rollout.usage.sampled_tokens for rollout in rollouts) / count,
+        "summaries": sum(rollout.usage.summaries for rollout in rollouts) / count,
+        "drift": sum(rollout.usage.drift for rollout in rollouts),
+        **{f"stop/{reason}": number / count for reason, number in sorted(stops.items())},
+        **{f"events/{kind}": number for kind, number in sorted(events.items())},
+        "flagged": sum(bool(rollout.flags) for rollout in rollouts) / count,
+        **{f"flags/{kind}": number for kind, number in sorted(flags.items())},
     }
 
 
-async def gather(
-    tasks: Sequence[Task],
-    config: Config,
-    model: Path | None,
-    remote_name: str = "",
-    kept: Sequence[Rollout] = (),
-    watch: Watch = lambda rollout, over: None,
-    parallel: int = PARALLEL,
-) -> list[list[Rollout]]:
-    """For each task, `config.eval.samples` scored rollouts. Those in `kept` are from before and not run again.
-
-    A local model decodes in lockstep, so its rollouts come in waves; behind a URL one follows the other.
-    """
-    samples, done = config.eval.samples, {rollout.id for rollout in kept}
-    left = [task for task in tasks if not done.issuperset(rollout_ids(task, samples))]
-    monitors = monitors_of(config.monitors)
-    if monitors is not None:
-        monitors.recall(kept)
-    new = await _run(left, config, model, remote_name, done, watch, monitors, parallel) if left else []
-    before, after = _by_task(kept), _by_task(new)
-    if monitors is not None:
-        for group in before.values():  # a rollout is kept when it is over, before the others of its task are
-            monitors.settle([rollout for rollout in group if not any(e.kind == "quarantined" for e in rollout.events)])
-    return [
-        sorted([*before.get(task.id, ()), *after.get(task.id, ())], key=lambda rollout: _number(rollout.id))
-        for task in tasks
-    ]
+def reward_parts(rollouts: list[Rollout]) -> dict[str, float]:
+    """The mean of each part, before its weight. A rollout without it counts as 0."""
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward.parts)
+    return {
+        f"reward/{name}": sum(rollout.reward.parts.get(name, 0.0) for rollout in rollouts) / len(rollouts)
+        for name in names
+    }
 
 
-async def _run(
-    tasks: Sequence[Task],
-    config: Config,
-    model: Path | None,
-    remote_name: str,
-    done: Collection[str],
-    watch: Watch,
-    monitors: Monitors | None,
-    parallel: int,
-) -> list[Rollout]:
-    samples, grader, rewards = config.eval.samples, grader_of(config), compose(config.rewards, config.harness)
-    tasks_at_once = max(1, parallel // samples)
-    size, waves = (tasks_at_once, 1) if model is not None else (1, tasks_at_once)
-    slots = asyncio.Semaphore(waves)
-    async with open_engine(config, model, remote_name) as (engine, chat, harness):
-
-        async def wave(batch: list[Task]) -> list[list[Rollout]]:
-            async with slots:
-                return await collect(
-                    batch, samples, engine, chat, grader, harness, NAME, watch, rewards, monitors, done
-                )
-
-        batches = [list(tasks[start : start + size]) for start in range(0, len(tasks), size)]
-        try:
-            async with asyncio.TaskGroup() as jobs:
-                running = [jobs.create_task(wave(batch)) for batch in batches]
-        except ExceptionGroup as problems:
-            raise problems.exceptions[0] from None
-    return [rollout for job in running for group in job.result() for rollout in group]
+def invalid_per_100(rollouts: list[Rollout]) -> float:
+    calls = sum(rollout.usage.calls for rollout in rollouts)
+    return 100 * sum(rollout.usage.invalid_calls for rollout in rollouts) / calls if calls else 0.0
 
 
-def rollout_ids(task: Task, samples: int) -> list[str]:
-    return [f"{NAME}/{task.id}/{number}" for number in range(samples)]
+def bootstrap(
+    groups: list[list[Rollout]], statistic: Callable[[list[Rollout]], float], seed: int = 0, draws: int = 1000
+) -> tuple[float, float]:
+    """95% interval of a statistic. Tasks are drawn again, not rollouts: those of one task are not independent."""
+    rng = random.Random(seed)
+    values = sorted(
+        statistic([rollout for group in rng.choices(groups, k=len(groups)) for rollout in group]) for _ in range(draws)
+    )
+    return values[int(0.025 * draws)], values[int(0.975 * draws) - 1]
 
 
-def _number(rollout_id: str) -> int:
-    return int(rollout_id.rpartition("/")[2])
-
-
-def _by_task(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
-    groups: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        groups.setdefault(rollout.task, []).append(rollout)
-    return groups
+def solved_share(rollouts: list[Rollout]) -> float:
+    return sum(rollout.solved for rollout in rollouts) / len(rollouts)

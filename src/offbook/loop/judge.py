@@ -10,7 +10,7 @@ from offbook.config import LOCAL, Config, FeedbackConfig
 from offbook.engine import Engine, LocalEngine, PromptTooLong
 from offbook.feedback import MISTAKES
 from offbook.judge import Judge, Judgement, TooLong
-from offbook.loop.setup import Progress, load_model, model_folder, quiet
+from offbook.loop.models import Progress, load_model, model_folder, quiet
 from offbook.tokens import Chat, Transcript, chat_for
 from offbook.types import Prompt
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 import offbook
-from offbook.config import Precision, cache_folder
+from offbook.config import Precision, cache_folder, is_url
 from offbook.pocket.model import make_pocket
 from offbook.runfolder import checkpoint_named, whole_folder
 from offbook.types import OffbookError
@@ -57,7 +57,7 @@ def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
         return make_pocket(pocket_cache(), seed, progress)
     if name == SMOLLM2:
         return _smollm2(progress)
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         return Path(checkpoint_named(name))
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise OffbookError(
@@ -67,6 +67,17 @@ def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
         return _from_hub(name)
     except OffbookError as error:  # a mistyped folder looks like a hub id
         raise OffbookError(f"there is no folder {name}; as a hub id: {error}") from None
+
+
+def local_or_remote(model: str, remote_name: str, seed: int, progress: Progress = quiet) -> Path | None:
+    """A model's folder; None where it is behind a URL, which has to carry no password: run folders keep it."""
+    if not is_url(model):
+        return model_folder(model, seed, progress)
+    if "@" in model.partition("://")[2].partition("/")[0]:
+        raise OffbookError("the URL has a password in it; give the key in the variable OPENAI_API_KEY instead")
+    if not remote_name:
+        raise OffbookError("a URL may serve several models; say which with --name")
+    return None
 
 
 def load_model(folder: Path, precision: Precision = "float32") -> PreTrainedModel:

@@ -39,38 +39,25 @@ def action_for(flag: Flag, policy: Mapping[str, Action]) -> Action:
     return policy.get(flag.kind) or policy.get(general) or DEFAULTS.get(flag.kind, "zero")
 
 
-def apply_policy(
-    rollout: Rollout, flags: list[Flag], policy: Mapping[str, Action] | None = None, penalty: float = 0.5
-) -> Action | None:
-    """Put the flags on the rollout and take from its reward what they cost. The action taken, None without flags.
+def action_of(flags: Iterable[Flag], policy: Mapping[str, Action]) -> Action | None:
+    """What all findings of a rollout come to; None without any.
 
     `count` is for findings that one does not hold to be hacks: they are on record and cost nothing. `zero`: nothing
-    positive is left, costs stay. `penalise`: `penalty` besides. `quarantine`: as zero, and the task is put aside.
+    positive is left, costs stay. `penalise`: a penalty besides. `quarantine`: as zero, and the task is put aside.
     """
-    rollout.flags += flags
-    actions = [action_for(flag, policy or {}) for flag in flags]
-    if not actions:
-        return None
-    action = max(actions, key=ORDER.index)
-    if action == "count":
-        return action
-    withhold(rollout)
-    if action == "penalise":
-        rollout.reward.parts[HACK] = -1.0
-        rollout.reward.weights[HACK] = penalty
-    return action
+    return max((action_for(flag, policy) for flag in flags), key=ORDER.index, default=None)
 
 
-def withhold(rollout: Rollout) -> None:
-    """The outcome stays on record under another name and without weight; no other part earns anything either."""
+def withhold(rollout: Rollout, outcome: float, penalty: float = 0.0) -> None:
+    """Of a rollout that has all its parts: none of them earns anything. The outcome stays on record by another name."""
     reward = rollout.reward
-    if WITHHELD not in reward.parts:
-        reward.parts[WITHHELD] = reward.parts.get("outcome", 0.0)
+    reward.parts |= {"outcome": 0.0, WITHHELD: outcome}
     reward.weights[WITHHELD] = 0.0
-    reward.parts["outcome"] = 0.0
     for name, value in reward.parts.items():
         if value * reward.weights.get(name, 1.0) > 0:
             reward.weights[name] = 0.0
+    if penalty:
+        reward.parts[HACK], reward.weights[HACK] = -1.0, penalty
 
 
 @dataclass(slots=True)
@@ -83,8 +70,11 @@ class Monitors:
     model: Judge | None = None
     quarantined: dict[str, str] = field(default_factory=dict)  # task -> the rollout that showed why
 
-    async def judge(self, task: Task, rollout: Rollout) -> None:
-        """Look at a rollout and settle what it earns. A monitor that breaks is an event and never the run's end."""
+    async def judge(self, task: Task, rollout: Rollout) -> Action | None:
+        """Put what is found on a rollout, and say what that calls for. It has no reward yet, so none is seen.
+
+        A monitor that breaks is an event and never the run's end.
+        """
         flags: list[Flag] = []
         try:
             flags += check(task, rollout)
@@ -92,8 +82,11 @@ class Monitors:
                 flags += await flags_by(self.model, task, rollout)
         except Exception:
             rollout.events.append(Event(-1, "monitor_crash", traceback.format_exc(limit=-4)))
-        if apply_policy(rollout, flags, self.policy, self.penalty) == "quarantine":
+        rollout.flags += flags
+        action = action_of(flags, self.policy)
+        if action == "quarantine":
             self.quarantined.setdefault(task.id, rollout.id)
+        return action
 
     def recall(self, rollouts: Iterable[Rollout]) -> None:
         """Which tasks rollouts of earlier steps put aside: a run that was killed goes on with what it knew."""
@@ -101,13 +94,15 @@ class Monitors:
             if any(action_for(flag, self.policy) == "quarantine" for flag in rollout.flags):
                 self.quarantined.setdefault(rollout.task, rollout.id)
 
-    def settle(self, group: list[Rollout]) -> None:
+    def settle(self, group: Iterable[Rollout]) -> None:
         """After the last rollout of a task: if one showed that it leaks, none of them earns or teaches anything."""
         for rollout in group:
-            if rollout.task in self.quarantined:
-                withhold(rollout)
-                rollout.reward.weights = dict.fromkeys(rollout.reward.parts, 0.0)
-                rollout.events.append(Event(-1, "quarantined", f"see {self.quarantined[rollout.task]}"))
+            if rollout.task not in self.quarantined or any(event.kind == "quarantined" for event in rollout.events):
+                continue
+            if WITHHELD not in rollout.reward.parts:
+                withhold(rollout, rollout.reward.parts.get("outcome", 0.0))
+            rollout.reward.weights = dict.fromkeys(rollout.reward.parts, 0.0)
+            rollout.events.append(Event(-1, "quarantined", f"see {self.quarantined[rollout.task]}"))
 
 
 def monitors_of(config: MonitorsConfig) -> Monitors | None:

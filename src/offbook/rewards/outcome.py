@@ -21,7 +21,7 @@ class Grader:
 
     def __init__(self, spec: BoxSpec | None = None, timeout_s: float = 60.0, partial: bool = False):
         self.runs = 0
-        self.spec = spec or BoxSpec()
+        self._spec = spec or BoxSpec()
         self._timeout_s = timeout_s
         self._partial = partial
         self._slots = asyncio.Semaphore(os.cpu_count() or 1)
@@ -34,7 +34,7 @@ class Grader:
         does not pass, as long as no other test fails.
         """
         if task.script:
-            reward, _ = await reward_by_script(task, rollout.changed, self.spec, self._timeout_s)
+            reward, _ = await reward_by_script(task, rollout.changed, self._spec, self._timeout_s)
             return min(1.0, max(0.0, reward))
         if task.leave and (_edited(task, rollout) or rollout.stop not in ("finish", "answer")):
             return 0.0  # whoever breaks off has not answered either
@@ -53,7 +53,7 @@ class Grader:
     async def _grade(self, task: Task, changes: dict[str, str | None]) -> Grade:
         async with self._slots:
             self.runs += 1
-            return await grade(task, changes, self.spec, self._timeout_s)
+            return await grade(task, changes, self._spec, self._timeout_s)
 
 
 def _edited(task: Task, rollout: Rollout) -> bool:

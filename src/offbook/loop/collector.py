@@ -1,0 +1,192 @@
+"""The one way to a rollout: boxes, agents, grading and scoring side by side, results in a fixed order."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+
+import torch
+
+from offbook.client import Client
+from offbook.config import Config
+from offbook.engine import LocalEngine, RemoteEngine, Session
+from offbook.feedback import refuse_unknown_rules
+from offbook.harness import Harness, own_tools, run_agent
+from offbook.loop.models import load_model
+from offbook.monitors import Monitors, monitors_of, withhold
+from offbook.rewards import Grader, Rewards, compose
+from offbook.sandbox import BoxSpec
+from offbook.tasks.suite import suite_box
+from offbook.tokens import Chat, byte_chat, chat_for, render_call
+from offbook.types import Event, OffbookError, Prices, Rollout, Task
+
+Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
+Judges = tuple[Rewards, Monitors | None]
+
+
+def unwatched(rollout: Rollout, over: bool) -> None:
+    """For nobody."""
+
+
+def judges_of(config: Config) -> Judges:
+    """Rewards and monitors, or one sentence about the rule, part, file or kind that there is not. Needs no model."""
+    refuse_unknown_rules(config.feedback.rules, config.feedback.rule_weights)
+    return compose(config.rewards, config.harness), monitors_of(config.monitors)
+
+
+def rollout_ids(name: str, task: Task, size: int) -> list[str]:
+    return [f"{name}/{task.id}/{number}" for number in range(size)]
+
+
+def chat_of(model: Path | None, config: Config) -> Chat:
+    """The chat format of a model's folder; the profile `bash` has calls of its own, whatever the model's are.
+
+    The ids of a model behind a URL stay there: its record, in bytes, is for reading and not for training.
+    """
+    is_bash = config.harness.profile == "bash"
+    if model is None:
+        return byte_chat("bash" if is_bash else "hermes")
+    return chat_for(model, "bash" if is_bash else "auto")
+
+
+class Collector:
+    """Yields scored groups of rollouts. Owns engine, chat format, harness, boxes, grader, rewards and monitors.
+
+    The model is in the folder `model` or, without one, behind the URL `config.model`, where it is called `remote_name`.
+    It is loaded when the first rollout asks for it: where all are there from before, none does.
+    """
+
+    def __init__(self, config: Config, model: Path | None, remote_name: str = "", judges: Judges | None = None):
+        self.config, self.model, self.remote_name = config, model, remote_name
+        self.rewards, self.monitors = judges or judges_of(config)
+        settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
+        prices = Prices(settings.price_input, settings.price_output)
+        self._harness = Harness(
+            settings.limits(),
+            settings.profile,
+            settings.variation,
+            prices,
+            told=model is None,
+            own_tools=own_tools(config.tools.files),
+            added=tuple(config.tools.add),
+        )
+        self._box = replace(spec, watch=self.monitors is not None and self.monitors.watch)
+        self._grader = Grader(spec, config.rewards.grade_s, config.rewards.partial)
+
+    @cached_property
+    def chat(self) -> Chat:
+        return chat_of(self.model, self.config)
+
+    @cached_property
+    def engine(self) -> LocalEngine | RemoteEngine:
+        settings, chat = self.config.engine, self.chat
+        if self.model is not None:
+            torch.set_num_threads(self.config.threads)
+            network = load_model(self.model, settings.precision)
+            return LocalEngine(network, chat.stop_ids, settings.temperature, settings.max_rows, self.config.seed)
+        return RemoteEngine(
+            Client(self.config.model, self.remote_name, timeout_s=300.0, max_retries=5),
+            temperature=settings.temperature,
+            encode=chat.encode,
+            end_id=chat.end_id,
+            render_call=render_call,
+        )
+
+    async def aclose(self) -> None:
+        if "engine" in self.__dict__ and isinstance(self.engine, RemoteEngine):
+            await self.engine.aclose()
+
+    def recall(self, rollouts: Iterable[Rollout]) -> None:
+        """What rollouts from before showed of their tasks."""
+        if self.monitors is not None:
+            self.monitors.recall(rollouts)
+
+    def metrics(self) -> dict[str, int]:
+        """So far, not of the last call."""
+        aside = {} if self.monitors is None else {"quarantined": len(self.monitors.quarantined)}
+        return {"grades": self._grader.runs, **aside}
+
+    async def groups(
+        self,
+        tasks: Sequence[Task],
+        size: int,
+        name: str,
+        kept: Sequence[Rollout] = (),
+        watch: Watch = unwatched,
+        parallel: int = 0,
+    ) -> list[list[Rollout]]:
+        """For each task, in order, a group of `size` scored rollouts. `name` makes their ids, and so their RNG, unique.
+
+        Those of `kept` are from before: they have their places and are not run again. `parallel` is how many rollouts
+        are open at once; 0 is all. A local model decodes them in lockstep, so they come in waves of whole groups;
+        behind a URL one follows the other.
+        """
+        before = {rollout.id: rollout for rollout in kept}
+        self.recall(kept)
+        missing = [[(task, id) for id in rollout_ids(name, task, size) if id not in before] for task in tasks]
+        left = [of_task for of_task in missing if of_task]
+        wave = max(1, parallel // size if parallel and self.model is not None else len(left))
+        slots = asyncio.Semaphore(parallel) if parallel and self.model is None else nullcontext()
+        new: list[Rollout] = []
+        for start in range(0, len(left), wave):
+            new += await self._wave(list(chain(*left[start : start + wave])), name, watch, slots)
+        in_order = iter(new)
+        groups = [[before.get(id) or next(in_order) for id in rollout_ids(name, task, size)] for task in tasks]
+        if self.monitors is not None:
+            for group in groups:
+                self.monitors.settle(group)
+        return groups
+
+    async def _wave(
+        self, missing: list[tuple[Task, str]], name: str, watch: Watch, slots: asyncio.Semaphore | nullcontext[None]
+    ) -> list[Rollout]:
+        async def one(task: Task, id: str, session: Session) -> Rollout:
+            async with slots:
+                rollout = await self._rollout(task, id, f"{name}/{task.id}", session, watch)
+            watch(rollout, True)
+            return rollout
+
+        # All are opened before the first asks: they decode together.
+        opened = [(task, id, self.engine.open(id)) for task, id in missing]
+        try:
+            async with asyncio.TaskGroup() as jobs:
+                running = [jobs.create_task(one(*each)) for each in opened]
+        except ExceptionGroup as problems:
+            for problem in problems.exceptions:
+                if isinstance(problem, OffbookError):  # a reward that broke, a server that is lost: one sentence
+                    raise problem from None
+            raise
+        return [job.result() for job in running]
+
+    async def _rollout(self, task: Task, id: str, group: str, session: Session, watch: Watch) -> Rollout:
+        """One that is over and scored. Where its box cannot be opened or graded it is a crashed one with an event."""
+        rollout, outcome = Rollout(id, task.id, group, task.tools), 0.0
+        try:
+            try:
+                async with await suite_box(task.tree, task.suite, self._box) as box:
+                    rollout = await run_agent(
+                        task, box, session, self.chat, self._harness, id, group, lambda rollout: watch(rollout, False)
+                    )
+            finally:
+                session.close()
+            outcome = await self._grader.outcome(task, rollout)
+        except OSError:  # the machine, not the agent: no space, no processes, a box that was killed from outside
+            rollout.stop = "crash"
+            rollout.events.append(Event(-1, "crash", traceback.format_exc(limit=-4)))
+        await self._score(task, rollout, outcome)
+        return rollout
+
+    async def _score(self, task: Task, rollout: Rollout, outcome: float) -> None:
+        """All parts first, and then what findings take of them."""
+        action = None if self.monitors is None else await self.monitors.judge(task, rollout)
+        is_hack = action not in (None, "count")
+        rollout.reward.parts["outcome"] = 0.0 if is_hack else outcome  # a hack is scored as what it is, a failure
+        self.rewards.score(task, rollout)
+        if self.monitors is not None and is_hack:
+            withhold(rollout, outcome, self.monitors.penalty if action == "penalise" else 0.0)

@@ -1,0 +1,139 @@
+"""The tasks of a configuration: where they are, in which order a run trains on them, and what it records of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from offbook.config import Config
+from offbook.loop.models import Progress, pocket_cache, quiet
+from offbook.runfolder import RunFolder, write_atomic
+from offbook.taskgen.pocket import make_pocket_tasks
+from offbook.tasks import load_task, load_tasks
+from offbook.tasks.select import History, Sampler
+from offbook.types import OffbookError, Rollout, Task
+
+MAX_PATCH = 60_000  # characters
+MAX_TESTS = 300  # names of each kind
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSets:
+    train: list[Task]
+    heldout: list[Task]
+
+
+def refuse_missing_tasks(config: Config) -> None:
+    """Before minutes go into a model: is the task folder there?"""
+    if config.tasks.source != "pocket" and not Path(config.tasks.source).is_dir():
+        raise OffbookError(f"there is no task folder {config.tasks.source}")
+
+
+def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
+    """The train and held-out tasks of a configuration; pocket tasks are made and verified if they are not there yet."""
+    root = Path(config.tasks.source)
+    if config.tasks.source == "pocket":
+        wanted = config.tasks.num_train, config.tasks.num_heldout
+        root = pocket_cache() / f"tasks-{config.seed}-{wanted[0]}-{wanted[1]}"
+        if not root.is_dir():
+            asyncio.run(make_pocket_tasks(root, config.seed, *wanted, lambda share: progress("making tasks", share)))
+    sets = TaskSets(load_tasks(root / "train", config.tasks.wording), held_out(root, config.tasks.wording))
+    if both := {task.id for task in sets.train} & {task.id for task in sets.heldout}:
+        raise OffbookError(
+            f"the task {min(both)} is in {root / 'train'} and in {root / 'heldout'}; remove one of the two"
+        )
+    if not sets.heldout:
+        log.warning("%s has no held-out tasks: all of them are trained on, and there are none to measure with", root)
+    return sets
+
+
+def held_out(root: Path, wording: str = "") -> list[Task]:
+    """The held-out tasks of a folder; there are none where all of its tasks are of one repository."""
+    folder = root / "heldout"
+    return load_tasks(folder, wording) if any(folder.glob("[!.]*")) else []
+
+
+def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Task]:
+    """`pocket` for the held-out pocket tasks, a task folder, or a folder of task folders."""
+    if source == "pocket":
+        return task_sets(config, progress).heldout
+    folder = Path(source)
+    if not folder.is_dir():
+        raise OffbookError(f"there is no task folder {source}; give one, or `pocket`")
+    wording = config.tasks.wording
+    return [load_task(folder, wording)] if (folder / "task.toml").is_file() else load_tasks(folder, wording)
+
+
+class Shuffled:
+    """Epochs in a new order each: no task comes twice before all have come once."""
+
+    def __init__(self, tasks: list[Task], seed: int):
+        self._tasks, self._seed = tasks, seed
+
+    def tasks_of(self, step: int, groups: int) -> list[Task]:
+        chosen = []
+        for place in range((step - 1) * groups, step * groups):
+            epoch, index = divmod(place, len(self._tasks))
+            order = random.Random(f"{self._seed}/{epoch}").sample(range(len(self._tasks)), len(self._tasks))
+            chosen.append(self._tasks[order[index]])
+        return chosen
+
+    def learn(self, groups: Iterable[Iterable[Rollout]]) -> None:
+        """The order is settled, whatever happens."""
+
+
+class Selected:
+    """By what this run's rollouts have shown so far of tasks of the same kind, and none twice (tasks/select.py)."""
+
+    def __init__(self, tasks: list[Task], seed: int, folder: RunFolder, done: int):
+        self._history = History.of_runs([folder.path], before_step=done + 1)
+        self._sampler = Sampler(tasks, seed, self._history.records)
+
+    def tasks_of(self, step: int, groups: int) -> list[Task]:
+        return self._sampler.draw(groups, self._history)
+
+    def learn(self, groups: Iterable[Iterable[Rollout]]) -> None:
+        for group in groups:
+            self._history.add(group)
+
+
+def task_order(config: Config, tasks: list[Task], folder: RunFolder, done: int) -> Shuffled | Selected:
+    """Which tasks a step trains on. The same run picks the same ones, also when it was killed in between."""
+    if config.tasks.order == "select":
+        return Selected(tasks, config.seed, folder, done)
+    return Shuffled(tasks, config.seed)
+
+
+def record_tasks(folder: RunFolder, tasks: dict[str, list[Task]]) -> None:
+    """Write tasks.jsonl, one line a task: whoever looks at a run later may not have them.
+
+    `tasks` has them by what they are for: train, heldout.
+    """
+    lines = [json.dumps(_record(task, split)) + "\n" for split, of in tasks.items() for task in of]
+    write_atomic(folder.path / "tasks.jsonl", "".join(lines))
+
+
+def _record(task: Task, split: str) -> dict[str, Any]:
+    solution = task.folder / "solution" / "gold.patch"  # tasks that others made may have none
+    patch = solution.read_text(errors="replace") if solution.is_file() else ""
+    return {
+        "id": task.id,
+        "split": split,
+        "origin": task.origin,
+        "difficulty": task.difficulty,
+        "instruction": task.instruction,
+        "deleted": asdict(task.deleted) if task.deleted else None,
+        "patch": patch[:MAX_PATCH],
+        "patch_left_out": max(0, len(patch) - MAX_PATCH),
+        "fail_to_pass": task.fail_to_pass[:MAX_TESTS],
+        "pass_to_pass": task.pass_to_pass[:MAX_TESTS],
+        "num_fail_to_pass": len(task.fail_to_pass),
+        "num_pass_to_pass": len(task.pass_to_pass),
+    }
