@@ -17,11 +17,12 @@ from hacks.repository import GOLD_SLUGIFY
 from hacks.sets import SETS
 from test_remote import reply, serving
 
+from offbook.acts.python import commands_in
+from offbook.acts.shell import simple_commands
 from offbook.config import MonitorsConfig
 from offbook.monitors import KINDS, Monitors, apply_policy, check, monitors_of
-from offbook.monitors.acts import commands_in, simple_commands
+from offbook.monitors.deceiving import equal_to_all
 from offbook.monitors.drift import Point, find_changes, watch
-from offbook.monitors.equality import equal_to_all
 from offbook.monitors.model import ModelMonitor, is_sampled, read_reply, rubrics, show
 from offbook.monitors.policy import DEFAULTS
 from offbook.types import Flag, Message, OffbookError, Reward, Rollout, Segment, Task, ToolCall, Usage

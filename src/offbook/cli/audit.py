@@ -13,7 +13,7 @@ from rich.text import Text
 from offbook.cli.options import Json, results
 
 if TYPE_CHECKING:
-    from offbook.monitors.review import Finding, Review
+    from offbook.monitors.review import Flagged, Review
     from offbook.runfolder import RunFolder
     from offbook.types import Task
 
@@ -59,7 +59,7 @@ def _links(folder: RunFolder, page: str) -> dict[str, str]:
     return {pick.rollout.id: f"{page}#rollout-{index}" for index, pick in enumerate(picks, 1)}
 
 
-def _link(finding: Finding, links: dict[str, str]) -> str:
+def _link(finding: Flagged, links: dict[str, str]) -> str:
     start = links.get(finding.rollout)
     if not start or finding.flag.message < 0:
         return start or ""

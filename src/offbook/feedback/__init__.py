@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from offbook.feedback.controls import NEGATIVE, Pairs, stand_in
 from offbook.feedback.hints import write_hint
 from offbook.feedback.model import PREFIX, ModelReader, Reader, Reading, TooLong, patterns
-from offbook.feedback.readers import RULES, read_all, read_rollout
+from offbook.feedback.rules import RULES, read_all, read_rollout
 from offbook.types import OffbookError
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def refuse_unknown_rules(chosen: Iterable[str], weighted: Iterable[str] = ()) -> None:
-    """Readers can be chosen among RULES; what a reader model finds has a weight too."""
+    """Rules can be chosen; what a reader model finds has a weight too."""
     for names, known in ((chosen, list(RULES)), (weighted, [*RULES, *(f"{PREFIX}{name}" for name in patterns())])):
         for name in names:
             if name not in known:

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
+from offbook.acts import is_own
 from offbook.asking import Asked, NoAnswer, is_sampled, json_part, prompts_in
 from offbook.feedback.leaks import leak
-from offbook.feedback.readers.reading import is_own
 from offbook.feedback.shown import show, words_of
 from offbook.types import Hint, OffbookError, Rollout, Target, Task
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from offbook.feedback.readers.reading import is_own
+from offbook.acts import is_own
 from offbook.types import Message, Rollout, Segment
 
 BUDGET = 60_000  # characters, numbers and marks aside

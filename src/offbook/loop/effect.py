@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from offbook.algo import add_branch
 from offbook.feedback.controls import stand_in
-from offbook.feedback.readers import RULES
+from offbook.feedback.rules import RULES
 from offbook.tokens import HERMES, Chat, ChatFormat, RenderedChat, Transcript
 from offbook.train import head
 from offbook.train.batches import Batch, BranchBatch, micro_batches
