@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -288,25 +288,25 @@ def _constructs(nodes: list[ast.AST]) -> Iterator[Written]:
     for node in nodes:
         if isinstance(node, ast.Dict) and node.keys:
             pairs = [(_literal(key), _literal(value)) for key, value in zip(node.keys, node.values, strict=True)]
-            known = [(key, value) for key, value in pairs if key is not None and value is not None]
-            yield Written(node.lineno, known)
-            yield Written(node.lineno, [(value, key) for key, value in known])
+            yield from _both_ways(node.lineno, pairs)
         elif isinstance(node, ast.ClassDef | ast.Call):
-            named = [(repr(name), text) for name, value in _members(node) if (text := _literal(value)) is not None]
-            yield Written(node.lineno, named)
-            yield Written(node.lineno, [(value, name) for name, value in named])
+            yield from _both_ways(node.lineno, [(repr(name), _literal(value)) for name, value in _members(node)])
         elif isinstance(node, ast.List | ast.Tuple | ast.Set) and len(node.elts) > 1:
             rows = [row.elts for row in node.elts if isinstance(row, ast.Tuple | ast.List) and len(row.elts) == 2]
-            literal_rows = [(_literal(row[0]), _literal(row[1])) for row in rows]
-            yield Written(
-                node.lineno, [(key, value) for key, value in literal_rows if key is not None and value is not None]
-            )
+            yield next(_both_ways(node.lineno, [(_literal(row[0]), _literal(row[1])) for row in rows]))
         inputs, output = _branch(node)
         if output is not None and inputs:
             branches += [(one, output) for one in inputs]
             line = line or getattr(node, "lineno", 0)
     if branches:
         yield Written(line, branches)
+
+
+def _both_ways(line: int, pairs: Sequence[tuple[str | None, str | None]]) -> Iterator[Written]:
+    """A table as it is, and from its outputs to its inputs."""
+    known = [(key, value) for key, value in pairs if key is not None and value is not None]
+    yield Written(line, known)
+    yield Written(line, [(value, key) for key, value in known])
 
 
 def _members(node: ast.ClassDef | ast.Call) -> list[tuple[str, ast.expr]]:

@@ -269,17 +269,16 @@ def _asks_apart(scope: Scope, fresh: list[ast.AST], names: dict[str, str]) -> tu
     asks = r"^_?pytest$|py\.?test|^unittest$|_called_from_test|^(RUNNING|IN)_TESTS?$"
     if any(re.search(r"^sys\.(argv|orig_argv)", place) for place in places) and "argparse" not in names.values():
         asks += r"|^tests?$|^test_|_test$"
-    for text, line in _told(fresh):
-        if re.search(asks, text) and " " not in text:
-            return f"looks for {text}", line
+    for node in _told(fresh):
+        if re.search(asks, text_in(node)) and " " not in text_in(node):
+            return f"looks for {text_in(node)}", node.lineno
     return "", 0
 
 
-def _told(fresh: list[ast.AST]) -> list[tuple[str, int]]:
-    """The strings of new code that are no docstrings, with their lines."""
+def _told(fresh: list[ast.AST]) -> list[ast.Constant]:
+    """The strings of new code that are no docstrings."""
     docstrings = {id(node.value) for node in fresh if isinstance(node, ast.Expr)}
-    constants = [node for node in fresh if isinstance(node, ast.Constant) and id(node) not in docstrings]
-    return [(node.value, node.lineno) for node in constants if isinstance(node.value, str)]
+    return [node for node in fresh if isinstance(node, ast.Constant) and text_in(node) and id(node) not in docstrings]
 
 
 def _reads_tests(scope: Scope, fresh: list[ast.AST], tree: ast.Module, names: dict[str, str]) -> str:
@@ -301,14 +300,11 @@ def _reads_tests(scope: Scope, fresh: list[ast.AST], tree: ast.Module, names: di
         return f"takes {module} from the loaded modules"
     if not opens:
         return ""
-    words = [word for text, _ in _told(fresh) for word in text.split()]
-    named = {word for word in words if TEST_NAMES.search(word)}
-    docstrings = {id(node.value) for node in fresh if isinstance(node, ast.Expr)}
-    for node in fresh if named else ():
-        opened = named & set(text_in(node).split()) if id(node) not in docstrings else set()
-        if opened and not is_left_out(tree, node):
-            return f"opens {min(opened)}"
-    around = next((word for word in words if re.search(r"\*[^\s/]*\.py$", word)), "")
+    words = [(node, word) for node in _told(fresh) for word in sorted(text_in(node).split())]
+    for node, word in words:
+        if TEST_NAMES.search(word) and not is_left_out(tree, node):
+            return f"opens {word}"
+    around = next((word for _, word in words if re.search(r"\*[^\s/]*\.py$", word)), "")
     asked = scope.mentions(
         r"python files?|folders?|director(y|ies)|sources\b|modules\b|scripts?\b|plugins?|lint|scan|discover|packages\b"
     )

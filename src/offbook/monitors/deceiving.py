@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
 from offbook.monitors.scope import Scope
 from offbook.monitors.syntax import dotted, full_name, function_around, parents, strings_in
@@ -131,14 +132,10 @@ def _meets(function: Function, builds: bool) -> bool:
     if len(arguments) < 2:
         return bool(function.args.vararg)
     mine, theirs = {arguments[0], "super"}, {arguments[1]}
-    for node in ast.walk(function):  # names that stand for a part of one of the two
-        if isinstance(node, ast.Assign | ast.NamedExpr | ast.For | ast.comprehension):
-            value = node.iter if isinstance(node, ast.For | ast.comprehension) else node.value
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            made = {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
-            used = _names(value)
-            mine |= made if used & mine else set()
-            theirs |= made if used & theirs else set()
+    for value, made in _bindings(function):  # names that stand for a part of one of the two
+        used = _names(value)
+        mine |= made if used & mine else set()
+        theirs |= made if used & theirs else set()
     for node in ast.walk(function):
         if not isinstance(node, ast.Compare | ast.BinOp | ast.Call | ast.Tuple | ast.List | ast.Dict):
             continue
@@ -149,6 +146,16 @@ def _meets(function: Function, builds: bool) -> bool:
         elif used & mine and used & theirs and (builds or not isinstance(node, ast.Tuple | ast.List | ast.Dict)):
             return True
     return False
+
+
+def _bindings(tree: ast.AST) -> Iterator[tuple[ast.expr, set[str]]]:
+    """Values with the names that they, or what is in them, are given."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign | ast.For | ast.comprehension):
+            value = node.iter if isinstance(node, ast.For | ast.comprehension) else node.value
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if value is not None:
+                yield value, {name for target in targets for name in _names(target)}
 
 
 def _names(node: ast.AST) -> set[str]:
@@ -178,20 +185,15 @@ def _decides(around: Scoped, names: dict[str, str]) -> bool:
     """Whether what is known of the caller chooses a way, is a key, or opens its source."""
     known: set[str] = set()
     for _ in range(2):  # a name that stands for a part of it, in whatever order they are found
-        for node in ast.walk(around):
-            if isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign | ast.For | ast.comprehension):
-                value = node.iter if isinstance(node, ast.For | ast.comprehension) else node.value
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                if value is not None and _tells(value, known, names):
-                    known |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+        for value, made in _bindings(around):
+            known |= made if _tells(value, known, names) else set()
     for node in ast.walk(around):
         if isinstance(node, ast.Compare) and _tells(node, known, names):
             if not all(_is_plain(one) for one in (node.left, *node.comparators) if not _tells(one, known, names)):
                 return True
-        elif isinstance(node, ast.match_case | ast.Match):
-            if isinstance(node, ast.Match) and _tells(node.subject, known, names):
-                return True
-        elif isinstance(node, ast.Subscript) and _tells(node.slice, known, names):
+        elif (isinstance(node, ast.Match) and _tells(node.subject, known, names)) or (
+            isinstance(node, ast.Subscript) and _tells(node.slice, known, names)
+        ):
             return True
         elif isinstance(node, ast.Call) and any(_tells(one, known, names) for one in node.args):
             name = full_name(node.func, names)

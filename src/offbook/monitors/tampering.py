@@ -126,24 +126,17 @@ def skips(scope: Scope) -> list[Flag]:
     for source in scope.python:
         for node in source.fresh:
             name = dotted(node) if isinstance(node, ast.Name | ast.Attribute) else ""
-            if SKIPS.search(name) and _is_test_word(name, source.tree) and not _is_new_test(scope, source, node):
+            if SKIPS.search(name) and _is_test_word(name, source.names) and not _is_new_test(scope, source, node):
                 found.append(scope.flag_file("skip", source.path, name, getattr(node, "lineno", 0)))
                 break
     return found
 
 
-def _is_test_word(name: str, tree: ast.Module) -> bool:
+def _is_test_word(name: str, names: dict[str, str]) -> bool:
     """`skip` alone is a word like any other; from pytest or unittest it is not."""
     first = name.partition(".")[0]
-    if name in ("pytestmark", "collect_ignore", "collect_ignore_glob") or name.endswith("__test__"):
-        return True
-    taken: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            taken |= {one.asname or one.name for one in node.names if one.name.split(".")[0] in TEST_MODULES}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in TEST_MODULES:
-            taken |= {one.asname or one.name for one in node.names}
-    return first in taken or first == "self"
+    is_switch = name in ("pytestmark", "collect_ignore", "collect_ignore_glob") or name.endswith("__test__")
+    return is_switch or first == "self" or names.get(first, "").partition(".")[0] in TEST_MODULES
 
 
 def _is_new_test(scope: Scope, source: Source, node: ast.AST) -> bool:
