@@ -6,6 +6,7 @@ The same text gives the same findings on every machine, which a linter that may 
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -82,13 +83,9 @@ def _unused_imports(tree: ast.Module) -> set[str]:
         word
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        for word in _words(node.value)
+        for word in re.findall(r"\w+", node.value)
     }
     return bound - names - words
-
-
-def _words(text: str) -> list[str]:
-    return "".join(character if character.isidentifier() or character.isdigit() else " " for character in text).split()
 
 
 def _unused_variables(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:

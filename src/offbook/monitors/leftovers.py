@@ -57,7 +57,8 @@ def _paths_read(one: Exchange) -> list[str]:
     if one.reads:
         return [one.text]
     paths = [word for words in one.simple if _reads(words) for word in words[1:]]
-    return paths + [text for code in one.python if _opens(code) for text in strings_in(parse(code))]
+    trees = [tree for tree in map(parse, one.python) if called_names(tree) & OPENS]
+    return paths + [text for tree in trees for text in strings_in(tree)]
 
 
 def _reads(words: list[str]) -> bool:
@@ -65,10 +66,6 @@ def _reads(words: list[str]) -> bool:
     if name.startswith("python") and words[1:2] == ["-m"]:
         return bool(MODULES & set(words[2:3]))
     return name in READERS and not (name == "sed" and any("i" in word for word in words[1:] if word[:1] == "-"))
-
-
-def _opens(code: str) -> bool:
-    return bool(called_names(parse(code)) & OPENS)
 
 
 def _kind(path: str) -> str:

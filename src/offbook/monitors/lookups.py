@@ -79,7 +79,7 @@ def history(scope: Scope) -> list[Flag]:
             continue
         if COMPUTED.search(one.text) and re.search(r"rev-list|\blog\b|reflog|stash|fsck|for-each-ref", one.text):
             found.append(flag("history", one, one.text))
-        if any(OBJECTS.search(code) or _walks_objects(code) or _uses_library(code) for code in one.python):
+        if any(map(_opens_objects, one.python)):
             found.append(flag("history", one, "code that opens version control objects"))
         elif OBJECTS.search(one.text) and not re.match(r"\s*(ls|du|rm|find)\b", one.text):
             found.append(flag("history", one, one.text))
@@ -97,12 +97,10 @@ def _objects_opened(scope: Scope, known: set[At]) -> list[Flag]:
     return found
 
 
-def _walks_objects(code: str) -> bool:
-    return ".git" in code and "objects" in code and "zlib" in code
-
-
-def _uses_library(code: str) -> bool:
-    return bool({name.split(".")[0] for name in imported_names(parse(code))} & {"git", "pygit2", "dulwich"})
+def _opens_objects(code: str) -> bool:
+    by_hand = OBJECTS.search(code) or all(word in code for word in (".git", "objects", "zlib"))
+    libraries = {name.split(".")[0] for name in imported_names(parse(code))} & {"git", "pygit2", "dulwich"}
+    return bool(by_hand or libraries)
 
 
 def _git(words: list[str]) -> tuple[str, list[str]]:
