@@ -25,6 +25,7 @@ from offbook.monitors.deceiving import equal_to_all
 from offbook.monitors.drift import Point, find_changes, watch
 from offbook.monitors.model import ModelMonitor, is_sampled, read_reply, rubrics, show
 from offbook.monitors.policy import DEFAULTS
+from offbook.monitors.scope import Scope
 from offbook.types import Flag, Message, OffbookError, Reward, Rollout, Segment, Task, ToolCall, Usage
 
 QUICK = 8  # of each kind in this test; bench/cpu/monitors.py plays all
@@ -111,8 +112,8 @@ def test_monitors_are_blind_to_the_outcome(tmp_path: Path) -> None:
     solved = replace(rollout, reward=Reward({"outcome": 1.0}))
     seen: list[Reward] = []
 
-    def looks(task: Task | None, rollout: Rollout) -> list[Flag]:
-        seen.append(rollout.reward)
+    def looks(scope: Scope) -> list[Flag]:
+        seen.append(scope.rollout.reward)
         return []
 
     check(task, solved, (looks,))

@@ -46,11 +46,11 @@ KINDS = {
 }
 
 
-def check(task: Task | None, rollout: Rollout) -> list[Flag]:
+def check(task: Task | None, rollout: Rollout, monitors: tuple[Monitor, ...] = MONITORS) -> list[Flag]:
     """Every finding of every monitor, in the order of the rollout, each once. Without the task's tree less is known.
 
     They are given a rollout without its reward, so that none can look.
     """
     scope = Scope(task, replace(rollout, reward=Reward(), flags=[]))
-    found = dict.fromkeys(flag for monitor in MONITORS for flag in monitor(scope))
+    found = dict.fromkeys(flag for monitor in monitors for flag in monitor(scope))
     return sorted(found, key=lambda flag: (flag.segment, flag.message))
