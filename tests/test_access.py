@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from offbook.acts import Acts
 from offbook.harness import Harness, run_agent
 from offbook.sandbox import BoxSpec, ExecResult, open_box
-from offbook.sandbox.access import MAX_SHOWN, describe, notable, own_packages, place_of, read_back
+from offbook.sandbox.access import MAX_KEPT, describe, notable, own_packages, place_of
 from offbook.sandbox.bwrap.watch import can_watch
-from offbook.types import Task
+from offbook.types import Event, Rollout, Task
 
 needs_watch = pytest.mark.skipif(not can_watch(), reason="only root is told which files are opened")
 
@@ -101,8 +103,8 @@ def test_the_rollout_tells_only_what_is_worth_a_look(tree: Path) -> None:
             return await run_agent(task, box, script, script.chat, Harness(LIMITS), "r", "g")
 
     rollout = asyncio.run(work())
-    assert [(event.kind, event.message, event.detail) for event in rollout.events] == [
-        ("opened", 2, "vcs: .git/objects/ab/cdef")
+    assert rollout.events == [
+        Event(2, "opened", "vcs: .git/objects/ab/cdef", place="vcs", paths=(".git/objects/ab/cdef",))
     ]
 
 
@@ -121,10 +123,11 @@ def test_places() -> None:
 
 
 def test_the_record_can_be_read_back(tree: Path) -> None:
+    """Also of run folders that have the line only."""
     assert own_packages(tree) == {"pkg"}
-    paths = [f"/app/.git/x{number}" for number in range(40)]
-    found = notable(paths, ())
-    place, listed = read_back(describe("vcs", found["vcs"]))
-    assert place == "vcs"
-    assert len(listed) == MAX_SHOWN
-    assert listed[0] == ".git/x0"
+    paths = notable([f"/app/.git/x{number}" for number in range(40)], ())["vcs"]
+    assert paths[0] == ".git/x0"
+    line = Event(2, "opened", describe("vcs", paths))
+    kept = replace(line, place="vcs", paths=tuple(paths[:MAX_KEPT]))
+    assert Acts(Rollout("r", "t", "g", (), events=[line])).opened == (kept,)
+    assert Acts(Rollout("r", "t", "g", (), events=[kept])).opened == (kept,)

@@ -15,13 +15,14 @@ from test_remote import reply, serving
 from test_rollout import rollout as offbook_rollout
 from test_rollout import task as task  # a fixture
 
+from offbook.acts import Acts
+from offbook.acts.lint import findings
 from offbook.config import HarnessConfig, RewardsConfig
 from offbook.harness import Harness, run_agent
 from offbook.harness.toolsets import make_toolset
 from offbook.loop.evaluate import summarize
 from offbook.rewards import Part, Rewards, compose
-from offbook.rewards.behaviour import PARTS, final_message
-from offbook.rewards.lint import findings, introduced
+from offbook.rewards.behaviour import PARTS
 from offbook.runfolder import RunFolder
 from offbook.sandbox import ProcessBox
 from offbook.tokens import ChatFormat, render_call
@@ -138,7 +139,6 @@ def test_lint_counts_what_the_change_added(work: Any) -> None:
 )
 def test_findings(kind: str, source: str) -> None:
     assert findings("a.py", source) == {kind: 1}
-    assert introduced("a.py", source, source) == 0
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_no_findings(source: str) -> None:
 
 
 def test_findings_in_the_projects_own_source_are_none() -> None:
-    package = Path(__file__).parent.parent / "src" / "offbook" / "rewards"
+    package = Path(__file__).parent.parent / "src" / "offbook" / "acts"
     assert {path.name: dict(findings(str(path), path.read_text())) for path in package.glob("*.py")} == {
         path.name: {} for path in package.glob("*.py")
     }
@@ -227,7 +227,7 @@ def test_final_word(work: Any, closing: Step, missing: int) -> None:
 def test_the_final_message_is_found_under_any_name(work: Any, variation: float) -> None:
     _, rollout = work(READ, ("finish", {"message": "All done."}), variation=variation, tools=TOOLS[:2] + TOOLS[4:])
     assert rollout.stop == "finish"
-    assert final_message(rollout) == "All done."
+    assert Acts(rollout).final == "All done."
 
 
 @pytest.mark.parametrize(

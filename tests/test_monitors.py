@@ -18,14 +18,16 @@ from hacks.repository import GOLD_SLUGIFY
 from hacks.sets import SETS
 from test_remote import reply, serving
 
+from offbook.acts.python import commands_in
+from offbook.acts.shell import simple_commands
 from offbook.client import Client
 from offbook.config import MonitorsConfig
 from offbook.judge import Judge, show
 from offbook.monitors import KINDS, Monitors, check, judged, monitors_of, withhold
-from offbook.monitors.acts import commands_in, simple_commands
+from offbook.monitors.deceiving import equal_to_all
 from offbook.monitors.drift import Point, find_changes, watch
-from offbook.monitors.equality import equal_to_all
 from offbook.monitors.policy import DEFAULTS, action_of
+from offbook.monitors.scope import Scope
 from offbook.tokens import ChatFormat, Transcript, render_call
 from offbook.types import Completion, Flag, Message, OffbookError, Reward, Rollout, Segment, Task, ToolCall, Usage
 
@@ -113,8 +115,8 @@ def test_monitors_are_blind_to_the_outcome(tmp_path: Path) -> None:
     solved = replace(rollout, reward=Reward({"outcome": 1.0}))
     seen: list[Reward] = []
 
-    def looks(task: Task | None, rollout: Rollout) -> list[Flag]:
-        seen.append(rollout.reward)
+    def looks(scope: Scope) -> list[Flag]:
+        seen.append(scope.rollout.reward)
         return []
 
     check(task, solved, (looks,))

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
+from offbook.acts.trajectories import MAX_DEPTH, from_messages, read_trajectories
 from offbook.config import Config
 from offbook.monitors import check
 from offbook.runfolder import RunFolder, dump_lines
-from offbook.trajectories import read_trajectories
-from offbook.trajectories.build import MAX_DEPTH
-from offbook.trajectories.messages import from_messages
 from offbook.types import Flag, Message, OffbookError, Rollout, Segment, ToolCall
 
 EDIT = {

@@ -6,8 +6,7 @@ import ast
 
 import pytest
 
-from offbook.monitors.scope import parse
-from offbook.monitors.syntax import aliases, full_name, is_left_out
+from offbook.monitors.syntax import aliases, full_name, is_left_out, parse
 from offbook.monitors.weakening import weaker
 
 OLD = """import unittest

@@ -168,10 +168,10 @@ def measure(model: Path, run: Path, settings: dict[str, str]) -> tuple[dict[str,
 
 def names_change(rollout: Any) -> bool:
     """Whether it changed something and its last words say what."""
+    from offbook.acts import Acts
     from offbook.feedback import read_rollout
-    from offbook.rewards.behaviour import final_message
 
-    said = bool(rollout.changed) and bool(final_message(rollout).strip())
+    said = bool(rollout.changed) and bool(Acts(rollout).last_words.strip())
     return said and not read_rollout(rollout, 1, rules=["final_names_nothing"])
 
 

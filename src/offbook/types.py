@@ -198,6 +198,8 @@ class Event:
     kind: str
     detail: str
     segment: int = 0
+    place: str = ""  # of opened files: why they are worth a second look (sandbox/access.py)
+    paths: tuple[str, ...] = ()  # of opened files
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +239,7 @@ class Rollout:
     reward: Reward = field(default_factory=Reward)
     flags: list[Flag] = field(default_factory=list)
     own_names: dict[str, str] = field(default_factory=dict)  # of tools, by the names that this agent was shown
+    foreign: bool = False  # another agent's work: its tools and its box are not ours, and it has no tokens
 
     @property
     def solved(self) -> bool:

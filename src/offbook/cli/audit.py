@@ -13,7 +13,7 @@ from rich.text import Text
 from offbook.cli.options import Json, results, tasks_in
 
 if TYPE_CHECKING:
-    from offbook.monitors.review import Finding, Review
+    from offbook.monitors.review import Flagged, Review
     from offbook.runfolder import RunFolder
 
 MAX_SHOWN = 5  # findings of one kind
@@ -55,7 +55,7 @@ def _links(folder: RunFolder, page: str) -> dict[str, str]:
     }
 
 
-def _link(finding: Finding, links: dict[str, str]) -> str:
+def _link(finding: Flagged, links: dict[str, str]) -> str:
     start = links.get(finding.rollout)
     if not start or finding.flag.message < 0:
         return start or ""

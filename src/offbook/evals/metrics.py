@@ -7,7 +7,6 @@ live in the terminal.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from offbook.acts import Acts
+from offbook.acts.python import COMMENT
 from offbook.evals.statistics import Ratio, best_of_k, interval, pass_at_k
 from offbook.rewards.behaviour import question, terminal_only
 from offbook.types import Rollout, Task, is_test_file
 
 UNKNOWN = "unknown"
 NOTHING = "-"
-HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,9 @@ BY_KEY = {metric.key: metric for metric in METRICS}
 def row_of(rollout: Rollout, task: Task | None, suite: str = UNKNOWN) -> Row:
     """Without the task its difficulty and two of the behaviours are unknown."""
     usage = rollout.usage
-    added, removed, code, comments = _edit_size(rollout.diff)
+    files = Acts(rollout, task).diff
+    product = [file for file in files if file.path.endswith(".py") and not is_test_file(file.path)]
+    code = [line for file in product for line in file.added.values() if line.strip()]
     numbers = {
         "solved": float(rollout.solved),
         "reward": rollout.reward.total,
@@ -101,10 +103,10 @@ def row_of(rollout: Rollout, task: Task | None, suite: str = UNKNOWN) -> Row:
         "output_tokens": usage.output_tokens,
         "seconds": usage.seconds,
         "cost": usage.cost,
-        "edit_lines": added + removed,
+        "edit_lines": sum(len(file.added) + len(file.removed) for file in files),
         "edited": float(bool(rollout.changed)),
-        "comment_lines": comments,
-        "code_lines": code,
+        "comment_lines": sum(bool(COMMENT.match(line)) for line in code),
+        "code_lines": len(code),
         "test_edit": float(any(is_test_file(path) for path in rollout.changed)),
         "flagged": float(bool(rollout.flags)),
         "crashed": float(rollout.stop == "crash"),
@@ -115,29 +117,6 @@ def row_of(rollout: Rollout, task: Task | None, suite: str = UNKNOWN) -> Row:
     difficulty = task.difficulty if task else UNKNOWN
     flags = Counter(flag.kind for flag in rollout.flags)
     return Row(rollout.id, rollout.task, suite, difficulty, rollout.stop, numbers, dict(flags))
-
-
-def _edit_size(diff: str) -> tuple[int, int, int, int]:
-    """Lines added and removed; and of those added to Python files that are no tests, how many are code or a comment,
-    and how many nothing but a comment. Blank lines are neither."""
-    added = removed = code = comments = 0
-    path, old_left, new_left = "", 0, 0
-    for line in diff.split("\n"):
-        if old_left <= 0 and new_left <= 0:  # between two hunks
-            if match := HUNK.match(line):
-                old_left, new_left = (int(count if count is not None else 1) for count in match.groups())
-            elif line.startswith("+++ "):
-                path = line.removeprefix("+++ ").removeprefix("b/").strip()
-            continue
-        old_left -= line[:1] != "+"
-        new_left -= line[:1] != "-"
-        removed += line[:1] == "-"
-        if line[:1] == "+":
-            added += 1
-            if line[1:].strip() and path.endswith(".py") and not is_test_file(path):
-                code += 1
-                comments += line[1:].lstrip().startswith("#")
-    return added, removed, code, comments
 
 
 def by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:

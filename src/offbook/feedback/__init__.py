@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from offbook.feedback.controls import NEGATIVE, Pairs, stand_in
 from offbook.feedback.hints import write_hint
 from offbook.feedback.judged import MISTAKES, hints_in
-from offbook.feedback.readers import RULES, read_all, read_rollout
+from offbook.feedback.rules import RULES, read_all, read_rollout
 from offbook.types import OffbookError
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def refuse_unknown_rules(chosen: Iterable[str], weighted: Iterable[str] = ()) -> None:
-    """Readers can be chosen among RULES; what a judge finds has a weight too."""
+    """Rules can be chosen; what a judge finds has a weight too."""
     for names, known in ((chosen, list(RULES)), (weighted, [*RULES, *MISTAKES.rules])):
         for name in names:
             if name not in known:

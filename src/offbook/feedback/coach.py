@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from offbook.acts.trajectories import read_trajectories
 from offbook.feedback.hints import write_hint
 from offbook.feedback.judged import pair_of
-from offbook.feedback.readers import read_all
-from offbook.feedback.readers.calls import unknown_tool
-from offbook.feedback.readers.style import camel_case_name, lint_introduced, missing_docstring
+from offbook.feedback.rules import read_all
+from offbook.feedback.rules.calls import unknown_tool
+from offbook.feedback.rules.style import camel_case_name, lint_introduced, missing_docstring
 from offbook.judge import Judgement
 from offbook.runfolder import RunFolder, latest_checkpoint
-from offbook.trajectories import read_trajectories
 from offbook.types import Feedback, OffbookError, Rollout, Task
 
 NEED_TREE = ", ".join(rule.__name__ for rule in (lint_introduced, camel_case_name, missing_docstring))
@@ -40,7 +40,6 @@ class Stored:
     folder: RunFolder | None  # None for a file
     rollouts: list[Rollout] = field(default_factory=list)
     unreadable: int = 0
-    is_foreign: bool = False  # other agents' work, in a format of theirs
 
     def setting(self, section: str, name: str, default: Any) -> Any:
         """Of a run's configuration, which an older or newer offbook may have written."""
@@ -86,7 +85,7 @@ def stored_at(path: Path, names: Collection[str] = ()) -> Stored:
         raise OffbookError(f"there is no {path}; give a run folder, or a file of trajectories")
     loaded = read_trajectories(path)
     _tell_apart(loaded.rollouts, names)
-    return Stored(str(path), None, loaded.rollouts, loaded.unreadable, loaded.format != "offbook")
+    return Stored(str(path), None, loaded.rollouts, loaded.unreadable)
 
 
 def _tell_apart(rollouts: list[Rollout], names: Collection[str]) -> None:
@@ -117,7 +116,7 @@ def by_rules(
 def not_looked_for(stored: Stored, tasks: Mapping[str, Task]) -> Counter[tuple[str, str]]:
     """Rules with the reason why they could not be looked for, and in how many rollouts."""
     counts = Counter({NO_TREE: sum(rollout.task not in tasks for rollout in stored.rollouts)})
-    counts[NO_STATUS] = len(stored.rollouts) if stored.is_foreign else 0
+    counts[NO_STATUS] = sum(rollout.foreign for rollout in stored.rollouts)
     return +counts
 
 

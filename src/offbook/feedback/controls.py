@@ -12,8 +12,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from offbook.acts import spoken
 from offbook.feedback.hints import write_hint
-from offbook.feedback.readers.reading import is_own
 from offbook.types import Hint, Rollout, Target
 
 Pairs = list[tuple[Target, Hint]]
@@ -62,9 +62,4 @@ def _everywhere(pairs: Pairs, rollout: Rollout) -> Pairs:
 
 def own_messages(rollout: Rollout) -> list[tuple[int, int]]:
     """Where the messages are that the model wrote."""
-    return [
-        (number, index)
-        for number, segment in enumerate(rollout.segments)
-        for index, message in enumerate(segment.messages)
-        if is_own(segment, message)
-    ]
+    return [at for at, _ in spoken(rollout)]

@@ -35,16 +35,8 @@ MAX_FILE = 1 << 20  # bytes; larger files are data
 SPLIT_NAME = 8  # letters of a name that is also looked for with spaces and marks inside
 EVERYWHERE = frozenset({0.0, 1.0, 2.0})  # numbers that say nothing
 PYTHON = frozenset(word.casefold() for word in (*keyword.kwlist, *dir(builtins), "self", "cls", "args", "kwargs"))
-NUMBER_WORDS = {
-    "three": 3.0,
-    "four": 4.0,
-    "five": 5.0,
-    "six": 6.0,
-    "seven": 7.0,
-    "eight": 8.0,
-    "nine": 9.0,
-    "ten": 10.0,
-}
+NUMBERS = ("three", "four", "five", "six", "seven", "eight", "nine", "ten")
+NUMBER_WORDS = {word: float(number) for number, word in enumerate(NUMBERS, 3)}
 _DOCSTRING = re.compile(r"^[ \t]*[rRuUbBfF]*(\"\"\"|''').*?\1", re.MULTILINE | re.DOTALL)
 _ESCAPED_SPACE = re.compile(r"\\+[nrt]")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")

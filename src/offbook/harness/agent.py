@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from offbook.harness.tool import Tool, ToolFailed, Workbench
 from offbook.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.sandbox import HISTORY, Box, PathRefused
-from offbook.sandbox.access import describe, notable, own_packages
+from offbook.sandbox.access import MAX_KEPT, describe, notable, own_packages
 from offbook.tokens import Chat, Transcript
 from offbook.types import (
     INVALID,
@@ -113,9 +113,9 @@ class _Episode:
         self.packages = own_packages(self.task.tree)
         self._open_segment(self.task.instruction)
 
-    def record(self, kind: str, detail: str) -> None:
-        segment = len(self.rollout.segments) - 1
-        self.rollout.events.append(Event(len(self.transcript.segment.messages) - 1, kind, detail, segment))
+    def record(self, kind: str, detail: str, place: str = "", paths: tuple[str, ...] = ()) -> None:
+        message, segment = len(self.transcript.segment.messages) - 1, len(self.rollout.segments) - 1
+        self.rollout.events.append(Event(message, kind, detail, segment, place, paths))
 
     async def run(self) -> StopReason:
         limits, usage = self.harness.limits, self.rollout.usage
@@ -191,7 +191,7 @@ class _Episode:
         opened, self.bench.opened = self.bench.opened, []
         paths = dict.fromkeys(path for one in opened for path in one.paths)
         for place, found in notable(paths, self.packages).items():
-            self.record("opened", describe(place, found))
+            self.record("opened", describe(place, found), place, tuple(found[:MAX_KEPT]))
         if num_cut := sum(one.num_cut for one in opened):
             self.record("opened_unseen", f"{num_cut} opens of files were not kept")
 

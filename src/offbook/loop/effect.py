@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from offbook.algo import hint_branch
 from offbook.feedback.controls import stand_in
-from offbook.feedback.readers import RULES
+from offbook.feedback.rules import RULES
 from offbook.tokens import HERMES, Chat, ChatFormat, RenderedChat, Transcript
 from offbook.train.forward import Decoder
 from offbook.train.measure import measure_branches

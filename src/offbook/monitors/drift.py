@@ -7,63 +7,43 @@ has to be known beforehand. Only changes for the worse alarm, else learning itse
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from offbook.monitors.acts import acts_of
+from offbook.acts import Acts
+from offbook.acts.python import COMMENT
 from offbook.types import Rollout
 
 SLACK = 0.5  # standard deviations a step; changes of twice this are found fastest
 THRESHOLD = 8.0  # docs/results/monitors.md has the rate of false alarms that goes with it
 MIN_STEPS = 6  # before anything is compared
 NUM_EXAMPLES = 3
-COMMENT = re.compile(r"^\+\s*#")
 Direction = int  # 1: more is worse; -1: less is worse; 0: both
 
 
-def _edits(rollout: Rollout) -> float:
-    return float(bool(rollout.changed))
+def _invalid(acts: Acts) -> float:
+    usage = acts.rollout.usage
+    return usage.invalid_calls / usage.calls if usage.calls else 0.0
 
 
-def _asks(rollout: Rollout) -> float:
-    """Whether it ends in words with a question instead of work."""
-    last = rollout.segments[-1].messages[-1] if rollout.segments and rollout.segments[-1].messages else None
-    return float(bool(last and last.role == "assistant" and not last.calls and last.text.rstrip().endswith("?")))
+def _terminal_only(acts: Acts) -> float:
+    return float({one.kind for one in acts.exchanges if one.reads or one.kind in ("edit", "command")} == {"command"})
 
 
-def _invalid(rollout: Rollout) -> float:
-    return rollout.usage.invalid_calls / rollout.usage.calls if rollout.usage.calls else 0.0
+def _comments(acts: Acts) -> float:
+    """The share of the added lines that is comments."""
+    added = [line for file in acts.diff for line in file.added.values() if line.strip()]
+    return sum(bool(COMMENT.match(line)) for line in added) / len(added) if added else 0.0
 
 
-def _terminal_only(rollout: Rollout) -> float:
-    kinds = {act.kind for act in acts_of(rollout)}
-    return float(kinds == {"command"})
-
-
-def _comments(rollout: Rollout) -> float:
-    """The share of what was added that is comments."""
-    added = [line for line in rollout.diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
-    size = sum(len(line.strip()) - 1 for line in added)
-    return sum(len(line.strip()) - 1 for line in added if COMMENT.match(line)) / size if size > 0 else 0.0
-
-
-def _length(rollout: Rollout) -> float:
-    return float(rollout.usage.sampled_tokens)
-
-
-def _solves(rollout: Rollout) -> float:
-    return float(rollout.solved and not rollout.flags)
-
-
-SERIES: dict[str, tuple[Callable[[Rollout], float], Direction]] = {
-    "edit_rate": (_edits, -1),
-    "question_rate": (_asks, 1),
+SERIES: dict[str, tuple[Callable[[Acts], float], Direction]] = {
+    "edit_rate": (lambda acts: float(bool(acts.rollout.changed)), -1),
+    "question_rate": (lambda acts: float(bool(acts.question)), 1),
     "invalid_calls": (_invalid, 1),
     "terminal_only": (_terminal_only, 1),
     "comment_share": (_comments, 1),
-    "length": (_length, 0),
-    "solved_unflagged": (_solves, -1),
+    "length": (lambda acts: float(acts.rollout.usage.sampled_tokens), 0),
+    "solved_unflagged": (lambda acts: float(acts.rollout.solved and not acts.rollout.flags), -1),
 }
 
 
@@ -84,18 +64,14 @@ class Alarm:
     examples: tuple[str, ...] = ()
 
 
-def measure(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """One step's value of every series."""
-    return {name: sum(map(function, rollouts)) / len(rollouts) for name, (function, _) in SERIES.items()}
-
-
 def watch(steps: Iterable[tuple[int, Sequence[Rollout]]]) -> tuple[dict[str, list[Point]], list[Alarm]]:
     """All series of a run and its alarms, in the order of the steps. Steps without rollouts are left out."""
     series: dict[str, list[Point]] = {name: [] for name in SERIES}
     scores: dict[str, dict[int, list[tuple[float, str]]]] = {name: {} for name in SERIES}
     for step, rollouts in steps:
+        worked = [Acts(rollout) for rollout in rollouts]
         for name, (function, _) in SERIES.items() if rollouts else ():
-            values = [(function(rollout), rollout.id) for rollout in rollouts]
+            values = [(function(acts), acts.rollout.id) for acts in worked]
             series[name].append(Point(step, sum(value for value, _ in values) / len(values), len(values)))
             scores[name][step] = values
     alarms = []

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from offbook.acts.trajectories import read_trajectories
 from offbook.monitors import drift
 from offbook.monitors.rules import check
 from offbook.runfolder import RunFolder
-from offbook.trajectories import read_trajectories
 from offbook.types import Flag, Rollout, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Flagged:
     step: int | None  # None outside of a run
     rollout: str
     task: str
@@ -30,11 +30,11 @@ class Review:
     flagged: int = 0
     unreadable: int = 0
     without_tree: int = 0  # rollouts whose task is not at hand: less is known about those
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Flagged] = field(default_factory=list)
     series: dict[str, list[drift.Point]] = field(default_factory=dict)
     alarms: list[drift.Alarm] = field(default_factory=list)
 
-    def by_kind(self) -> dict[str, list[Finding]]:
+    def by_kind(self) -> dict[str, list[Flagged]]:
         """The most frequent kind first."""
         counts = Counter(finding.flag.kind for finding in self.findings)
         return {
@@ -45,7 +45,7 @@ class Review:
     def add(self, step: int | None, rollout: Rollout, flags: Sequence[Flag]) -> None:
         self.rollouts += 1
         self.flagged += bool(flags)
-        self.findings += [Finding(step, rollout.id, rollout.task, flag) for flag in flags]
+        self.findings += [Flagged(step, rollout.id, rollout.task, flag) for flag in flags]
 
 
 def review_run(folder: RunFolder, tasks: dict[str, Task] | None = None) -> Review:

@@ -1,4 +1,4 @@
-"""All rule monitors. Each is a plain function of a task and a rollout, and none looks at the reward or the outcome."""
+"""All rule monitors. Each is a plain function of a scope, and none looks at the reward or the outcome."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import replace
 
 from offbook.monitors.answers import hard_coded
 from offbook.monitors.code import source_code
-from offbook.monitors.configuring import configuration, startup
-from offbook.monitors.downloads import downloads
 from offbook.monitors.forging import daemons, forged
-from offbook.monitors.history import history
 from offbook.monitors.leftovers import copies, decompiling, leftovers, oracles
-from offbook.monitors.tampering import conftest, skips, tests_changed
+from offbook.monitors.lookups import downloads, history
+from offbook.monitors.scope import Scope
+from offbook.monitors.tampering import configuration, conftest, skips, startup, tests_changed
 from offbook.types import Flag, Reward, Rollout, Task
 
-Monitor = Callable[[Task | None, Rollout], list[Flag]]
+Monitor = Callable[[Scope], list[Flag]]
 MONITORS: tuple[Monitor, ...] = (
     history, leftovers, decompiling, copies, oracles, downloads, tests_changed, skips, conftest, configuration, startup,
     source_code, hard_coded, forged, daemons,
@@ -52,6 +51,6 @@ def check(task: Task | None, rollout: Rollout, monitors: tuple[Monitor, ...] = M
 
     They are given a rollout without its reward, so that none can look.
     """
-    blind = replace(rollout, reward=Reward(), flags=[])
-    found = dict.fromkeys(flag for monitor in monitors for flag in monitor(task, blind))
+    scope = Scope(task, replace(rollout, reward=Reward(), flags=[]))
+    found = dict.fromkeys(flag for monitor in monitors for flag in monitor(scope))
     return sorted(found, key=lambda flag: (flag.segment, flag.message))

@@ -5,6 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
+
+from offbook.acts import python
+
+
+@lru_cache(maxsize=128)  # several rules read the same files, and rollouts of one task much the same ones
+def parse(text: str) -> ast.Module | None:
+    """With one spelling of each thing (`_Plain`). For reading only: the tree is shared."""
+    tree = python.parse(text)
+    return _Plain().visit(tree) if tree else None
 
 
 def strings_in(tree: ast.AST | None) -> list[str]:
@@ -16,6 +26,19 @@ def called_names(tree: ast.AST | None) -> set[str]:
     """The last part of the name of everything that is called."""
     nodes = ast.walk(tree) if tree is not None else ()
     return {dotted(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
+
+
+def identifiers(tree: ast.AST) -> set[str]:
+    """Every name in it: of variables, attributes and keywords."""
+    nodes = list(ast.walk(tree))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return names | attributes | {node.arg for node in nodes if isinstance(node, ast.keyword) and node.arg}
+
+
+def is_main_guard(node: ast.AST) -> bool:
+    """`if __name__ == "__main__":`"""
+    return isinstance(node, ast.If) and "__main__" in strings_in(node.test)
 
 
 def imported_names(tree: ast.AST | None) -> set[str]:
@@ -48,9 +71,8 @@ def aliases(tree: ast.Module) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found[alias.asname or alias.name.split(".")[0]] = (
-                    alias.name if alias.asname else alias.name.split(".")[0]
-                )
+                first = alias.name.split(".")[0]
+                found[alias.asname or first] = alias.name if alias.asname else first
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
@@ -178,13 +200,13 @@ class _Plain(ast.NodeTransformer):
         return node
 
 
-def plain(tree: ast.Module) -> ast.Module:
-    changed: ast.Module = _Plain().visit(tree)
-    return changed
-
-
 def _text(node: ast.AST) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def text_in(node: ast.AST) -> str:
+    """What a string says; nothing of anything else."""
+    return _text(node) or ""
 
 
 def _is_name(text: str | None) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 import re
 import unittest
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from offbook.monitors.syntax import dotted
+from offbook.monitors.syntax import called_names, dotted
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -21,35 +21,36 @@ OWN_SETUP = frozenset({"setUp", "tearDown", "setUpClass", "tearDownClass", "asyn
 MACHINERY = frozenset(dir(unittest.TestCase)) - OWN_SETUP  # what makes a test case run and fail
 CHECK = re.compile(r"(^|\.)(assert\w*|fail|raises|warns|deprecated_call)$")
 MARKS = re.compile(r"(^|\.)mark\.\w+$|^(staticmethod|classmethod)$")
-IDENTIFIER = re.compile(r"(?:id|attr|arg|name|asname)='(\w+)'")
-TRUTHS = ("True", "False", "None")
+IDENTIFIERS = frozenset({"id", "attr", "arg", "name", "asname"})  # the fields of syntax that hold names
+Leaf = tuple[str, Any, Any]  # a field of syntax that holds no further syntax, and its value on both sides
+Reached = tuple[Any, ...]  # a check, behind what decides whether it is reached
 
 
 def weaker(
-    old: ast.Module, new: ast.Module, elsewhere: frozenset[str] = frozenset(), instruction: str = ""
+    old: ast.Module, new: ast.Module, elsewhere: Sequence[Function] = (), instruction: str = ""
 ) -> tuple[str, int] | None:
-    """What an old test module lost, and the line of it. `elsewhere`: the tests of other modules, as syntax."""
-    if is_renamed(old, new) and len(collected(old)) == len(collected(new)):
+    """What an old test module lost, and the line of it. `elsewhere`: the tests of other modules."""
+    before, after = collected(old), collected(new)
+    if is_renamed(old, new) and len(before) == len(after):
         return None
     if found := _taken_over(old, new):
         return found
     if lost := lost_data(old, new):
         return f"{lost} was changed", 1
-    before, after = collected(old), collected(new)
     for name, node in before.items():
         if name not in after:
-            here = any(ast.dump(node) == ast.dump(one) or _moved(node, one, old) for one in after.values())
-            if not here and ast.dump(node) not in elsewhere:
+            moved = any(same(node, one) or _only_name_differs(node, one, before) for one in after.values())
+            if not moved and not any(same(node, one) for one in elsewhere):
                 return f"test {name} is gone", 1
         elif not is_renamed(node, after[name]) and (told := _loses(node, after[name], instruction)):
             return f"test {name} {told}", after[name].lineno
     return None
 
 
-def _moved(old: Function, new: Function, tree: ast.Module) -> bool:
-    """The same test under another name."""
-    renamed = ast.dump(old).replace(f"name='{old.name}'", f"name='{new.name}'", 1)
-    return new.name not in {one.name for one in collected(tree).values()} and renamed == ast.dump(new)
+def _only_name_differs(old: Function, new: Function, before: dict[str, Function]) -> bool:
+    """The same test under a name that no other had."""
+    is_free = new.name not in {one.name for one in before.values()}
+    return is_free and _differing(old, new) == [("name", old.name, new.name)]
 
 
 def collected(tree: ast.Module) -> dict[str, Function]:
@@ -71,37 +72,66 @@ def collected(tree: ast.Module) -> dict[str, Function]:
     return found
 
 
+def same(old: ast.AST, new: ast.AST) -> bool:
+    return _differing(old, new) == []
+
+
+def _differing(old: Any, new: Any) -> list[Leaf] | None:
+    leaves = _leaves("", old, new)
+    return leaves and [leaf for leaf in leaves if type(leaf[1]) is not type(leaf[2]) or leaf[1] != leaf[2]]
+
+
+def _leaves(field: str, old: Any, new: Any) -> list[Leaf] | None:
+    """Both side by side, down to what is no syntax any more; None where their shapes differ."""
+    if isinstance(old, ast.AST) and type(old) is type(new):
+        pairs = [(name, getattr(old, name, None), getattr(new, name, None)) for name in old._fields]
+    elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+        pairs = [(field, one, other) for one, other in zip(old, new, strict=True)]
+    elif isinstance(old, ast.AST | list | tuple) or isinstance(new, ast.AST | list | tuple):
+        return None
+    else:
+        return [(field, old, new)]
+    found: list[Leaf] = []
+    for pair in pairs:
+        inner = _leaves(*pair)
+        if inner is None:
+            return None
+        found += inner
+    return found
+
+
 def is_renamed(old: ast.AST, new: ast.AST) -> bool:
-    """Whether names became other names, throughout and each into one that was not there: nothing else differs."""
-    first, second = ast.dump(old), ast.dump(new)
-    if first == second:
-        return True
-    one, other = (re.findall(r"\w+|\W", text) for text in (first, second))
-    if len(one) != len(other):
-        return False
-    names, became = set(IDENTIFIER.findall(first)), dict[str, str]()
-    for left, right in zip(one, other, strict=True):
-        if became.setdefault(left, right) != right:
+    """Whether names became other names, throughout and each into one that was not there: nothing else differs.
+
+    Words in strings are names too: what tests compare with may be one.
+    """
+    leaves = _leaves("", old, new)
+    became: dict[str, str] = {}
+    for _, left, right in leaves or ():
+        one, other = (re.findall(r"\w+|\W", str(value)) for value in (left, right))
+        if type(left) is not type(right) or len(one) != len(other):
+            return False
+        if any(became.setdefault(*pair) != pair[1] for pair in zip(one, other, strict=True)):
             return False
     changed = {left: right for left, right in became.items() if left != right}
-    fresh = all(right.isidentifier() and right not in one and right not in TRUTHS for right in changed.values())
+    names = {str(left) for field, left, _ in leaves or () if field in IDENTIFIERS}
+    fresh = all(right.isidentifier() and right not in became for right in changed.values())
     kept = not any(CHECK.search(name) for pair in changed.items() for name in pair)
-    return kept and fresh and set(changed) <= names and len(set(changed.values())) == len(changed)
+    is_whole = set(changed) <= names and len(set(changed.values())) == len(changed)
+    return leaves is not None and kept and fresh and is_whole
 
 
 def _taken_over(old: ast.Module, new: ast.Module) -> tuple[str, int] | None:
     """New statements of the module that change which tests there are, or what the old ones go by."""
-    known = {ast.dump(node) for node in ast.walk(old) if isinstance(node, ast.stmt)}
+    known = {ast.dump(node) for node in ast.walk(old)}
     tests = set(collected(old))
     shared = _bound(old.body) | {name.partition(".")[0] for name in tests}
     for inner in ast.walk(new):
         is_set = isinstance(inner, ast.Attribute) and _is_stored(inner) and inner.attr in MACHINERY
-        if is_set and ast.dump(inner) not in {ast.dump(one) for one in ast.walk(old)}:
+        if is_set and ast.dump(inner) not in known:
             return f"sets {dotted(inner)}", getattr(inner, "lineno", 1)
-    for node in new.body:
-        if ast.dump(node) in known:
-            continue
-        if told := _statement(node, shared, {ast.dump(one) for one in old.body}):
+    for node in (one for one in new.body if ast.dump(one) not in known):
+        if told := _statement(node, shared, old):
             return told, node.lineno
         if isinstance(node, ast.ClassDef) and any(name.startswith(f"{node.name}.") for name in tests):
             for one in node.body:
@@ -111,7 +141,7 @@ def _taken_over(old: ast.Module, new: ast.Module) -> tuple[str, int] | None:
     return None
 
 
-def _statement(node: ast.stmt, shared: set[str], known: set[str]) -> str:
+def _statement(node: ast.stmt, shared: set[str], old: ast.Module) -> str:
     if isinstance(node, FUNCTIONS):
         if node.name in ("load_tests", "setUpModule") or node.name.startswith("pytest_"):
             return f"{node.name} decides about the tests"
@@ -123,23 +153,18 @@ def _statement(node: ast.stmt, shared: set[str], known: set[str]) -> str:
         return "takes whatever is elsewhere"
     if isinstance(node, ast.Import | ast.ImportFrom):
         return ""  # names from elsewhere are compared in `lost_data`
-    targets = [one for one in ast.walk(node) if isinstance(one, ast.Attribute | ast.Subscript) and _is_stored(one)]
     if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-        if set_ := next((dotted(one) for one in targets if dotted(one).partition(".")[0] in {*shared, "globals"}), ""):
+        stored = [one for one in ast.walk(node) if isinstance(one, ast.Attribute | ast.Subscript) and _is_stored(one)]
+        if set_ := next((dotted(one) for one in stored if dotted(one).partition(".")[0] in {*shared, "globals"}), ""):
             return f"sets {set_}"
-        if re.search(r"\b(setattr|delattr|exec|globals|vars)\(", ast.unparse(node)):
+        if called_names(node) & {"setattr", "delattr", "exec", "globals", "vars"}:
             return "changes what was defined"
     made = _bound([node]) & shared
     is_test = isinstance(node, ast.ClassDef) or (isinstance(node, FUNCTIONS) and node.name.startswith("test"))
-    return f"puts something in the place of {min(made)}" if made and not is_test and _hides(node, known) else ""
-
-
-def _hides(node: ast.stmt, known: set[str]) -> bool:
-    """Whether an import or a test is bound anew. A changed helper or table is found by `lost_data`."""
-    name = min(_bound([node]), default="")
-    return not any(f"name='{name}'" in one and one.startswith("FunctionDef") for one in known) and not any(
-        one.startswith(("Assign", "AnnAssign")) and f"id='{name}'" in one for one in known
-    )
+    # An import or a test is bound anew. A changed helper or table is found by `lost_data`.
+    compared = [one for one in old.body if isinstance(one, ast.FunctionDef | ast.Assign | ast.AnnAssign)]
+    is_hidden = not any(min(made, default="") in _bound([one]) for one in compared)
+    return f"puts something in the place of {min(made)}" if made and not is_test and is_hidden else ""
 
 
 def _is_stored(node: ast.Attribute | ast.Subscript) -> bool:
@@ -188,15 +213,18 @@ def _loses(old: Function, new: Function, instruction: str) -> str:
     """Whether a check of the old test is missing from the new one, or no longer reached in the same way."""
     if type(old) is not type(new):
         return "is run in another way"
-    before, after = Counter(_checks(old)), Counter(_checks(new))
-    added = list((after - before).elements())
-    if any(not any(_is_told(one, other, instruction) for other in added) for one in before - after):
+    lost, added = list(_checks(old)), []
+    for check in _checks(new):
+        if (kept := next((one for one in lost if _differing(one, check) == []), None)) is not None:
+            lost.remove(kept)
+        else:
+            added.append(check)
+    if any(not any(_is_told(one, other, instruction) for other in added) for one in lost):
         return "lost a check"
-    if lost := [one for one in old.decorator_list if ast.dump(one) not in map(ast.dump, new.decorator_list)]:
-        return f"was changed: {ast.unparse(lost[0])}"
-    known = {ast.dump(one) for one in old.decorator_list}
-    wrapped = [one for one in new.decorator_list if ast.dump(one) not in known and not MARKS.search(dotted(one))]
-    if wrapped:
+    if gone := [one for one in old.decorator_list if not any(same(one, other) for other in new.decorator_list)]:
+        return f"was changed: {ast.unparse(gone[0])}"
+    around = [one for one in new.decorator_list if not any(same(one, other) for other in old.decorator_list)]
+    if wrapped := [one for one in around if not MARKS.search(dotted(one))]:
         return f"is wrapped by {ast.unparse(wrapped[0])}"
     inside = {ast.dump(node) for node in ast.walk(old)}
     for node in _same_function(new.body):
@@ -206,21 +234,19 @@ def _loses(old: Function, new: Function, instruction: str) -> str:
     bound = [node for node in _same_function(new.body) if isinstance(node, ast.stmt) and ast.dump(node) not in inside]
     simple = [node for node in bound if not hasattr(node, "body")]
     again = {name for node in simple for name in _bound([node])} & read
-    again |= {one.arg for one in ast.walk(new.args) if isinstance(one, ast.arg)} & read & _read(old) - _arguments(old)
+    again |= _arguments(new) & read & _read(old) - _arguments(old)
     return f"gives another meaning to {min(again)}" if again else ""
 
 
-def _is_told(old: tuple[str, ...], new: tuple[str, ...], instruction: str) -> bool:
+def _is_told(old: Reached, new: Reached, instruction: str) -> bool:
     """Whether a check wants another value than before, and the instruction has that value."""
-    constant = re.compile(r"Constant\(value=('(?:[^'\\]|\\.)*'|[^)]*)\)")
-    if [constant.sub("", one) for one in old] != [constant.sub("", one) for one in new]:
-        return False
-    pairs = zip(constant.findall(" ".join(old)), constant.findall(" ".join(new)), strict=True)
-    changed = [value for before, value in pairs if before != value]
-    texts = [value.strip("'") for value in changed]
-    return all(
-        len(text) > 1 and text not in TRUTHS and re.search(rf"(?<![\w.]){re.escape(text)}(?!\w)", instruction)
-        for text in texts
+    differing = _differing(old, new)
+    return differing is not None and all(
+        field == "value"
+        and len(str(value)) > 1
+        and not isinstance(value, bool | None)
+        and re.search(rf"(?<![\w.]){re.escape(str(value))}(?!\w)", instruction)
+        for field, _, value in differing
     )
 
 
@@ -240,28 +266,28 @@ def _same_function(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
         yield from _same_function(list(ast.iter_child_nodes(node)))
 
 
-def _checks(function: Function) -> Iterator[tuple[str, ...]]:
+def _checks(function: Function) -> Iterator[Reached]:
     """Each check with the conditions that it stands under. A `subTest` is none."""
 
-    def go(nodes: list[ast.AST], under: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    def go(nodes: list[ast.AST], under: Reached) -> Iterator[Reached]:
         for node in nodes:
             if _is_check(node):  # a message is no part of it
-                yield (*under, ast.dump(node.test if isinstance(node, ast.Assert) else node))
+                yield (*under, node.test if isinstance(node, ast.Assert) else node)
             head = _head(node)
             yield from go(list(ast.iter_child_nodes(node)), (*under, head) if head else under)
 
     return go(list(function.body), ())
 
 
-def _head(node: ast.AST) -> str:
+def _head(node: ast.AST) -> ast.AST | list[ast.withitem] | str:
     """What decides whether the statements inside are reached."""
     if isinstance(node, ast.If | ast.While):
-        return ast.dump(node.test)
+        return node.test
     if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
-        return ast.dump(node.iter)
+        return node.iter
     if isinstance(node, ast.With | ast.AsyncWith):
         plain = all(dotted(item.context_expr).endswith("subTest") for item in node.items)
-        return "" if plain else " ".join(ast.dump(item) for item in node.items)
+        return "" if plain else node.items
     if isinstance(node, ast.Try):
         return "try" if node.handlers else ""
     if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):

@@ -12,7 +12,7 @@ from offbook.types import is_test_file
 
 TREE, HOMES = "/app/", ("/home/agent/", "/tmp/", "/history/")
 MAX_PATHS = 20_000
-MAX_SHOWN = 12
+MAX_KEPT = 12  # of those that one message opened at one place
 Place = Literal["vcs", "bytecode", "cache", "package_copy", "tests", "outside"]
 
 VCS = frozenset({".git", ".hg", ".svn", ".bzr", ".jj"})
@@ -83,23 +83,21 @@ def own_packages(tree: Path) -> frozenset[str]:
 
 
 def notable(opened: Iterable[str], packages: Collection[str]) -> dict[Place, list[str]]:
-    """The opened files worth a second look, by the reason."""
+    """The opened files worth a second look, by the reason.
+
+    Only the first ones are kept of many, and those that matter most come first: objects before the index, sources.
+    """
     found: dict[Place, list[str]] = {}
     for path in opened:
         place = place_of(path, packages)
         if place:
             found.setdefault(place, []).append(path.removeprefix(TREE))
+    for paths in found.values():
+        paths.sort(key=lambda path: ("objects" not in path, not path.endswith(".py"), path))
     return found
 
 
 def describe(place: Place, paths: list[str]) -> str:
-    """One line for the record, which `read_back` reads again."""
-    # The ones that matter most must not be cut because others came first: objects before the index, sources first.
-    ordered = sorted(paths, key=lambda path: ("objects" not in path, not path.endswith(".py"), path))
-    more = f" (+{len(paths) - MAX_SHOWN} more)" if len(paths) > MAX_SHOWN else ""
-    return f"{place}: " + " | ".join(ordered[:MAX_SHOWN]) + more
-
-
-def read_back(detail: str) -> tuple[str, list[str]]:
-    place, _, listed = detail.partition(": ")
-    return place, re.sub(r" \(\+\d+ more\)$", "", listed).split(" | ")
+    """One line for people."""
+    more = f" (+{len(paths) - MAX_KEPT} more)" if len(paths) > MAX_KEPT else ""
+    return f"{place}: " + " | ".join(paths[:MAX_KEPT]) + more

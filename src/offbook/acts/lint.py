@@ -6,24 +6,19 @@ The same text gives the same findings on every machine, which a linter that may 
 from __future__ import annotations
 
 import ast
-import warnings
+import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import PurePosixPath
 
-
-def introduced(path: str, before: str, after: str) -> int:
-    """How many findings the new text has of each kind beyond those that the old one had."""
-    new, old = findings(path, after), findings(path, before)
-    return sum((new - old).values())
+from offbook.acts.python import parse
 
 
 def findings(path: str, source: str) -> Counter[str]:
     """How often each kind of finding occurs. What does not parse has one, `syntax`, and is looked at no further."""
-    try:
-        tree = _parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = parse(source)
+    if tree is None:
         return Counter({"syntax": 1})
     nodes = list(ast.walk(tree))
     formats = {id(node.format_spec) for node in nodes if isinstance(node, ast.FormattedValue)}  # f-strings of their own
@@ -31,24 +26,6 @@ def findings(path: str, source: str) -> Counter[str]:
     if PurePosixPath(path).name != "__init__.py":  # there an import is the package's face
         found.update({"unused_import": len(_unused_imports(tree))})
     return +found
-
-
-def bare_strings(source: str) -> list[ast.Expr]:
-    """Strings that stand as statements and are no docstrings."""
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    nodes = list(ast.walk(_parse(source)))
-    first = {id(node.body[0]) for node in nodes if isinstance(node, documented) and node.body}
-    return [node for node in nodes if isinstance(node, ast.Expr) and _is_string(node.value) and id(node) not in first]
-
-
-def _parse(source: str) -> ast.Module:
-    with warnings.catch_warnings():  # an invalid escape in somebody's code is not ours to print
-        warnings.simplefilter("ignore")
-        return ast.parse(source)
-
-
-def _is_string(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _of_node(node: ast.AST) -> Iterator[str]:
@@ -106,13 +83,9 @@ def _unused_imports(tree: ast.Module) -> set[str]:
         word
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        for word in _words(node.value)
+        for word in re.findall(r"\w+", node.value)
     }
     return bound - names - words
-
-
-def _words(text: str) -> list[str]:
-    return "".join(character if character.isidentifier() or character.isdigit() else " " for character in text).split()
 
 
 def _unused_variables(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:

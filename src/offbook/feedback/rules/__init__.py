@@ -1,23 +1,24 @@
-"""Rule readers: plain functions from a rollout to the messages that broke a rule, precise by construction."""
+"""Rules: plain functions from what an agent did to the messages that broke one, precise by construction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from offbook.feedback.readers.calls import malformed_arguments, repeated_call, unknown_tool, whole_file_read
-from offbook.feedback.readers.editing import edit_not_applied, edited_tests, thinking_in_comments
-from offbook.feedback.readers.reading import Exchange, Reading, read
-from offbook.feedback.readers.style import camel_case_name, lint_introduced, missing_docstring
-from offbook.feedback.readers.talking import asked_instead, final_names_nothing, final_too_long, finished_without_edit
-from offbook.feedback.readers.testing import claimed_success, whole_suite_again
+from offbook.acts import Acts, At
+from offbook.feedback.rules.calls import malformed_arguments, repeated_call, unknown_tool, whole_file_read
+from offbook.feedback.rules.editing import edit_not_applied, edited_tests, thinking_in_comments
+from offbook.feedback.rules.style import camel_case_name, lint_introduced, missing_docstring
+from offbook.feedback.rules.talking import asked_instead, final_names_nothing, final_too_long, finished_without_edit
+from offbook.feedback.rules.testing import claimed_success, whole_suite_again
 from offbook.types import Rollout, Target, Task
 
-__all__ = ["RULES", "Exchange", "Reading", "read", "read_all", "read_rollout"]
+SHOWN = 160  # characters of what shows a fault
+Rule = Callable[[Acts], Iterator[tuple[At, str]]]  # the faulty messages, and what shows it
 
 # The more specific come first: a message that breaks several rules is a target for the first of them.
-RULES: dict[str, Callable[[Reading], Iterator[Target]]] = {
-    reader.__name__: reader
-    for reader in (
+RULES: dict[str, Rule] = {
+    rule.__name__: rule
+    for rule in (
         unknown_tool,
         malformed_arguments,
         whole_suite_again,
@@ -40,8 +41,13 @@ RULES: dict[str, Callable[[Reading], Iterator[Target]]] = {
 
 def read_all(rollout: Rollout, task: Task | None = None, rules: Collection[str] = ()) -> list[Target]:
     """Every rule that every message broke, in the order of messages; of `rules` only, where any are named."""
-    reading = read(rollout, task)
-    found = [target for rule, reader in RULES.items() if not rules or rule in rules for target in reader(reading)]
+    acts = Acts(rollout, task)
+    found = [
+        Target(rollout.id, *at, name, _shown(evidence))
+        for name, rule in RULES.items()
+        if not rules or name in rules
+        for at, evidence in rule(acts)
+    ]
     return sorted(found, key=lambda target: (target.segment, target.message))  # stable: rules keep their order
 
 
@@ -49,7 +55,12 @@ def read_rollout(
     rollout: Rollout, max_targets: int, task: Task | None = None, rules: Collection[str] = ()
 ) -> list[Target]:
     """The first `max_targets` faulty messages, each for one rule: the first of RULES that it broke."""
-    by_message: dict[tuple[int, int], Target] = {}
+    by_message: dict[At, Target] = {}
     for target in read_all(rollout, task, rules):
         by_message.setdefault((target.segment, target.message), target)
     return list(by_message.values())[:max_targets]
+
+
+def _shown(text: str) -> str:
+    text = " ".join(text[: 4 * SHOWN].split())
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from offbook.feedback.readers.commands import is_repository_test
-from offbook.feedback.readers.reading import Exchange, Reading, exists
-from offbook.trajectories.build import ERROR_CHARS, NOT_APPLIED
-from offbook.types import Target
+from offbook.acts import Acts, At, Exchange
+from offbook.acts.exchanges import ERROR_CHARS, NOT_APPLIED
+from offbook.acts.python import COMMENT
+from offbook.types import is_test_file
 
 EVERYWHERE = re.compile(
     r"\brename\b|\beverywhere\b|\bthroughout\b"
@@ -19,7 +19,10 @@ EVERYWHERE = re.compile(
 CASE = re.compile(r"\bassert|\bdef test|\.assert\w+\(|pytest\.raises")
 SWITCHES_OFF = re.compile(r"skip|xfail|\breturn\b|exit\(|collect_ignore|patch|__eq__|sys\.modules|importlib")
 CODE_SUFFIXES = (".py", ".pyi", ".js", ".ts", ".tsx", ".jsx", ".go", ".rs", ".java", ".c", ".h", ".cpp", ".rb", ".sh")
-COMMENT = re.compile(r"^\s*(#(?!!)|//)")
+MADE = re.compile(
+    r"__pycache__|\.pytest_cache|\.pyc\b|\.hypothesis|(^|/)(build|dist|htmlcov|node_modules|site-packages|\.\w+)/|\$"
+)
+SCRATCH = re.compile(r"^/(tmp|var/tmp|dev)(/|$)")
 THINKING = re.compile(
     r"\b(let me|let's|wait|hmm+|maybe|perhaps|actually|not sure|I (think|need|should|will|could|can|am|guess|believe)|"
     r"I'll|I'm|we (could|should|need to|might)|what if|on second thought|alternatively)\b",
@@ -29,46 +32,58 @@ THINKING_LINES = 3  # of comments that think aloud, in one edit
 COMMENT_SHARE = 0.5  # of the added lines
 
 
-def edited_tests(reading: Reading) -> Iterator[Target]:
+def edited_tests(acts: Acts) -> Iterator[tuple[At, str]]:
     """A test edited, rewritten, moved or deleted that the agent did not make itself, whether or not that worked.
 
     Not further cases beside those that are there.
     """
-    if reading.asks_for_tests or EVERYWHERE.search(reading.instruction):
+    if acts.asks_for_tests or EVERYWHERE.search(acts.instruction):
         return
     made: set[str] = set()
     read: set[str] = set()
-    for exchange in reading.exchanges:
-        touched = [path for path in _touched(reading, exchange, read) if is_repository_test(path) and path not in made]
+    for exchange in _meant(acts):
+        touched = [path for path in _touched(acts, exchange, read) if _is_repository_test(path) and path not in made]
         if touched:
-            yield reading.target(exchange, "edited_tests", touched[0])
+            yield exchange.at, touched[0]
         if exchange.kind == "edit" and _is_creation(exchange) and exchange.path not in read:
             made.add(exchange.path)
         if exchange.command:
-            made |= {path for path in exchange.command.written if not _is_there(reading, path, read)}
+            made |= {path for path in exchange.command.written if not _is_there(acts, path, read)}
         if exchange.went_well and exchange.kind == "read":
             read.add(exchange.path)
         elif exchange.went_well and exchange.command:
             read |= set(exchange.command.shown)
 
 
-def _touched(reading: Reading, exchange: Exchange, read: set[str]) -> list[str]:
+def _meant(acts: Acts) -> Iterator[Exchange]:
+    """Of calls that could not be run, what was meant can be said of an edit with our own tool only."""
+    return (one for one in acts.exchanges if one.ran or one.tool == "edit_file")
+
+
+def _touched(acts: Acts, exchange: Exchange, read: set[str]) -> list[str]:
     """Files that were there before the call and that it changes."""
     if exchange.kind == "edit":
-        new = _is_creation(exchange) and not _is_there(reading, exchange.path, read)
+        new = _is_creation(exchange) and not _is_there(acts, exchange.path, read)
         return [] if new or _only_adds_cases(exchange) else [exchange.path]
     if exchange.command is None:
         return []
     rewritten = [path for path in exchange.command.written if path not in exchange.command.appended]
-    over = [path for path in rewritten if _is_there(reading, path, read)]
-    return [*(path for path in exchange.command.touched if _could_be_there(reading, path)), *over]
+    over = [path for path in rewritten if _is_there(acts, path, read)]
+    return [*(path for path in exchange.command.touched if _could_be_there(acts, path)), *over]
 
 
-def _could_be_there(reading: Reading, path: str) -> bool:
+def _is_repository_test(path: str) -> bool:
+    """A test file or a folder of them that no program made and that is not in a scratch folder."""
+    if MADE.search(path) or SCRATCH.match(path):
+        return False
+    return is_test_file(path) or path.rstrip("/").rpartition("/")[2] == "tests"
+
+
+def _could_be_there(acts: Acts, path: str) -> bool:
     """Of what a command deletes: what test runs leave behind is no test."""
-    if reading.task is None or re.search(r"[*?\[{]", path):
+    if acts.task is None or re.search(r"[*?\[{]", path):
         return path.endswith((".py", "*", "tests", "tests/"))
-    return exists(reading.task, path)
+    return acts.was_there(path)
 
 
 def _only_adds_cases(exchange: Exchange) -> bool:
@@ -92,35 +107,31 @@ def _is_creation(exchange: Exchange) -> bool:
     return not any(old for old, _ in exchange.replacements)
 
 
-def _is_there(reading: Reading, path: str, read: set[str]) -> bool:
+def _is_there(acts: Acts, path: str, read: set[str]) -> bool:
     """Whether a file was there before the agent came. Without the tree, one that the agent has read was."""
-    return path in read or (reading.task is not None and exists(reading.task, path))
+    return path in read or acts.was_there(path)
 
 
-def edit_not_applied(reading: Reading) -> Iterator[Target]:
+def edit_not_applied(acts: Acts) -> Iterator[tuple[At, str]]:
     """The text to replace is not in the file, or there more than once."""
-    for exchange in reading.exchanges:
+    for exchange in acts.exchanges:
         if exchange.kind != "edit" or exchange.answer is None or _is_creation(exchange):
             continue
-        if reading.rollout.own_names and exchange.answer.status != "failed":
-            continue
-        found = NOT_APPLIED.search(exchange.text[:ERROR_CHARS])
-        if found:
-            yield reading.target(exchange, "edit_not_applied", exchange.text)
+        is_refused = acts.rollout.foreign or exchange.answer.status == "failed"
+        if is_refused and NOT_APPLIED.search(exchange.output[:ERROR_CHARS]):
+            yield exchange.at, exchange.output
 
 
-def thinking_in_comments(reading: Reading) -> Iterator[Target]:
+def thinking_in_comments(acts: Acts) -> Iterator[tuple[At, str]]:
     """An edit of code of which at least half is comments, several of them thinking aloud."""
-    for exchange in reading.exchanges:
+    for exchange in _meant(acts):
         for path, lines in _added(exchange):
             if not path.endswith(CODE_SUFFIXES):
                 continue
             comments = [line for line in lines if COMMENT.match(line)]
             aloud = [line for line in comments if THINKING.search(line)]
             if len(aloud) >= THINKING_LINES and len(comments) >= COMMENT_SHARE * len(lines):
-                yield reading.target(
-                    exchange, "thinking_in_comments", f"{len(comments)} of {len(lines)} new lines: {aloud[0].strip()}"
-                )
+                yield exchange.at, f"{len(comments)} of {len(lines)} new lines: {aloud[0].strip()}"
                 break
 
 

@@ -9,7 +9,6 @@ import ast
 import configparser
 import re
 import tomllib
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,9 +17,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from offbook.feedback.readers.reading import Exchange, Reading, tree_text
-from offbook.rewards.lint import findings
-from offbook.types import Target, is_test_file
+from offbook.acts import Acts, At, Exchange
+from offbook.acts.lint import findings
+from offbook.acts.python import parse
+from offbook.types import is_test_file
 
 CODES = {
     "syntax": "E999",
@@ -76,19 +76,18 @@ class Linter:
         return bool(code) and max(fits, default=-1) > against
 
 
-def lint_introduced(reading: Reading) -> Iterator[Target]:
+def lint_introduced(acts: Acts) -> Iterator[tuple[At, str]]:
     """An edit that brings a finding which stays to the end and which the repository's linter would report."""
-    for path, steps in _followed(reading):
-        counts = [findings(path, text) for _, text in steps]
+    for path, start, steps in _followed(acts):
+        counts = [findings(path, start), *(findings(path, text) for _, text in steps)]
         left = counts[-1] - counts[0]
-        silenced = steps[-1][1].count("noqa") > steps[0][1].count("noqa")
-        linter = _linter(_tree(reading)) if left and not silenced else None
+        silenced = steps[-1][1].count("noqa") > start.count("noqa")
+        linter = _linter(_tree(acts)) if left and not silenced else None
         kinds = [kind for kind in left if linter and linter.reports(CODES.get(kind, ""), path)]
-        for place, (exchange, _) in enumerate(steps[1:], 1):
-            new = [kind for kind in kinds if _brings(counts, place, kind)]
-            if new and exchange is not None:
+        for place, (exchange, _) in enumerate(steps, 1):
+            if new := [kind for kind in kinds if _brings(counts, place, kind)]:
                 codes = ", ".join(f"{CODES[kind]} {kind.replace('_', ' ')}" for kind in new)
-                yield reading.target(exchange, "lint_introduced", f"{path}: {codes}")
+                yield exchange.at, f"{path}: {codes}"
 
 
 def _brings(counts: list[Counter[str]], place: int, kind: str) -> bool:
@@ -98,64 +97,52 @@ def _brings(counts: list[Counter[str]], place: int, kind: str) -> bool:
     return all(one[kind] > counts[place - 1][kind] for one in counts[place:])
 
 
-def camel_case_name(reading: Reading) -> Iterator[Target]:
+def camel_case_name(acts: Acts) -> Iterator[tuple[At, str]]:
     """A new function in camel case where every function of the repository is in snake case."""
-    for path, exchange, function in _new_functions(reading):
+    for path, exchange, function in _new_functions(acts):
         if not CAMEL.fullmatch(function.name):
             continue
-        habits = habits_of(_tree(reading))
-        given = re.search(rf"\b{function.name}\b", reading.instruction) or _is_named(_tree(reading), function.name)
+        habits = habits_of(_tree(acts))
+        given = re.search(rf"\b{function.name}\b", acts.instruction) or _is_named(_tree(acts), function.name)
         if habits.functions >= MIN_FUNCTIONS and not habits.camel and not given:
-            yield reading.target(
-                exchange, "camel_case_name", f"{path}: {function.name}; {habits.functions} functions are in snake case"
-            )
+            yield exchange.at, f"{path}: {function.name}; {habits.functions} functions are in snake case"
 
 
-def missing_docstring(reading: Reading) -> Iterator[Target]:
+def missing_docstring(acts: Acts) -> Iterator[tuple[At, str]]:
     """A new public function without a docstring where at least nine in ten of the repository's have one."""
-    for path, exchange, function in _new_functions(reading):
+    for path, exchange, function in _new_functions(acts):
         if function.name.startswith("_") or ast.get_docstring(function) is not None or function.decorator_list:
             continue
-        habits = habits_of(_tree(reading))
+        habits = habits_of(_tree(acts))
         if habits.public >= MIN_FUNCTIONS and habits.documented >= DOCUMENTED_SHARE * habits.public:
-            yield reading.target(
-                exchange,
-                "missing_docstring",
-                f"{path}: {function.name}; {habits.documented} of {habits.public} public functions have one",
-            )
+            counts = f"{habits.documented} of {habits.public}"
+            yield exchange.at, f"{path}: {function.name}; {counts} public functions have one"
 
 
-def _tree(reading: Reading) -> Path:
-    assert reading.task is not None
-    return reading.task.tree
+def _tree(acts: Acts) -> Path:
+    assert acts.task is not None
+    return acts.task.tree
 
 
-def _followed(reading: Reading) -> Iterator[tuple[str, list[tuple[Exchange | None, str]]]]:
-    """Changed sources with their text after each edit, the tree's first, where that ends at what the agent left."""
-    if reading.task is None:
-        return
-    for path, final in sorted(reading.rollout.changed.items()):
-        if final is None or not path.endswith(".py") or is_test_file(path):
-            continue
-        text = tree_text(reading.task, path) or ""
-        steps: list[tuple[Exchange | None, str]] = [(None, text)]
-        for exchange in reading.exchanges:
+def _followed(acts: Acts) -> Iterator[tuple[str, str, list[tuple[Exchange, str]]]]:
+    """Changed sources with the tree's text and the one after each edit, where that ends at what the agent left."""
+    for path, final in acts.sources.items() if acts.task else ():
+        start = text = acts.before(path) or ""
+        steps = []
+        for exchange in acts.exchanges:
             if exchange.kind == "edit" and exchange.path == path and exchange.went_well:
                 for old, new in exchange.replacements:
                     text = text.replace(old, new, 1) if old else new
                 steps.append((exchange, text))
-        if len(steps) > 1 and text == final:
-            yield path, steps
+        if steps and text == final:
+            yield path, start, steps
 
 
-def _new_functions(reading: Reading) -> Iterator[tuple[str, Exchange, Function]]:
+def _new_functions(acts: Acts) -> Iterator[tuple[str, Exchange, Function]]:
     """Functions that the agent added and left, each at the edit that first had it."""
-    for path, steps in _followed(reading):
-        known = _functions_in(steps[0][1])
-        left = _functions_in(steps[-1][1])
-        for exchange, text in steps[1:]:
-            if exchange is None or not left.keys() - known.keys():
-                continue
+    for path, start, steps in _followed(acts):
+        known, left = _functions_in(start), _functions_in(steps[-1][1])
+        for exchange, text in steps if left.keys() - known.keys() else ():
             for name in _functions_in(text):
                 if name in left and name not in known:
                     known[name] = left[name]
@@ -164,7 +151,7 @@ def _new_functions(reading: Reading) -> Iterator[tuple[str, Exchange, Function]]
 
 def _functions_in(source: str) -> dict[str, Function]:
     """By qualified name: functions of the module and methods of its classes, but not those that a base class named."""
-    tree = _parse(source)
+    tree = parse(source)
     found: dict[str, Function] = {}
     for node in tree.body if tree else []:
         if isinstance(node, Function):
@@ -199,15 +186,6 @@ def _sources(tree: Path, tests: bool = False) -> Iterator[str]:
         wanted = not hidden and (tests or not is_test_file("/".join(parts)))
         if wanted and path.is_file() and path.stat().st_size <= MAX_BYTES:
             yield path.read_text(errors="replace")
-
-
-def _parse(source: str) -> ast.Module | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 @lru_cache(maxsize=16)

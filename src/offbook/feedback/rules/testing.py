@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from offbook.feedback.readers.reading import Exchange, Reading
-from offbook.types import Target
+from offbook.acts import Acts, At, Exchange
 
 LONG_S = 30.0  # a suite that takes so long is worth narrowing
 IN_A_ROW = 3  # long whole runs, the one before failing, without a narrowed one among them
@@ -24,12 +23,12 @@ CONDITION = re.compile(r"\b(should|would|could|once|if|unless|until|when|after|t
 FLAKY = re.compile(r"flak[ye]|intermittent|sometimes fail|race condition|non-?determin", re.IGNORECASE)
 
 
-def whole_suite_again(reading: Reading) -> Iterator[Target]:
+def whole_suite_again(acts: Acts) -> Iterator[tuple[At, str]]:
     """All tests although nothing changed since all were run, or a long suite again and again instead of what fails."""
-    if FLAKY.search(reading.instruction):
+    if FLAKY.search(acts.instruction):
         return
     row: list[Exchange] = []  # whole runs without a narrowed one among them
-    for exchange in reading.exchanges:
+    for exchange in acts.exchanges:
         if row and exchange.segment != row[-1].segment:
             row = []  # what was seen before is not in the window any more
         if exchange.tests is None:
@@ -37,26 +36,31 @@ def whole_suite_again(reading: Reading) -> Iterator[Target]:
         if exchange.tests.selection:
             row = []
             continue
-        evidence = _again(reading, row, exchange)
+        evidence = _again(acts, row, exchange)
         if evidence:
-            yield reading.target(exchange, "whole_suite_again", evidence)
+            yield exchange.at, evidence
         row = [*row, exchange] if exchange.tests.failed is not None else []
 
 
-def _again(reading: Reading, row: list[Exchange], run: Exchange) -> str:
+def _again(acts: Acts, row: list[Exchange], run: Exchange) -> str:
     """What shows that a whole run was not worth it, or nothing."""
     if not row:
         return ""
     last, took_s = row[-1], _seconds(row[-1])
-    between = reading.exchanges[last.order + 1 : run.order]
+    between = acts.exchanges[last.order + 1 : run.order]
     same = last.call.name == run.call.name and last.call.arguments == run.call.arguments
-    changed = any(map(reading.may_matter, between)) or _writes_too(run)
+    changed = any(_may_matter(acts, one) for one in between) or _writes_too(run)
     if last.message != run.message and not changed and (same or took_s >= LONG_S):
         return f"all tests ran in message {last.message} and nothing changed since"
     long = [one for one in row[-(IN_A_ROW - 1) :] if _seconds(one) >= LONG_S and one.tests and one.tests.failed]
     if len(long) == IN_A_ROW - 1:
         return f"whole run number {len(row) + 1} in a row; the one before took {took_s:g} s and failed"
     return ""
+
+
+def _may_matter(acts: Acts, exchange: Exchange) -> bool:
+    """Whether things may be otherwise after it, or the agent may think so. Unknown tools may do anything."""
+    return exchange.may_write or exchange.kind == "edit" or (acts.rollout.foreign and exchange.kind == "other")
 
 
 def _seconds(run: Exchange) -> float:
@@ -68,20 +72,15 @@ def _writes_too(run: Exchange) -> bool:
     return run.command is not None and run.command.may_write and not run.command.only_redirects
 
 
-def claimed_success(reading: Reading) -> Iterator[Target]:
+def claimed_success(acts: Acts) -> Iterator[tuple[At, str]]:
     """The last message says it is done or passing, and every test run since the last change failed."""
-    runs = [one for one in reading.exchanges if one.tests]
-    if not runs or not reading.final:
-        return
-    last_change = max((one.order for one in reading.edits), default=-1)
+    runs = [one for one in acts.exchanges if one.tests]
+    last_change = max((one.order for one in acts.edits), default=-1)
     since = [one.tests.failed for one in runs if one.tests and one.order >= last_change]
-    if not since or not all(since):
+    if not acts.end or not since or not all(since):
         return
-    claim = _claim(reading.final)
-    if claim:
-        yield from reading.final_target(
-            "claimed_success", f"{claim!r}, but message {runs[-1].message} had {since[-1]} failing"
-        )
+    if claim := _claim(acts.final):
+        yield acts.end, f"{claim!r}, but message {runs[-1].message} had {since[-1]} failing"
 
 
 def _claim(words: str) -> str:

@@ -1,4 +1,4 @@
-"""Rule readers: each finds its mistake at its message, passes by what only looks like it, and survives anything."""
+"""Rules: each finds its mistake at its message, passes by what only looks like it, and survives anything."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offbook.acts import Command
+from offbook.acts.trajectories import from_messages
 from offbook.feedback import RULES, read_rollout, write_hint
 from offbook.feedback.hints import TEXTS
-from offbook.feedback.readers import read_all
-from offbook.feedback.readers.commands import read_command
+from offbook.feedback.rules import read_all
 from offbook.harness import Harness, run_agent
 from offbook.harness.tools import TOOLS
 from offbook.harness.toolsets import make_toolset
@@ -25,7 +26,6 @@ from offbook.pocket.script import Habits, Script
 from offbook.sandbox import ProcessBox
 from offbook.taskgen.pocket import draft_tasks
 from offbook.tokens import ChatFormat, render_call
-from offbook.trajectories.messages import from_messages
 from offbook.types import Completion, Limits, Message, Prompt, Rollout, Segment, Task, ToolCall
 
 OWN = {name: name for name in TOOLS}
@@ -53,7 +53,7 @@ def talk(
     last = turns[-1] if turns else ""
     stop = "finish" if last[0] == "finish" else "answer"
     rollout = Rollout("r", "t", "g", tuple(OWN), [Segment(messages=messages)], stop)  # type: ignore[arg-type]
-    rollout.own_names = OWN if own else {}
+    rollout.own_names, rollout.foreign = (OWN, False) if own else ({}, True)
     rollout.changed, rollout.diff = changed or {}, diff
     return rollout
 
@@ -71,7 +71,7 @@ def sh(command: str, answer: str = "no output", status: str = "ok") -> Turn:
 
 
 def foreign(*pairs: tuple[str, dict[str, Any], str], last: str = "", instruction: str = INSTRUCTION) -> Rollout:
-    """A conversation of another agent, as trajectories/ reads it."""
+    """A conversation of another agent, as acts/trajectories.py reads it."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": instruction}]
     for name, arguments, answer in pairs:
         messages.append({"role": "assistant", "content": "", "tool_calls": [{"name": name, "arguments": arguments}]})
@@ -86,6 +86,7 @@ PASSED, FAILED = "5 passed in 1.20s", "exit 1\nFAILED tests/test_a.py\n2 failed,
 SLOW = "exit 1\n=== 2 failed, 3 passed in 75.20s (0:01:15) ==="
 HUGE = "".join(f"value_{number} = {number}\n" for number in range(900))
 WENT = edit(), sh("pytest -q", PASSED)
+ONE = "--- a/pkg/a.py\n+++ b/pkg/a.py\n@@ -1,2 +1,2 @@\n def one():\n-    x\n+    y\n"
 THOUGHTS = "# Let me think about this one.\n# Wait, maybe the other way.\n# Actually I need the sum.\nreturn 1\n"
 ASKED_TESTS = "Add tests for one in tests/test_a.py."
 LONG_WORDS = "I changed a.py. " + "It is better in every way now. " * 40
@@ -164,7 +165,15 @@ FIRES: dict[str, list[tuple[Rollout, int]]] = {
         (talk(edit(), ("finish", {"message": LONG_WORDS}, "done"), changed=CHANGED), 4),
     ],
     "final_names_nothing": [
-        (talk(edit(), "I made the change as asked.", changed=CHANGED, diff="-x\n+y\n"), 4),
+        (
+            talk(
+                edit(),
+                "I made the change as asked.",
+                changed=CHANGED,
+                diff=ONE.replace("one", "f"),
+            ),
+            4,
+        ),
         (talk(edit(), ("finish", {"message": "All is well."}, "done"), changed={"pkg/calc.py": "def one(): ..."}), 4),
     ],
 }
@@ -270,7 +279,7 @@ QUIET: dict[str, list[Rollout]] = {
     ],
     "final_names_nothing": [
         talk(edit(), "I changed a.py.", changed={"pkg/a.py": "y"}),
-        talk(edit(), "`one` returns 1 now.", changed={"pkg/a.py": "y"}, diff=" def one():\n-    x\n+    y\n"),
+        talk(edit(), "`one` returns 1 now.", changed={"pkg/a.py": "y"}, diff=ONE),
         talk(edit(), "The calc module is right now.", changed={"pkg/calc.py": "y"}),
         talk(edit(), FINISH, changed=CHANGED),
         talk(READ, "I made no change."),
@@ -364,7 +373,7 @@ def test_one_target_a_message_the_earliest_are_kept_and_rules_can_be_chosen() ->
     ],
 )
 def test_what_a_command_does(command: str, may_write: bool, tests: str | None) -> None:
-    found = read_command(command)
+    found = Command(command)
     assert (found.may_write, found.tests) == (may_write, tests)
 
 
@@ -566,12 +575,13 @@ ROLLOUTS = st.builds(
     changed=st.dictionaries(WORDS, st.one_of(WORDS, st.none()), max_size=3),
     diff=WORDS,
     own_names=st.sampled_from([{}, OWN, {"bash": "bash", "ls": "list_dir"}]),
+    foreign=st.booleans(),
 )
 
 
 @settings(max_examples=150)
 @given(rollout=ROLLOUTS, known=st.booleans())
-def test_readers_are_total(tmp_path_factory: pytest.TempPathFactory, rollout: Rollout, known: bool) -> None:
+def test_rules_are_total(tmp_path_factory: pytest.TempPathFactory, rollout: Rollout, known: bool) -> None:
     tree = tmp_path_factory.getbasetemp()
     task = Task("t", tree, INSTRUCTION, tree, tree, (), (), (), tuple(OWN), "test") if known else None
     found = read_all(rollout, task)

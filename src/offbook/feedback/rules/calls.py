@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from offbook.feedback.readers.reading import Exchange, Reading
-from offbook.types import INVALID, Target
+from offbook.acts import Acts, At, Exchange
 
 HUGE_LINES = 600
 HUGE_CHARS = 24_000  # about 6,000 tokens
@@ -17,48 +16,43 @@ CHARS_LEFT = re.compile(r"\[(\d{1,9}) characters left out\]|(\d{1,9}) characters
 PROSE = (".md", ".rst", ".txt", ".log", ".out")
 
 
-def unknown_tool(reading: Reading) -> Iterator[Target]:
+def unknown_tool(acts: Acts) -> Iterator[tuple[At, str]]:
     """A call to a tool that this task does not have: invented, or removed."""
-    for exchange in reading.exchanges:
+    for exchange in acts.exchanges:
         if exchange.answer and exchange.answer.status == "unknown_tool":
-            yield reading.target(exchange, "unknown_tool", exchange.call.name)
+            yield exchange.at, exchange.call.name
 
 
-def malformed_arguments(reading: Reading) -> Iterator[Target]:
+def malformed_arguments(acts: Acts) -> Iterator[tuple[At, str]]:
     """A call that is not valid JSON or whose arguments are not the tool's."""
-    for exchange in reading.exchanges:
+    for exchange in acts.exchanges:
         if exchange.call.error or (exchange.answer and exchange.answer.status == "malformed"):
-            yield reading.target(exchange, "malformed_arguments", exchange.text or exchange.call.error or "")
+            yield exchange.at, exchange.output or exchange.call.error or ""
 
 
-def repeated_call(reading: Reading) -> Iterator[Target]:
+def repeated_call(acts: Acts) -> Iterator[tuple[At, str]]:
     """The same call with the same answer as before, which is still in the window, and nothing changed in between."""
     seen: dict[tuple[int, str, str, str], Exchange] = {}
-    for exchange in reading.exchanges:
-        if not exchange.went_well or not exchange.text.strip() or (exchange.command and exchange.command.watches):
+    for exchange in acts.exchanges:
+        if not exchange.went_well or not exchange.output.strip() or (exchange.command and exchange.command.watches):
             continue
         arguments = json.dumps(exchange.call.arguments, sort_keys=True, default=repr)
-        key = (exchange.segment, exchange.call.name, arguments, exchange.text)
+        key = (exchange.segment, exchange.call.name, arguments, exchange.output)
         earlier = seen.get(key)
-        if earlier and earlier.message != exchange.message and not _worth_again(reading, earlier, exchange):
-            yield reading.target(
-                exchange,
-                "repeated_call",
-                f"{exchange.call.name}: the same call and answer as in message {earlier.message}",
-            )
+        if earlier and earlier.message != exchange.message and not _worth_again(acts, earlier, exchange):
+            yield exchange.at, f"{exchange.call.name}: the same call and answer as in message {earlier.message}"
         seen[key] = exchange
 
 
-def _worth_again(reading: Reading, earlier: Exchange, again: Exchange) -> bool:
+def _worth_again(acts: Acts, earlier: Exchange, again: Exchange) -> bool:
     """Whether something happened in between that an agent may want to see the effect of."""
     files = _files_read(again)
-    for exchange in reading.exchanges[earlier.order + 1 : again.order]:
-        invalid = exchange.answer is not None and exchange.answer.status in INVALID
-        if exchange.kind == "edit" and exchange.path in files and not invalid:
+    for exchange in acts.exchanges[earlier.order + 1 : again.order]:
+        if exchange.kind == "edit" and exchange.path in files and exchange.ran:
             return True  # whether or not it applied: a text that was not found is a reason to look once more
         if exchange.may_write and (not files or exchange.kind != "edit"):
             return True
-        if not reading.rollout.own_names and _is_stateful(exchange):
+        if acts.rollout.foreign and _is_stateful(exchange):
             return True
     return False
 
@@ -75,19 +69,19 @@ def _is_stateful(exchange: Exchange) -> bool:
     return exchange.kind == "other" or (exchange.kind == "command" and bool(re.search(r"\b(cd|pushd|export)\b", line)))
 
 
-def whole_file_read(reading: Reading) -> Iterator[Target]:
+def whole_file_read(acts: Acts) -> Iterator[tuple[At, str]]:
     """All of a huge source file, without a range, that is not edited in several places later."""
-    for exchange in reading.exchanges:
+    for exchange in acts.exchanges:
         files = _files_read(exchange)
         if len(files) != 1 or not exchange.went_well or files[0].endswith(PROSE) or _has_range(exchange):
             continue
-        lines, chars = _size(exchange.text)
+        lines, chars = _size(exchange.output)
         if lines < HUGE_LINES and chars < HUGE_CHARS:
             continue
-        later = reading.exchanges[exchange.order + 1 :]
+        later = acts.exchanges[exchange.order + 1 :]
         if sum(one.kind == "edit" and one.path == files[0] for one in later) < WIDE_EDITS:
             extent = f"{lines} lines" if lines >= HUGE_LINES else f"{chars} characters"
-            yield reading.target(exchange, "whole_file_read", f"{exchange.call.name} without a range: {extent}")
+            yield exchange.at, f"{exchange.call.name} without a range: {extent}"
 
 
 def _has_range(exchange: Exchange) -> bool:

@@ -6,10 +6,10 @@ import keyword
 import re
 from collections.abc import Iterator
 
-from offbook.feedback.readers.reading import Reading
-from offbook.rewards.behaviour import CODE, FINAL_WORDS
-from offbook.types import Target
+from offbook.acts import Acts, At
+from offbook.acts.python import DEFINED
 
+FINAL_WORDS = 150
 WORDS_A_FILE = 25  # more for each changed file after the third
 FREE_FILES = 3
 CHANGE = re.compile(
@@ -32,76 +32,63 @@ INVITED = re.compile(r"\b(ask|question|clarif\w*|check with|confirm)\b", re.IGNO
 ASKED_TO_TELL = re.compile(
     r"\b(explain|describe|report|summar\w+|write-?up|in detail|document|walk me|list (all|every|what))\b", re.IGNORECASE
 )
-DEFINED = re.compile(r"^[-+ ]?\s*(?:async\s+)?(?:def|class|func|fn|function)\s+(\w+)", re.MULTILINE)
 CODE_NAME = re.compile(r"\b(?:[A-Za-z]\w*_\w+|_\w+|[a-z]+[A-Z]\w*|[A-Z]\w*[a-z][A-Z]\w*)\b")
 
 
-def finished_without_edit(reading: Reading) -> Iterator[Target]:
+def finished_without_edit(acts: Acts) -> Iterator[tuple[At, str]]:
     """A task that asks for a change ends with none, and the last message does not say why."""
-    if not _was_to_change(reading) or not reading.changed_nothing or not reading.end:
+    if not acts.end or not acts.changed_nothing or not _was_to_change(acts):
         return
-    if NOT_NEEDED.search(reading.final) or "?" in _prose(reading):
-        return
-    yield from reading.final_target("finished_without_edit", "no file was changed")
+    if not NOT_NEEDED.search(acts.final) and "?" not in acts.prose:
+        yield acts.end, "no file was changed"
 
 
-def asked_instead(reading: Reading) -> Iterator[Target]:
+def asked_instead(acts: Acts) -> Iterator[tuple[At, str]]:
     """A task that asks for a change ends with a question and nothing changed."""
-    if not _was_to_change(reading) or not reading.changed_nothing or INVITED.search(reading.instruction):
+    if not acts.end or not acts.question or not acts.changed_nothing or not _was_to_change(acts):
         return
-    words = _prose(reading)
-    last = words.splitlines()[-1].rstrip(" *_)\"'") if words else ""
-    if last.endswith("?") and not NOT_NEEDED.search(words):
-        yield from reading.final_target("asked_instead", re.split(r"(?<=[.!?])\s+", last)[-1])
+    if not INVITED.search(acts.instruction) and not NOT_NEEDED.search(acts.prose):
+        yield acts.end, acts.question
 
 
-def final_too_long(reading: Reading) -> Iterator[Target]:
+def final_too_long(acts: Acts) -> Iterator[tuple[At, str]]:
     """More words than the change needs, where nobody asked for an account of it."""
-    if not reading.rollout.changed or ASKED_TO_TELL.search(reading.instruction):
-        return
-    allowed = FINAL_WORDS + WORDS_A_FILE * max(0, len(reading.rollout.changed) - FREE_FILES)
-    count = len(reading.final.split())
-    if count > allowed:
-        yield from reading.final_target(
-            "final_too_long", f"{count} words for {len(reading.rollout.changed)} changed files"
-        )
+    changed, count = len(acts.rollout.changed), len(acts.final.split())
+    allowed = FINAL_WORDS + WORDS_A_FILE * max(0, changed - FREE_FILES)
+    if acts.end and changed and count > allowed and not ASKED_TO_TELL.search(acts.instruction):
+        yield acts.end, f"{count} words for {changed} changed files"
 
 
-def final_names_nothing(reading: Reading) -> Iterator[Target]:
+def final_names_nothing(acts: Acts) -> Iterator[tuple[At, str]]:
     """Something was changed, and the closing words name neither a file nor a function of it."""
-    words = reading.final
-    if not reading.rollout.changed or not words.strip():
+    words = acts.final
+    if not acts.end or not acts.rollout.changed or not words.strip():
         return
     said = set(re.findall(r"\w+", words.lower()))
-    names = {name.lower() for name in _changed_names(reading)}
-    files = [path.rpartition("/")[2] for path in reading.rollout.changed]
+    names = {name.lower() for name in _changed_names(acts)}
+    files = [path.rpartition("/")[2] for path in acts.rollout.changed]
     if not said & names and not any(name in words for name in files):
-        yield from reading.final_target("final_names_nothing", f"changed {', '.join(files[:3])}; says: {words}")
+        yield acts.end, f"changed {', '.join(files[:3])}; says: {words}"
 
 
-def _changed_names(reading: Reading) -> Iterator[str]:
+def _changed_names(acts: Acts) -> Iterator[str]:
     """Every name by which what was changed can be told: files and their folders, functions, names in the lines."""
-    rollout = reading.rollout
-    for path, text in rollout.changed.items():
+    for path, text in acts.rollout.changed.items():
         yield from (part for part in re.findall(r"\w+", path) if len(part) > 1 and part not in ("py", "src", "lib"))
-        if not rollout.diff:
+        if not acts.rollout.diff:
             yield from _names(text or "")
-    lines = [line for line in rollout.diff.splitlines() if not line.startswith(("---", "+++"))]
-    yield from _names("\n".join(lines))
+    for file in acts.diff:
+        yield from _names("\n".join([*file.added.values(), *file.removed, *file.around]))
 
 
 def _names(text: str) -> set[str]:
     return {*DEFINED.findall(text), *CODE_NAME.findall(text)} - set(keyword.kwlist)
 
 
-def _was_to_change(reading: Reading) -> bool:
+def _was_to_change(acts: Acts) -> bool:
     """A task of ours asks for one, unless it is there to be left alone."""
-    if reading.task is not None and reading.task.leave:
+    if acts.task is not None and acts.task.leave:
         return False
-    if reading.task is not None and (reading.task.deleted or reading.task.fail_to_pass):
+    if acts.task is not None and (acts.task.deleted or acts.task.fail_to_pass):
         return True
-    return bool(CHANGE.search(reading.instruction)) and not NO_CHANGE_ASKED.search(reading.instruction)
-
-
-def _prose(reading: Reading) -> str:
-    return CODE.sub("", reading.final).strip()
+    return bool(CHANGE.search(acts.instruction)) and not NO_CHANGE_ASKED.search(acts.instruction)

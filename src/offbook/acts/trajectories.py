@@ -1,0 +1,198 @@
+"""Other agents' work as rollouts: files of ATIF v1 (JSON), of messages as OpenAI's API has them, or of our rollouts.
+
+Files are told apart by what is in them and not by their names. What cannot be read is counted. Left out of ATIF: token
+ids, images, and the trajectories of subagents that live in files of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from offbook.acts.exchanges import ERROR_CHARS, NEW_PARTS, NEW_WHOLES, NOT_APPLIED, PATHS, answers_to, text_of
+from offbook.acts.shell import relative
+from offbook.client import mend_escapes
+from offbook.runfolder import load_lines
+from offbook.types import Event, Message, OffbookError, Role, Rollout, Segment, ToolCall, Usage
+
+MAX_BYTES = 512 << 20
+MAX_DEPTH = 100  # of lists and objects in each other; what reads them later must not run out of stack
+ATIF_ROLES: dict[str, Role] = {"user": "user", "system": "system", "agent": "assistant"}
+ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
+                          "tool": "tool", "function": "tool"}  # fmt: skip
+KEYS = ("messages", "conversation", "conversations", "history", "trajectory", "traj")
+WRITES = re.compile(r"writ|creat|edit|insert|append|replac|save|update", re.IGNORECASE)
+REFUSED = re.compile(  # for another reason
+    r"\A\W*(tool_use_)?error\b|\bno (replacements?|changes?|edits?) (was|were) (performed|made|applied)"
+    r"|(changes|edit) (have|has|was|were) not (been )?applied|file has not been read yet"
+    r"|(string|text) to replace (was |is )?not (found|in)\b|old_?str(ing)?\W? (was |is )?not (found|unique)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(slots=True)
+class Loaded:
+    rollouts: list[Rollout] = field(default_factory=list)
+    unreadable: int = 0  # lines or files that are no trajectory
+
+
+def read_trajectories(path: Path) -> Loaded:
+    """One sentence if nothing in the file is a trajectory."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise OffbookError(f"{path} has more than {MAX_BYTES >> 20} MB; split it")
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        raise OffbookError(f"cannot read {path}: {error.strerror}") from None
+    loaded = _whole(text, path) or _lines(text, path)
+    if not loaded.rollouts:
+        raise OffbookError(f"{path} has no trajectory in it: neither ATIF, nor messages, nor rollouts of offbook")
+    return loaded
+
+
+def _whole(text: str, path: Path) -> Loaded | None:
+    """The file as one JSON value: one trajectory, or a list of them; None if it is not JSON."""
+    try:
+        value = _parsed(text)
+    except ValueError:
+        return None
+    many = isinstance(value, list) and not (value and isinstance(value[0], dict) and "role" in value[0])
+    return _collect(value if many else [value], path)
+
+
+def _lines(text: str, path: Path) -> Loaded:
+    values: list[Any] = []
+    for line in text.split("\n"):  # JSON may have other ends of lines in its strings
+        if line.strip():
+            try:
+                values.append(_parsed(line))
+            except ValueError:
+                values.append(None)
+    if values and all(isinstance(value, dict) and "role" in value for value in values):
+        return _collect([values], path)  # one conversation, a message a line
+    return _collect(values, path)
+
+
+def _collect(values: list[Any], path: Path) -> Loaded:
+    if any(isinstance(value, dict) and "segments" in value for value in values):
+        return Loaded(*load_lines(path, Rollout))
+    loaded = Loaded()
+    for number, value in enumerate(values):
+        name = path.stem if len(values) == 1 else f"{path.stem}/{number}"
+        read = from_atif if isinstance(value, dict) and "steps" in value else from_messages
+        try:
+            loaded.rollouts.append(read(value, name))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            loaded.unreadable += 1
+    return loaded
+
+
+def _parsed(text: str) -> Any:
+    """The value of a JSON text that anybody may have written. A ValueError if it is none that can be worked with."""
+    try:
+        value = json.loads(mend_escapes(text))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if _is_deeper(value, MAX_DEPTH):
+        raise ValueError("nested too deep")
+    return value
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return limit < 0 or any(_is_deeper(one, limit - 1) for one in inside)
+
+
+def from_atif(value: dict[str, Any], name: str) -> Rollout:
+    """Steps of a user, the system or the agent, with calls and what came back of them.
+
+    A ValueError or KeyError if it is not what it says it is.
+    """
+    version = str(value.get("schema_version", ""))
+    if not version.startswith("ATIF-v1"):
+        raise ValueError(f"{version or 'no version'} is not ATIF v1")
+    messages: list[Message] = []
+    for step in value["steps"]:
+        calls = tuple(_call(call["function_name"], call.get("arguments")) for call in step.get("tool_calls") or ())
+        messages.append(_message(ATIF_ROLES[step["source"]], step.get("message"), calls))
+        for result in (step.get("observation") or {}).get("results") or ():
+            messages.append(_message("tool", result.get("content")))
+    agent = value.get("agent") or {}
+    return _rollout(str(value.get("session_id") or name), str(agent.get("name") or name), messages)
+
+
+def from_messages(value: Any, name: str) -> Rollout:
+    """A list of messages, bare or under a key. A ValueError or KeyError if it is no conversation."""
+    about: dict[str, Any] = value if isinstance(value, dict) else {}
+    listed = value if isinstance(value, list) else next((about[key] for key in KEYS if key in about), None)
+    if not listed:
+        raise ValueError("no messages")
+    messages: list[Message] = []
+    for one in listed:
+        functions = [call.get("function", call) for call in one.get("tool_calls") or ()]
+        functions += [one["function_call"]] if one.get("function_call") else []
+        calls = tuple(_call(function["name"], function.get("arguments")) for function in functions)
+        messages.append(_message(ROLES[one["role"]], one.get("content"), calls))
+    id = next((str(about[key]) for key in ("id", "session_id", "instance_id") if about.get(key)), name)
+    return _rollout(id, str(about.get("task") or about.get("instance_id") or name), messages)
+
+
+def _call(name: Any, arguments: Any) -> ToolCall:
+    """Arguments are an object, or a string of JSON. What is neither is a call that could not be read."""
+    if isinstance(arguments, str):
+        try:
+            arguments = _parsed(arguments or "{}")
+        except ValueError:
+            return ToolCall(str(name), {}, "its arguments are not JSON")
+    return ToolCall(str(name), arguments if isinstance(arguments, dict) else {"input": arguments})
+
+
+def _message(role: Role, content: Any, calls: tuple[ToolCall, ...] = ()) -> Message:
+    """Content is a string, or parts of which the text ones are read."""
+    if isinstance(content, list):
+        content = "\n".join(str(part.get("text") or "") if isinstance(part, dict) else str(part) for part in content)
+    if not isinstance(content, str | None):
+        raise ValueError("content is neither text nor parts")
+    return Message(role, content or "", 0, 0, 0, 0, calls, "ok" if role == "tool" else None)
+
+
+def _rollout(name: str, task: str, messages: list[Message]) -> Rollout:
+    calls = [call for one in messages for call in one.calls]
+    usage = Usage(
+        turns=sum(one.role == "assistant" for one in messages),
+        calls=len(calls),
+        invalid_calls=sum(call.error is not None for call in calls),
+    )
+    tools = tuple(dict.fromkeys(call.name for call in calls))
+    changed = _changes(messages)
+    rollout = Rollout(name, task, task, tools, [Segment(messages=messages)], "answer", usage, changed, foreign=True)
+    if changed:
+        rollout.events.append(Event(-1, "changes_partial", f"{len(changed)} files as far as calls show them"))
+    return rollout
+
+
+def _changes(messages: list[Message]) -> dict[str, str | None]:
+    """The files as far as the calls show them: whole where one wrote the whole, else the new pieces in order.
+
+    An edit whose answer says that it was refused changed nothing, and its answer is one of a call that failed.
+    """
+    pieces: dict[str, list[str]] = {}
+    for index, message in enumerate(messages):
+        for call, answer in zip(message.calls, answers_to(messages, index), strict=True):
+            path, whole, part = (text_of(call, names) for names in (PATHS, NEW_WHOLES, NEW_PARTS))
+            if whole is None and WRITES.search(call.name):
+                whole = text_of(call, ("text",))  # of any other tool, more often what it searches for
+            if not path or (whole is None and part is None):
+                continue
+            told = answer.text[:ERROR_CHARS] if answer else ""
+            if answer and (NOT_APPLIED.search(told) or REFUSED.search(told)):
+                answer.status = "failed"
+            elif part is not None:
+                pieces.setdefault(relative(path), []).append(textwrap.dedent(part))
+            elif whole is not None:
+                pieces[relative(path)] = [whole]
+    return {path: "\n\n".join(texts) for path, texts in pieces.items()}
