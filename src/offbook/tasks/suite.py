@@ -219,7 +219,7 @@ def _read(rows: list[list[Any]], output: str, timed_out: bool, tampered: str) ->
                     run.passed.add(node)
                 else:
                     (run.failed if outcome == "failed" else run.skipped)[node] = reason
-            case ["function", int(), str(path), str(name)]:  # numbered as they come
+            case ["function", int(key), str(path), str(name)] if key == len(run.functions):  # it may be told twice
                 run.functions.append((path, name))
             case ["enters", int(number), list(keys)]:
                 run.enters[run.collected[number] if number >= 0 else ""] = tuple(keys)
