@@ -110,7 +110,7 @@ def _read(result: Result, tasks: Path | None, url: str, name: str, rate: float, 
     unseen: Counter[tuple[str, str]] = Counter()
     pairs = []
     for stored in result.sources:
-        own = Path(stored.setting("tasks", "source", ""))  # the folder that the run was made with
+        own = Path(str(stored.setting("tasks", "source", "")))  # the folder that the run was made with
         folder = tasks or (own if own.name and own.is_dir() else None)
         known = tasks_in(folder) if folder else {}
         result.found += by_rules(stored, known, partial(progress, f"reading {stored.source}"))
