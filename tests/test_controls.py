@@ -205,7 +205,7 @@ def test_a_rule_of_weight_0_takes_no_place(faulty: Rollout, chat: ChatFormat) ->
     weights = {"unknown_tool": 0.0}
     (sample,), feedback = annotated(faulty, chat, max_targets=1, gate=0.0, rule_weights=weights)
     assert [item.target.rule for item in feedback] == ["repeated_call"]
-    assert [branch.weight for branch in sample.branches] == [5.0]
+    assert [branch.weight for branch in sample.branches] == [1.0]
     assert counted(faulty, chat, rule_weights=weights) == {"candidates": 2, "left_out/rule_weights": 1}
     assert counted(faulty, chat, rule_weights=dict.fromkeys(FOUR, 0.0)) == {"left_out/rule_weights": 3}
 

@@ -122,7 +122,7 @@ def test_a_server_that_is_lost_is_not_measured(suite: Path, tmp_path: Path) -> N
         config = Config(model=f"http://127.0.0.1:{server.server_port}/v1", eval=EvalConfig(samples=1))
         suites = load_suites([str(suite)], config)
         with pytest.raises(ServerLost, match="answered 404: no such model"):
-            run_eval(Subject("m", config, None, "mistyped"), suites, files)
+            run_eval(Subject("m", config, None, "mistyped"), suites, files, parallel=1)  # none is still being asked
         assert files.is_empty
         server.asked.clear()
         server.answers = (*GIVING_UP, Answer({}, 503, {"Retry-After": "0.01"}))
