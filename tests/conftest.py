@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,19 @@ settings.load_profile("offbook")
 def chat() -> ChatFormat:
     """Bytes and the four marks: it spells anything."""
     return byte_chat()
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def model(cache: Path) -> Path:
+    """A pocket model that has seen 300 episodes: it writes calls, most of them wrong."""
+    from offbook.pocket.model import Recipe, make_pocket
+
+    return make_pocket(cache / "half-made", 0, lambda what, share: None, Recipe(episodes=300))
 
 
 def tiny_model(kind: str = "qwen3", vocabulary: int = 300, seed: int = 0) -> PreTrainedModel:

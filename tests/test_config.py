@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from offbook.cli import app
@@ -203,3 +204,15 @@ def test_a_retired_key_is_dropped_where_it_did_nothing_and_refused_where_it_did(
 def test_the_reference_is_that_of_the_tree() -> None:
     made = subprocess.run([sys.executable, DOCS / "config_reference.py"], capture_output=True, text=True, check=True)
     assert made.stdout == (DOCS / "config.md").read_text(), "`make docs` makes it anew"
+
+
+def test_every_key_says_what_it_is() -> None:
+    def bare(section: type[BaseModel], prefix: str = "") -> list[str]:
+        found = []
+        for name, field in section.model_fields.items():
+            kind = field.annotation
+            inner = isinstance(kind, type) and issubclass(kind, BaseModel)
+            found += bare(kind, f"{prefix}{name}.") if inner else [] if field.description else [prefix + name]  # type: ignore[arg-type]
+        return found
+
+    assert bare(Config) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_harness import LIMITS, Says, edit
 
-import offbook
+import offbook.api
 from offbook.acts.trajectories import read_trajectories
 from offbook.config import Config
 from offbook.evals.export import export
@@ -90,7 +90,7 @@ def test_records_have_a_row_a_rollout_a_message_and_a_target(run: RunFolder) -> 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_frames(run: RunFolder, library: str) -> None:
     module = pytest.importorskip(library)
-    made = offbook.frames(run.path, library)
+    made = offbook.api.frames(run.path, library)
     assert isinstance(made.rollouts, module.DataFrame)
     assert (len(made.rollouts), len(made.targets), made.unreadable) == (2, 1, 1)
     assert made.rollouts["solved"].sum() == 2
@@ -112,7 +112,7 @@ def test_what_is_not_installed_is_said_in_a_sentence(run: RunFolder, monkeypatch
     for name in ("pandas", "polars", "pyarrow"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(OffbookError, match=r"pip install 'offbook\[frames\]'"):
-        offbook.frames(run.path)
+        offbook.api.frames(run.path)
     with pytest.raises(OffbookError, match="parquet needs pyarrow"):
         export(run, "parquet", run.path / "x")
 

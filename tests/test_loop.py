@@ -28,17 +28,6 @@ POCKET = ["--model", "pocket"]
 DRY = ["train", *POCKET, "--dry-run"]
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="session")
-def model(cache: Path) -> Path:
-    """A pocket model that has seen 300 episodes: it writes calls, most of them wrong."""
-    return make_pocket(cache / "half-made", 0, lambda what, share: None, Recipe(episodes=300))
-
-
 def offbook(cache: Path, *arguments: str, cwd: Path, wait: bool = True) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "offbook", *arguments],

@@ -35,7 +35,7 @@ class Section(BaseModel):
 class TasksConfig(Section):
     """Where tasks come from: `pocket` (made on the spot) or a folder with `train/` and `heldout/` task folders."""
 
-    source: str = "pocket"
+    source: str = Field(default="pocket", description="`pocket`, or a folder with `train/` and `heldout/` task folders")
     num_train: int = Field(default=120, ge=1, description="pocket only: how many to make")
     num_heldout: int = Field(default=48, ge=1, description="pocket only: how many to make")
     wording: Literal["", "terse", "normal", "detailed"] = Field(
@@ -56,18 +56,21 @@ class TasksConfig(Section):
 class HarnessConfig(Section):
     """The limits of one rollout, how its tools are shown, and what its tokens cost."""
 
-    turns: int = Field(default=30, ge=1)
+    turns: int = Field(default=30, ge=1, description="messages that the agent may write")
     tokens: int = Field(default=131_072, ge=1, description="of all segments together")
     context: int = Field(default=32_768, ge=1, description="tokens of one segment")
-    message_tokens: int = Field(default=2048, ge=1)
+    message_tokens: int = Field(default=2048, ge=1, description="of one message")
     summarize_at: int = Field(default=24_576, ge=0, description="tokens of a segment before a self-summary; 0 is never")
-    summary_tokens: int = Field(default=2048, ge=1)
-    command_s: float = Field(default=60.0, gt=0)
-    wall_s: float = Field(default=3600.0, gt=0)
+    summary_tokens: int = Field(default=2048, ge=1, description="of a self-summary")
+    command_s: float = Field(default=60.0, gt=0, description="seconds that one command may take")
+    wall_s: float = Field(default=3600.0, gt=0, description="seconds that a rollout may take")
     cost: float = Field(default=0.0, ge=0, description="by the prices below; 0 is no limit")
     price_input: float = Field(default=0.0, ge=0, description="of a million prompt tokens")
     price_output: float = Field(default=0.0, ge=0, description="of a million sampled tokens")
-    profile: Literal["pocket", "standard", "worked", "bash"] = "standard"
+    profile: Literal["pocket", "standard", "worked", "bash"] = Field(
+        default="standard",
+        description="how tools are shown: described, by worked turns, as one shell, or as the pocket model knows them",
+    )
     variation: float = Field(default=0.0, ge=0, le=1, description="how much tools differ from task to task")
 
     def limits(self) -> Limits:
@@ -84,29 +87,33 @@ class ToolsConfig(Section):
 class SandboxConfig(Section):
     """Which kind of box a rollout gets, and how much of the machine it may use."""
 
-    backend: Literal["bwrap", "container", "process"] = "bwrap"
-    memory_mb: int = Field(default=2048, ge=64)
-    pids: int = Field(default=256, ge=8)
+    backend: Literal["bwrap", "container", "process"] = Field(
+        default="bwrap", description="`process` is no box at all: for code you trust"
+    )
+    memory_mb: int = Field(default=2048, ge=64, description="of all processes of a box together")
+    pids: int = Field(default=256, ge=8, description="processes and threads at once")
     cpus: float = Field(default=0.0, ge=0, description="cores' worth of processor time; 0 is no limit")
-    disk_mb: int = Field(default=512, ge=1)
+    disk_mb: int = Field(default=512, ge=1, description="that a box may write")
     image: str = Field(default="", description="container only")
 
 
 class EngineConfig(Section):
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0, description="that rollouts are sampled at")
     max_rows: int = Field(default=64, ge=1, description="rollouts decoded side by side")
     precision: Precision = Field(default="float32", description="of the engine's copy of the weights")
 
 
 class TrainConfig(Section):
-    steps: int = Field(default=30, ge=1)
+    steps: int = Field(default=30, ge=1, description="optimizer steps; a finished run may be trained further")
     groups: int = Field(default=4, ge=1, description="tasks a step")
     group_size: int = Field(default=8, ge=2, description="rollouts a task")
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = Field(default=1e-6, gt=0)
-    warmup_steps: int = Field(default=3, ge=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    gradient_clip: float = Field(default=1.0, gt=0)
+    optimizer: Literal["adamw", "muon"] = Field(
+        default="adamw", description="muon: for matrices, with AdamW for the rest"
+    )
+    learning_rate: float = Field(default=1e-6, gt=0, description="after the warm-up it is constant")
+    warmup_steps: int = Field(default=3, ge=0, description="over which the learning rate rises in a line")
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled, as in AdamW")
+    gradient_clip: float = Field(default=1.0, gt=0, description="the most that the gradient's norm may be")
     ratio_cap: float = Field(default=2.0, ge=1, description="cap of the importance weight")
     reference_kl: float = Field(
         default=0.0,
@@ -157,11 +164,11 @@ class FeedbackConfig(Section):
     )
     weight: float = Field(default=1.0, ge=0, description="lambda, beside an RL loss of weight 1")
     anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
-    anneal_to: float = Field(default=0.0, ge=0)
+    anneal_to: float = Field(default=0.0, ge=0, description="what `weight` is after `anneal_steps`")
     rule_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={}, description="by rule, on top of `weight`; 1 where not named, 0 turns a rule off"
     )
-    rules: list[str] = Field(default=[], description="the rules of docs/feedback.md that readers go by; empty: all")
+    rules: list[str] = Field(default=[], description="those of docs/feedback.md that are looked for; empty: all")
     max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout whose hint may teach")
     max_candidates: int = Field(default=6, ge=1, description="faulty messages of a rollout that are given a hint")
     gate: float = Field(
@@ -176,13 +183,17 @@ class FeedbackConfig(Section):
     anchor_weight: float = Field(default=1.0, gt=0, description="beside an RL loss of weight 1")
     anchor_tokens: int = Field(default=4096, ge=1, description="longer contexts are not held: they would cost the most")
     top: int = Field(default=5, ge=1, description="likeliest tokens recorded where student and teacher differ")
-    teacher: Literal["live", "ema", "frozen", "trust_region"] = "frozen"
+    teacher: Literal["live", "ema", "frozen", "trust_region"] = Field(
+        default="frozen", description="whose weights the hinted model has: docs/feedback.md"
+    )
     ema_decay: float = Field(default=0.99, gt=0, lt=1, description="teacher `ema` only")
     refresh_steps: int = Field(
         default=0, ge=0, description="teacher `frozen` only: steps until it takes the student's weights; 0 is never"
     )
     trust_mix: float = Field(default=0.1, gt=0, lt=1, description="teacher `trust_region` only: share of the live one")
-    direction: Literal["forward", "reverse", "jsd"] = "forward"
+    direction: Literal["forward", "reverse", "jsd"] = Field(
+        default="forward", description="forward is KL(teacher || student), reverse the other way round"
+    )
     token_cap: float = Field(default=2.0, gt=0, description="nats a token may count for")
     importance_cap: float = Field(default=0.0, ge=0, description="weight by min(pi / mu, cap); 0 is no weighting")
     judge: JudgeConfig = JudgeConfig()
@@ -213,19 +224,19 @@ class FeedbackConfig(Section):
 class EffortConfig(Section):
     """What solving costs: C(x) of docs/rewards.md, where x is the weighted share of what the limits allow."""
 
-    on: bool = False
+    on: bool = Field(default=False, description="whether solving costs anything")
     bound: float = Field(default=0.2, gt=0, lt=1, description="the most it can cost; solving is worth 1")
-    k: float = Field(default=4.0, gt=0)
-    q: float = 1.0
+    k: float = Field(default=4.0, gt=0, description="of C(x): how early the cost levels off")
+    q: float = Field(default=1.0, description="of C(x): how much it levels off; 1 is the logarithm")
     full_tokens: int = Field(default=0, ge=0, description="what counts as all tokens; 0 is harness.tokens")
     full_turns: int = Field(default=0, ge=0, description="what counts as all turns; 0 is harness.turns")
     thinking_tokens: float = Field(default=1.0, ge=0, description="weight of a share of all tokens, as the next four")
-    call_tokens: float = Field(default=1.0, ge=0)
+    call_tokens: float = Field(default=1.0, ge=0, description="weight of tokens in calls")
     output_tokens: float = Field(default=0.25, ge=0, description="the agent asked for them and did not write them")
-    final_tokens: float = Field(default=1.0, ge=0)
-    summary_tokens: float = Field(default=1.0, ge=0)
+    final_tokens: float = Field(default=1.0, ge=0, description="weight of tokens in messages without a call")
+    summary_tokens: float = Field(default=1.0, ge=0, description="weight of tokens in self-summaries")
     calls: float = Field(default=0.25, ge=0, description="weight of a share of all turns, as the next")
-    turns: float = Field(default=0.25, ge=0)
+    turns: float = Field(default=0.25, ge=0, description="weight of a share of all turns")
 
 
 class RewardsConfig(Section):
@@ -241,7 +252,7 @@ class RewardsConfig(Section):
 class MonitorsConfig(Section):
     """What looks for cheating in every rollout, and what a finding costs."""
 
-    on: bool = True
+    on: bool = Field(default=True, description="whether rollouts are searched for cheating")
     watch: bool = Field(default=True, description="let boxes tell which files are opened, where the machine can")
     policy: dict[str, Literal["count", "penalise", "zero", "quarantine"]] = Field(
         default={}, description="by the kind of finding, over the defaults of docs/monitors.md"
@@ -266,9 +277,9 @@ class EvalConfig(Section):
 
 
 class Config(Section):
-    out: str = "runs/train"
+    out: str = Field(default="runs/train", description="the run folder")
     model: str = Field(default="", description="`pocket`, `smollm2-135m`, a run or model folder, a hub id, or a URL")
-    seed: int = 0
+    seed: int = Field(default=0, description="of everything that is drawn")
     threads: int = Field(default=1, ge=1, description="torch threads; sandboxes use the other cores")
     tasks: TasksConfig = TasksConfig()
     harness: HarnessConfig = HarnessConfig()

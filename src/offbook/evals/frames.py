@@ -1,7 +1,7 @@
 """A run as data frames: a row a rollout, a row a message, a row a target.
 
-import offbook
-frames = offbook.frames("runs/train")
+import offbook.api
+frames = offbook.api.frames("runs/train")
 frames.rollouts.groupby("step").solved.mean()
 """
 

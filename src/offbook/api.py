@@ -1,0 +1,75 @@
+"""offbook from Python, in five functions; docs/api.md has examples. torch comes with the first call that needs it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from offbook.config import Config
+    from offbook.runfolder import RunFolder
+    from offbook.types import Rollout, Task
+
+__all__ = ["configure", "evaluate", "frames", "rollouts", "train"]
+
+
+def configure(*files: str | Path, **sections: Any) -> Config:
+    """A configuration: recipes by name and TOML files, left to right, then what is given by name, sections as tables.
+
+    `configure("pocket", seed=1, train={"steps": 10})`. Without a recipe the one that fits the model is taken.
+    """
+    from offbook.config import load_config
+
+    return load_config(files, dict(_dotted(sections)))
+
+
+def _dotted(sections: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    flat = []
+    for key, value in sections.items():
+        is_table = isinstance(value, Mapping)
+        flat += _dotted(value, f"{prefix}{key}.") if is_table else [(f"{prefix}{key}", str(value))]
+    return flat
+
+
+def train(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row: None) -> RunFolder:
+    """Run, or go on with, the training that the configuration describes; `on_step` gets each step's metrics."""
+    from offbook.loop.train import train as run
+
+    return run(config, on_step)
+
+
+def rollouts(config: Config, tasks: str | list[Task] = "", samples: int = 1) -> list[Rollout]:
+    """Scored rollouts of `config.model` on tasks: `pocket`, a folder, or loaded ones; without any, the held-out ones of
+    the configuration. Nothing is written."""
+    from offbook.loop.collector import Collector
+    from offbook.loop.models import model_folder
+    from offbook.loop.tasks import task_sets, tasks_at
+
+    chosen = tasks_at(tasks, config) if tasks and isinstance(tasks, str) else tasks or task_sets(config).heldout
+
+    async def collect() -> list[list[Rollout]]:
+        async with aclosing(Collector(config, model_folder(config.model, config.seed))) as collector:
+            return await collector.groups(list(chosen), samples, "rollout")
+
+    return [rollout for group in asyncio.run(collect()) for rollout in group]
+
+
+def evaluate(config: Config, model: str | Path = "") -> dict[str, Any]:
+    """Numbers of a model, a run's newest checkpoint or, without one, `config.model` on the held-out tasks of the
+    configuration, with 95% intervals over tasks."""
+    from offbook.loop.evaluate import evaluate as measure
+    from offbook.loop.models import model_folder
+    from offbook.loop.tasks import task_sets
+
+    numbers, _ = measure(model_folder(str(model or config.model), config.seed), task_sets(config).heldout, config)
+    return numbers
+
+
+def frames(run: Any, library: Any = None) -> Any:
+    """A run as data frames: `.rollouts`, `.messages`, `.targets`, in pandas or polars. See offbook.evals.frames."""
+    from offbook.evals.frames import frames as made
+
+    return made(run, library)
