@@ -27,6 +27,7 @@ PARTS = 4  # that a branch's keys are read in, side by side: the longest prefix 
 NOT_PLAIN = ("sliding_window", "softcap", "s_aux")  # what some layers say beside queries, keys and values
 # Fastest first on the GPUs at hand; only what can run the inputs is taken.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+PREFIX = "offbook-"
 _numbers = itertools.count()
 
 
@@ -71,8 +72,11 @@ class LayerKV:
 
 def install(model: PreTrainedModel) -> None:
     """Make the layers of `model` take the keyword arguments `kv` and `reads`. transformers knows attention functions by
-    names that all models share, so each model gets a name of its own."""
-    name = f"offbook-{next(_numbers)}"
+    names that all models share, so each model gets a name of its own. A copy of one keeps its name: a compiled layer is
+    compiled anew for each that it meets."""
+    if model.config._attn_implementation.startswith(PREFIX):
+        return
+    name = f"{PREFIX}{next(_numbers)}"
     AttentionInterface.register(name, _attention)
     AttentionMaskInterface.register(name, _no_mask)
     model.set_attn_implementation(name)
