@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from offbook.sandbox import BoxSpec
+from offbook.tasks.git import BadPatch, applied, touched_by
 from offbook.tasks.grade import Grade, counted, grade
-from offbook.tasks.patch import BadPatch, applied, touched_by
 from offbook.tasks.script import reward_by_script, solved_by_script
 from offbook.types import OffbookError, Task
 
