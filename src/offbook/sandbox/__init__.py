@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, PathRefused
-from offbook.sandbox.bwrap import BwrapBox, isolation, require_isolation
 from offbook.sandbox.bwrap.arguments import View, hidden_folders
+from offbook.sandbox.bwrap.bwrap_box import BwrapBox
+from offbook.sandbox.bwrap.isolation import isolation, require_isolation
 from offbook.sandbox.process import ProcessBox
 
 __all__ = [

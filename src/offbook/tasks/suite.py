@@ -86,27 +86,6 @@ class Round:
     per_test_s: float = PER_TEST_S
 
 
-async def run_suite(
-    box: Box,
-    suite: Suite,
-    files: Sequence[str],
-    timeout_s: float,
-    tests: Sequence[str] | None = None,
-    *,
-    hash_seed: int = 0,
-    per_test_s: float = PER_TEST_S,
-    max_tests: int = MAX_TESTS,
-    sources: Sequence[str] = (),
-) -> SuiteRun:
-    """Run the given tests of the given files, or all of them, in a box made by `suite_box`.
-
-    The functions of `sources` that each test enters are told too.
-    """
-    one = Round(files, tests, per_test_s=per_test_s)
-    (run,) = await run_rounds(box, suite, [one], timeout_s, hash_seed=hash_seed, max_tests=max_tests, sources=sources)
-    return run
-
-
 async def run_rounds(
     box: Box,
     suite: Suite,
@@ -117,7 +96,8 @@ async def run_rounds(
     max_tests: int = MAX_TESTS,
     sources: Sequence[str] = (),
 ) -> list[SuiteRun]:
-    """Several runs, one after the other, for little more than what their tests take: Python and pytest start once."""
+    """Run tests in a box made by `suite_box`. Several rounds, one after the other, take little more than their tests:
+    Python and pytest start once. The functions of `sources` that each test enters are told too."""
     keys = [secrets.token_hex(16) for _ in rounds]
     order = {
         "keys": keys,

@@ -15,7 +15,7 @@ from pathlib import Path
 from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.nouns import FunctionKey, Map, Repository, Unprepared, files_of
-from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, SuiteRun, run_suite, suite_box
+from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, Round, SuiteRun, run_rounds, suite_box
 
 HASH_SEEDS = (0, 1, 42)  # one a run: a test that depends on the order of a set shows it
 ATTEMPTS = 6  # runs that end in the middle of a test: each time without that test
@@ -117,10 +117,10 @@ async def _whole_run(
     for attempt in range(ATTEMPTS):
         files = repository.test_files if tests is None else files_of(tests)
         async with await suite_box(repository.tree, repository.suite, spec) as box:
-            run = await run_suite(
-                box, repository.suite, files, limits.suite_s, tests,
-                hash_seed=hash_seed, per_test_s=limits.per_test_s, max_tests=limits.max_tests,
-            )  # fmt: skip
+            whole = Round(files, tests, per_test_s=limits.per_test_s)
+            (run,) = await run_rounds(
+                box, repository.suite, [whole], limits.suite_s, hash_seed=hash_seed, max_tests=limits.max_tests
+            )
         state.collected = state.collected or run.collected
         for path, reason in run.broken.items():
             state.excluded.setdefault(path, f"cannot be collected: {reason}")
@@ -173,9 +173,8 @@ async def map_tests(repository: Repository, box: BoxSpec) -> Map:
             chosen = pending[start : start + size]
             limit_s = START_S + SLOWER * sum(repository.seconds[test] for test in chosen)
             async with await suite_box(repository.tree, repository.suite, box) as opened:
-                run = await run_suite(
-                    opened, repository.suite, files_of(chosen), limit_s, chosen, sources=repository.source_files
-                )
+                one = Round(files_of(chosen), chosen)
+                (run,) = await run_rounds(opened, repository.suite, [one], limit_s, sources=repository.source_files)
             keys = [FunctionKey(*pair) for pair in run.functions]
             for test, numbers in run.enters.items():
                 for number in numbers:
