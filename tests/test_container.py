@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from offbook.sandbox.box import BoxSpec, PathRefused
-from offbook.sandbox.container import ContainerBox
-from offbook.sandbox.container_engine import find_engine, run_arguments
+from offbook.sandbox.container import ContainerBox, find_engine, run_arguments
 from offbook.types import OffbookError
 
 IMAGE = "offbook-test-busybox:1"

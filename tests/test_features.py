@@ -185,7 +185,7 @@ SETTINGS = FeatureSettings(repo="Re.po", across_files=0.0, min_clusters=0.0)
 
 def find(settings: FeatureSettings = SETTINGS, order: list[str] | None = None) -> list[Feature]:
     names = order or list(ENTERED)
-    traced = Map({key(name): ENTERED[name] for name in names}, frozenset({key("at_import")}), "monitoring")
+    traced = Map({key(name): ENTERED[name] for name in names}, frozenset({key("at_import")}))
     return Finder(read_symbols(TREE, (".",)), traced, TESTS, settings).features()
 
 
@@ -201,7 +201,7 @@ def test_a_feature_is_a_target_and_what_only_its_tests_enter() -> None:
 
 def test_every_function_that_is_in_no_feature_has_a_reason() -> None:
     symbols, settings = read_symbols(TREE, (".",)), replace(SETTINGS, max_overlap=0.4, max_lines=20)
-    traced = Map({key(name): entering for name, entering in ENTERED.items()}, frozenset({key("at_import")}), "inserted")
+    traced = Map({key(name): entering for name, entering in ENTERED.items()}, frozenset({key("at_import")}))
     finder = Finder(symbols, traced, TESTS, settings)
     features = finder.features()
     reasons = finder.left_out(features)
@@ -220,7 +220,7 @@ def test_every_function_that_is_in_no_feature_has_a_reason() -> None:
 
 def test_functions_with_the_same_tests_are_one_feature_and_the_caller_is_its_target() -> None:
     tree = {"m.py": "def _deep():\n" + BODY + "def called():\n" + BODY * 2 + "def calling():\n    called()\n" + BODY}
-    traced = Map({FunctionKey("m.py", n): some(1) for n in ("_deep", "called", "calling")}, frozenset(), "monitoring")
+    traced = Map({FunctionKey("m.py", n): some(1) for n in ("_deep", "called", "calling")}, frozenset())
     (feature,) = Finder(read_symbols(tree, (".",)), traced, TESTS, SETTINGS).features()
     assert feature.targets == (FunctionKey("m.py", "calling"),)
     assert len(feature.functions) == 3

@@ -16,6 +16,7 @@ import tokenize
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
+from types import CodeType
 
 import numpy as np
 import pytest
@@ -40,10 +41,11 @@ from leaks.plants import run as run_command
 from offbook import copies
 from offbook.taskgen.audit import reading
 from offbook.taskgen.audit.bytecode import (
+    _PLACEHOLDERS,
     Code,
+    _constant_parts,
     found_in_bytecode,
     found_in_symbols,
-    parts_of,
     read_bytecode,
     traces_of,
 )
@@ -345,6 +347,12 @@ def test_bytecode_that_repeats_itself_without_end_is_bounded():
     assert read_bytecode(header + code.replace(b")\x00" * 3, b"N" * 3)) is None
     number = b"l" + (2000).to_bytes(4, "little") + bytes(4000)
     assert read_bytecode(header + code.replace(constants, b")\x01" + number)) is None
+
+
+def parts_of(code: CodeType) -> frozenset[str]:
+    names = [*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_freevars]
+    inner = [part for constant in code.co_consts if isinstance(constant, CodeType) for part in parts_of(constant)]
+    return frozenset(names) - _PLACEHOLDERS | _constant_parts(code.co_consts) | frozenset(inner)
 
 
 def test_the_bytecode_of_real_modules_is_read(tmp_path: Path):

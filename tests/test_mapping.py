@@ -16,16 +16,11 @@ from test_prepare import deps
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.nouns import FunctionKey, Map, Repository, Unprepared
 from offbook.taskgen.prepare import tests
-from offbook.taskgen.prepare.tests import best_engine, load_map, map_tests
-from offbook.tasks.suite import Engine, make_interpreter
+from offbook.taskgen.prepare.tests import load_map, map_tests
+from offbook.tasks.suite import make_interpreter
 
 __all__ = ["deps"]
 
-HAS_MONITORING = sys.version_info >= (3, 12)
-ENGINES = [
-    "inserted",
-    pytest.param("monitoring", marks=pytest.mark.skipif(not HAS_MONITORING, reason="Python 3.12 has it first")),
-]
 SOURCE = '''
     """Module."""
     import asyncio, functools, threading
@@ -201,25 +196,22 @@ def names_of(found: Map) -> dict[str, set[str]]:
     }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_each_test_and_what_it_enters(engine: Engine, deps: Path, tmp_path: Path) -> None:
+def test_each_test_and_what_it_enters(deps: Path, tmp_path: Path) -> None:
     repository = make_repository(tmp_path / "made", deps)
-    found = asyncio.run(map_tests(repository, BoxSpec(), engine))
+    found = asyncio.run(map_tests(repository, BoxSpec()))
     assert names_of(found) == {name: set(tests.split()) for name, tests in EXPECTED.items()}
     assert found.at_import == {FunctionKey("pkg/core.py", name) for name in ("decorate", "register")}
-    assert found.engine == engine
     assert json.loads((tmp_path / "made" / "map.json").read_text())["failed_when_traced"] == []
     assert load_map(tmp_path / "made" / "map.json") == found
     shutil.rmtree(repository.tree)
     assert asyncio.run(map_tests(repository, BoxSpec())) == found
-    assert best_engine(repository) == ("monitoring" if HAS_MONITORING else "inserted")
 
 
 def test_what_does_not_fit_in_one_run(deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In runs of a few tests the same comes out, but for functions that were entered in none."""
     repository = make_repository(tmp_path / "made", deps)
     monkeypatch.setattr(tests, "TESTS_A_RUN", 14)
-    found = asyncio.run(map_tests(repository, BoxSpec(), "inserted"))
+    found = asyncio.run(map_tests(repository, BoxSpec()))
     assert names_of(found) == {name: set(tests.split()) for name, tests in EXPECTED.items()}
 
 
@@ -227,5 +219,5 @@ def test_tests_that_are_not_there_any_more(deps: Path, tmp_path: Path, monkeypat
     repository = make_repository(tmp_path / "made", deps, "def test_nothing(): pass\n")
     monkeypatch.setattr(tests, "ROUNDS", 1)
     with pytest.raises(Unprepared, match=r"25 tests of pkg cannot be traced, among them tests/test_core.py::"):
-        asyncio.run(map_tests(repository, BoxSpec(), "inserted"))
+        asyncio.run(map_tests(repository, BoxSpec()))
     assert not (tmp_path / "made" / "map.json").exists()

@@ -27,7 +27,7 @@ from offbook.taskgen.prepare.layout import find_layout
 from offbook.taskgen.prepare.metadata import Project, read_project
 from offbook.taskgen.prepare.prepare import PrepareSettings, load_repository, prepare
 from offbook.taskgen.prepare.tests import BaselineLimits
-from offbook.tasks.suite import make_interpreter, run_suite, suite_box
+from offbook.tasks.suite import Round, make_interpreter, run_rounds, suite_box
 from offbook.tasks.unpack import SourceLimits
 
 BOX = BoxSpec()
@@ -330,7 +330,7 @@ def test_the_tested_code_sees_its_dependencies_and_no_more(deps: Path, tmp_path:
     async def part() -> None:
         chosen = ["tests/test_pkg.py::test_ten[3]", "tests/test_inside.py::test_own_files", "tests/test_pkg.py::none"]
         async with await suite_box(repository.tree, repository.suite, BOX) as box:
-            run = await run_suite(box, repository.suite, repository.test_files, 60.0, chosen)
+            (run,) = await run_rounds(box, repository.suite, [Round(repository.test_files, chosen)], 60.0)
             assert await box.changes() == {}
         assert run.passed == set(chosen[:2]) == set(run.collected)
         assert (run.failed, run.skipped, run.broken, run.running, run.exit_code, run.timed_out) == (

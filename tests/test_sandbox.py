@@ -623,16 +623,16 @@ def test_a_process_that_ends_leaves_nothing(base: Path, how: str) -> None:
 
 @needs_isolation
 @in_loop
-async def test_read_only_folders_are_seen_under_their_own_paths(base: Path, tmp_path: Path) -> None:
+async def test_folders_that_can_only_be_read(base: Path, tmp_path: Path) -> None:
     (tmp_path / "environment").mkdir()
     (tmp_path / "environment" / "tool").write_text("tool")
     (tmp_path / "beside").write_text(SECRET)
-    async with await open_box(base, BoxSpec(), readonly=[tmp_path / "environment"]) as box:
+    async with await open_box(base, BoxSpec(), mounts={str(tmp_path / "environment"): tmp_path / "environment"}) as box:
         path = tmp_path / "environment"
         result = await box.exec(f"cat {path}/tool; ls {tmp_path}; touch {path}/x", 20)
         assert result.output.startswith("toolenvironment\ntouch: ")
     with pytest.raises(OffbookError, match="no folder"):
-        await open_box(base, BoxSpec(), readonly=[tmp_path / "missing"])
+        await open_box(base, BoxSpec(), mounts={"/missing": tmp_path / "missing"})
 
 
 @needs_isolation

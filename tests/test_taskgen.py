@@ -21,6 +21,7 @@ from offbook.sandbox import BoxSpec, open_box
 from offbook.taskgen.audit.corpus import Corpus, Leak, audit_all, given_away
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.harden import NO_WAY, feature_of, harden, workshop_of
+from offbook.taskgen.instruct import rewriter, usable
 from offbook.taskgen.make import MakeSettings, Outcome, make_task
 from offbook.taskgen.pipeline import (
     Made,
@@ -29,14 +30,13 @@ from offbook.taskgen.pipeline import (
     make_tasks,
     split_of,
 )
-from offbook.taskgen.proposals import Proposal, deletion_of, read_proposals
-from offbook.taskgen.rewrite import diff_in, proposer, rewriter, usable
+from offbook.taskgen.proposals import Proposal, deletion_of, diff_in, proposer, read_proposals
 from offbook.taskgen.workshop import Workshop
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all
 from offbook.tasks.export import swebench_instance
 from offbook.tasks.folder import write_files
-from offbook.tasks.patch import applied, gold_patch
+from offbook.tasks.git import applied, gold_patch
 from offbook.types import OffbookError, Task
 
 __all__ = ["deps"]
@@ -463,7 +463,7 @@ def test_a_model_says_the_instruction_of_a_task(workshop: Workshop, tmp_path: Pa
                 MakeSettings(rewrite=rewrite),
             )
         )
-    assert (outcome.refused, outcome.rewritten) == ("", 1)
+    assert outcome.refused == ""
     assert load_task(tmp_path / "it").instruction == good
     assert load_task(tmp_path / "it", "terse").instruction != good
 

@@ -30,7 +30,7 @@ from offbook.taskgen.pocket.repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Sp
 from offbook.tasks import load_task, load_tasks, suite
 from offbook.tasks.check import check
 from offbook.tasks.folder import Contents, places, write_files, write_task
-from offbook.tasks.suite import SuiteRun, run_suite, suite_box
+from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 from offbook.types import Deleted, Interrupt, OffbookError, Rollout, Suite, Task
 
 # --- deletion: {name} stands for the function; the stubbed form of each is given beside it
@@ -208,7 +208,8 @@ def run_files(place: Path, files: Mapping[str, str], test_files: Iterable[str], 
 
     async def run() -> SuiteRun:
         async with await suite_box(place, Suite(), BoxSpec()) as box:
-            return await run_suite(box, Suite(), list(test_files), timeout_s)
+            (run,) = await run_rounds(box, Suite(), [Round(list(test_files))], timeout_s)
+            return run
 
     return asyncio.run(run())
 

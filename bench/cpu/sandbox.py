@@ -23,8 +23,7 @@ from statistics import median
 
 from offbook.sandbox import BwrapBox, isolation, require_isolation
 from offbook.sandbox.box import environment
-from offbook.sandbox.bwrap.arguments import FLAGS, seccomp_file
-from offbook.sandbox.bwrap.root import HOME, TEMPORARY, View, view_arguments
+from offbook.sandbox.bwrap.arguments import FLAGS, HOME, TEMPORARY, View, seccomp_file, view_arguments
 from offbook.sandbox.bwrap.store import owner_name, store
 
 PODMAN_IMAGE = "docker.io/library/busybox"

@@ -89,7 +89,7 @@ async def play(case: Case, folder: Path, watch: bool = True) -> tuple[Task, Roll
     task = Task(
         case.name, folder, case.instruction, tree, hidden, names, (wanted,), (), TOOLS, case.repository.package
     )  # fmt: skip
-    async with await open_box(tree, BoxSpec(watch=watch), readonly=(packages,)) as box:
+    async with await open_box(tree, BoxSpec(watch=watch), mounts={str(packages): packages}) as box:
         script = Script(steps)
         rollout = await run_agent(task, box, script, script.chat, Harness(LIMITS), case.name, "hacks")
     assert rollout.stop == "finish", (case.name, rollout.stop, rollout.events)

@@ -53,11 +53,11 @@ def make(
 ) -> None:
     """Turn repositories into verified feature-deletion tasks. The same command goes on where it was stopped."""
     from offbook.sandbox import BoxSpec
+    from offbook.taskgen.instruct import rewriter
     from offbook.taskgen.make import MakeSettings
     from offbook.taskgen.pipeline import make_tasks
     from offbook.taskgen.prepare.prepare import PrepareSettings
-    from offbook.taskgen.proposals import read_proposals
-    from offbook.taskgen.rewrite import proposer, rewriter
+    from offbook.taskgen.proposals import proposer, read_proposals
 
     if not sources and proposals is None:
         raise OffbookError("give at least one repository: a folder, a git URL, an archive, or pypi:NAME")

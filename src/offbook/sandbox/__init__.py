@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, PathRefused
-from offbook.sandbox.bwrap import BwrapBox, isolation, require_isolation
-from offbook.sandbox.bwrap.root import View, hidden_folders
+from offbook.sandbox.bwrap.arguments import View, hidden_folders
+from offbook.sandbox.bwrap.bwrap_box import BwrapBox
+from offbook.sandbox.bwrap.isolation import isolation, require_isolation
 from offbook.sandbox.process import ProcessBox
 
 __all__ = [
@@ -33,19 +34,18 @@ def hidden_in_boxes(python: Path) -> list[Path]:
 async def open_box(
     tree: Path,
     spec: BoxSpec | None = None,
-    readonly: Sequence[Path] = (),
     python: Path | None = None,
     mounts: Mapping[str, Path] | None = None,
 ) -> Box:
     """A box of the kind that `spec` names, around a copy or an overlay of `tree`.
 
-    `readonly` folders are seen in it under their own paths. `python` is a folder with an interpreter of the task's own:
-    python/ and the packages it has, deps/; the box has it in the place of offbook's. `mounts` are
-    read-only folders under other paths. A container has its own files and takes none of them.
+    `python` is a folder with an interpreter of the task's own: python/ and the packages it has, deps/; the box has it
+    in the place of offbook's. `mounts` are folders that the box sees under the given paths and can only read. A
+    container has its own files and takes none of them.
     """
     spec = spec or BoxSpec()
     if spec.backend == "bwrap":
-        return BwrapBox(tree, spec, readonly=readonly, python=python, mounts=mounts)
+        return BwrapBox(tree, spec, python=python, mounts=mounts)
     if spec.backend == "process":
         return ProcessBox(tree, spec, python)
     from offbook.sandbox.container import ContainerBox

@@ -10,26 +10,74 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import os
 import re
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox import container_engine as scripts
-from offbook.sandbox.box import Box, BoxSpec, ExecResult, Names, PathRefused
-from offbook.sandbox.container_engine import TREE, archived, call, find_engine, must, packed, run_arguments
+from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, Names, PathRefused
 from offbook.sandbox.folders import in_history, publish, refuse_history
-from offbook.sandbox.output import Output
+from offbook.sandbox.output import Output, plain_text
 from offbook.types import OffbookError
 
 LAST_WORDS_S = 5.0
 CRASHED = "\n[the container broke down; it is back at its last snapshot]\n"
+TREE = "/app"
+ENGINE_S = 120.0  # an engine that takes longer over anything hangs
+
+# Engines start each command as the leader of a session of its own, so its number is that of its process group.
+LAUNCH = """
+exec 2>&1
+echo $$ > /dev/shm/$1.group
+ulimit -f $2
+[ "$3" ] && exec 3> /dev/shm/$1.report
+exec /bin/sh -c "$4"
+"""
+# Kills what is left of a command, then tells what control groups (version 2 or 1) counted, then the report.
+AFTER = """
+exec 2> /dev/null
+kill -9 -$(cat /dev/shm/$1.group)
+[ "$2" ] && kill -9 -1
+cd /sys/fs/cgroup
+echo counted
+cat memory.events memory/memory.oom_control
+echo
+cat /dev/shm/$1.report
+rm -f /dev/shm/$1.group /dev/shm/$1.report
+"""
+# Follows links as far as the path exists. The rest is for `write` to make, and cannot lead back up.
+RESOLVE = """
+path=$1 rest=
+while [ "$path" ] && [ ! -e "$path" ] && [ ! -L "$path" ]; do rest=/${path##*/}$rest path=${path%/*}; done
+case $rest/ in */../* | */./*) exit 90 ;; esac
+real=$(readlink -f "$path")$rest || exit 90
+case $real in /app | /app/* | /history | /history/*) ;; *) exit 90 ;; esac
+"""
+READ = '[ -e "$real" ] || exit 92; [ -f "$real" ] || exit 91; exec cat "$real"'
+WRITE = '[ ! -e "$real" ] || [ -f "$real" ] || exit 91; mkdir -p "${real%/*}" && exec cat > "$real"'
+REMOVE = """
+real=$real/$2
+[ -L "$real" ] || [ -e "$real" ] || exit 92
+[ -L "$real" ] || [ -f "$real" ] || exit 91
+rm "$real"
+"""
+LIST = """
+[ -e "$real" ] || exit 92
+cd "$real" || exit 1
+for name in * .[!.]* ..?*; do
+    if [ -d "$name" ]; then printf '%s/\\0' "$name"
+    elif [ -e "$name" ] || [ -L "$name" ]; then printf '%s\\0' "$name"
+    fi
+done
+"""
 
 
 class ContainerBox(Box):
@@ -71,7 +119,7 @@ class ContainerBox(Box):
             try:
                 write_end = output.open()
                 try:
-                    arguments = ["/bin/sh", "-c", scripts.LAUNCH, "sh", key, blocks, "3" if report else "", command]
+                    arguments = ["/bin/sh", "-c", LAUNCH, "sh", key, blocks, "3" if report else "", command]
                     process = await asyncio.create_subprocess_exec(
                         *self._inside(TREE, *arguments), stdin=subprocess.DEVNULL, stdout=write_end, stderr=write_end
                     )
@@ -98,11 +146,11 @@ class ContainerBox(Box):
         return ExecResult(code, text, timed_out, output.truncated, written if report else "", exhausted)
 
     async def read(self, path: str) -> str:
-        return (await self._file(scripts.READ, path, _absolute(path))).decode(errors="replace")
+        return (await self._file(READ, path, _absolute(path))).decode(errors="replace")
 
     async def write(self, path: str, text: str) -> None:
         async with self._alone():
-            await self._file(scripts.WRITE, path, _absolute(path, writes=True), stdin=text.encode(errors="replace"))
+            await self._file(WRITE, path, _absolute(path, writes=True), stdin=text.encode(errors="replace"))
 
     async def remove(self, path: str) -> None:
         """A file or a link itself, not what it leads to."""
@@ -110,10 +158,10 @@ class ContainerBox(Box):
         if name in ("", ".", ".."):
             raise PathRefused(f"{path} is not a file")
         async with self._alone():
-            await self._file(scripts.REMOVE, path, folder, name)
+            await self._file(REMOVE, path, folder, name)
 
     async def list(self, path: str) -> Names:
-        names = (await self._file(scripts.LIST, path, _absolute(path))).decode(errors="replace")
+        names = (await self._file(LIST, path, _absolute(path))).decode(errors="replace")
         return sorted(names.split("\0")[:-1])
 
     async def files(self) -> Names:
@@ -164,7 +212,7 @@ class ContainerBox(Box):
         return [self._engine, "exec", "--interactive", "--workdir", folder, self._name, *command]
 
     async def _file(self, script: str, path: str, *arguments: str, stdin: bytes = b"") -> bytes:
-        command = self._inside("/", "/bin/sh", "-c", scripts.RESOLVE + script, "sh", *arguments)
+        command = self._inside("/", "/bin/sh", "-c", RESOLVE + script, "sh", *arguments)
         code, output, error = await call(*command, stdin=stdin)
         if code == 90:
             raise PathRefused(f"{path} is outside of the repository")
@@ -177,7 +225,7 @@ class ContainerBox(Box):
     async def _clean_up(self, key: str, name: str) -> tuple[bool, str]:
         """Whether the container had broken down, and the command's report."""
         alone = "alone" if self._num_running == 1 else ""
-        code, output, _ = await call(*self._inside("/", "/bin/sh", "-c", scripts.AFTER, "sh", key, alone))
+        code, output, _ = await call(*self._inside("/", "/bin/sh", "-c", AFTER, "sh", key, alone))
         if code and name == self._name:  # no other command has brought it back yet
             await call(self._engine, "rm", "--force", name)
             await self._start(self._images[-1])
@@ -227,3 +275,65 @@ def _absolute(path: str, writes: bool = False) -> str:
 
 def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+async def find_engine() -> str:
+    for engine in ("docker", "podman"):
+        if shutil.which(engine) and (await call(engine, "ps", "-q"))[0] == 0:
+            return engine
+    raise OffbookError("no container engine answers: start the Docker daemon, or install podman")
+
+
+def run_arguments(name: str, image: str, spec: BoxSpec, history: Path) -> list[str]:
+    """The first process must reap the orphans of commands: a shell that waits does. The image's user stays."""
+    memory = f"{spec.memory_mb}m"
+    arguments = ["run", "--detach", "--name", name, "--label", "offbook=box", "--pull", "never", "--stop-timeout", "0"]
+    arguments += ["--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    arguments += ["--pids-limit", str(spec.pids), "--memory", memory, "--memory-swap", memory]
+    arguments += ["--cpus", str(spec.cpus)] if spec.cpus else []
+    arguments += ["--volume", f"{history}:{HISTORY}:ro,z", "--entrypoint", "/bin/sh"]
+    return [*arguments, image, "-c", "while :; do sleep 3600; done"]
+
+
+async def call(*command: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
+    """Exit code, output, and the last line of what it complained about."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(stdin), ENGINE_S)
+    except TimeoutError:
+        raise OffbookError(f"{command[0]} {command[1]} did not end within {ENGINE_S:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    lines = plain_text(errors.decode(errors="replace")).strip().splitlines()
+    return process.returncode or 0, output, lines[-1] if lines else ""
+
+
+async def must(*command: str, stdin: bytes = b"") -> bytes:
+    code, output, error = await call(*command, stdin=stdin)
+    if code:
+        raise OffbookError(f"{command[0]} {command[1]} failed: {error}")
+    return output
+
+
+def packed(tree: Path, user: int, group: int) -> bytes:
+    def owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid, member.gid = user, group  # without rights, even root can write only what is its own
+        return member
+
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        archive.add(tree, arcname=TREE.strip("/"), filter=owned)
+    return stream.getvalue()
+
+
+def archived(stream: bytes) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(fileobj=io.BytesIO(stream)) as archive:
+        for member in archive:
+            if member.isreg() or member.islnk():
+                content = archive.extractfile(member)
+                assert content
+                name = os.fsencode(member.name.partition("/")[2]).decode(errors="replace")
+                yield name, content.read()

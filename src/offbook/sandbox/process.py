@@ -12,14 +12,16 @@ import math
 import os
 import shutil
 import signal
-import stat
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, Names, PathRefused, environment
+from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, Names, environment
+from offbook.sandbox.bwrap import edits
+from offbook.sandbox.bwrap.merged import Merged
 from offbook.sandbox.folders import in_history, publish, recordable, refuse_history, regular_files, remove_tree
 from offbook.sandbox.output import REPORT_BYTES, Output
 
@@ -93,28 +95,21 @@ class ProcessBox(Box):
         return 128 - exit_code if ended_itself else exit_code, timed_out  # as a shell tells of a signal
 
     async def read(self, path: str) -> str:
-        return self._regular_file(path).read_bytes().decode(errors="replace")
+        with _said_by_the_system(path):
+            return self._files(path).read(path).decode(errors="replace")
 
     async def write(self, path: str, text: str) -> None:
         refuse_history(path)
-        target = self._inside(path)
-        if target.exists():
-            target = self._regular_file(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(text.encode(errors="replace"))
+        edits.write(self._files(path), path, text.encode(errors="replace"))
 
     async def remove(self, path: str) -> None:
         refuse_history(path)
-        target = self._inside(os.path.dirname(path)) / os.path.basename(path)
-        self._inside(path)
-        if target.is_dir() and not target.is_symlink():
-            raise PathRefused(f"{path} is not a file")
-        target.unlink()
+        with _said_by_the_system(path):
+            edits.remove(self._files(path), path)
 
     async def list(self, path: str) -> Names:
-        folder = self._inside(path)
-        with os.scandir(folder) as entries:
-            return sorted(entry.name + "/" if self._is_folder(entry) else entry.name for entry in entries)
+        with _said_by_the_system(path):
+            return self._files(path).names(path)
 
     async def files(self) -> Names:
         return sorted("/".join(parts) for parts in regular_files(str(self.root)))
@@ -153,29 +148,9 @@ class ProcessBox(Box):
         self._groups.clear()
         remove_tree(str(self._place))
 
-    def _inside(self, path: str) -> Path:
-        place, inner = (self._history, path[len(HISTORY) :].lstrip("/")) if in_history(path) else (self.root, path)
-        try:
-            resolved = Path(os.path.realpath(place / inner))
-        except ValueError:  # a null byte or a lone surrogate
-            raise PathRefused(f"{path!r} is not a path") from None
-        if not resolved.is_relative_to(place):
-            raise PathRefused(f"{path} is outside of the repository")
-        return resolved
-
-    def _regular_file(self, path: str) -> Path:
-        """Folders are refused, and so are pipes and devices: opening one could wait forever."""
-        target = self._inside(path)
-        if not stat.S_ISREG(target.stat().st_mode):
-            raise PathRefused(f"{path} is not a file")
-        return target
-
-    def _is_folder(self, entry: os.DirEntry[str]) -> bool:
-        """A link out of the tree tells nothing about what it leads to."""
-        if not entry.is_symlink():
-            return entry.is_dir(follow_symlinks=False)
-        target = os.path.realpath(entry.path)
-        return Path(target).is_relative_to(self.root) and os.path.isdir(target)
+    def _files(self, path: str) -> Merged:
+        """Followed by hand, so that no link leads out of the tree."""
+        return Merged([str(self._history)], HISTORY) if in_history(path) else Merged([str(self.root)], str(self.root))
 
     def _limits(self, timeout_s: float) -> str:
         """Shell commands and not `preexec_fn`, which may deadlock in a process with threads.
@@ -185,6 +160,15 @@ class ProcessBox(Box):
         processor_s = math.ceil(timeout_s) * (os.cpu_count() or 1) + 1
         memory_kib, file_blocks = self.spec.memory_mb * 1024, self.spec.disk_mb * 2048
         return f"ulimit -c 0; ulimit -v {memory_kib}; ulimit -t {processor_s}; ulimit -f {file_blocks}; ulimit -n 256"
+
+
+@contextmanager
+def _said_by_the_system(path: str) -> Iterator[None]:
+    """The pocket model learns in these boxes, and knows errors as the system words them."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
 
 
 def _kill_group(group: int) -> None:

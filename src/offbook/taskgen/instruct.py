@@ -1,20 +1,26 @@
 """What the agent is asked: three lengths of one request, written from docstrings, signatures, callers and test names.
 
-Never code of the deleted bodies and never a test's id. The wording varies with the feature's id and nothing else.
+Never code of the deleted bodies and never a test's id. The wording varies with the feature's id and nothing else,
+unless a model says it in its words, which are held to the same rules.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from importlib import resources
 
+from offbook.client import Client, json_part
 from offbook.copies import shared_code
 from offbook.taskgen.delete.references import COMMON, spread
 from offbook.taskgen.delete.symbols import Function, Symbols
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey
 
+PROMPTS = resources.files("offbook.taskgen") / "prompts"
 TERSE_CHARACTERS = 400
+Rewrite = Callable[[Mapping[str, str], Deletion], Awaitable[dict[str, str]]]
 
 
 def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: Sequence[str]) -> dict[str, str]:
@@ -254,3 +260,34 @@ def _behaviours(tests: Sequence[str], targets: Sequence[Function]) -> list[str]:
 
 def _words(name: str) -> list[str]:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").lower().split()
+
+
+def rewriter(url: str, model: str) -> Rewrite:
+    client = Client(url, model)
+
+    async def rewrite(words: Mapping[str, str], deletion: Deletion) -> dict[str, str]:
+        """The versions that the model wrote and that can be used; those it spoiled are left out."""
+        reply = await client.ask((PROMPTS / "rewrite.md").read_text().format(**words), max_tokens=4096)
+        return {name: text for name, text in _versions(reply).items() if usable(name, text, deletion)}
+
+    return rewrite
+
+
+def _versions(reply: str) -> dict[str, str]:
+    try:
+        versions = json.loads(json_part(reply))
+    except ValueError:
+        return {}
+    known = ("terse", "normal", "detailed")
+    return {name: text.strip() for name, text in versions.items() if name in known and isinstance(text, str)}
+
+
+def usable(name: str, text: str, deletion: Deletion) -> bool:
+    """It names all that is asked for, is as short as it must be, and gives nothing away."""
+    names = [key.simple for key in deletion.feature.targets]
+    return (
+        bool(text)
+        and (name != "terse" or len(text) < TERSE_CHARACTERS)
+        and all(target in text for target in names)
+        and shared_code(text, deletion.removed) is None
+    )

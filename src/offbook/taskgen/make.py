@@ -14,16 +14,15 @@ from offbook.copies import shared_code
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.instruct import instructions
+from offbook.taskgen.instruct import Rewrite, instructions
 from offbook.taskgen.nouns import Deletion, Feature, Level
 from offbook.taskgen.prepare.prepare import PrepareSettings
-from offbook.taskgen.rewrite import Propose, Rewrite
+from offbook.taskgen.proposals import Propose
 from offbook.taskgen.verify import Verdict, VerifySettings, verify
 from offbook.taskgen.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.check import check_gold
 from offbook.tasks.folder import Contents, load_task, places, write_task
-from offbook.tasks.git import single_commit
-from offbook.tasks.patch import gold_patch
+from offbook.tasks.git import gold_patch, single_commit
 from offbook.types import Deleted, Task
 
 TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish")
@@ -63,7 +62,6 @@ class Outcome:
     num_tests: int = 0
     floor: float = 0.0
     exact: bool = False
-    rewritten: int = 0  # instructions that are a model's words
     seconds: float = 0.0
     test_s: float = 0.0
 
@@ -106,8 +104,7 @@ async def task_from(
     for text in words.values():
         if why := shared_code(text, deletion.removed):
             return ended("the instruction gives it away", why)
-    rewritten = await settings.rewrite(words, deletion) if settings.rewrite else {}
-    words |= rewritten
+    words |= await settings.rewrite(words, deletion) if settings.rewrite else {}
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
     task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
     shutil.rmtree(draft, ignore_errors=True)
@@ -129,7 +126,6 @@ async def task_from(
         num_tests=len(task.fail_to_pass),
         floor=verdict.floor,
         exact=verdict.exact,
-        rewritten=len(rewritten),
     )
 
 

@@ -79,7 +79,6 @@ class Map:
 
     tests_of: dict[FunctionKey, frozenset[str]]
     at_import: frozenset[FunctionKey]
-    engine: Literal["monitoring", "inserted"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,17 @@ Every step that is done is found done by the next call, which goes on from there
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import shutil
 import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.features import FeatureSettings, Finder
@@ -33,6 +35,7 @@ from offbook.tasks import load_task
 from offbook.types import OffbookError
 
 MIX: tuple[Level, ...] = ("hybrid", "hybrid", "gone", "gone", "stub")  # how often each comes up in a mixture
+_OUTCOME = TypeAdapter(Outcome)
 
 
 @dataclass(slots=True)
@@ -181,7 +184,7 @@ class _Run:
             shutil.rmtree(folder)  # others were under way when the last one was made
             return None
         with open(self.folder(made) / "outcomes.jsonl", "a") as file:
-            file.write(json.dumps(asdict(outcome)) + "\n")
+            file.write(_OUTCOME.dump_json(outcome).decode() + "\n")
         return outcome
 
     async def proposals(self, made: Made, workshop: Workshop, proposals: Sequence[Proposal]) -> None:
@@ -239,11 +242,9 @@ def earlier_outcomes(path: Path) -> dict[tuple[str, str], Outcome]:
     """What became of candidates in earlier calls, by id and level, so that none is tried twice."""
     found = {}
     for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            outcome = Outcome(**json.loads(line))
-        except (ValueError, TypeError):  # the last line of a call that was killed, or of an older offbook
-            continue
-        found[outcome.id, outcome.level] = outcome
+        with suppress(ValidationError):  # the last line of a call that was killed
+            outcome = _OUTCOME.validate_json(line)
+            found[outcome.id, outcome.level] = outcome
     return found
 
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from offbook.client import Client
 from offbook.copies import parsed, statements, undocumented
 from offbook.taskgen.delete.symbols import Definition, Function, read_symbols
+from offbook.taskgen.instruct import PROMPTS
 from offbook.taskgen.nouns import Deletion, Feature, is_test_code
 from offbook.taskgen.workshop import Workshop
-from offbook.tasks.patch import BadPatch, applied, touched_by
+from offbook.tasks.git import BadPatch, applied, touched_by
 from offbook.types import STRICT, OffbookError
 
 
@@ -35,7 +38,9 @@ class Proposal:
     name: str = ""
 
 
+MAX_SOURCE = 60_000  # characters of a file that a model is shown
 _PROPOSAL = TypeAdapter(Proposal)
+Propose = Callable[[Workshop, str, int], Awaitable[list[Proposal]]]
 
 
 def read_proposals(path: Path) -> list[Proposal]:
@@ -122,3 +127,33 @@ def _only_raises(source: str) -> bool:
     tree = parsed(source)[1] or ast.Module([], [])
     bodies = [undocumented(node.body) for node in statements(tree) if isinstance(node, Definition)]
     return bool(bodies) and all(len(body) == 1 and isinstance(body[0], ast.Raise) for body in bodies)
+
+
+def proposer(url: str, model: str) -> Propose:
+    client = Client(url, model)
+
+    async def propose(workshop: Workshop, source: str, count: int) -> list[Proposal]:
+        """One for each of the files with the most code that tests enter."""
+        found = []
+        for path in _richest(workshop)[:count]:
+            question = (PROMPTS / "propose.md").read_text().format(path=path, source=workshop.files[path])
+            found.append(Proposal(source, diff_in(await client.ask(question, max_tokens=8192))))
+        return found
+
+    return propose
+
+
+def _richest(workshop: Workshop) -> list[str]:
+    weight: Counter[str] = Counter()
+    for key in (workshop.map.tests_of.keys() & workshop.symbols.functions.keys()) - workshop.map.at_import:
+        weight[key.path] += workshop.symbols.functions[key].statements
+    shown = [path for path in weight if len(workshop.files[path]) <= MAX_SOURCE]
+    return sorted(shown, key=lambda path: (-weight[path], path))
+
+
+def diff_in(reply: str) -> str:
+    """The diff of a reply, out of the fence that models like to put around it."""
+    fenced = re.search(r"```(?:diff|patch)?\n(.*?)```", reply, re.S)
+    text = fenced[1] if fenced else reply
+    start = re.search(r"^(diff --git |--- )", text, re.M)
+    return text[start.start() :] if start else text

@@ -21,7 +21,7 @@ from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.nouns import Deletion, files_of
 from offbook.taskgen.workshop import Workshop
 from offbook.tasks.grade import put
-from offbook.tasks.suite import Round, SuiteRun, run_rounds, run_suite, suite_box
+from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 
 START_S = 30.0
 SLOWER = 4.0  # than in the baseline
@@ -52,8 +52,7 @@ class Verdict:
 
 
 async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings: VerifySettings) -> Verdict:
-    repository, files = workshop.repository, workshop.files
-    needing = deletion.feature.tests
+    repository, needing = workshop.repository, deletion.feature.tests
     if sum(repository.seconds[test] for test in needing) > settings.feature_s:
         return Verdict("its tests take too long")
     others = impacted(workshop, deletion, settings)
@@ -62,9 +61,10 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
     whole = Round(files_of(tests), tests, timeout_s=limit_s)
     sample = _sample(needing, settings.max_trivial_tests)
     sample_s = settings.trivial_s + SLOWER * sum(repository.seconds[test] for test in sample)
+    ways = dict(trivial_bodies(workshop.files, deletion))
     trivial = [
         Round(files_of(sample), sample, bodies, timeout_s=sample_s, per_test_s=settings.trivial_s / 2)
-        for _, bodies in trivial_bodies(files, deletion)
+        for bodies in ways.values()
     ]
     async with await suite_box(repository.tree, repository.suite, spec) as box:
         await put(box, deleted_tree(workshop, deletion))
@@ -72,7 +72,7 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
         *with_trivial, first = await run_rounds(box, repository.suite, [*trivial, whole], rounds_s)
         again, refusal = first, _refusal(first, needing, others, repository.excluded)
         if refusal is None:
-            again = await run_suite(box, repository.suite, whole.files, limit_s, whole.tests, hash_seed=1)
+            (again,) = await run_rounds(box, repository.suite, [whole], limit_s, hash_seed=1)
     runs = [first, again, *with_trivial]
     test_s = sum(sum(run.seconds.values()) for run in runs)
     if refusal:
@@ -80,15 +80,15 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
     if changed := (first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed):
         return Verdict("flaky", min(changed), test_s=test_s)
     fail_to_pass = tuple(test for test in needing if test in first.failed)
-    solved, floor = _trivially(with_trivial, fail_to_pass, sample)
-    if solved:
-        names = [name for name, _ in trivial_bodies(files, deletion)]
-        return Verdict("a trivial body solves it", names[solved[0]], test_s=test_s)
+    asked = {*fail_to_pass} & {*sample}
+    shares = [len(run.passed & asked) / len(asked) for run in with_trivial] if asked else []
+    if 1 in shares:
+        return Verdict("a trivial body solves it", [*ways][shares.index(1)], test_s=test_s)
     return Verdict(
         fail_to_pass=fail_to_pass,
         pass_to_pass=tuple(sorted(first.passed)),
         exact=set(fail_to_pass) == {*needing},
-        floor=floor,
+        floor=max(shares, default=0.0),
         test_s=test_s,
     )
 
@@ -139,15 +139,6 @@ def _refusal(
     if not run.failed:
         return "no test fails without it", needing[0]
     return None
-
-
-def _trivially(runs: Sequence[SuiteRun], fail_to_pass: Sequence[str], sample: Sequence[str]) -> tuple[list[int], float]:
-    """Which of the trivial bodies pass every test that is asked, and the largest share that one of them passes."""
-    asked = {*fail_to_pass} & {*sample}
-    if not asked:
-        return [], 0.0
-    shares = [len(run.passed & asked) / len(asked) for run in runs]
-    return [number for number, share in enumerate(shares) if share == 1], max(shares, default=0.0)
 
 
 def trivial_bodies(files: Mapping[str, str], deletion: Deletion) -> Iterator[tuple[str, dict[str, str]]]:

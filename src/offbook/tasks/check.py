@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from offbook.sandbox import BoxSpec
+from offbook.tasks.git import BadPatch, applied, touched_by
 from offbook.tasks.grade import Grade, counted, grade
-from offbook.tasks.patch import BadPatch, applied, touched_by
 from offbook.tasks.script import reward_by_script, solved_by_script
 from offbook.types import OffbookError, Task
 
@@ -44,15 +44,11 @@ async def check(task: Task, spec: BoxSpec | None = None, timeout_s: float = TIME
         return "it names no test that needs the feature"
     if why := await check_gold(task, spec, timeout_s):
         return why
-    empty: Mapping[str, str | None] = {}
-    if (await grade(task, empty, spec, timeout_s)).solved:
-        return "it is solved by doing nothing"
-    return ""
+    untouched = await grade(task, {}, spec, timeout_s)
+    return "it is solved by doing nothing" if untouched.solved else ""
 
 
-async def check_all(
-    tasks: Sequence[Task], progress: Callable[[float], None] = lambda share: None, spec: BoxSpec | None = None
-) -> list[str]:
+async def check_all(tasks: Sequence[Task], progress: Callable[[float], None] = lambda share: None) -> list[str]:
     """For each task why it does not hold, or nothing."""
     slots = asyncio.Semaphore((os.cpu_count() or 1) + 1)
     done = 0
@@ -61,7 +57,7 @@ async def check_all(
         nonlocal done
         async with slots:
             try:
-                why = await check(task, spec)
+                why = await check(task)
             except OffbookError as error:
                 why = str(error)
         done += 1

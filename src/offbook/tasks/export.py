@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-from offbook.tasks.patch import gold_patch
+from offbook.tasks.git import gold_patch, only_commit
 from offbook.types import Task
 
 CREATED = "2000-01-01T00:00:00Z"  # the date of the only commit
@@ -14,11 +13,12 @@ CREATED = "2000-01-01T00:00:00Z"  # the date of the only commit
 
 def swebench_instance(task: Task) -> dict[str, Any]:
     """As SWE-bench has them: `patch` is the fix, `test_patch` brings the hidden tests, test lists are JSON texts."""
+    commit = only_commit(task.tree)
     name, _, version = task.origin.partition("==")
     return {
         "instance_id": task.id,
         "repo": name,
-        "base_commit": _commit(task.tree),
+        "base_commit": commit,
         "version": version,
         "problem_statement": task.instruction,
         "hints_text": "",
@@ -27,17 +27,8 @@ def swebench_instance(task: Task) -> dict[str, Any]:
         "test_patch": _test_patch(task),
         "FAIL_TO_PASS": json.dumps(list(task.fail_to_pass)),
         "PASS_TO_PASS": json.dumps(list(task.pass_to_pass)),
-        "environment_setup_commit": _commit(task.tree),
+        "environment_setup_commit": commit,
     }
-
-
-def _commit(tree: Path) -> str:
-    head = tree / ".git" / "refs" / "heads" / "main"
-    packed = tree / ".git" / "packed-refs"
-    if head.is_file():
-        return head.read_text().strip()
-    lines = packed.read_text().splitlines() if packed.is_file() else []
-    return next((line.split()[0] for line in lines if line.endswith("refs/heads/main")), "")
 
 
 def _test_patch(task: Task) -> str:

@@ -27,7 +27,7 @@ from typing import Any, TypedDict
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
-from offbook.tasks.patch import gold_patch
+from offbook.tasks.git import gold_patch
 from offbook.tasks.script import foreign_task
 from offbook.types import OffbookError, Task
 

@@ -17,10 +17,10 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from offbook.sandbox import Box, BoxSpec
-from offbook.tasks.suite import SuiteRun, run_suite, suite_box
+from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 from offbook.types import OffbookError, Task, is_test_file
 
 STARTUP_FILES = frozenset({"sitecustomize.py", "usercustomize.py"})  # run before any test does
@@ -131,7 +131,8 @@ async def grade(task: Task, changes: Mapping[str, str | None], spec: BoxSpec, ti
         within, among = _canaries_within(task, files, names)
         await put(box, {**first, **within, **last})
         canaries = {*before, *among, *after}
-        run = await run_suite(box, task.suite, [*first, *files, *last], timeout_s, [*expected, *canaries])
+        whole = Round([*first, *files, *last], [*expected, *canaries])
+        (run,) = await run_rounds(box, task.suite, [whole], timeout_s)
     invalid = run.tampered
     quiet = canaries - run.failed.keys()
     if run.timed_out:  # of those that it came to
@@ -155,16 +156,13 @@ def hidden_files(task: Task) -> dict[str, str]:
     found = {}
     for file in sorted(task.hidden_tests.rglob("*")):
         path = file.relative_to(task.hidden_tests).as_posix()
-        if file.is_file() and not _same(file, task.tree / path):
+        visible = task.tree / path
+        if file.is_file() and not (visible.is_file() and visible.read_bytes() == file.read_bytes()):
             try:
                 found[path] = file.read_bytes().decode()
             except UnicodeDecodeError as error:
                 raise OffbookError(f"{task.folder} hides {path}, which is no text") from error
     return found
-
-
-def _same(one: Path, other: Path) -> bool:
-    return other.is_file() and one.read_bytes() == other.read_bytes()
 
 
 async def put(box: Box, files: Mapping[str, str | None]) -> None:

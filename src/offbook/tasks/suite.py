@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from offbook.sandbox import Box, BoxSpec, open_box
 from offbook.types import OffbookError, Suite
@@ -27,7 +27,6 @@ OUTPUT_TAIL = 4000  # characters
 PER_TEST_S = 10.0
 MAX_TESTS = 20_000
 START_S = 120.0
-Engine = Literal["monitoring", "inserted"]
 Function = tuple[str, str]  # a path and a qualified name
 
 
@@ -87,30 +86,6 @@ class Round:
     per_test_s: float = PER_TEST_S
 
 
-async def run_suite(
-    box: Box,
-    suite: Suite,
-    files: Sequence[str],
-    timeout_s: float,
-    tests: Sequence[str] | None = None,
-    *,
-    hash_seed: int = 0,
-    per_test_s: float = PER_TEST_S,
-    max_tests: int = MAX_TESTS,
-    engine: Engine | None = None,
-    sources: Sequence[str] = (),
-) -> SuiteRun:
-    """Run the given tests of the given files, or all of them, in a box made by `suite_box`.
-
-    With an engine, the functions of `sources` that each test enters are told too.
-    """
-    one = Round(files, tests, per_test_s=per_test_s)
-    (run,) = await run_rounds(
-        box, suite, [one], timeout_s, hash_seed=hash_seed, max_tests=max_tests, engine=engine, sources=sources
-    )
-    return run
-
-
 async def run_rounds(
     box: Box,
     suite: Suite,
@@ -119,10 +94,10 @@ async def run_rounds(
     *,
     hash_seed: int = 0,
     max_tests: int = MAX_TESTS,
-    engine: Engine | None = None,
     sources: Sequence[str] = (),
 ) -> list[SuiteRun]:
-    """Several runs, one after the other, for little more than what their tests take: Python and pytest start once."""
+    """Run tests in a box made by `suite_box`. Several rounds, one after the other, take little more than their tests:
+    Python and pytest start once. The functions of `sources` that each test enters are told too."""
     keys = [secrets.token_hex(16) for _ in rounds]
     order = {
         "keys": keys,
@@ -140,7 +115,6 @@ async def run_rounds(
         "plugins": suite.environment is not None,
         "preload": ["hypothesis"] if _uses_hypothesis(suite) else [],
         "sources": list(sources),
-        "engine": engine,
         "max_tests": max_tests,
     }
     # In the tree, because that is the only place of a box that can be written to; the worker takes it away at once.
@@ -219,7 +193,7 @@ def _read(rows: list[list[Any]], output: str, timed_out: bool, tampered: str) ->
                     run.passed.add(node)
                 else:
                     (run.failed if outcome == "failed" else run.skipped)[node] = reason
-            case ["function", int(key), str(path), str(name)] if key == len(run.functions):  # it may be told twice
+            case ["function", int(), str(path), str(name)]:
                 run.functions.append((path, name))
             case ["enters", int(number), list(keys)]:
                 run.enters[run.collected[number] if number >= 0 else ""] = tuple(keys)

@@ -74,8 +74,8 @@ class Pipe:
 class Recorder:
     """Which tests run and how they end: one outcome a test, from the reports of its phases."""
 
-    def __init__(self, pipe: Pipe, selected: set[str] | None, max_tests: int, tracer: Tracer | None):
-        self.pipe, self.selected, self.max_tests, self.tracer = pipe, selected, max_tests, tracer
+    def __init__(self, pipe: Pipe, selected: set[str] | None, max_tests: int):
+        self.pipe, self.selected, self.max_tests = pipe, selected, max_tests
         self.numbers: dict[str, int] = {}
         self.phases: list[pytest.TestReport] = []
 
@@ -94,8 +94,6 @@ class Recorder:
         self.pipe.tell("collected", list(self.numbers))
         if len(self.numbers) > self.max_tests:
             session.items.clear()
-        if self.tracer:
-            self.tracer.finish(-1, set())
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.phases = []
@@ -138,38 +136,18 @@ def why_skipped(report: pytest.TestReport) -> str:
 
 
 class Tracer:
-    """Which functions of the source files are entered, test by test. The engines fill `entered`, each its own way.
+    """Which functions of the source files are entered, test by test.
 
-    What a fixture of a wider scope enters belongs to every test that uses the fixture, not only to the first one.
+    It puts a statement at the start of every function as its file is imported. That costs a dictionary entry a call,
+    and threads, generators, coroutines and tests that trace on their own do not disturb it. What a fixture of a wider
+    scope enters belongs to every test that uses the fixture, not only to the first one.
     """
 
-    def __init__(self, pipe: Pipe, sources: dict[str, str]):
-        self.pipe, self.sources = pipe, sources  # absolute path -> path in the tree
+    def __init__(self, recorder: Recorder, sources: dict[str, str]):
+        self.recorder, self.sources = recorder, sources  # absolute path -> path in the tree
         self.entered: dict[int, bool] = {}
-        self.keys: dict[tuple[str, str], int] = {}
+        self.num_functions = 0
         self.of_fixture: dict[int, set[int]] = {}  # by id of the FixtureDef
-
-    def key(self, path: str, name: str) -> int:
-        key = self.keys.setdefault((path, name), len(self.keys))
-        if key == len(self.keys) - 1:
-            self.pipe.tell("function", key, path, name)
-        return key
-
-    def start(self) -> None:
-        raise NotImplementedError
-
-    def restart(self) -> None:
-        self.entered.clear()
-
-    def finish(self, number: int, more: set[int]) -> None:
-        self.pipe.tell("enters", number, sorted(more.union(self.entered)))
-        self.restart()
-
-
-class InsertedTracer(Tracer):
-    """Puts a statement at the start of every function as its file is imported. It costs a dictionary entry a call, and
-    threads, generators, coroutines and tests that trace on their own do not disturb it.
-    """
 
     def start(self) -> None:
         setattr(builtins, HITS, self.entered)
@@ -192,7 +170,9 @@ class InsertedTracer(Tracer):
                 name = prefix + child.name
                 self._insert(child, path, f"{name}.<locals>.")
                 at = 1 if ast.get_docstring(child, clean=False) is not None else 0
-                mark = ast.parse(f"{HITS}[{self.key(path, name)}] = True").body[0]
+                mark = ast.parse(f"{HITS}[{self.num_functions}] = True").body[0]
+                self.recorder.pipe.tell("function", self.num_functions, path, name)
+                self.num_functions += 1
                 place = child.body[min(at, len(child.body) - 1)]
                 for inserted in ast.walk(mark):
                     if isinstance(inserted, ast.expr | ast.stmt):
@@ -201,59 +181,32 @@ class InsertedTracer(Tracer):
             elif not isinstance(child, ast.expr):
                 self._insert(child, path, prefix)
 
+    def finish(self, number: int, more: set[int]) -> None:
+        self.recorder.pipe.tell("enters", number, sorted(more.union(self.entered)))
+        self.entered.clear()
 
-class MonitoringTracer(Tracer):
-    """Python 3.12 and later tell when a function starts, and stop telling once they were asked to, so that only the
-    first entry of each function costs anything.
-    """
-
-    def start(self) -> None:
-        monitoring = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
-        monitoring.use_tool_id(monitoring.PROFILER_ID, "offbook")
-        monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.PY_START, self._entered)
-        monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.PY_START)
-        self.relative: dict[str, str | None] = {}
-
-    def _entered(self, code: Any, offset: int) -> Any:
-        path = self.relative.get(code.co_filename, "")
-        if path == "":
-            path = self.relative[code.co_filename] = self.sources.get(os.path.realpath(code.co_filename))
-        # Modules and class bodies have no fast locals; lambdas and comprehensions are parts of their functions.
-        if path is not None and code.co_flags & 1 and not code.co_name.startswith("<"):
-            self.entered[self.key(path, code.co_qualname)] = True
-        return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore]
-
-    def restart(self) -> None:
-        super().restart()
-        sys.monitoring.restart_events()  # type: ignore[attr-defined,unused-ignore]
-
-
-class FixtureHooks:
-    """Divides what was entered among tests and fixtures."""
-
-    def __init__(self, tracer: Tracer, recorder: Recorder):
-        self.tracer, self.recorder = tracer, recorder
+    def pytest_collection_finish(self) -> None:
+        self.finish(-1, set())
 
     def pytest_fixture_setup(self, fixturedef: FixtureDef[Any], request: SubRequest) -> Generator[None, Any, Any]:
         if request.scope == "function":
             return (yield)
-        tracer = self.tracer
-        before = set(tracer.entered)
-        tracer.restart()
+        before = dict(self.entered)
+        self.entered.clear()
         try:
             return (yield)
         finally:
-            tracer.of_fixture[id(fixturedef)] = set(tracer.entered)
-            tracer.entered.update(dict.fromkeys(before, True))
+            self.of_fixture[id(fixturedef)] = set(self.entered)
+            self.entered.update(before)
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        self.tracer.restart()
+        self.entered.clear()
         result = yield
         shared: set[int] = set()
         for definitions in getattr(item, "_fixtureinfo").name2fixturedefs.values():  # noqa: B009  # private to pytest
             for definition in definitions:
-                shared |= self.tracer.of_fixture.get(id(definition), set())
-        self.tracer.finish(self.recorder.numbers[item.nodeid], shared)
+                shared |= self.of_fixture.get(id(definition), set())
+        self.finish(self.recorder.numbers[item.nodeid], shared)
         return result
 
 
@@ -327,17 +280,14 @@ def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any]) -> int:
 
     for path, text in this["changes"].items():
         write(path, None if text is None else text.encode())
-    sources = {os.path.realpath(path): path for path in order["sources"]}
-    tracers = {"inserted": InsertedTracer, "monitoring": MonitoringTracer}
-    tracer = tracers[order["engine"]](pipe, sources) if order["engine"] else None
     selected = None if this["tests"] is None else set(this["tests"])
-    recorder = Recorder(pipe, selected, order["max_tests"], tracer)
+    recorder = Recorder(pipe, selected, order["max_tests"])
     plugins: list[object] = [recorder]
-    if tracer:
-        hooks = FixtureHooks(tracer, recorder)
-        for hook in (FixtureHooks.pytest_fixture_setup, FixtureHooks.pytest_runtest_protocol):
+    if order["sources"]:
+        tracer = Tracer(recorder, {os.path.realpath(path): path for path in order["sources"]})
+        for hook in (Tracer.pytest_fixture_setup, Tracer.pytest_runtest_protocol):
             pytest.hookimpl(wrapper=True)(hook)
-        plugins.append(hooks)
+        plugins.append(tracer)
         tracer.start()
     off = [argument for name in OFF for argument in ("-p", f"no:{name}")]
     exit_code = int(pytest.main([*off, *this["options"], "--", *this["files"]], plugins=plugins))

@@ -15,15 +15,16 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from offbook.types import OffbookError
 
 MB = 1024 * 1024
 TAR_OVERHEAD = 4  # headers and padding: a tar of many small files is a few times larger than what they hold
+STREAMS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, NotImplementedError)
 
 
@@ -114,35 +115,23 @@ def unpack(archive: Path, into: Path, what: str, limits: SourceLimits) -> None:
     """Into an empty folder."""
     unpacking = Unpacking(what, into, limits)
     try:
-        with open(archive, "rb") as file:
-            magic = file.read(6)
         if zipfile.is_zipfile(archive):
             _unpack_zip(archive, unpacking)
         else:
-            with _decompressed(archive, magic) as stream:
+            with open(archive, "rb") as file:
+                start = file.read(6)
+            opened = next((opener for magic, opener in STREAMS.items() if start.startswith(magic)), open)
+            with opened(archive, "rb") as stream:
                 _unpack_tar(_Bounded(stream, unpacking), unpacking)
         unpacking.make_links()
     except BROKEN as error:
         raise BadArchive(f"{what} is no archive that can be unpacked ({error or type(error).__name__})") from None
 
 
-Stream = IO[bytes] | gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile
-
-
-def _decompressed(archive: Path, magic: bytes) -> Stream:
-    if magic.startswith(b"\x1f\x8b"):
-        return gzip.open(archive, "rb")
-    if magic.startswith(b"BZh"):
-        return bz2.open(archive, "rb")
-    if magic.startswith(b"\xfd7zXZ\x00"):
-        return lzma.open(archive, "rb")
-    return open(archive, "rb")
-
-
 class _Bounded(io.RawIOBase):
     """A stream that ends the unpacking once too much came out of it: headers can be as large as files."""
 
-    def __init__(self, stream: Stream, unpacking: Unpacking):
+    def __init__(self, stream: IO[bytes], unpacking: Unpacking):
         self._stream, self._unpacking = stream, unpacking
         self._left = unpacking.limits.tree_mb * MB * TAR_OVERHEAD
 

@@ -1,10 +1,16 @@
-"""How bubblewrap is told what a box is, and how the limits are set that hold for each process in it."""
+"""How bubblewrap is told what a box is: the agent's own files, and a small read-only system around them, made once and
+bound as its root; and how the limits are set that hold for each process in it."""
 
 from __future__ import annotations
 
 import os
 import resource
+import shutil
+import stat
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -12,15 +18,136 @@ from offbook.sandbox.box import HISTORY, BoxSpec
 from offbook.sandbox.bwrap.cgroups import Group
 from offbook.sandbox.bwrap.isolation import isolation
 from offbook.sandbox.bwrap.layers import PARTS, Layer
-from offbook.sandbox.bwrap.root import HOME, TEMPORARY, TREE, UID, View, view_arguments
 from offbook.sandbox.bwrap.seccomp import seccomp_program
+from offbook.sandbox.bwrap.store import next_name, store
+from offbook.types import OffbookError
 
+TREE, HOME, TEMPORARY = "/app", "/home/agent", "/tmp"
+UID = 1000  # inside; outside it is the user who runs offbook
+SHARED_MEMORY_BYTES = 64 << 20
+LOGS = "/logs"  # where a judge that came with a task leaves the reward; gone with the command
+
+SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # beside /usr, and mostly links into it
+COPIED = (
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives"),
+    *("localtime", "services", "protocols", "os-release"),
+)
+WRITTEN = {
+    "passwd": f"root:x:0:0::/:/bin/sh\nagent:x:{UID}:{UID}::{HOME}:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
+    "group": f"root:x:0:\nagent:x:{UID}:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n",
+    "hostname": "box\n",
+    "resolv.conf": "",
+}
+HIDDEN = ("site-packages", "dist-packages", "test", "idlelib", "ensurepip", "config-*")  # of an interpreter
+# The owner of these is root, which we are outside where offbook runs as root: they tell about the whole machine.
+MASKED = ("kcore", "keys", "kpagecount", "kpageflags", "slabinfo", "timer_list", "vmallocinfo")
 OPEN_FILES = 1024
 FLAGS = (
     "--unshare-all --unshare-user --disable-userns --die-with-parent --new-session --as-pid-1 --cap-drop ALL "
     f"--uid {UID} --gid {UID} --hostname box --chdir {TREE}"
 ).split()
 POINTS = dict(zip(PARTS, (TREE, HOME, TEMPORARY), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What of the host is seen in a box besides the system."""
+
+    python: str = ""  # a folder with python/ and deps/, or offbook's own interpreter and packages
+    mounts: tuple[tuple[str, str], ...] = ()  # folders that can only be read: where, and what
+
+    @property
+    def interpreter(self) -> str:
+        """A prefix, whose bin/ comes first on the path."""
+        return os.path.join(self.python, "python") if self.python else sys.prefix
+
+
+def view_arguments(view: View) -> tuple[list[str], list[str]]:
+    return _view_arguments(view, store())
+
+
+@cache
+def _view_arguments(view: View, folder: str) -> tuple[list[str], list[str]]:
+    """bwrap's arguments for everything that is read-only: what comes before the agent's own folders, and after."""
+    early: list[tuple[str, str]] = []
+    late: list[tuple[str, str]] = []
+    for point, path in (*((path, path) for path in _outermost(toolchain(view))), *view.mounts):
+        if not os.path.isdir(path):
+            raise OffbookError(f"{path} is to be seen in boxes, but is no folder")
+        (late if _within(point, (TREE, HOME, TEMPORARY)) else early).append((point, path))
+    root = os.path.join(folder, next_name())
+    _make_root(root, [*(point for point, _ in early), *([LOGS] if view.mounts else [])])
+    arguments = ["--ro-bind", root, "/", "--ro-bind", "/usr", "/usr"]
+    for name in SYSTEM:
+        if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"):
+            arguments += ["--ro-bind", f"/{name}", f"/{name}"]
+    arguments += ["--proc", "/proc"]
+    if os.getuid() == 0:
+        for name in MASKED:
+            if os.path.exists(f"/proc/{name}"):
+                arguments += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    arguments += ["--remount-ro", "/proc", "--dev", "/dev"]
+    arguments += ["--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    for point, path in early:
+        arguments += ["--ro-bind", path, point]
+    for path in hidden_folders(view):
+        arguments += ["--tmpfs", path, "--remount-ro", path]
+    arguments += ["--size", str(SHARED_MEMORY_BYTES), "--tmpfs", LOGS] if view.mounts else []
+    return arguments, [part for point, path in late for part in ("--ro-bind", path, point)]
+
+
+def toolchain(view: View) -> tuple[str, ...]:
+    """The interpreter that is `python` in the box, what it stands on, and its packages."""
+    if not view.python:
+        prefixes = (sys.prefix, sys.base_prefix)
+        return tuple(path for prefix in prefixes for path in (prefix, os.path.realpath(prefix)) if path != "/")
+    base = _base_of(view)
+    return (view.interpreter, os.path.join(view.python, "deps"), *((base,) if base != "/" else ()))
+
+
+def _base_of(view: View) -> str:
+    return os.path.dirname(os.path.dirname(os.path.realpath(os.path.join(view.interpreter, "bin", "python"))))
+
+
+def hidden_folders(view: View) -> list[str]:
+    """Empty in the box: the packages of the interpreters that a task's own stands on or beside, because one may be the
+    very one it is about; and of their libraries what nobody runs, because everything readable has to be audited."""
+    if not view.python:
+        return []
+    roots = [Path(_base_of(view), "lib"), Path("/usr/lib"), Path("/usr/local/lib")]
+    found = {path for root in roots for name in HIDDEN for path in root.glob(f"python3*/{name}")}
+    return sorted({os.path.realpath(path) for path in found if path.is_dir()})
+
+
+def _outermost(paths: tuple[str, ...]) -> list[str]:
+    """Absolute, each once, and none that is seen already because a folder around it is."""
+    absolute = sorted({os.path.abspath(path) for path in paths})
+    return [path for path in absolute if not _within(path, ("/usr", *(other for other in absolute if other != path)))]
+
+
+def _within(path: str, folders: tuple[str, ...]) -> bool:
+    return any(path == folder or path.startswith(folder + "/") for folder in folders)
+
+
+def _make_root(root: str, readonly: list[str]) -> None:
+    for path in (TREE, HOME, TEMPORARY, HISTORY, "/usr", "/proc", "/dev", "/etc", "/run", "/var", *readonly):
+        os.makedirs(root + path, exist_ok=True)
+    os.symlink("../tmp", f"{root}/var/tmp")
+    for name in SYSTEM:
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
+        elif os.path.isdir(f"/{name}"):
+            os.mkdir(f"{root}/{name}")
+    for name in COPIED:
+        with suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.stat(f"/etc/{name}").st_mode):
+                shutil.copytree(f"/etc/{name}", f"{root}/etc/{name}", symlinks=True)
+            else:
+                shutil.copyfile(f"/etc/{name}", f"{root}/etc/{name}")
+    for name, text in WRITTEN.items():
+        Path(root, "etc", name).write_text(text)
 
 
 def box_arguments(

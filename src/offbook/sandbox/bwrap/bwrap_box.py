@@ -19,14 +19,23 @@ from typing import Self
 
 from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, Names, environment
 from offbook.sandbox.bwrap import edits
-from offbook.sandbox.bwrap.arguments import POINTS, box_arguments, limits, seccomp_file
+from offbook.sandbox.bwrap.arguments import (
+    HOME,
+    POINTS,
+    TEMPORARY,
+    TREE,
+    View,
+    box_arguments,
+    limits,
+    seccomp_file,
+    view_arguments,
+)
 from offbook.sandbox.bwrap.cgroups import make_group, this_hierarchy
 from offbook.sandbox.bwrap.held import Held, is_owned, owned_copy
 from offbook.sandbox.bwrap.isolation import isolation, require_isolation
 from offbook.sandbox.bwrap.launch import COMMAND_BYTES, Command, Launch
 from offbook.sandbox.bwrap.layers import Layer, merge, too_high
 from offbook.sandbox.bwrap.merged import Merged
-from offbook.sandbox.bwrap.root import HOME, TEMPORARY, TREE, View, view_arguments
 from offbook.sandbox.bwrap.store import next_name, owner_name, store
 from offbook.sandbox.bwrap.watch import can_watch
 from offbook.sandbox.folders import bytes_in, deleted_bytes, in_history, publish, refuse_history, remove_tree
@@ -38,9 +47,8 @@ MIN_FREE = 0.02
 class BwrapBox(Box):
     """`place` is where the box lives, for one that is to survive the process by `snapshot` and `restore`.
 
-    `readonly` folders of the host are seen in the box under their own paths, and `python` holds an interpreter that the
-    box has in the place of offbook's. `mounts` are folders that are seen under other paths. The tree must not change
-    while it is open.
+    `python` holds an interpreter that the box has in the place of offbook's. `mounts` are folders that are seen under
+    the given paths. The tree must not change while it is open.
     """
 
     def __init__(
@@ -48,14 +56,13 @@ class BwrapBox(Box):
         tree: Path,
         spec: BoxSpec | None = None,
         place: Path | None = None,
-        readonly: Sequence[Path] = (),
         python: Path | None = None,
         mounts: Mapping[str, Path] | None = None,
     ):
         require_isolation()
         spec = spec or BoxSpec()
         seen_as = tuple((point, str(path.resolve())) for point, path in sorted((mounts or {}).items()))
-        view = View(tuple(map(str, readonly)), str(python.resolve()) if python else "", seen_as)
+        view = View(str(python.resolve()) if python else "", seen_as)
         view_arguments(view)  # refuses what is no folder
         if not tree.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such folder", str(tree))
@@ -94,7 +101,7 @@ class BwrapBox(Box):
             if name not in kept:
                 await asyncio.to_thread(remove_tree, f"{home}/{name}")
         box = cls.__new__(cls)
-        view = View(tuple(saved["readonly"]), saved["python"], tuple(map(tuple, saved["mounts"])))
+        view = View(saved["python"], tuple(map(tuple, saved["mounts"])))
         layers = [Layer(path) for path in saved["layers"]]
         history = f"{home}/{saved['history']}" if saved["history"] else ""
         box._begin(BoxSpec(**saved["spec"]), view, home, saved["tree"], layers, history)
@@ -256,7 +263,6 @@ class BwrapBox(Box):
                 "tree": self._base,
                 "layers": [layer.path for layer in self._held.layers[1:]],
                 "history": os.path.basename(self._history),
-                "readonly": self._view.readonly,
                 "python": self._view.python,
                 "mounts": self._view.mounts,
                 "spec": asdict(self.spec),

@@ -106,16 +106,10 @@ def _settings_v1(spec: BoxSpec) -> dict[str, dict[str, str]]:
 
 def _set(file: Path, value: str) -> None:
     """Opened without creating: a kernel without swap accounting has no file for it."""
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        if "sw" not in file.name:
-            raise
+    if "sw" in file.name and not file.exists():
         return
-    try:
-        os.write(descriptor, value.encode())
-    finally:
-        os.close(descriptor)
+    with open(os.open(file, os.O_WRONLY | os.O_CLOEXEC), "w") as opened:
+        opened.write(value)
 
 
 @cache

@@ -83,7 +83,7 @@ def _make_in_top(folder: Folder, top: int, name: str) -> None:
     if folder.find(name) is None:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=top)  # the whiteout of what was there once
-        make_folder(top, name, 0o755, opaque=True)
+        make_folder(top, name, 0o755, opaque=len(folder.descriptors) > 1)
         return
     try:
         os.stat(name, dir_fd=top, follow_symlinks=False)

@@ -58,12 +58,7 @@ class Layer:
         self.users -= 1
         if self.users > 0:
             return
-        try:  # nothing was written: no need to look into it
-            for part in PARTS:
-                os.rmdir(f"{self.path}/{part}")
-            os.rmdir(self.path)
-        except OSError:
-            remove_tree(self.path)
+        remove_tree(self.path)
         with suppress(OSError):
             os.rmdir(os.path.dirname(self.path))
 

@@ -92,7 +92,7 @@ class Folder:
                 for item in scan:
                     if item.name not in seen:
                         with suppress(FileNotFoundError):  # removed since
-                            seen[item.name] = Entry(kind_of_item(item), descriptor)
+                            seen[item.name] = Entry(kind_of(item.stat(follow_symlinks=False)), descriptor)
         return seen
 
     def read(self, name: str) -> bytes:
@@ -257,14 +257,6 @@ def kind_of(status: os.stat_result) -> Kind:
         return "link"
     # How an overlay writes down that a name of the layers below is gone.
     return "whiteout" if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0 else "other"
-
-
-def kind_of_item(item: os.DirEntry[str]) -> Kind:
-    if item.is_file(follow_symlinks=False):
-        return "file"
-    if item.is_dir(follow_symlinks=False):
-        return "folder"
-    return "link" if item.is_symlink() else kind_of(item.stat(follow_symlinks=False))
 
 
 def is_opaque(folder: int) -> bool:

@@ -5,13 +5,14 @@ Bytecode is read as plain data: Python's own reader is not safe on hostile files
 
 from __future__ import annotations
 
+import importlib.util
+import marshal
 import re
 import struct
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from types import CodeType
 from typing import Any
 
 from offbook.copies import KEPT_NAMES, Wanted
@@ -61,12 +62,10 @@ def traces_of(wanted: Wanted, source: str, allowed: str) -> Traces:
     stem = module.parent.name if module.name == "__init__" else module.name
     known = frozenset(re.findall(r"\w+", allowed))
     code = _compiled(source, name)
-    flat = parts_of(code) if code else frozenset()
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else ()
     return Traces(
         wanted,
-        flat,
-        frozenset(names) - {"self", "cls"},
+        code.parts if code else frozenset(),
+        frozenset(code.parameters if code else ()) - {"self", "cls"},
         stem,
         f"{stem}.{name}".encode(),
         wanted.name not in known,
@@ -74,7 +73,7 @@ def traces_of(wanted: Wanted, source: str, allowed: str) -> Traces:
     )
 
 
-def _compiled(source: str, name: str) -> CodeType | None:
+def _compiled(source: str, name: str) -> Code | None:
     """The function's code; compiled within its class, since that changes names with two underscores."""
     *outer, own = name.replace(".<locals>", "").split(".")
     definition = textwrap.dedent(source)
@@ -86,14 +85,8 @@ def _compiled(source: str, name: str) -> CodeType | None:
         module = compile("from __future__ import annotations\n" + definition, "deleted", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError):
         return None
-    return next((code for code in _nested(module) if code.co_name == own), None)
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield constant
-            yield from _nested(constant)
+    read = read_bytecode(importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(module))
+    return next((code for code in read.all() if code.name == own), None) if read else None
 
 
 def found_in_bytecode(module: Code, traces: Traces) -> str | None:
@@ -148,12 +141,6 @@ def is_symbol_table(leaf: Leaf) -> bool:
     return head.lstrip().startswith(b"{") and b'"SymbolTable"' in head
 
 
-def parts_of(code: CodeType) -> frozenset[str]:
-    names = [*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_freevars]
-    inner = [part for constant in code.co_consts if isinstance(constant, CodeType) for part in parts_of(constant)]
-    return frozenset(names) - _PLACEHOLDERS | _constant_parts(code.co_consts) | frozenset(inner)
-
-
 _PLACEHOLDERS = frozenset({".0", "__class__"})
 
 
@@ -176,7 +163,8 @@ class Code:
 
     file: str  # the source it was made of, as the compiler was told
     name: str
-    names: tuple[str, ...]
+    parameters: tuple[str, ...]
+    names: tuple[str, ...]  # parameters too
     constants: tuple[Any, ...]
 
     @property
@@ -266,7 +254,7 @@ class _Marshal:
     def _code(self) -> Code:
         """The order of the fields, as it was from 3.11, from 3.8 and before."""
         new, middle = self._magic >= 3450, self._magic >= 3411
-        self._bytes(4 * (6 if middle and not new else 5))  # counts and flags
+        counts = [self._number(4) for _ in range(6 if middle and not new else 5)]  # and flags
         self.read()  # the instructions, which differ with every version
         constants, names = self.read(), self.read()
         local_names = self.read()
@@ -282,7 +270,8 @@ class _Marshal:
         if not all(isinstance(group, tuple) for group in groups):
             raise ValueError("not a code object")
         every = [word for group in groups[1:] for word in group]
-        return Code(str(file), str(name), tuple(map(str, every)), tuple(constants))
+        parameters = local_names[: counts[0] + counts[2 if middle else 1]]
+        return Code(str(file), str(name), tuple(map(str, parameters)), tuple(map(str, every)), tuple(constants))
 
     def _bytes(self, count: int) -> bytes:
         if count < 0 or self._at + count > len(self._data):

@@ -6,8 +6,6 @@ Nothing that is read is ever executed. What cannot be read is named with the rea
 from __future__ import annotations
 
 import base64
-import bz2
-import gzip
 import io
 import lzma
 import os
@@ -25,9 +23,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from offbook.tasks.git import plain_environment
+from offbook.tasks.unpack import STREAMS
 
 DEPTH = 3  # archives within archives
 MOST_BYTES = 64 << 20  # of one file or member
@@ -39,11 +38,6 @@ BROKEN = (
     *(EOFError, OSError, RuntimeError, ValueError, OverflowError),
 )
 
-STREAMS: dict[bytes, Callable[[IO[bytes]], Any]] = {  # something to read from
-    b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream),
-    b"BZh": bz2.BZ2File,
-    b"\xfd7zXZ\x00": lzma.LZMAFile,
-}
 UNKNOWN = {
     b"\x28\xb5\x2f\xfd": "zstandard, which this Python cannot unpack",
     b"PACK\x00\x00\x00": "a git pack outside of a repository",

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 VERSION_CONTROL = frozenset({".git", ".hg", ".svn", ".bzr", ".jj", "_darcs", ".fslckout", ".pijul"})
 CACHES = frozenset(
     {
@@ -36,7 +38,8 @@ def scrub(tree: Path, own_names: frozenset[str]) -> list[str]:
     `own_names` are the names that the repository is imported and distributed by: a package of that name is never build
     output, and an archive of that name is a copy of the repository, while other archives may be test data.
     """
-    removed = [path.relative_to(tree).as_posix() for path in _not_source(tree, tree, _plain(own_names))]
+    plain = frozenset[str](map(canonicalize_name, own_names))
+    removed = [path.relative_to(tree).as_posix() for path in _not_source(tree, tree, plain)]
     for name in removed:
         path = tree / name
         if path.is_dir() and not path.is_symlink():
@@ -44,10 +47,6 @@ def scrub(tree: Path, own_names: frozenset[str]) -> list[str]:
         else:
             path.unlink()
     return sorted(removed)
-
-
-def _plain(names: frozenset[str]) -> frozenset[str]:
-    return frozenset(re.sub(r"[-_.]+", "_", name).lower() for name in names)
 
 
 def _not_source(folder: Path, tree: Path, own_names: frozenset[str]) -> Iterator[Path]:
@@ -75,7 +74,7 @@ def _is_leftover(path: Path, own_names: frozenset[str]) -> bool:
     if path.is_dir():
         return _is_build_folder(path, own_names) or (name == "CVS" and (path / "Entries").is_file())
     archive = ARCHIVE.match(name)
-    if archive and _plain(frozenset({archive["name"]})) <= own_names:
+    if archive and canonicalize_name(archive["name"]) in own_names:
         return True
     return name.lower() in ("tags", ".tags") and path.read_bytes().startswith((b"!_TAG_", b"\x0c\n"))
 

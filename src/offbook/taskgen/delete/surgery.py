@@ -102,8 +102,7 @@ class _Surgeon(Scoped):
         del self.scope[-2:]
         name = self.qualified(original_node.name.value)
         if name in self._orders.remove:
-            self.removed[name].append(self._module.code_for_node(original_node).strip("\n"))
-            return cst.RemoveFromParent()
+            return self._removed(name, original_node)
         if updated_node.decorators:
             updated_node = updated_node.with_changes(decorators=self._cleaned_decorators(updated_node.decorators))
         if name not in self._orders.stub or not (self._orders.body or is_stubbable(original_node)):
@@ -126,9 +125,10 @@ class _Surgeon(Scoped):
     ) -> cst.ClassDef | cst.RemovalSentinel:
         self.scope.pop()
         name = self.qualified(original_node.name.value)
-        if name not in self._orders.remove:
-            return updated_node
-        self.removed[name].append(self._module.code_for_node(original_node).strip("\n"))
+        return self._removed(name, original_node) if name in self._orders.remove else updated_node
+
+    def _removed(self, name: str, node: cst.FunctionDef | cst.ClassDef) -> cst.RemovalSentinel:
+        self.removed[name].append(self._module.code_for_node(node).strip("\n"))
         return cst.RemoveFromParent()
 
     def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> cst.Expr:
@@ -159,10 +159,9 @@ class _Surgeon(Scoped):
     def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> cst.Import | cst.RemovalSentinel:
         if self.in_function:
             return updated_node
-        gone = {*self._orders.lost} | {*self._orders.modules}
-        modules = self._orders.modules
+        lost, modules = self._orders.lost, self._orders.modules
         return _fewer(
-            updated_node, original_node.names, lambda alias: dotted(alias.name) in modules or bound_by(alias) in gone
+            updated_node, original_node.names, lambda alias: dotted(alias.name) in modules or bound_by(alias) in lost
         )
 
     def leave_SimpleStatementLine(

@@ -20,7 +20,7 @@ from offbook.taskgen.delete.delete import delete_function
 from offbook.taskgen.pocket.functions import Function
 from offbook.taskgen.pocket.repos import Module, Repository, Split, make_repository
 from offbook.tasks.folder import Contents, places, write_files, write_task
-from offbook.tasks.suite import SuiteRun, run_suite, suite_box
+from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 from offbook.types import OffbookError, Suite, Task
 
 TASKS_PER_REPOSITORY = 3
@@ -194,4 +194,5 @@ async def _run(files: Mapping[str, str], test_files: Sequence[str]) -> SuiteRun:
     with tempfile.TemporaryDirectory(prefix="offbook-verify-") as tree:
         write_files(Path(tree), files)
         async with await suite_box(Path(tree), Suite(), BoxSpec(backend="process")) as box:
-            return await run_suite(box, Suite(), test_files, TIMEOUT_S)
+            (run,) = await run_rounds(box, Suite(), [Round(test_files)], TIMEOUT_S)
+            return run

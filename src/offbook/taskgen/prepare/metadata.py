@@ -7,7 +7,7 @@ import configparser
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,10 @@ class Project:
 
     def fill(self, other: Project) -> None:
         """What `other` says counts where nothing was said before."""
-        self.name = self.name or other.name
-        self.version = self.version or other.version
-        self.requires_python = self.requires_python or other.requires_python
-        self.needs = self.needs or other.needs
-        self.extras = other.extras | self.extras
-        self.entry_points = self.entry_points or other.entry_points
-        self.top_level = self.top_level or other.top_level
+        extras = other.extras | self.extras
+        for said in fields(self):
+            setattr(self, said.name, getattr(self, said.name) or getattr(other, said.name))
+        self.extras = extras
 
     @property
     def test_needs(self) -> list[str]:

@@ -1,9 +1,8 @@
 """The tests of a repository: which can be relied on, and which function of the product each of them enters.
 
-Those can be relied on that pass, quickly, every time, whatever the order of sets. Each is then run once with a tracer,
-of which there are two (suite_worker.py). `monitoring` asks the interpreter, which has to be Python 3.12 or later.
-`inserted` works on every Python: it puts a statement into each function as its file is imported. Left out: functions
-entered only in processes that a test starts, and lambdas, which count as a part of the function around them.
+Those can be relied on that pass, quickly, every time, whatever the order of sets. Each is then run once with a tracer
+(suite_worker.py). Left out: functions entered only in processes that a test starts, and lambdas, which count as a part
+of the function around them.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from packaging.version import Version
-
 from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.nouns import FunctionKey, Map, Repository, Unprepared, files_of
-from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, Engine, SuiteRun, run_suite, suite_box
+from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, Round, SuiteRun, run_rounds, suite_box
 
 HASH_SEEDS = (0, 1, 42)  # one a run: a test that depends on the order of a set shows it
 ATTEMPTS = 6  # runs that end in the middle of a test: each time without that test
@@ -120,10 +117,10 @@ async def _whole_run(
     for attempt in range(ATTEMPTS):
         files = repository.test_files if tests is None else files_of(tests)
         async with await suite_box(repository.tree, repository.suite, spec) as box:
-            run = await run_suite(
-                box, repository.suite, files, limits.suite_s, tests,
-                hash_seed=hash_seed, per_test_s=limits.per_test_s, max_tests=limits.max_tests,
-            )  # fmt: skip
+            whole = Round(files, tests, per_test_s=limits.per_test_s)
+            (run,) = await run_rounds(
+                box, repository.suite, [whole], limits.suite_s, hash_seed=hash_seed, max_tests=limits.max_tests
+            )
         state.collected = state.collected or run.collected
         for path, reason in run.broken.items():
             state.excluded.setdefault(path, f"cannot be collected: {reason}")
@@ -158,7 +155,7 @@ def _sort_out(run: SuiteRun, tests: Sequence[str], state: _State, limits: Baseli
     return alive
 
 
-async def map_tests(repository: Repository, box: BoxSpec | None = None, engine: Engine | None = None) -> Map:
+async def map_tests(repository: Repository, box: BoxSpec) -> Map:
     """The map of a prepared repository. It is kept in folder/map.json and made only once.
 
     A test that passes without a tracer and fails with it is mapped as far as it came, and named in that file.
@@ -166,7 +163,6 @@ async def map_tests(repository: Repository, box: BoxSpec | None = None, engine: 
     path = repository.folder / "map.json"
     if path.is_file():
         return load_map(path)
-    engine = engine or best_engine(repository)
     tests_of: dict[FunctionKey, set[str]] = {}
     at_import: set[FunctionKey] = set()
     pending, size = list(repository.tests), TESTS_A_RUN
@@ -176,11 +172,9 @@ async def map_tests(repository: Repository, box: BoxSpec | None = None, engine: 
         for start in range(0, len(pending), size):
             chosen = pending[start : start + size]
             limit_s = START_S + SLOWER * sum(repository.seconds[test] for test in chosen)
-            async with await suite_box(repository.tree, repository.suite, box or BoxSpec()) as opened:
-                run = await run_suite(
-                    opened, repository.suite, files_of(chosen), limit_s, chosen,
-                    engine=engine, sources=repository.source_files,
-                )  # fmt: skip
+            async with await suite_box(repository.tree, repository.suite, box) as opened:
+                one = Round(files_of(chosen), chosen)
+                (run,) = await run_rounds(opened, repository.suite, [one], limit_s, sources=repository.source_files)
             keys = [FunctionKey(*pair) for pair in run.functions]
             for test, numbers in run.enters.items():
                 for number in numbers:
@@ -196,14 +190,9 @@ async def map_tests(repository: Repository, box: BoxSpec | None = None, engine: 
     lost = [test for test in pending if test not in traced]
     if lost:
         raise Unprepared(f"{len(lost)} tests of {repository.name} cannot be traced, among them {lost[0]}")
-    found = Map({key: frozenset(tests) for key, tests in sorted(tests_of.items())}, frozenset(at_import), engine)
+    found = Map({key: frozenset(tests) for key, tests in sorted(tests_of.items())}, frozenset(at_import))
     write_atomic(path, dump_map(found, repository.tests, pending))
     return found
-
-
-def best_engine(repository: Repository) -> Engine:
-    (library,) = (repository.folder / "python" / "lib").iterdir()
-    return "monitoring" if Version(library.name.removeprefix("python")) >= Version("3.12") else "inserted"
 
 
 def dump_map(found: Map, tests: Sequence[str], failed: Sequence[str]) -> str:
@@ -214,13 +203,7 @@ def dump_map(found: Map, tests: Sequence[str], failed: Sequence[str]) -> str:
         for key in sorted(found.tests_of.keys() | found.at_import)
     ]
     at_import = sorted([key.path, key.name] for key in found.at_import)
-    data = {
-        "engine": found.engine,
-        "tests": tests,
-        "functions": functions,
-        "at_import": at_import,
-        "failed_when_traced": failed,
-    }
+    data = {"tests": tests, "functions": functions, "at_import": at_import, "failed_when_traced": failed}
     return json.dumps(data, separators=(",", ":"))
 
 
@@ -234,5 +217,4 @@ def load_map(path: Path) -> Map:
             if numbers
         },
         frozenset(FunctionKey(file, name) for file, name in data["at_import"]),
-        data["engine"],
     )
