@@ -13,7 +13,7 @@ from toolbench import small_tree
 
 from offbook.algo import target_key
 from offbook.config import FeedbackConfig, TrainConfig
-from offbook.feedback import RULES, Pairs, read_rollout, refuse_unknown_rules, write_hint
+from offbook.feedback import RULES, Pairs, read_rollout, rules_of, write_hint
 from offbook.feedback.controls import own_messages, stand_in
 from offbook.harness import Harness, run_agent
 from offbook.loop.annotate import annotate, teachers_of
@@ -205,7 +205,7 @@ def test_a_rule_of_weight_0_takes_no_place(faulty: Rollout, chat: ChatFormat) ->
     weights = {"unknown_tool": 0.0}
     (sample,), feedback = annotated(faulty, chat, max_targets=1, gate=0.0, rule_weights=weights)
     assert [item.target.rule for item in feedback] == ["repeated_call"]
-    assert [branch.weight for branch in sample.branches] == [5.0]
+    assert [branch.weight for branch in sample.branches] == [1.0]
     assert counted(faulty, chat, rule_weights=weights) == {"candidates": 2, "left_out/rule_weights": 1}
     assert counted(faulty, chat, rule_weights=dict.fromkeys(FOUR, 0.0)) == {"left_out/rule_weights": 3}
 
@@ -263,6 +263,6 @@ def test_sdpo_leaves_a_rollout_without_a_fault_alone(faulty: Rollout, chat: Chat
 
 
 def test_a_rule_that_is_not_there_is_named() -> None:
-    refuse_unknown_rules(list(RULES))
+    assert rules_of((), list(RULES)) == RULES
     with pytest.raises(OffbookError, match=r"there is no rule tidy; the rules are unknown_tool"):
-        refuse_unknown_rules(["tidy"])
+        rules_of((), ["tidy"])

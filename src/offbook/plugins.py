@@ -1,4 +1,5 @@
-"""A user's own functions, from the Python files that a configuration names: `rewards.files`, `tools.files`."""
+"""A user's own functions, from the Python files that a configuration names: `rewards.files`, `tools.files`,
+`feedback.files`."""
 
 from __future__ import annotations
 

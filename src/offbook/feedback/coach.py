@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from offbook.acts.trajectories import read_trajectories
-from offbook.feedback.hints import write_hint
 from offbook.feedback.judged import pair_of
-from offbook.feedback.rules import read_all
+from offbook.feedback.rules import RULES, Rule, read_all
 from offbook.feedback.rules.calls import unknown_tool
 from offbook.feedback.rules.style import camel_case_name, lint_introduced, missing_docstring
 from offbook.judge import Judgement
@@ -101,13 +100,16 @@ def _tell_apart(rollouts: list[Rollout], names: Collection[str]) -> None:
 
 
 def by_rules(
-    stored: Stored, tasks: Mapping[str, Task], progress: Callable[[float], None] = lambda share: None
+    stored: Stored,
+    tasks: Mapping[str, Task],
+    progress: Callable[[float], None] = lambda share: None,
+    rules: Mapping[str, Rule] = RULES,
 ) -> list[Found]:
     """Every message that broke a rule, with its hint. `tasks` are by id, as far as they are at hand."""
     found = []
     for number, rollout in enumerate(stored.rollouts, 1):
-        for target in read_all(rollout, tasks.get(rollout.task)):
-            hint = write_hint(target.rule, rollout.tools)
+        for target in read_all(rollout, tasks.get(rollout.task), known=rules):
+            hint = rules[target.rule].hint(rollout.tools)
             found.append(Found(rollout, Feedback(target, hint), stored.source))
         progress(number / len(stored.rollouts))
     return found

@@ -10,17 +10,18 @@ constant_negative  no teacher, an advantage of -1 on the target's tokens: would 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 from offbook.acts import spoken
-from offbook.feedback.hints import write_hint
+from offbook.feedback.rules import Rule
 from offbook.types import Hint, Rollout, Target
 
 Pairs = list[tuple[Target, Hint]]
 NEGATIVE = -1.0  # the advantage of a failure where all others of its group succeeded
 
 
-def stand_in(pairs: Pairs, rollout: Rollout, control: str, rules: list[str]) -> Pairs:
+def stand_in(pairs: Pairs, rollout: Rollout, control: str, rules: Sequence[Rule]) -> Pairs:
     """The pairs of one rollout as the control has them. Dice come from the rollout's id."""
     dice = random.Random(f"{control} {rollout.id}")
     if control == "none":
@@ -34,8 +35,8 @@ def stand_in(pairs: Pairs, rollout: Rollout, control: str, rules: list[str]) -> 
     return pairs
 
 
-def _donor(hint: Hint, rollout: Rollout, rules: list[str], dice: random.Random) -> Hint:
-    return write_hint(dice.choice([rule for rule in rules if rule != hint.rule]), rollout.tools)
+def _donor(hint: Hint, rollout: Rollout, rules: Sequence[Rule], dice: random.Random) -> Hint:
+    return dice.choice([rule for rule in rules if rule.name != hint.rule]).hint(rollout.tools)
 
 
 def _elsewhere(pairs: Pairs, rollout: Rollout, dice: random.Random) -> Pairs:
