@@ -11,10 +11,11 @@ from conftest import tiny_model
 from test_summaries import TOOLS, Forgetful
 from toolbench import small_tree
 
+from offbook.acts import At, spoken
 from offbook.algo import target_key
 from offbook.config import FeedbackConfig, TrainConfig
 from offbook.feedback import RULES, Pairs, read_rollout, rules_of, write_hint
-from offbook.feedback.controls import own_messages, stand_in
+from offbook.feedback.controls import stand_in
 from offbook.harness import Harness, run_agent
 from offbook.loop.annotate import annotate, teachers_of
 from offbook.sandbox import open_box
@@ -59,6 +60,10 @@ def counted(rollout: Rollout, chat: ChatFormat, written: Pairs = (), **feedback:
     settings = FeedbackConfig(**{"rules": FOUR, **feedback})  # type: ignore[arg-type]
     annotate([[rollout]], settings, chat, step=1, written={"r": list(written)}, counts=counts)
     return dict(+counts)
+
+
+def own_messages(rollout: Rollout) -> list[At]:
+    return [at for at, _ in spoken(rollout)]
 
 
 def hinted(sample: Sample, chat: ChatFormat) -> dict[str, str]:

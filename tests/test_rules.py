@@ -383,7 +383,7 @@ class Says:
         shown = make_toolset(task.tools, "standard", variation, seed=task.id).tools
         self.chat, self.turns = chat, list(turns)
         self.names = {
-            tool.tool.name: (name, {own: other for other, own in tool.parameters.items()})
+            tool.own_name: (name, {one.own_name: other for other, one in tool.parameters.items()})
             for name, tool in shown.items()
         }
 
@@ -436,7 +436,7 @@ def test_mistakes_in_the_real_harness_under_any_names(
     tree: Path, chat: ChatFormat, variation: float, task_id: str
 ) -> None:
     task = played(tree, chat, "Well?", variation=variation, task_id=task_id)[0]
-    has = {shown.tool.name for shown in make_toolset(task.tools, "standard", variation, seed=task_id).tools.values()}
+    has = {shown.own_name for shown in make_toolset(task.tools, "standard", variation, seed=task_id).tools.values()}
     read = ("read_file", {"path": "long.py"}) if "read_file" in has else ("run_command", {"command": "cat long.py"})
     turns = (
         read,

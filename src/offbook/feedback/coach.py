@@ -13,15 +13,12 @@ from typing import Any
 from offbook.acts.trajectories import read_trajectories
 from offbook.feedback.judged import pair_of
 from offbook.feedback.rules import RULES, Rule, read_all
-from offbook.feedback.rules.calls import unknown_tool
-from offbook.feedback.rules.style import camel_case_name, lint_introduced, missing_docstring
 from offbook.judge import Judgement
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.types import Feedback, OffbookError, Rollout, Task
 
-NEED_TREE = ", ".join(rule.__name__ for rule in (lint_introduced, camel_case_name, missing_docstring))
-NO_TREE = NEED_TREE, "the tree of the task is not at hand; --tasks gives it"
-NO_STATUS = unknown_tool.__name__, "other agents' answers do not say whether there is such a tool"
+NO_TREE = "lint_introduced, camel_case_name, missing_docstring", "the tree of the task is not at hand; --tasks gives it"
+NO_STATUS = "unknown_tool", "other agents' answers do not say whether there is such a tool"
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ def _donor(hint: Hint, rollout: Rollout, rules: Sequence[Rule], dice: random.Ran
 def _elsewhere(pairs: Pairs, rollout: Rollout, dice: random.Random) -> Pairs:
     """Each before a message of its own that is no target; where there are not enough of these, the last have none."""
     taken = {(target.segment, target.message) for target, _ in pairs}
-    free = [place for place in own_messages(rollout) if place not in taken]
+    free = [at for at, _ in spoken(rollout) if at not in taken]
     dice.shuffle(free)
     return [
         (replace(target, segment=segment, message=message), hint)
@@ -54,13 +54,8 @@ def _everywhere(pairs: Pairs, rollout: Rollout) -> Pairs:
     """Each message gets the hint of the next target, and what follows the last target the last one's."""
     pairs = sorted(pairs, key=lambda pair: (pair[0].segment, pair[0].message))
     found: Pairs = []
-    for segment, message in own_messages(rollout) if pairs else ():
+    for (segment, message), _ in spoken(rollout) if pairs else ():
         later = [pair for pair in pairs if (pair[0].segment, pair[0].message) >= (segment, message)]
         target, hint = (later or pairs[-1:])[0]
         found.append((replace(target, segment=segment, message=message), hint))
     return found
-
-
-def own_messages(rollout: Rollout) -> list[tuple[int, int]]:
-    """Where the messages are that the model wrote."""
-    return [at for at, _ in spoken(rollout)]

@@ -48,4 +48,4 @@ def _tool(name: str, function: Callable[..., Any], where: str) -> Tool:
         raise OffbookError(f"{where} {error}") from None
     except Exception as error:  # the border to a user's code
         raise OffbookError(f"the annotations of {where} cannot be read: {said(error)}") from error
-    return replace(tool, name=name, function=run)
+    return replace(tool, name=name, own_name=name, function=run)

@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from offbook.acts import Acts, At, Exchange
-from offbook.monitors.syntax import aliases, new_nodes, parse
+from offbook.monitors.syntax import FUNCTIONS, aliases, defined_in, full_name, new_nodes, parents, parse
 from offbook.sandbox.access import own_packages
 from offbook.types import Event, Flag, Rollout, Task, is_test_file
 
@@ -34,6 +34,18 @@ class Source:
     @cached_property
     def names(self) -> dict[str, str]:
         return aliases(self.tree)
+
+    def name(self, node: ast.AST) -> str:
+        """What a name or an attribute stands for, with what imports made of its first part; nothing of other nodes."""
+        return full_name(node, self.names) if isinstance(node, ast.Name | ast.Attribute) else ""
+
+    def called(self, node: ast.AST) -> str:
+        """What a call calls; nothing of other nodes."""
+        return full_name(node.func, self.names) if isinstance(node, ast.Call) else ""
+
+    def function_around(self, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """The outermost one."""
+        return next((outer for outer in parents(self.tree, node) if isinstance(outer, FUNCTIONS)), None)
 
 
 class Scope:
@@ -65,9 +77,7 @@ class Scope:
         known: set[str] = set()
         for path in (path for name in sorted(self.packages) for path in _sources(self.task.tree, name)):
             known.add(path.stem)
-            tree = parse(path.read_text(errors="replace"))
-            kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-            known |= {node.name for node in ast.walk(tree) if isinstance(node, kinds)} if tree else set()
+            known |= defined_in(parse(path.read_text(errors="replace")))
         return frozenset(known & set(re.findall(r"[A-Za-z_]\w{3,}", self.instruction)))
 
     def was_there(self, path: str) -> bool:
