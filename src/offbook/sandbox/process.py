@@ -15,8 +15,7 @@ import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -186,15 +185,6 @@ class ProcessBox(Box):
         processor_s = math.ceil(timeout_s) * (os.cpu_count() or 1) + 1
         memory_kib, file_blocks = self.spec.memory_mb * 1024, self.spec.disk_mb * 2048
         return f"ulimit -c 0; ulimit -v {memory_kib}; ulimit -t {processor_s}; ulimit -f {file_blocks}; ulimit -n 256"
-
-
-@contextmanager
-def _said_by_the_system(path: str) -> Iterator[None]:
-    """The pocket model learns in these boxes, and knows errors as the system words them."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
 
 
 def _kill_group(group: int) -> None:
