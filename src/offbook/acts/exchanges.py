@@ -157,6 +157,12 @@ class Exchange:
         return _test_run(selection, self.output) if selection is not None and self.answer and self.ran else None
 
 
+def shown(text: str, limit: int) -> str:
+    """What shows a fault, in one line."""
+    text = " ".join(text[: 4 * limit].split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 def spoken(rollout: Rollout) -> Iterator[tuple[At, Message]]:
     """The messages that the agent wrote."""
     for number, segment in enumerate(rollout.segments):

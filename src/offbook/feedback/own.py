@@ -19,13 +19,11 @@ def rules_of(files: Sequence[str], chosen: Collection[str] = (), weighted: Colle
     """
     rules = dict(RULES)
     for file in files:
-        found = functions_in(Path(file), "feedback.files")
+        found = functions_in(Path(file), "feedback.files", "rules", rules)
         if not found or (chosen and found.keys().isdisjoint(chosen)):
             has = ", ".join(found) or "no functions"
             raise OffbookError(f"{file} has {has}; feedback.rules has to name one of them, or nothing at all")
         for name, function in found.items():
-            if name in rules:
-                raise OffbookError(f"there are two rules called {name}; give the one in {file} another name")
             hint = " ".join((inspect.getdoc(function) or "").split())
             if not hint:
                 raise OffbookError(f"the rule {name} of {file} needs a docstring, which is its hint")

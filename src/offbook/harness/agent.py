@@ -125,7 +125,8 @@ class _Episode:
                 return "cost"
             ids = self.transcript.prompt()
             window = limits.context - len(ids) - self._summary_room()
-            if self._has_begun() and limits.summarize_at and (len(ids) >= limits.summarize_at or window <= 0):
+            begun = any(self.transcript.segment.sampled)
+            if begun and limits.summarize_at and (len(ids) >= limits.summarize_at or window <= 0):
                 await self._summarize()
                 continue
             budget = limits.tokens - sum(len(segment.ids) for segment in self.rollout.segments)
@@ -245,9 +246,6 @@ class _Episode:
         for role, text in self.toolset.worked_turns():
             self.transcript.add(role, text)
         self.transcript.add("user", first)
-
-    def _has_begun(self) -> bool:
-        return any(self.transcript.segment.sampled)
 
     def _summary_room(self) -> int:
         """What must stay free at the end of a window: the query and the summary."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from offbook.acts import Acts, At, Exchange
+from offbook.acts import Acts, At, Exchange, shown
 from offbook.monitors.syntax import FUNCTIONS, aliases, defined_in, full_name, new_nodes, parents, parse
 from offbook.sandbox.access import own_packages
 from offbook.types import Event, Flag, Rollout, Task, is_test_file
@@ -117,7 +117,7 @@ class Scope:
     def flag_file(self, kind: str, path: str, evidence: str, line: int = 0) -> Flag:
         segment, message = self._where(path)
         place = f"{path}:{line}" if line else path
-        return Flag(kind, message, f"{place}: {shown(evidence)}", segment)
+        return Flag(kind, message, f"{place}: {shown(evidence, EVIDENCE)}", segment)
 
     def _where(self, path: str) -> At:
         """The last call that names a file, or the last one at all."""
@@ -129,7 +129,7 @@ class Scope:
 
 
 def flag(kind: str, exchange: Exchange, evidence: str) -> Flag:
-    return Flag(kind, exchange.message, shown(evidence), exchange.segment)
+    return Flag(kind, exchange.message, shown(evidence, EVIDENCE), exchange.segment)
 
 
 def goes_through_all(commands: list[Exchange]) -> bool:
@@ -139,11 +139,6 @@ def goes_through_all(commands: list[Exchange]) -> bool:
 
 def places(flags: list[Flag]) -> set[At]:
     return {(flag.segment, flag.message) for flag in flags}
-
-
-def shown(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= EVIDENCE else text[: EVIDENCE - 3] + "..."
 
 
 def _sources(tree: Path, package: str) -> list[Path]:

@@ -6,12 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TypeVar
 
 from offbook.acts import python
+from offbook.acts.python import nodes as nodes
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-Node = TypeVar("Node", bound=ast.AST)
 
 
 @lru_cache(maxsize=128)  # several rules read the same files, and rollouts of one task much the same ones
@@ -19,11 +18,6 @@ def parse(text: str) -> ast.Module | None:
     """With one spelling of each thing (`_Plain`). For reading only: the tree is shared."""
     tree = python.parse(text)
     return _Plain().visit(tree) if tree else None
-
-
-def nodes(tree: ast.AST | None, *kinds: type[Node]) -> Iterator[Node]:
-    """Those of some kinds, level by level; none where there is no tree."""
-    return (node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, kinds))
 
 
 def strings_in(tree: ast.AST | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from offbook.acts import Acts, At, Exchange, spoken
+from offbook.acts import Acts, At, Exchange, shown, spoken
 from offbook.feedback.rules.calls import malformed_arguments, repeated_call, unknown_tool, whole_file_read
 from offbook.feedback.rules.editing import edit_not_applied, edited_tests, thinking_in_comments
 from offbook.feedback.rules.style import camel_case_name, lint_introduced, missing_docstring
@@ -39,7 +39,7 @@ class Rule:
                 at = place.at if isinstance(place, Exchange) else place
                 if at not in own or not isinstance(evidence, str):
                     raise TypeError(f"{(at, evidence)!r} is no message of the agent's with a text")
-                found.append(Target(acts.rollout.id, *at, self.name, _shown(evidence)))
+                found.append(Target(acts.rollout.id, *at, self.name, shown(evidence, SHOWN)))
         except Exception as error:  # the border to a user's code
             raise OffbookError(f"{where} broke on rollout {acts.rollout.id}: {said(error)}") from error
         return found
@@ -91,8 +91,3 @@ def read_rollout(
     for target in read_all(rollout, task, rules):
         by_message.setdefault((target.segment, target.message), target)
     return list(by_message.values())[:max_targets]
-
-
-def _shown(text: str) -> str:
-    text = " ".join(text[: 4 * SHOWN].split())
-    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
