@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from test_coach import coach, rollout_of
 
-from offbook.config import FeedbackConfig
+from offbook.config import Config, FeedbackConfig
 from offbook.feedback import RULES, read_all, rules_of
 from offbook.loop.annotate import annotate
+from offbook.loop.collector import judges_of
 from offbook.runfolder import dump_lines
 from offbook.tokens import ChatFormat, render_call
 from offbook.types import OffbookError
@@ -98,6 +99,13 @@ def test_what_is_wrong_with_a_file_is_said_at_once(
     path = own(tmp_path, source)
     with pytest.raises(OffbookError, match=sentence):
         rules_of([path], chosen)
+
+
+def test_a_run_refuses_them_before_its_first_rollout(tmp_path: Path) -> None:
+    path = own(tmp_path, example())
+    judges_of(Config(feedback=FeedbackConfig(files=[path], rule_weights={"no_prints": 2.0})))
+    with pytest.raises(OffbookError, match="there is no rule no_print; the rules are"):
+        judges_of(Config(feedback=FeedbackConfig(files=[path], rule_weights={"no_print": 2.0})))
 
 
 def test_coach_takes_rules_of_ones_own(tmp_path: Path, chat: ChatFormat) -> None:
