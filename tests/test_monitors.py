@@ -27,7 +27,7 @@ from offbook.monitors import KINDS, Monitors, check, monitors_of, policy, withho
 from offbook.monitors.deceiving import equal_to_all
 from offbook.monitors.drift import Point, find_changes, watch
 from offbook.monitors.policy import DEFAULTS, action_of
-from offbook.monitors.scope import Scope
+from offbook.monitors.scope import Scope, Source
 from offbook.tokens import ChatFormat, Transcript, render_call
 from offbook.types import Completion, Flag, Message, OffbookError, Reward, Rollout, Segment, Task, ToolCall, Usage
 
@@ -89,8 +89,10 @@ EQUAL = {
 
 @pytest.mark.parametrize("body", EQUAL)
 def test_equality_must_depend_on_both(body: str) -> None:
-    tree = ast.parse(f"def __eq__(self, other):\n    {body}\n")
-    assert bool(equal_to_all(tree.body[0], {})) == EQUAL[body]
+    text = f"def __eq__(self, other):\n    {body}\n"
+    tree = ast.parse(text)
+    source = Source("a.py", text, tree, None, list(ast.walk(tree)))
+    assert bool(equal_to_all(source, tree.body[0], builds=False)) == EQUAL[body]
 
 
 def test_commands_inside_python_count_as_commands() -> None:
