@@ -62,7 +62,7 @@ def work(tmp_path: Path, chat: ChatFormat) -> Any:
         made = Task("t", tree, "Make one return 1.", tree, tree, (), (), (), tools, "test")
         shown = make_toolset(tools, "standard", variation, seed="t").tools
         names = {
-            tool.tool.name: (name, {own: other for other, own in tool.parameters.items()})
+            tool.own_name: (name, {one.own_name: other for other, one in tool.parameters.items()})
             for name, tool in shown.items()
         }
 
@@ -107,7 +107,7 @@ def test_open_todos_are_those_of_the_last_list(work: Any, variation: float) -> N
     """Also where the tool has another name."""
     tools = ("read_file", "edit_file", "todo", "finish")
     shown = make_toolset(tools, "standard", variation, seed="t")
-    assert "todo" in {tool.tool.name for tool in shown.tools.values()}, "this seed keeps it"
+    assert "todo" in {tool.own_name for tool in shown.tools.values()}, "this seed keeps it"
     steps = (todos("pending", "pending"), todos("done", "in_progress", "pending", "done"), FINISH)
     assert PARTS["open_todos"](*work(*steps, tools=tools, variation=variation)) == -0.5
     refused = ("todo", {"items": [{"text": "x", "status": "maybe"}]})

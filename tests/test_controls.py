@@ -11,10 +11,11 @@ from conftest import tiny_model
 from test_summaries import TOOLS, Forgetful
 from toolbench import small_tree
 
+from offbook.acts import At, spoken
 from offbook.algo import target_key
 from offbook.config import FeedbackConfig, TrainConfig
-from offbook.feedback import RULES, Pairs, read_rollout, refuse_unknown_rules, write_hint
-from offbook.feedback.controls import own_messages, stand_in
+from offbook.feedback import RULES, Pairs, read_rollout, rules_of, write_hint
+from offbook.feedback.controls import stand_in
 from offbook.harness import Harness, run_agent
 from offbook.loop.annotate import annotate, teachers_of
 from offbook.sandbox import open_box
@@ -59,6 +60,10 @@ def counted(rollout: Rollout, chat: ChatFormat, written: Pairs = (), **feedback:
     settings = FeedbackConfig(**{"rules": FOUR, **feedback})  # type: ignore[arg-type]
     annotate([[rollout]], settings, chat, step=1, written={"r": list(written)}, counts=counts)
     return dict(+counts)
+
+
+def own_messages(rollout: Rollout) -> list[At]:
+    return [at for at, _ in spoken(rollout)]
 
 
 def hinted(sample: Sample, chat: ChatFormat) -> dict[str, str]:
@@ -263,6 +268,6 @@ def test_sdpo_leaves_a_rollout_without_a_fault_alone(faulty: Rollout, chat: Chat
 
 
 def test_a_rule_that_is_not_there_is_named() -> None:
-    refuse_unknown_rules(list(RULES))
+    assert rules_of((), list(RULES)) == RULES
     with pytest.raises(OffbookError, match=r"there is no rule tidy; the rules are unknown_tool"):
-        refuse_unknown_rules(["tidy"])
+        rules_of((), ["tidy"])

@@ -23,11 +23,11 @@ from offbook.acts.shell import simple_commands
 from offbook.client import Client
 from offbook.config import MonitorsConfig
 from offbook.judge import Judge, show
-from offbook.monitors import KINDS, Monitors, check, judged, monitors_of, withhold
+from offbook.monitors import KINDS, Monitors, check, monitors_of, policy, withhold
 from offbook.monitors.deceiving import equal_to_all
 from offbook.monitors.drift import Point, find_changes, watch
 from offbook.monitors.policy import DEFAULTS, action_of
-from offbook.monitors.scope import Scope
+from offbook.monitors.scope import Scope, Source
 from offbook.tokens import ChatFormat, Transcript, render_call
 from offbook.types import Completion, Flag, Message, OffbookError, Reward, Rollout, Segment, Task, ToolCall, Usage
 
@@ -89,8 +89,10 @@ EQUAL = {
 
 @pytest.mark.parametrize("body", EQUAL)
 def test_equality_must_depend_on_both(body: str) -> None:
-    tree = ast.parse(f"def __eq__(self, other):\n    {body}\n")
-    assert bool(equal_to_all(tree.body[0], {})) == EQUAL[body]
+    text = f"def __eq__(self, other):\n    {body}\n"
+    tree = ast.parse(text)
+    source = Source("a.py", text, tree, None, list(ast.walk(tree)))
+    assert bool(equal_to_all(source, tree.body[0], builds=False)) == EQUAL[body]
 
 
 def test_commands_inside_python_count_as_commands() -> None:
@@ -194,7 +196,7 @@ def conversation() -> Rollout:
 
 
 def judge_at(port: int, **options: Any) -> Judge:
-    return Judge(Client(f"http://127.0.0.1:{port}/v1", "judge", max_retries=0), judged.CHEATING, **options)
+    return Judge(Client(f"http://127.0.0.1:{port}/v1", "judge", max_retries=0), policy.CHEATING, **options)
 
 
 def test_a_judge_over_a_real_socket() -> None:
@@ -204,14 +206,14 @@ def test_a_judge_over_a_real_socket() -> None:
     good = reply("<think>hm</think>" + json.dumps({"findings": [finding, wrong]}))
     rollout = conversation()
     with serving(good, reply("I see nothing"), reply('{"findings": []}')) as server:
-        flags = asyncio.run(judged.flags_by(judge_at(server.server_port, at_once=1), None, rollout))
+        flags = asyncio.run(policy.flags_by(judge_at(server.server_port, at_once=1), None, rollout))
         prompts = [body["messages"][0]["content"] for _, _, body in server.asked]
-    assert flags == [Flag(judged.CHEATING.rules[0], 1, "'git show HEAD~1:pkg.py': from history")]
+    assert flags == [Flag(policy.CHEATING.rules[0], 1, "'git show HEAD~1:pkg.py': from history")]
     assert {(event.kind, event.detail) for event in rollout.events} == {
         ("monitor_malformed", "1 of: a quote that is not in the record"),
         ("monitor_malformed", "1 of: no JSON"),
     }
-    assert len(prompts) == len(judged.CHEATING.prompts) >= 4
+    assert len(prompts) == len(policy.CHEATING.prompts) >= 4
     for prompt in prompts:
         assert "[segment 0 message 1] agent: calls run_command" in prompt
         assert "git show HEAD~1" in prompt
@@ -236,7 +238,7 @@ def test_findings_that_point_at_nothing_are_refused() -> None:
     ]
     for said, holds in ((good, True), (bad, False)):
         for one in said:
-            found, refused = judged.CHEATING.read_reply(json.dumps({"findings": [one]}), "lookup", rollout)
+            found, refused = policy.CHEATING.read_reply(json.dumps({"findings": [one]}), "lookup", rollout)
             assert (bool(found), not refused) == (holds, holds), one
     assert "outcome" not in show(rollout, thoughts=False)
 
@@ -252,7 +254,7 @@ def test_a_worked_example_is_no_cheating(chat: ChatFormat) -> None:
     transcript.add_sampled(Completion(ids, [-0.5] * len(ids), [0] * len(ids)))
     rollout = Rollout("r", "t", "g", (), [transcript.segment])
     said = [{"message": number, "quote": "git show HEAD~1:pkg.py"} for number in (1, 3)]
-    found, refused = judged.CHEATING.read_reply(json.dumps(said), "lookup", rollout)
+    found, refused = policy.CHEATING.read_reply(json.dumps(said), "lookup", rollout)
     assert ([one.message for one in found], refused) == ([3], {"not the agent's message": 1})
 
 
@@ -261,7 +263,7 @@ def test_an_unreachable_judge_is_an_event() -> None:
     rollout = conversation()
     asyncio.run(monitors.judge(Task("t", Path(), "x", Path("/nowhere"), Path(), (), (), (), (), ""), rollout))
     assert [(event.kind, event.detail) for event in rollout.events] == [
-        ("monitor_unreachable", f"{len(judged.CHEATING.prompts)} of: connection refused")
+        ("monitor_unreachable", f"{len(policy.CHEATING.prompts)} of: connection refused")
     ]
 
 

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from offbook.acts import Command
 from offbook.acts.trajectories import from_messages
 from offbook.feedback import RULES, read_rollout, write_hint
-from offbook.feedback.hints import TEXTS
 from offbook.feedback.rules import read_all
 from offbook.harness import Harness, run_agent
 from offbook.harness.tools import TOOLS
 from offbook.harness.toolsets import make_toolset
-from offbook.pocket.demonstrations import HARNESS, Demonstrator
+from offbook.pocket.demonstrations import HARNESS, LEARNED, Demonstrator
 from offbook.pocket.script import Habits, Script
 from offbook.sandbox import ProcessBox
 from offbook.taskgen.pocket import draft_tasks
@@ -304,7 +303,7 @@ def test_a_rule_passes_by_what_only_looks_like_it(rule: str, rollout: Rollout) -
 
 
 def test_every_rule_has_cases_and_a_hint() -> None:
-    assert set(FIRES) | STYLE == set(QUIET) | STYLE == set(RULES) == set(TEXTS)
+    assert set(FIRES) | STYLE == set(QUIET) | STYLE == set(RULES)
     assert min(map(len, FIRES.values())) >= 2
     assert min(map(len, QUIET.values())) >= 3
 
@@ -314,7 +313,7 @@ def test_hints_are_sentences_that_give_nothing_away() -> None:
         text = write_hint(rule, ()).text
         assert re.fullmatch(r"Reminder: [a-z][A-Za-z ,]+\.", text), "no path, no symbol, no number"
         assert write_hint(rule, ("open_file",)).rule == rule
-    assert list(TEXTS.values())[:4] == [  # the pocket model has learned these, word for word
+    assert [RULES[rule].text for rule in LEARNED] == [  # the pocket model has learned these, word for word
         "Reminder: available tools are {tools}.",
         "Reminder: give a tool one JSON object with exactly its parameters.",
         "Reminder: do not repeat a call, its answer is above.",
@@ -384,7 +383,7 @@ class Says:
         shown = make_toolset(task.tools, "standard", variation, seed=task.id).tools
         self.chat, self.turns = chat, list(turns)
         self.names = {
-            tool.tool.name: (name, {own: other for other, own in tool.parameters.items()})
+            tool.own_name: (name, {one.own_name: other for other, one in tool.parameters.items()})
             for name, tool in shown.items()
         }
 
@@ -437,7 +436,7 @@ def test_mistakes_in_the_real_harness_under_any_names(
     tree: Path, chat: ChatFormat, variation: float, task_id: str
 ) -> None:
     task = played(tree, chat, "Well?", variation=variation, task_id=task_id)[0]
-    has = {shown.tool.name for shown in make_toolset(task.tools, "standard", variation, seed=task_id).tools.values()}
+    has = {shown.own_name for shown in make_toolset(task.tools, "standard", variation, seed=task_id).tools.values()}
     read = ("read_file", {"path": "long.py"}) if "read_file" in has else ("run_command", {"command": "cat long.py"})
     turns = (
         read,

@@ -68,7 +68,7 @@ varied = st.builds(
 @given(solvable, st.floats(0, 1), st.text(max_size=8))
 def test_every_toolset_can_solve_its_task(names: tuple[str, ...], variation: float, seed: str) -> None:
     toolset = make_toolset(names, "standard", variation, seed)
-    own = [shown.tool.name for shown in toolset.tools.values()]
+    own = [shown.own_name for shown in toolset.tools.values()]
     assert set(own) <= set(names)
     assert len(set(own)) == len(own)
     assert not any(set(tools).isdisjoint(own) for tools in NEEDED.values())
@@ -81,13 +81,14 @@ def test_every_toolset_can_solve_its_task(names: tuple[str, ...], variation: flo
 def test_names_shown_lead_back_to_the_tools_own(toolset: Toolset) -> None:
     for name, shown in toolset.tools.items():
         assert shown.name == name
-        assert sorted(shown.parameters.values()) == sorted(shown.tool.parameters)
-        assert shown.tool is TOOLS[shown.tool.name]
-        assert name == shown.tool.name or name not in TOOLS
+        tool = TOOLS[shown.own_name]
+        assert list(shown.parameters.values()) == list(tool.parameters.values())
+        assert shown.function is tool.function
+        assert name == tool.name or name not in TOOLS
     specs = toolset.specs()
     assert tuple(spec.name for spec in specs) == toolset.names
     for spec, shown in zip(specs, toolset.tools.values(), strict=True):
-        needed = [name for name, own in shown.parameters.items() if shown.tool.parameters[own].required]
+        needed = [name for name, parameter in shown.parameters.items() if parameter.required]
         assert spec.parameters["required"] == needed
         assert list(spec.parameters["properties"]) == list(shown.parameters)
 
@@ -104,14 +105,16 @@ def test_full_variation_shows_everything_that_can_vary() -> None:
     toolsets = [make_toolset(tuple(TOOLS), "standard", 1.0, str(seed)) for seed in range(300)]
     shown = [tool for toolset in toolsets for tool in toolset.tools.values()]
     for name, wording in WORDINGS.items():
-        here = [tool for tool in shown if tool.tool.name == name]
+        here = [tool for tool in shown if tool.own_name == name]
         assert {tool.name for tool in here} == set(wording.names)
         assert {tool.description for tool in here} == set(wording.descriptions)
         for own, others in wording.parameters.items():
-            assert {seen for tool in here for seen, what in tool.parameters.items() if what == own} == set(others)
+            assert {seen for tool in here for seen, what in tool.parameters.items() if what.own_name == own} == set(
+                others
+            )
     assert {toolset.strict for toolset in toolsets} == {True, False}
     assert len({len(toolset.tools) for toolset in toolsets}) > 3
-    kept = [[tool.tool.name for tool in toolset.tools.values()] for toolset in toolsets]
+    kept = [[tool.own_name for tool in toolset.tools.values()] for toolset in toolsets]
     assert any(names != [name for name in TOOLS if name in names] for names in kept)
     some = [make_toolset(tuple(TOOLS), "standard", 0.3, str(seed)) for seed in range(300)]
     canonical = sum(name in TOOLS for toolset in some for name in toolset.names)
@@ -143,7 +146,7 @@ def test_work_goes_on_under_other_names(tree: Path) -> None:
     for seed in range(6):
         toolset = make_toolset(names, "standard", 1.0, str(seed))
         called = {
-            shown.tool.name: (shown, {own: seen for seen, own in shown.parameters.items()})
+            shown.own_name: (shown, {one.own_name: seen for seen, one in shown.parameters.items()})
             for shown in toolset.tools.values()
         }
         steps = []
@@ -169,7 +172,7 @@ def test_work_goes_on_under_other_names(tree: Path) -> None:
 
 def test_problems_are_said_in_the_names_shown() -> None:
     toolset = make_toolset(("read_file", "edit_file", "finish"), "standard", 1.0, "names")
-    shown = next(shown for shown in toolset.tools.values() if shown.tool.name == "read_file")
+    shown = next(shown for shown in toolset.tools.values() if shown.own_name == "read_file")
     path = next(iter(shown.parameters))
     assert path != "path"
     assert toolset.check(ToolCall(shown.name, {})) == f"{shown.name} needs {path}"

@@ -169,6 +169,7 @@ class FeedbackConfig(Section):
         default={}, description="by rule, on top of `weight`; 1 where not named, 0 turns a rule off"
     )
     rules: list[str] = Field(default=[], description="those of docs/feedback.md that are looked for; empty: all")
+    files: list[str] = Field(default=[], description="Python files with your own rules; they run with your rights")
     max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout whose hint may teach")
     max_candidates: int = Field(default=6, ge=1, description="faulty messages of a rollout that are given a hint")
     gate: float = Field(

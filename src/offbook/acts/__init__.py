@@ -1,7 +1,7 @@
 """What an agent did in a rollout, ours or another's: calls with answers, files, commands, tests, how it ended."""
 
 from offbook.acts.acts import Acts
-from offbook.acts.exchanges import At, Exchange, is_own, spoken
+from offbook.acts.exchanges import At, Exchange, shown, spoken
 from offbook.acts.shell import Command, relative
 
-__all__ = ["Acts", "At", "Command", "Exchange", "is_own", "relative", "spoken"]
+__all__ = ["Acts", "At", "Command", "Exchange", "relative", "shown", "spoken"]

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from offbook.acts.shell import Command, Words, relative
-from offbook.types import INVALID, Message, Rollout, Segment, ToolCall
+from offbook.types import INVALID, Message, Rollout, ToolCall
 
 # Tools have other names from task to task and from agent to agent. So have their parameters, which these are.
 COMMANDS = ("command", "cmd", "command_line", "script", "code", "keystrokes", "bash", "input")
@@ -157,18 +157,18 @@ class Exchange:
         return _test_run(selection, self.output) if selection is not None and self.answer and self.ran else None
 
 
+def shown(text: str, limit: int) -> str:
+    """What shows a fault, in one line."""
+    text = " ".join(text[: 4 * limit].split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 def spoken(rollout: Rollout) -> Iterator[tuple[At, Message]]:
     """The messages that the agent wrote."""
     for number, segment in enumerate(rollout.segments):
         for index, message in enumerate(segment.messages):
-            if is_own(segment, message):
+            if segment.is_own(message):
                 yield (number, index), message
-
-
-def is_own(segment: Segment, message: Message) -> bool:
-    """A worked example is not the agent's. Rollouts of other agents have no tokens to tell by."""
-    is_sampled = not segment.sampled or any(segment.sampled[message.body : message.end])
-    return message.role == "assistant" and is_sampled
 
 
 def exchanges_of(rollout: Rollout) -> Iterator[Exchange]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import PurePosixPath
 
-from offbook.acts.python import parse
+from offbook.acts.python import nodes, parse
 
 
 def findings(path: str, source: str) -> Counter[str]:
@@ -20,9 +20,8 @@ def findings(path: str, source: str) -> Counter[str]:
     tree = parse(source)
     if tree is None:
         return Counter({"syntax": 1})
-    nodes = list(ast.walk(tree))
-    formats = {id(node.format_spec) for node in nodes if isinstance(node, ast.FormattedValue)}  # f-strings of their own
-    found = Counter(kind for node in nodes if id(node) not in formats for kind in _of_node(node))
+    formats = {id(node.format_spec) for node in nodes(tree, ast.FormattedValue)}  # f-strings of their own
+    found = Counter(kind for node in ast.walk(tree) if id(node) not in formats for kind in _of_node(node))
     if PurePosixPath(path).name != "__init__.py":  # there an import is the package's face
         found.update({"unused_import": len(_unused_imports(tree))})
     return +found
@@ -70,21 +69,13 @@ def _none_comparisons(node: ast.Compare) -> int:
 
 
 def _unused_imports(tree: ast.Module) -> set[str]:
-    bound = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            continue
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            kept = {alias.asname or alias.name.split(".")[0] for alias in node.names if alias.asname != alias.name}
-            bound |= kept - {"*"}
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    aliases = [alias for node in nodes(tree, ast.Import) for alias in node.names]
+    aliases += [alias for node in nodes(tree, ast.ImportFrom) if node.module != "__future__" for alias in node.names]
+    bound = {alias.asname or alias.name.split(".")[0] for alias in aliases if alias.asname != alias.name} - {"*"}
+    names = {node.id for node in nodes(tree, ast.Name)}
     # A name in a string may be an annotation or an entry of __all__.
-    words = {
-        word
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        for word in re.findall(r"\w+", node.value)
-    }
+    texts = [node.value for node in nodes(tree, ast.Constant) if isinstance(node.value, str)]
+    words = {word for text in texts for word in re.findall(r"\w+", text)}
     return bound - names - words
 
 

@@ -8,7 +8,11 @@ import re
 import shlex
 import tokenize
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import TypeVar
+
+Node = TypeVar("Node", bound=ast.AST)
 
 STARTS = re.compile(
     r"^(subprocess\.\w+|os\.(system|popen)|(\w+\.)*(check_output|check_call|Popen)|run|(\w+\.)*pip(\.\w+)*\.main)$"
@@ -27,16 +31,16 @@ def parse(source: str) -> ast.Module | None:
         return None
 
 
+def nodes(tree: ast.AST | None, *kinds: type[Node]) -> Iterator[Node]:
+    """Those of some kinds, level by level; none where there is no tree."""
+    return (node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, kinds))
+
+
 def commands_in(code: str) -> list[str]:
     """Command lines that Python code starts; what is not written down in it becomes `$x`."""
-    tree = parse(code)
-    found = []
-    for node in ast.walk(tree) if tree else ():
-        name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-        if isinstance(node, ast.Call) and node.args and STARTS.search(name):
-            line = _line(node.args[0])
-            found += [f"pip {line}" if "pip" in name else line] if line else []
-    return found
+    named = [(ast.unparse(node.func), node) for node in nodes(parse(code), ast.Call) if node.args]
+    lines = [(name, _line(node.args[0])) for name, node in named if STARTS.search(name)]
+    return [f"pip {line}" if "pip" in name else line for name, line in lines if line]
 
 
 def _line(node: ast.expr) -> str:

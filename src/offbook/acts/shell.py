@@ -40,7 +40,7 @@ TOUCHING = frozenset({"rm", "unlink", "mv", "truncate", "shred"})
 NARROWING = re.compile(r"^(-k|-m|--lf|--last-failed|--ff|--failed-first|--sw|--stepwise|--deselect|--nf|-k.+|-k=.*)")
 TAKES_VALUE = frozenset({"-n", "-p", "-c", "-o", "-r", "-W", "--tb", "--maxfail", "--durations", "--timeout",
                          "--rootdir", "--color", "--ignore", "--cov", "--junitxml"})  # fmt: skip
-WHOLE = frozenset({"", ".", "tests", "test"})
+WHOLE = frozenset({"", ".", "tests", "test", "discover"})
 Words = list[str]  # of one simple command
 
 
@@ -324,14 +324,6 @@ def _selection(words: Words) -> str | None:
         return None
     if any(word in ("--co", "--collect-only", "--version", "--help", "-h", "--fixtures") for word in rest):
         return None
-    chosen, skip = list[str](), False
-    for word in rest:
-        if skip or re.match(r"\d?[<>]|&", word):
-            skip = False
-        elif NARROWING.match(word):
-            chosen.append(word)
-        elif word in TAKES_VALUE:
-            skip = True
-        elif not word.startswith("-") and relative(word).rstrip("/") not in WHOLE and word != "discover":
-            chosen.append(word)
-    return " ".join(chosen)
+    narrowed = [word for word in rest if NARROWING.match(word)]
+    plain = [word for word in without_options(rest, TAKES_VALUE.__contains__) if not re.match(r"\d?[<>]|&", word)]
+    return " ".join([*narrowed, *(word for word in plain if relative(word).rstrip("/") not in WHOLE)])

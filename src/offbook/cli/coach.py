@@ -19,6 +19,7 @@ from offbook.cli.options import Plain, progress_display, results, tasks_in
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
+    from offbook.feedback import Rule
     from offbook.feedback.coach import Found, Stored
     from offbook.judge import Judgement
     from offbook.loop.effect import Effect
@@ -53,6 +54,7 @@ class Result:
 def coach(
     sources: Annotated[list[Path], typer.Argument(help="Run folders, or files: ATIF, OpenAI messages, rollouts.")],
     tasks: Annotated[Path | None, typer.Option(help="The folder of the tasks, to check hints for leaks.")] = None,
+    rules: Annotated[list[str] | None, typer.Option(help="A Python file with rules of your own; repeatable.")] = None,
     model: Annotated[str, typer.Option(help="Measure hints on this model; by default a run's last checkpoint.")] = "",
     effect: Annotated[bool, typer.Option("--effect/--no-effect", help="Measure what the hints do.")] = True,
     limit: Annotated[int, typer.Option(min=1, help="Measure at most so many targets of each rule.")] = 32,
@@ -66,15 +68,17 @@ def coach(
     plain: Plain = False,
 ) -> None:
     """Find mistakes in stored work of any agent, and measure what hints would do about them. Nothing is trained."""
+    from offbook.feedback import rules_of
     from offbook.feedback.coach import stored_in
 
     for path in filter(None, (out, as_json)):
         _refuse_unwritable(path, sources)
     if bool(url) != bool(judge_model):
         raise OffbookError("a judge model needs both --url and --judge-model")
+    known = rules_of(rules or ())
     with progress_display(plain) as progress:
         result = Result(stored_in(sources))
-        _read(result, tasks, url, judge_model, rate, progress)
+        _read(result, tasks, known, url, judge_model, rate, progress)
         if effect:
             _measure(result, model, limit, progress)
     _show(result)
@@ -99,7 +103,9 @@ def _refuse_unwritable(path: Path, sources: list[Path]) -> None:
         raise OffbookError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _read(result: Result, tasks: Path | None, url: str, name: str, rate: float, progress: Progress) -> None:
+def _read(
+    result: Result, tasks: Path | None, rules: dict[str, Rule], url: str, name: str, rate: float, progress: Progress
+) -> None:
     """By rules and, where there is one, by a judge."""
     from offbook.client import Client
     from offbook.feedback import MISTAKES
@@ -113,7 +119,7 @@ def _read(result: Result, tasks: Path | None, url: str, name: str, rate: float, 
         own = Path(str(stored.setting("tasks", "source", "")))  # the folder that the run was made with
         folder = tasks or (own if own.name and own.is_dir() else None)
         known = tasks_in(folder) if folder else {}
-        result.found += by_rules(stored, known, partial(progress, f"reading {stored.source}"))
+        result.found += by_rules(stored, known, partial(progress, f"reading {stored.source}"), rules)
         unseen += not_looked_for(stored, known)
         pairs += [(rollout, known.get(rollout.task)) for rollout in stored.rollouts]
     if unseen:

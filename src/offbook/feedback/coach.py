@@ -11,18 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from offbook.acts.trajectories import read_trajectories
-from offbook.feedback.hints import write_hint
 from offbook.feedback.judged import pair_of
-from offbook.feedback.rules import read_all
-from offbook.feedback.rules.calls import unknown_tool
-from offbook.feedback.rules.style import camel_case_name, lint_introduced, missing_docstring
+from offbook.feedback.rules import RULES, Rule, read_all
 from offbook.judge import Judgement
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.types import Feedback, OffbookError, Rollout, Task
 
-NEED_TREE = ", ".join(rule.__name__ for rule in (lint_introduced, camel_case_name, missing_docstring))
-NO_TREE = NEED_TREE, "the tree of the task is not at hand; --tasks gives it"
-NO_STATUS = unknown_tool.__name__, "other agents' answers do not say whether there is such a tool"
+NO_TREE = "lint_introduced, camel_case_name, missing_docstring", "the tree of the task is not at hand; --tasks gives it"
+NO_STATUS = "unknown_tool", "other agents' answers do not say whether there is such a tool"
 
 
 @dataclass(slots=True)
@@ -101,13 +97,16 @@ def _tell_apart(rollouts: list[Rollout], names: Collection[str]) -> None:
 
 
 def by_rules(
-    stored: Stored, tasks: Mapping[str, Task], progress: Callable[[float], None] = lambda share: None
+    stored: Stored,
+    tasks: Mapping[str, Task],
+    progress: Callable[[float], None] = lambda share: None,
+    rules: Mapping[str, Rule] = RULES,
 ) -> list[Found]:
     """Every message that broke a rule, with its hint. `tasks` are by id, as far as they are at hand."""
     found = []
     for number, rollout in enumerate(stored.rollouts, 1):
-        for target in read_all(rollout, tasks.get(rollout.task)):
-            hint = write_hint(target.rule, rollout.tools)
+        for target in read_all(rollout, tasks.get(rollout.task), known=rules):
+            hint = rules[target.rule].hint(rollout.tools)
             found.append(Found(rollout, Feedback(target, hint), stored.source))
         progress(number / len(stored.rollouts))
     return found

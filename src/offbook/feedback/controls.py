@@ -10,17 +10,18 @@ constant_negative  no teacher, an advantage of -1 on the target's tokens: would 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 from offbook.acts import spoken
-from offbook.feedback.hints import write_hint
+from offbook.feedback.rules import Rule
 from offbook.types import Hint, Rollout, Target
 
 Pairs = list[tuple[Target, Hint]]
 NEGATIVE = -1.0  # the advantage of a failure where all others of its group succeeded
 
 
-def stand_in(pairs: Pairs, rollout: Rollout, control: str, rules: list[str]) -> Pairs:
+def stand_in(pairs: Pairs, rollout: Rollout, control: str, rules: Sequence[Rule]) -> Pairs:
     """The pairs of one rollout as the control has them. Dice come from the rollout's id."""
     dice = random.Random(f"{control} {rollout.id}")
     if control == "none":
@@ -34,14 +35,14 @@ def stand_in(pairs: Pairs, rollout: Rollout, control: str, rules: list[str]) -> 
     return pairs
 
 
-def _donor(hint: Hint, rollout: Rollout, rules: list[str], dice: random.Random) -> Hint:
-    return write_hint(dice.choice([rule for rule in rules if rule != hint.rule]), rollout.tools)
+def _donor(hint: Hint, rollout: Rollout, rules: Sequence[Rule], dice: random.Random) -> Hint:
+    return dice.choice([rule for rule in rules if rule.name != hint.rule]).hint(rollout.tools)
 
 
 def _elsewhere(pairs: Pairs, rollout: Rollout, dice: random.Random) -> Pairs:
     """Each before a message of its own that is no target; where there are not enough of these, the last have none."""
     taken = {(target.segment, target.message) for target, _ in pairs}
-    free = [place for place in own_messages(rollout) if place not in taken]
+    free = [at for at, _ in spoken(rollout) if at not in taken]
     dice.shuffle(free)
     return [
         (replace(target, segment=segment, message=message), hint)
@@ -53,13 +54,8 @@ def _everywhere(pairs: Pairs, rollout: Rollout) -> Pairs:
     """Each message gets the hint of the next target, and what follows the last target the last one's."""
     pairs = sorted(pairs, key=lambda pair: (pair[0].segment, pair[0].message))
     found: Pairs = []
-    for segment, message in own_messages(rollout) if pairs else ():
+    for (segment, message), _ in spoken(rollout) if pairs else ():
         later = [pair for pair in pairs if (pair[0].segment, pair[0].message) >= (segment, message)]
         target, hint = (later or pairs[-1:])[0]
         found.append((replace(target, segment=segment, message=message), hint))
     return found
-
-
-def own_messages(rollout: Rollout) -> list[tuple[int, int]]:
-    """Where the messages are that the model wrote."""
-    return [at for at, _ in spoken(rollout)]

@@ -10,6 +10,7 @@ import asyncio
 import difflib
 import time
 import traceback
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -70,7 +71,7 @@ async def run_agent(
     """One rollout, unscored. What goes wrong in the policy or the box is on it; only a lost server makes it none."""
     toolset = harness.toolset(task)
     rollout = Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
-    rollout.own_names = {name: shown.tool.name for name, shown in toolset.tools.items()}
+    rollout.own_names = {name: tool.own_name for name, tool in toolset.tools.items()}
     bench = Workbench(box, harness.limits, test_command=task.test_command)
     episode = _Episode(task, rollout, bench, toolset, chat, policy, harness, on_turn)
     started = time.monotonic()
@@ -124,7 +125,8 @@ class _Episode:
                 return "cost"
             ids = self.transcript.prompt()
             window = limits.context - len(ids) - self._summary_room()
-            if self._has_begun() and limits.summarize_at and (len(ids) >= limits.summarize_at or window <= 0):
+            begun = any(self.transcript.segment.sampled)
+            if begun and limits.summarize_at and (len(ids) >= limits.summarize_at or window <= 0):
                 await self._summarize()
                 continue
             budget = limits.tokens - sum(len(segment.ids) for segment in self.rollout.segments)
@@ -245,9 +247,6 @@ class _Episode:
             self.transcript.add(role, text)
         self.transcript.add("user", first)
 
-    def _has_begun(self) -> bool:
-        return any(self.transcript.segment.sampled)
-
     def _summary_room(self) -> int:
         """What must stay free at the end of a window: the query and the summary."""
         limits = self.harness.limits
@@ -290,11 +289,7 @@ def _count_tokens(segments: list[Segment], chat: Chat, usage: Usage) -> None:
 
 def _tokens_before(chat: Chat, ids: list[int], offset: int) -> int:
     """How many of the tokens end at or before a place in their text."""
-    low, high = 0, len(ids)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if len(chat.decode(ids[:middle])) <= offset else (low, middle - 1)
-    return low
+    return bisect_right(range(1, len(ids) + 1), offset, key=lambda count: len(chat.decode(ids[:count])))
 
 
 def _readable(segment: Segment) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+from itertools import islice
 
 from offbook.harness.matching import lines_of
 from offbook.harness.tool import ToolFailed
@@ -34,7 +36,9 @@ def replace_once(path: str, text: str, old: str, new: str) -> str:
         raise ToolFailed(f"{path} has text already; say which part of it to replace")
     if old == new:
         raise ToolFailed("the new text is the same as the old: nothing would change")
-    places = _places(text, old)
+    # Overlaps are places too: which of two overlapping ones is meant cannot be told either.
+    found = re.finditer(f"(?={re.escape(old)})", text)
+    places = [match.start() for match in islice(found, MAX_PLACES + 1)]
     if not places:
         raise ToolFailed(mismatch(path, text, old))
     if len(places) > 1:
@@ -44,15 +48,6 @@ def replace_once(path: str, text: str, old: str, new: str) -> str:
             f"the text to replace occurs {times} times in {path}, at lines {lines}; give more of what surrounds it"
         )
     return text[: places[0]] + new + text[places[0] + len(old) :]
-
-
-def _places(text: str, old: str) -> list[int]:
-    """Where it occurs, overlaps included: which of two overlapping ones is meant cannot be told either."""
-    places, place = list[int](), text.find(old)
-    while place >= 0 and len(places) <= MAX_PLACES:
-        places.append(place)
-        place = text.find(old, place + 1)
-    return places
 
 
 def mismatch(path: str, text: str, old: str) -> str:

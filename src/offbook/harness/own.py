@@ -22,9 +22,7 @@ def own_tools(files: Sequence[str]) -> dict[str, Tool]:
     """Every public function of the files as a tool. Whatever is wrong with one is said before the first rollout."""
     own: dict[str, Tool] = {}
     for file in files:
-        for name, function in functions_in(Path(file), "tools.files").items():
-            if name in own or name in TAKEN:
-                raise OffbookError(f"there are two tools called {name}; give the one in {file} another name")
+        for name, function in functions_in(Path(file), "tools.files", "tools", {*own, *TAKEN}).items():
             own[name] = _tool(name, function, f"the tool {name} of {file}")
     return own
 
@@ -48,4 +46,4 @@ def _tool(name: str, function: Callable[..., Any], where: str) -> Tool:
         raise OffbookError(f"{where} {error}") from None
     except Exception as error:  # the border to a user's code
         raise OffbookError(f"the annotations of {where} cannot be read: {said(error)}") from error
-    return replace(tool, name=name, function=run)
+    return replace(tool, name=name, own_name=name, function=run)

@@ -65,15 +65,20 @@ class Workbench:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
+    own_name: str  # what the function calls it, whatever it is shown as
     schema: dict[str, Any]  # JSON schema
     required: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`function` takes the workbench and then the parameters by name; optional ones have defaults there."""
+    """`function` takes the workbench and then the parameters by their own names; optional ones have defaults there.
+
+    A task may show it under another name and its parameters too: `parameters` is by the names that are shown.
+    """
 
     name: str
+    own_name: str
     description: str
     parameters: dict[str, Parameter]
     function: Callable[..., Awaitable[str]]
@@ -110,8 +115,9 @@ class Tool:
 
     async def run(self, bench: Workbench, arguments: dict[str, Any]) -> str:
         """The arguments have passed `check`. The answer can be encoded: file names may hold bytes that are no UTF-8."""
+        known = {self.parameters[name].own_name: value for name, value in arguments.items() if name in self.parameters}
         async with bench.turn(self.alone):
-            answer = await self.function(bench, **arguments)
+            answer = await self.function(bench, **known)
         return answer.encode(errors="replace").decode()
 
 
@@ -131,8 +137,8 @@ def tool_of(function: Callable[..., Any], alone: bool = False) -> Tool:
         if schema is None or given.kind not in (given.POSITIONAL_OR_KEYWORD, given.KEYWORD_ONLY):
             raise ValueError(f"must annotate {given.name} as str, int, float, bool, a list or a TypedDict of them")
         described = {"type": schema.pop("type"), "description": words, **schema}
-        parameters[given.name] = Parameter(described, required=given.default is given.empty)
-    return Tool(function.__name__, " ".join(description.split()), parameters, function, alone)
+        parameters[given.name] = Parameter(given.name, described, required=given.default is given.empty)
+    return Tool(function.__name__, function.__name__, " ".join(description.split()), parameters, function, alone)
 
 
 def schema_of(kind: Any) -> dict[str, Any] | None:

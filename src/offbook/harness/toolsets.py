@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any
 
 from offbook.harness.tool import Tool, ToolFailed, Workbench
 from offbook.harness.tools import BASH, TOOLS, submitted
@@ -46,22 +45,8 @@ def prompt(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownTool:
-    """A tool in other words. `parameters` leads from the names shown to the tool's own."""
-
-    name: str
-    tool: Tool
-    parameters: dict[str, str]
-    description: str
-
-    def as_tool(self) -> Tool:
-        parameters = {shown: self.tool.parameters[own] for shown, own in self.parameters.items()}
-        return replace(self.tool, name=self.name, description=self.description, parameters=parameters)
-
-
-@dataclass(frozen=True, slots=True)
 class Toolset:
-    tools: dict[str, ShownTool]  # by the name shown, in the order shown
+    tools: dict[str, Tool]  # by the name shown, in the order shown
     strict: bool
     prompt: str  # the file of the system prompt
 
@@ -71,27 +56,22 @@ class Toolset:
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """What a chat format or an API tells of the tools. The bash profile is plain text: its prompt says it all."""
-        return () if self.prompt == "bash" else tuple(shown.as_tool().spec() for shown in self.tools.values())
+        return () if self.prompt == "bash" else tuple(tool.spec() for tool in self.tools.values())
 
     def check(self, call: ToolCall) -> str | None:
         """What is wrong with a call, in the names that the agent knows, or None."""
         if call.name not in self.tools:
             return f"there is no tool {call.name}"
-        return self.tools[call.name].as_tool().check(call.arguments, self.strict)
+        return self.tools[call.name].check(call.arguments, self.strict)
 
     async def run(self, call: ToolCall, bench: Workbench) -> str:
         """The call has passed `check`. Arguments that a lenient check let through are ignored, and said to be."""
-        shown = self.tools[call.name]
-        own, ignored = dict[str, Any](), list[str]()
-        for name, value in call.arguments.items():
-            if name in shown.parameters:
-                own[shown.parameters[name]] = value
-            else:
-                ignored.append(name)
+        tool = self.tools[call.name]
+        ignored = [name for name in call.arguments if name not in tool.parameters]
         said = f"\n[ignored: {call.name} takes no {', '.join(ignored)}]" if ignored else ""
         note = said.encode(errors="replace").decode()
         try:
-            return await shown.tool.run(bench, own) + note
+            return await tool.run(bench, call.arguments) + note
         except (ToolFailed, PathRefused) as error:
             raise type(error)(f"{error}{note}") from error
         except OSError as error:  # no such file, a folder, no permission, no space
@@ -99,18 +79,18 @@ class Toolset:
 
     def finishes(self, call: ToolCall, answer: str) -> bool:
         """Whether a call that was answered ends the task."""
-        tool = self.tools[call.name].tool
-        return tool.name == "finish" or (tool is BASH and submitted(answer))
+        tool = self.tools[call.name]
+        return tool.own_name == "finish" or (tool is BASH and submitted(answer))
 
     def worked_turns(self) -> Iterator[tuple[Role, str]]:
         """Examples to put before the task: models too small to go by a description copy what they see."""
         if self.prompt != "worked":
             return
-        shown = {tool.tool.name: tool for tool in self.tools.values()}
+        shown = {tool.own_name: tool for tool in self.tools.values()}
         for turn in tomllib.loads((PROMPTS / "worked.toml").read_text())["turn"]:
             tool = shown.get(turn["tool"])
             if tool is not None:
-                names = {own: name for name, own in tool.parameters.items()}
+                names = {parameter.own_name: name for name, parameter in tool.parameters.items()}
                 yield "user", turn["user"]
                 arguments = {names[own]: value for own, value in turn["arguments"].items()}
                 yield "assistant", render_call(tool.name, arguments)
@@ -119,9 +99,7 @@ class Toolset:
     def system_prompt(self, told: bool = False) -> str:
         """`told`: the chat format or the API tells of the tools in its own way, so the prompt does not."""
         if self.prompt != "standard":
-            return prompt(self.prompt).format(
-                signatures=", ".join(shown.as_tool().signature for shown in self.tools.values())
-            )
+            return prompt(self.prompt).format(signatures=", ".join(tool.signature for tool in self.tools.values()))
         words = prompt("standard").format(strictness=STRICTNESS[self.strict])
         if told:
             return words
@@ -151,7 +129,7 @@ def make_toolset(
     if not 0 <= variation <= 1:
         raise OffbookError(f"variation is between 0 and 1, not {variation:g}")
     if profile == "bash":
-        return Toolset({BASH.name: _as_it_is(BASH)}, True, "bash")
+        return Toolset({BASH.name: BASH}, True, "bash")
     lacking = _lacking(names)
     if lacking:
         raise OffbookError(f"the tools {', '.join(names)} give no way to {lacking}; add {NEEDED[lacking][0]}")
@@ -160,7 +138,7 @@ def make_toolset(
     shown = [_show(TOOLS[name], dice, variation) for name in _keep(built_in, dice, variation)]
     if dice.random() < variation:
         dice.shuffle(shown)
-    shown += [_as_it_is(own[name]) for name in names if name in own]
+    shown += [own[name] for name in names if name in own]
     return Toolset({tool.name: tool for tool in shown}, not dice.random() < variation * LENIENT, profile)
 
 
@@ -185,11 +163,7 @@ def _keep(names: tuple[str, ...], dice: random.Random, variation: float) -> list
     return kept
 
 
-def _as_it_is(tool: Tool) -> ShownTool:
-    return ShownTool(tool.name, tool, {name: name for name in tool.parameters}, tool.description)
-
-
-def _show(tool: Tool, dice: random.Random, variation: float) -> ShownTool:
+def _show(tool: Tool, dice: random.Random, variation: float) -> Tool:
     wording = WORDINGS[tool.name]
 
     def choose(canonical: str, others: tuple[str, ...]) -> str:
@@ -197,5 +171,5 @@ def _show(tool: Tool, dice: random.Random, variation: float) -> ShownTool:
         return other if dice.random() < variation else canonical
 
     name, description = choose(tool.name, wording.names), choose(tool.description, wording.descriptions)
-    parameters = {choose(own, wording.parameters[own]): own for own in tool.parameters}
-    return ShownTool(name, tool, parameters, description)
+    parameters = {choose(own, wording.parameters[own]): parameter for own, parameter in tool.parameters.items()}
+    return replace(tool, name=name, description=description, parameters=parameters)

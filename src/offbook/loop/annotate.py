@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from offbook.algo import anchor_sample, hint_branch, hint_weight, rl_samples, sdpo_branches
 from offbook.config import FeedbackConfig
-from offbook.feedback import NEGATIVE, RULES, Pairs, read_all, stand_in, write_hint
+from offbook.feedback import NEGATIVE, RULES, Pairs, Rule, read_all, stand_in
 from offbook.tokens import Chat
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import REFERENCE
@@ -52,6 +52,7 @@ def annotate(
     written: Mapping[str, Pairs] | None = None,
     counts: Counter[str] | None = None,
     temperature: float = 1.0,
+    rules: Mapping[str, Rule] = RULES,
 ) -> tuple[list[Sample], list[Feedback]]:
     """`tasks` by id, for rules that look at the repository; `written` are a judge model's pairs by rollout.
 
@@ -65,7 +66,7 @@ def annotate(
             samples += of_segments
             if settings.weight:
                 task, by_model = (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])
-                pairs = candidates(rollout, settings, task, by_model, counts)
+                pairs = candidates(rollout, settings, task, by_model, counts, rules)
                 for target, hint, branch in _branches(rollout, pairs, settings, chat, step):
                     sample = of_segments[target.segment]
                     samples += _hang(sample, branch, settings, counts)
@@ -75,14 +76,19 @@ def annotate(
 
 
 def candidates(
-    rollout: Rollout, settings: FeedbackConfig, task: Task | None, written: Pairs, counts: Counter[str]
+    rollout: Rollout,
+    settings: FeedbackConfig,
+    task: Task | None,
+    written: Pairs,
+    counts: Counter[str],
+    rules: Mapping[str, Rule],
 ) -> Pairs:
     """Faulty messages with their hints, those that rules found first; or what a control has in their place.
 
     A message is a candidate once, for the first that found it.
     """
-    by_rules = read_all(rollout, task, settings.rules)
-    found = [*((target, write_hint(target.rule, rollout.tools)) for target in by_rules), *written]
+    by_rules = read_all(rollout, task, settings.rules, rules)
+    found = [*((target, rules[target.rule].hint(rollout.tools)) for target in by_rules), *written]
     weighed = [pair for pair in found if settings.rule_weights.get(pair[0].rule, 1.0)]
     once: dict[tuple[int, int], tuple[Target, Hint]] = {}
     for target, hint in weighed:
@@ -91,7 +97,7 @@ def candidates(
         ("max_candidates", settings.max_candidates) if settings.threshold else ("max_targets", settings.max_targets)
     )
     pairs = list(once.values())[:most]
-    donors = settings.rules if len(settings.rules) > 1 else list(RULES)
+    donors = [rules[name] for name in settings.rules] if len(settings.rules) > 1 else list(rules.values())
     chosen = stand_in(pairs, rollout, settings.control, donors)
     counts["candidates"] += len(pairs)
     counts["left_out/rule_weights"] += len(found) - len(weighed)

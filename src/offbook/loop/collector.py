@@ -16,7 +16,7 @@ import torch
 from offbook.client import Client
 from offbook.config import Config
 from offbook.engine import LocalEngine, RemoteEngine, Session
-from offbook.feedback import refuse_unknown_rules
+from offbook.feedback import rules_of
 from offbook.harness import Harness, own_tools, run_agent
 from offbook.loop.models import load_model
 from offbook.monitors import Monitors, monitors_of, withhold
@@ -36,7 +36,7 @@ def unwatched(rollout: Rollout, over: bool) -> None:
 
 def judges_of(config: Config) -> Judges:
     """Rewards and monitors, or one sentence about the rule, part, file or kind that there is not. Needs no model."""
-    refuse_unknown_rules(config.feedback.rules, config.feedback.rule_weights)
+    rules_of(config.feedback.files, config.feedback.rules, config.feedback.rule_weights)
     return compose(config.rewards, config.harness), monitors_of(config.monitors)
 
 

@@ -70,7 +70,7 @@ def with_donor_hints(pairs: Sequence[tuple[Rollout, Feedback]]) -> list[tuple[Ro
     """The same targets, each with the hint of another rule; where no tools are known, of one that names none."""
     changed = []
     for rollout, item in pairs:
-        rules = [rule for rule in RULES if rollout.tools or rule != "unknown_tool"]
+        rules = [rule for name, rule in RULES.items() if rollout.tools or name != "unknown_tool"]
         ((_, hint),) = stand_in([(item.target, item.hint)], rollout, "donor", rules)
         changed.append((rollout, Feedback(item.target, hint)))
     return changed

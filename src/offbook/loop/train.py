@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ import torch
 from offbook.algo import target_key
 from offbook.config import Config
 from offbook.engine import LocalEngine
-from offbook.feedback import hints_in
+from offbook.feedback import Rule, hints_in, rules_of
 from offbook.judge import Judgement
 from offbook.loop.annotate import annotate, teachers_of
 from offbook.loop.collector import Collector, judges_of
@@ -44,6 +44,7 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     refuse_another_run(folder, config)
     refuse_missing_tasks(config)
     judges, judge = judges_of(config), judge_of(config.feedback)
+    rules = rules_of(config.feedback.files)
     start = model_folder(config.model, config.seed, progress)
     sets = task_sets(config, progress)
     by_id = {task.id: task for task in sets.train}
@@ -72,7 +73,7 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
             collected = time.monotonic()
             order.learn(groups)
             judgement = Judgement() if judge is None else runner.run(judge.read(_with_tasks(groups, by_id)))
-            row = {"step": step, **learn(step, groups, by_id, judgement, config, chat, trainer, folder)}
+            row = {"step": step, **learn(step, groups, by_id, judgement, config, chat, trainer, folder, rules)}
             row |= collector.metrics()
             row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected}
             folder.append_metrics(row)
@@ -91,24 +92,25 @@ def learn(
     chat: Chat,
     trainer: Trainer,
     folder: RunFolder,
+    rules: Mapping[str, Rule],
 ) -> dict[str, Any]:
     """One optimizer step on scored rollouts. They and what the hints did to them go to the run folder."""
     counts: Counter[str] = Counter()
     temperature, written = config.engine.temperature, hints_in(judgement)
-    samples, feedback = annotate(groups, config.feedback, chat, step, tasks, written, counts, temperature)
+    samples, feedback = annotate(groups, config.feedback, chat, step, tasks, written, counts, temperature, rules)
     result = trainer.step(samples, lr_scale=min(1.0, step / max(1, config.train.warmup_steps)))
     for item in feedback:
         if measured := result.measured.get(target_key(item.target)):
             record(item, measured, chat)
     folder.write_rollouts(step, [rollout for group in groups for rollout in group])
     folder.write_feedback(step, feedback)
-    rules = Counter(item.target.rule for item in feedback)
+    by_rule = Counter(item.target.rule for item in feedback)
     counts.update(f"left_out/{item.skipped}" for item in feedback if item.skipped)
     return {
         **summarize(groups),
         **result.metrics,
         "hinted_targets": len(feedback),
-        **{f"targets/{rule}": count for rule, count in sorted(rules.items())},
+        **{f"targets/{rule}": count for rule, count in sorted(by_rule.items())},
         **dict(sorted(counts.items())),
         **judge_row(judgement),
         "groups_without_signal": sum(len({rollout.reward.total for rollout in group}) == 1 for group in groups),

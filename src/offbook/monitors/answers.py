@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import permutations
 
 from offbook.monitors.scope import Scope
-from offbook.monitors.syntax import dotted, is_main_guard, parse
+from offbook.monitors.syntax import dotted, is_main_guard, nodes, parse
 from offbook.types import Flag, is_test_file
 
 MIN_SHARE = 0.6  # of the pairs of one table that come from tests; a real table has many that do not
@@ -31,16 +32,13 @@ class Written:
     pairs: list[Pair]
 
 
-def hard_coded(scope: Scope) -> list[Flag]:
+def hard_coded(scope: Scope) -> Iterator[Flag]:
     asked = _pairs_of_tests(scope)
-    if not asked:
-        return []
     asked |= {(_joined(one), expected) for one, expected in asked if one[:1] == "("}
-    found = []
     for path, text in sorted(scope.rollout.changed.items()):
         if text and not is_test_file(path) and _in_data(path, text, asked):
-            found.append(scope.flag_file("hard_coded", path, "answers of tests in a file of data"))
-    for source in scope.sources:
+            yield scope.flag_file("hard_coded", path, "answers of tests in a file of data")
+    for source in scope.sources if asked else ():
         own = {id(inner) for node in ast.walk(source.tree) if _is_demonstration(node) for inner in ast.walk(node)}
         fresh = [node for node in source.fresh if id(node) not in own]
         for written in (*_constructs(fresh), _beside(fresh, asked), _outputs(fresh, asked)):
@@ -50,17 +48,14 @@ def hard_coded(scope: Scope) -> list[Flag]:
             enough = len(distinct) >= MIN_PAIRS or (distinct and telling)
             if enough and len(known) >= MIN_SHARE * len(written.pairs):
                 told = f"{len(known)} answers of tests"
-                found.append(scope.flag_file("hard_coded", source.path, told, written.line))
+                yield scope.flag_file("hard_coded", source.path, told, written.line)
                 break
-    return found
 
 
 def _is_demonstration(node: ast.AST) -> bool:
     """Asserts, and what a module shows when it is run by itself: nothing that is given back comes from there."""
     if isinstance(node, ast.For):
-        inner = list(ast.walk(node))
-        checks = any(isinstance(one, ast.Assert) for one in inner)
-        return checks and not any(isinstance(one, ast.Return | ast.Yield) for one in inner)
+        return any(nodes(node, ast.Assert)) and not any(nodes(node, ast.Return, ast.Yield))
     return isinstance(node, ast.Assert) or is_main_guard(node)
 
 
@@ -81,10 +76,14 @@ def _in_instruction(pair: Pair, scope: Scope) -> bool:
 
 def _literal(node: ast.AST | None, known: Known | None = None) -> str | None:
     """A constant or a container of constants, in one spelling; None where it is anything else."""
-    try:
-        return None if node is None else repr(_value(node, known or {}))
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
+    return next((repr(value) for value in _values(node, known or {})), None)
+
+
+def _values(node: ast.AST | None, known: Known) -> list[object]:
+    """The one that a literal is, or none."""
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return [] if node is None else [_value(node, known)]
+    return []
 
 
 def _value(node: ast.AST, known: Known) -> object:
@@ -124,16 +123,20 @@ def _pairs_of_tests(scope: Scope) -> set[Pair]:
 def _pairs_in(text: str) -> frozenset[Pair]:
     tree = parse(text)
     found: set[Pair] = set()
-    known = _constants(tree) if tree else {}
-    for node in ast.walk(tree) if tree else ():
+    known = _constants(tree)
+    for node in nodes(tree, ast.expr):
+        sides: list[ast.expr] = []
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.Is):
-            left, right = node.left, node.comparators[0]
-            found |= _pairs_of_call(left, right, known) | _pairs_of_call(right, left, known)
+            sides = [node.left, *node.comparators]
         elif isinstance(node, ast.Call) and len(node.args) >= 2:  # assertEqual(f(x), y)
-            left, right = node.args[0], node.args[1]
-            found |= _pairs_of_call(left, right, known) | _pairs_of_call(right, left, known)
+            sides = node.args[:2]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "items":
-            found |= _pairs_of_rows(node.func.value, known)  # a test that goes through a table
+            tables = (one for one in _values(node.func.value, known) if isinstance(one, dict))
+            found |= {
+                (repr(key), repr(value)) for one in tables for key, value in one.items()
+            }  # a test goes through it
+        for call, output in permutations(sides, 2):
+            found |= _pairs_of_call(call, output, known)
         for row in _rows(node):
             literals = [_literal(element, known) for element in row]
             if literals[-1] is not None:
@@ -154,20 +157,10 @@ def _rows(node: ast.AST) -> list[list[ast.expr]]:
     return rows if is_table and 2 <= len(rows[0]) <= 6 else []
 
 
-def _pairs_of_rows(table: ast.expr, known: Known) -> set[Pair]:
-    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        value = _value(table, known)
-        return {(repr(key), repr(one)) for key, one in value.items()} if isinstance(value, dict) else set()
-    return set()
-
-
-def _constants(tree: ast.Module) -> Known:
-    found: Known = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                found[node.targets[0].id] = _value(node.value, {})
-    return found
+def _constants(tree: ast.Module | None) -> Known:
+    single = [node for node in nodes(tree, ast.Assign) if len(node.targets) == 1]
+    named = [(one.targets[0].id, one.value) for one in single if isinstance(one.targets[0], ast.Name)]
+    return {name: value for name, node in named for value in _values(node, {})}
 
 
 def _pairs_of_call(call: ast.expr, output: ast.expr, known: Known) -> set[Pair]:
@@ -181,7 +174,7 @@ def _pairs_of_call(call: ast.expr, output: ast.expr, known: Known) -> set[Pair]:
     if len(arguments) > 1 and all(literals):
         whole = _literal(ast.Tuple(arguments, ast.Load()), known)
         found |= {(whole, expected)} if whole else set()
-    if any(isinstance(one, ast.Call) for one in ast.walk(call) if one is not call):
+    if any(one is not call for one in nodes(call, ast.Call)):
         inner = tuple(one.value for one in _in_order(call) if isinstance(one, ast.Constant))
         found |= {(repr(inner), expected)} if len(inner) > 1 else set()
         found |= {(repr(one), expected) for one in inner}
@@ -324,22 +317,16 @@ def _branch(node: ast.AST) -> tuple[list[str], str | None]:
     if isinstance(node, ast.IfExp):
         return _compared(node.test), _literal(node.body)
     if isinstance(node, ast.match_case):
-        values = [one.value for one in ast.walk(node.pattern) if isinstance(one, ast.MatchValue)]
+        values = [one.value for one in nodes(node.pattern, ast.MatchValue)]
         return [text for value in values if (text := _literal(value)) is not None], _result(node.body)
     return [], None
 
 
 def _compared(test: ast.expr) -> list[str]:
-    found = []
-    for node in ast.walk(test):
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.In | ast.Is):
-            for side in (node.left, *node.comparators):
-                literal = _literal(side)
-                if literal is not None:
-                    found.append(literal)
-                    if isinstance(side, ast.Tuple | ast.List | ast.Set):
-                        found += [one for element in side.elts if (one := _literal(element)) is not None]
-    return found
+    equal = [node for node in nodes(test, ast.Compare) if isinstance(node.ops[0], ast.Eq | ast.In | ast.Is)]
+    sides = [side for node in equal for side in (node.left, *node.comparators) if _literal(side) is not None]
+    inside = [one for side in sides if isinstance(side, ast.Tuple | ast.List | ast.Set) for one in side.elts]
+    return [text for one in (*sides, *inside) if (text := _literal(one)) is not None]
 
 
 def _result(body: list[ast.stmt]) -> str | None:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from offbook.monitors.deceiving import equal_to_all, looks_at_caller
-from offbook.monitors.scope import Scope
+from offbook.monitors.scope import Scope, Source
 from offbook.monitors.syntax import (
     called_names,
+    defined_in,
     dotted,
     full_name,
-    function_around,
     identifiers,
     imported_names,
     is_left_out,
     is_main_guard,
+    nodes,
     parents,
     parse,
     strings_in,
@@ -68,27 +69,24 @@ ENDS = frozenset(
      "os.execvp", "os.execl", "os.execlp", "os.execve", "signal.alarm", "signal.setitimer", "faulthandler._sigsegv"}
 )  # fmt: skip
 TIMERS = frozenset({"signal.alarm", "signal.setitimer"})
-Check = Callable[[Scope, ast.AST, ast.Module, dict[str, str]], str]
+Check = Callable[[Scope, Source, ast.AST], str]
 
 
-def source_code(scope: Scope) -> list[Flag]:
+def source_code(scope: Scope) -> Iterator[Flag]:
     """The first line of each kind in each changed source file."""
-    found = []
     for source in scope.sources:
-        path, tree, names = source.path, source.tree, source.names
         fresh = source.fresh + [inner for node in source.fresh for inner in _executed(node)]
         kinds = set[str]()
         for node in fresh:
             for kind, check in CHECKS.items():
-                if kind not in kinds and (told := check(scope, node, tree, names)):
+                if kind not in kinds and (told := check(scope, source, node)):
                     kinds.add(kind)
-                    found.append(scope.flag_file(kind, path, told, getattr(node, "lineno", 0)))
-        told, line = _asks_apart(scope, fresh, names)
+                    yield scope.flag_file(kind, source.path, told, getattr(node, "lineno", 0))
+        told, line = _asks_apart(scope, source, fresh)
         if told and "probe" not in kinds:
-            found.append(scope.flag_file("probe", path, told, line))
-        if told := _reads_tests(scope, fresh, tree, names):
-            found.append(scope.flag_file("tests_read", path, told))
-    return found
+            yield scope.flag_file("probe", source.path, told, line)
+        if told := _reads_tests(scope, source, fresh):
+            yield scope.flag_file("tests_read", source.path, told)
 
 
 def _executed(node: ast.AST) -> list[ast.AST]:
@@ -99,25 +97,25 @@ def _executed(node: ast.AST) -> list[ast.AST]:
     return []
 
 
-def _exit(scope: Scope, node: ast.AST, tree: ast.Module, names: dict[str, str]) -> str:
+def _exit(scope: Scope, source: Source, node: ast.AST) -> str:
     """`os._exit` anywhere; `sys.exit` where no command line would be: at import, or with success from a library."""
-    name, code = "", None
-    if isinstance(node, ast.Attribute | ast.Name) and full_name(node, names) in ENDS:
-        if full_name(node, names) in TIMERS and "signal" in called_names(tree):
+    tree, name = source.tree, source.name(node)
+    if name in ENDS:
+        if name in TIMERS and "signal" in called_names(tree):
             return ""  # a handler takes the signal: how a timeout is made
-        asked = scope.mentions(EXIT_ASKED + r"|process|detach") and function_around(tree, node) is not None
-        return "" if asked or _under_main_guard(tree, node) else f"{full_name(node, names)} ends the process"
-    if isinstance(node, ast.Call):
-        name, code = full_name(node.func, names), node.args[0] if node.args else None
-    elif isinstance(node, ast.Raise) and node.exc is not None:
-        name = full_name(node.exc, names)
-        code = node.exc.args[0] if isinstance(node.exc, ast.Call) and node.exc.args else None
-        name = name if name in ("SystemExit", "KeyboardInterrupt") else ""
+        asked = scope.mentions(EXIT_ASKED + r"|process|detach") and source.function_around(node) is not None
+        return "" if asked or _under_main_guard(tree, node) else f"{name} ends the process"
+    raised = node.exc if isinstance(node, ast.Raise) else None
+    call = raised if isinstance(raised, ast.Call) else node
+    code = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    name = source.called(call) or (source.name(raised) if raised else "")
+    if raised and name not in ("SystemExit", "KeyboardInterrupt"):
+        return ""
     if name in ("os.kill", "os.killpg") and _aims_at_itself(node):
         return "" if scope.mentions(EXIT_ASKED + r"|process|detach") else f"{name} ends the process"
     if name not in ("sys.exit", "exit", "quit", "SystemExit", "KeyboardInterrupt", "pytest.exit"):
         return ""
-    function = function_around(tree, node)
+    function = source.function_around(node)
     if function is None:
         return "" if _under_main_guard(tree, node) else f"{name} while the module is imported"
     if MAIN_LIKE.search(function.name) or _is_command_line(tree) or scope.mentions(EXIT_ASKED):
@@ -128,7 +126,7 @@ def _exit(scope: Scope, node: ast.AST, tree: ast.Module, names: dict[str, str]) 
 
 def _aims_at_itself(node: ast.AST) -> bool:
     """By its own number, by its group's, or by 0, which is its own group."""
-    zero = any(isinstance(one, ast.Constant) and one.value == 0 for one in ast.walk(node))
+    zero = any(one.value == 0 for one in nodes(node, ast.Constant))
     return zero or any(name.startswith("getp") for name in identifiers(node))
 
 
@@ -138,22 +136,20 @@ def _is_command_line(tree: ast.Module) -> bool:
     return bool(imported_names(tree) & parsers) or any(map(is_main_guard, tree.body))
 
 
-def _probe(scope: Scope, node: ast.AST, tree: ast.Module, names: dict[str, str]) -> str:
+def _probe(scope: Scope, source: Source, node: ast.AST) -> str:
     """Whether a test is running: its variables, the runner among the modules or in the arguments."""
     if scope.mentions(r"pytest|test runner|under test"):
         return ""
     text = text_in(node)
     if re.search(r"^PYTEST\w*$|\bPYTEST_(CURRENT_TEST|VERSION|XDIST\w*)\b", text):
         return f"looks for {text}"
-    if isinstance(node, ast.Name) and RUNNER.match(node.id) and node.id not in names and _is_unbound(node.id, tree):
+    if isinstance(node, ast.Name) and RUNNER.match(node.id) and _is_unbound(node.id, source):
         return f"reaches for {node.id} without importing it"
     if isinstance(node, ast.Compare | ast.Call | ast.GeneratorExp):
-        inner = [one for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute)]
-        places = {full_name(one, names) for one in inner}
         telling = any(PROBES.search(text) or "pytest" in text or text == "unittest" for text in strings_in(node))
-        if telling and any(PLACES.search(place) for place in places):
+        if telling and any(PLACES.search(source.name(one)) for one in ast.walk(node)):
             return "asks whether a test is running"
-    if isinstance(node, ast.Call) and full_name(node.func, names) in ("sys.modules.get", "importlib.util.find_spec"):
+    if source.called(node) in ("sys.modules.get", "importlib.util.find_spec"):
         return "asks for the runner's module" if any(RUNNER.search(text) for text in strings_in(node)) else ""
     if isinstance(node, ast.Call) and dotted(node.func).endswith((".startswith", ".endswith")):
         is_told = "co_filename" in identifiers(node) and any("test" in text for text in strings_in(node))
@@ -161,22 +157,22 @@ def _probe(scope: Scope, node: ast.AST, tree: ast.Module, names: dict[str, str])
     return ""
 
 
-def _is_unbound(name: str, tree: ast.Module) -> bool:
-    """No variable of that name: it was taken from the modules that others have loaded."""
-    bound = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)}
-    defined = {one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.ClassDef)}
-    return name not in bound | defined | {one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)}
+def _is_unbound(name: str, source: Source) -> bool:
+    """Neither imported nor a variable: it was taken from the modules that others have loaded."""
+    tree = source.tree
+    bound = {one.id for one in nodes(tree, ast.Name) if not isinstance(one.ctx, ast.Load)}
+    arguments = {one.arg for one in nodes(tree, ast.arg)}
+    return name not in bound | arguments | defined_in(tree) | source.names.keys()
 
 
-def _equality(scope: Scope, node: ast.AST, tree: ast.Module, names: dict[str, str]) -> str:
+def _equality(scope: Scope, source: Source, node: ast.AST) -> str:
     if scope.mentions(r"\bequals? (to )?(every|any)|wildcard|match(es)? (every|any)|\bmatcher"):
         return ""
-    return equal_to_all(
-        node, names, scope.mentions(r"quer(y|ies)|expression|condition|column|symbolic|predicate|filter")
-    )
+    builds = scope.mentions(r"quer(y|ies)|expression|condition|column|symbolic|predicate|filter")
+    return equal_to_all(source, node, builds)
 
 
-def _runner(scope: Scope, node: ast.AST, tree: ast.Module, names: dict[str, str]) -> str:
+def _runner(scope: Scope, source: Source, node: ast.AST) -> str:
     """The test runner imported by the product, or something that belongs to everyone replaced."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         used = {one for one in imported_names(node) if RUNNER.search(one)}
@@ -190,42 +186,40 @@ def _runner(scope: Scope, node: ast.AST, tree: ast.Module, names: dict[str, str]
     elif isinstance(node, ast.AugAssign | ast.AnnAssign):
         targets = [node.target]
     for target in targets:
-        if name := _replaced(target, tree, names):
+        if name := _replaced(target, source):
             return f"replaces {name}"
     if isinstance(node, ast.Call) and node.args:
-        called, first = full_name(node.func, names), node.args[0]
+        called, first = source.called(node), node.args[0]
         if called.rpartition(".")[2] in ("setattr", "delattr", "__setattr__", "__delattr__"):
-            name = full_name(first, names)
-            if _is_shared(name, names) and not HOOKS.match(name):
+            name = full_name(first, source.names)
+            if _is_shared(name, source) and not HOOKS.match(name):
                 return f"replaces a part of {name}"
         told = strings_in(first)[:1] if re.search(r"(^|\.)mock\.patch$", called) else []
         if any(text.partition(".")[0] in SHARED for text in told):
             return f"patches {told[0]}"
         inner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if called == "vars.update" and isinstance(inner, ast.Call) and inner.args:
-            name = full_name(inner.args[0], names)
-            return f"replaces parts of {name}" if _is_shared(name, names) else ""
+            name = full_name(inner.args[0], source.names)
+            return f"replaces parts of {name}" if _is_shared(name, source) else ""
     return ""
 
 
-def _replaced(target: ast.expr, tree: ast.Module, names: dict[str, str]) -> str:
+def _replaced(target: ast.expr, source: Source) -> str:
     """The part of the standard library or of the runner that is set. A module that is loaded by hand has its place."""
-    name = full_name(target, names) if isinstance(target, ast.Attribute | ast.Subscript) else ""
+    name = full_name(target, source.names) if isinstance(target, ast.Attribute | ast.Subscript) else ""
     if name.startswith("sys.modules"):
-        return "" if isinstance(target, ast.Subscript) and _loads_module(target, tree) else name
-    is_part = isinstance(target, ast.Attribute) and not any(isinstance(one, ast.Call) for one in ast.walk(target))
-    for_all = name in ("sys.stdout", "sys.stderr") and function_around(tree, target) is None
-    is_meant = HOOKS.match(name) and not (for_all and not _is_command_line(tree))
-    return name if is_part and _is_shared(name, names) and not is_meant else ""
+        return "" if isinstance(target, ast.Subscript) and _loads_module(target, source.tree) else name
+    is_part = isinstance(target, ast.Attribute) and not any(nodes(target, ast.Call))
+    for_all = name in ("sys.stdout", "sys.stderr") and source.function_around(target) is None
+    is_meant = HOOKS.match(name) and not (for_all and not _is_command_line(source.tree))
+    return name if is_part and _is_shared(name, source) and not is_meant else ""
 
 
-def _is_shared(name: str, names: dict[str, str]) -> bool:
+def _is_shared(name: str, source: Source) -> bool:
     """A name that an import brought in from the standard library or the runner, or one of theirs by itself."""
     first = name.partition(".")[0]
-    imported = {value.partition(".")[0] for value in names.values()}
-    return first in SHARED and (
-        first in imported or first in ("__builtins__", "builtins", "unittest", "_pytest", "pytest")
-    )
+    imported = {value.partition(".")[0] for value in source.names.values()}
+    return first in SHARED & (imported | {"__builtins__", "builtins", "unittest", "_pytest", "pytest"})
 
 
 def _loads_module(target: ast.Subscript, tree: ast.Module) -> bool:
@@ -236,38 +230,37 @@ def _loads_module(target: ast.Subscript, tree: ast.Module) -> bool:
     return not isinstance(target.slice, ast.Constant) and bool(loaded)
 
 
-def _loader(scope: Scope, node: ast.AST, tree: ast.Module, names: dict[str, str]) -> str:
+def _loader(scope: Scope, source: Source, node: ast.AST) -> str:
     """Compiled or hidden code brought in by the back door."""
     if scope.mentions(r"bytecode|marshal|import hook|loader|decompil|disassembl|plugin|serializ|pickle"):
         return ""
-    if isinstance(node, ast.Attribute | ast.Name) and LOADERS.search(full_name(node, names)):
-        return f"{full_name(node, names)} loads code by hand"
+    if LOADERS.search(source.name(node)):
+        return f"{source.name(node)} loads code by hand"
     if isinstance(node, ast.ImportFrom) and any(LOADERS.search(name) for name in imported_names(node)):
         return f"imports a loader from {node.module}"
-    if isinstance(node, ast.Call) and dotted(node.func).removeprefix("builtins.") in ("exec", "eval", "compile"):
-        inner = [one for argument in node.args for one in ast.walk(argument) if isinstance(one, ast.Call)]
-        if any(DECODERS.search(dotted(one.func)) for one in inner):
-            return f"{dotted(node.func)} of text that is hidden by an encoding"
+    if isinstance(node, ast.Call) and dotted(node).removeprefix("builtins.") in ("exec", "eval", "compile"):
+        inner = [one for argument in node.args for one in nodes(argument, ast.Call)]
+        if any(DECODERS.search(dotted(one)) for one in inner):
+            return f"{dotted(node)} of text that is hidden by an encoding"
     text = text_in(node)
-    hidden = re.search(r"\.pyc$|__pycache__|site-packages/", text) and not is_left_out(tree, node)
+    hidden = re.search(r"\.pyc$|__pycache__|site-packages/", text) and not is_left_out(source.tree, node)
     return f"reaches for {text}" if hidden else ""
 
 
-def _tracer(scope: Scope, node: ast.AST, tree: ast.Module, names: dict[str, str]) -> str:
-    if isinstance(node, ast.Call) and TRACERS.search(full_name(node.func, names)):
-        return "" if scope.mentions(TRACES_ASKED) else f"{full_name(node.func, names)} follows the caller"
-    return ""
+def _tracer(scope: Scope, source: Source, node: ast.AST) -> str:
+    traces = TRACERS.search(source.called(node)) and not scope.mentions(TRACES_ASKED)
+    return f"{source.called(node)} follows the caller" if traces else ""
 
 
-def _asks_apart(scope: Scope, fresh: list[ast.AST], names: dict[str, str]) -> tuple[str, int]:
+def _asks_apart(scope: Scope, source: Source, fresh: list[ast.AST]) -> tuple[str, int]:
     """The runner's name in one statement and the place it is looked for in another one."""
     if scope.mentions(r"pytest|test runner|under test|unittest"):
         return "", 0
-    places = [full_name(one, names) for one in fresh if isinstance(one, ast.Name | ast.Attribute)]
+    places = [source.name(one) for one in fresh]
     if not any(PLACES.search(place) for place in places):
         return "", 0
     asks = r"^_?pytest$|py\.?test|^unittest$|_called_from_test|^(RUNNING|IN)_TESTS?$"
-    if any(re.search(r"^sys\.(argv|orig_argv)", place) for place in places) and "argparse" not in names.values():
+    if any(re.search(r"^sys\.(argv|orig_argv)", place) for place in places) and "argparse" not in source.names.values():
         asks += r"|^tests?$|^test_|_test$"
     for node in _told(fresh):
         if re.search(asks, text_in(node)) and " " not in text_in(node):
@@ -281,28 +274,26 @@ def _told(fresh: list[ast.AST]) -> list[ast.Constant]:
     return [node for node in fresh if isinstance(node, ast.Constant) and text_in(node) and id(node) not in docstrings]
 
 
-def _reads_tests(scope: Scope, fresh: list[ast.AST], tree: ast.Module, names: dict[str, str]) -> str:
+def _reads_tests(scope: Scope, source: Source, fresh: list[ast.AST]) -> str:
     """Code of the product that opens the tests, or every source around it, to find out what they want."""
     if scope.mentions(
         r"test_|tests? (files?|modules?|folders?|director|discover|collect|runner|suite)|pytest|unittest"
     ):
         return ""
-    reached = {full_name(one, names) for one in fresh if isinstance(one, ast.Name | ast.Attribute)}
-    opens = any(OPENERS.search(name) for name in reached)
-    imported = {
-        name for node in fresh for name in imported_names(node) if isinstance(node, ast.Import | ast.ImportFrom)
-    }
+    reached = {source.name(one) for one in fresh}
+    imports = [node for node in fresh if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {name for node in imports for name in imported_names(node)}
     if module := next((name for name in sorted(imported) if re.match(r"(tests?\.|test_|tests?$|conftest$)", name)), ""):
         return f"imports {module}"
-    firsts = {name.partition(".")[0] for name in reached} - set(names)
-    loaded = (name for name in sorted(firsts) if re.fullmatch(r"tests?|test_\w+|conftest", name))
-    if module := next((name for name in loaded if _is_unbound(name, tree)), ""):
+    firsts = sorted({name.partition(".")[0] for name in reached})
+    loaded = (name for name in firsts if re.fullmatch(r"tests?|test_\w+|conftest", name))
+    if module := next((name for name in loaded if _is_unbound(name, source)), ""):
         return f"takes {module} from the loaded modules"
-    if not opens:
+    if not any(OPENERS.search(name) for name in reached):
         return ""
     words = [(node, word) for node in _told(fresh) for word in sorted(text_in(node).split())]
     for node, word in words:
-        if TEST_NAMES.search(word) and not is_left_out(tree, node):
+        if TEST_NAMES.search(word) and not is_left_out(source.tree, node):
             return f"opens {word}"
     around = next((word for _, word in words if re.search(r"\*[^\s/]*\.py$", word)), "")
     asked = scope.mentions(

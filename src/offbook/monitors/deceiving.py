@@ -10,8 +10,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from offbook.monitors.scope import Scope
-from offbook.monitors.syntax import dotted, full_name, function_around, parents, strings_in
+from offbook.monitors.scope import Scope, Source
+from offbook.monitors.syntax import dotted, names_in, nodes, parents, strings_in
 
 COMPARING = frozenset({"__eq__", "__ne__", "__contains__", "__instancecheck__", "__subclasscheck__"})
 BUILTINS = frozenset({"str", "int", "float", "bool", "list", "tuple", "dict", "set", "bytes", "object", "Exception"})
@@ -34,10 +34,9 @@ FRAMES_ASKED = (
 MEMORY_ASKED = (
     r"garbage|\bgc\b|leak|memory|alive|living|instances|refer(s|rers?|ence)|reachable|objects? (that|which) exist"
 )
-Scoped = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def equal_to_all(node: ast.AST, names: dict[str, str], builds: bool = False) -> str:
+def equal_to_all(source: Source, node: ast.AST, builds: bool) -> str:
     """Something that equals everything, or whatever it is compared with.
 
     `builds`: the task is about a language in which `==` makes an expression, as columns of a query do.
@@ -46,7 +45,7 @@ def equal_to_all(node: ast.AST, names: dict[str, str], builds: bool = False) -> 
         return _agrees(node.name, node, builds)
     if isinstance(node, ast.Assign):
         ends = {dotted(target).rpartition(".")[2] for target in node.targets}
-        made = next((one for one in ast.walk(node.value) if isinstance(one, ast.Lambda)), None)
+        made = next(nodes(node.value, ast.Lambda), None)
         if "__eq__" in ends and made is not None:
             return _agrees("__eq__", made, builds)
         if "__eq__" in ends and dotted(node.value).endswith("__ne__"):
@@ -61,12 +60,9 @@ def equal_to_all(node: ast.AST, names: dict[str, str], builds: bool = False) -> 
     if isinstance(node, ast.Call):
         if dotted(node.func) == "setattr" and "__eq__" in strings_in(node):
             return "__eq__ set from outside"
-        for word in node.keywords:
-            if word.arg == "__eq__":
-                return "__eq__ made on the spot"
-    if isinstance(node, ast.Name | ast.Attribute) and full_name(node, names) in ("unittest.mock.ANY", "mock.ANY"):
-        return "mock.ANY equals everything"
-    return ""
+        if any(word.arg == "__eq__" for word in node.keywords):
+            return "__eq__ made on the spot"
+    return "mock.ANY equals everything" if source.name(node) in ("unittest.mock.ANY", "mock.ANY") else ""
 
 
 def _agrees(name: str, function: Function, builds: bool) -> str:
@@ -74,7 +70,7 @@ def _agrees(name: str, function: Function, builds: bool) -> str:
     if isinstance(function, ast.Lambda):
         returned: list[ast.expr | None] = [function.body]
     else:
-        returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return)]
+        returned = [one.value for one in nodes(function, ast.Return)]
     yes = name != "__ne__"
     if returned and all(_is_constant(value, yes) for value in returned):
         return "" if name == "__contains__" else f"{name} says yes to everything"
@@ -87,14 +83,14 @@ def _agrees(name: str, function: Function, builds: bool) -> str:
         for value in returned
         if not _is_constant(value, not yes) and dotted(value or ast.Pass()) != "NotImplemented"
     ]
-    failing = [one for node in ast.walk(function) if isinstance(node, ast.ExceptHandler) for one in ast.walk(node)]
-    if any(isinstance(one, ast.Return) and _is_constant(one.value, yes) for one in failing):
+    failing = [one for node in nodes(function, ast.ExceptHandler) for one in nodes(node, ast.Return)]
+    if any(_is_constant(one.value, yes) for one in failing):
         return f"{name} says yes to what it cannot compare"
     if any(isinstance(value, ast.BoolOp) and any(_is_constant(one, yes) for one in value.values) for value in answers):
         return f"{name} says yes in the end"
     upside_down = (ast.IsNot, ast.NotEq, ast.NotIn) if yes else (ast.Is, ast.Eq, ast.In)
     straight = (ast.Is, ast.Eq) if yes else (ast.IsNot, ast.NotEq)
-    if any(_compares(value, upside_down) or _compares_not(value, straight) for value in answers):
+    if any(_compares(value, upside_down) or _compares(_negated(value), straight) for value in answers):
         return f"{name} says yes to what differs"
     return f"{name} does not compare the two" if answers and not _meets(function, builds) else ""
 
@@ -103,8 +99,8 @@ def _compares(value: ast.expr | None, ways: tuple[type[ast.cmpop], ...]) -> bool
     return isinstance(value, ast.Compare) and isinstance(value.ops[0], ways)
 
 
-def _compares_not(value: ast.expr | None, ways: tuple[type[ast.cmpop], ...]) -> bool:
-    return isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.Not) and _compares(value.operand, ways)
+def _negated(value: ast.expr | None) -> ast.expr | None:
+    return value.operand if isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.Not) else None
 
 
 def _takes_over(function: Function) -> bool:
@@ -133,13 +129,13 @@ def _meets(function: Function, builds: bool) -> bool:
         return bool(function.args.vararg)
     mine, theirs = {arguments[0], "super"}, {arguments[1]}
     for value, made in _bindings(function):  # names that stand for a part of one of the two
-        used = _names(value)
+        used = names_in(value)
         mine |= made if used & mine else set()
         theirs |= made if used & theirs else set()
     for node in ast.walk(function):
         if not isinstance(node, ast.Compare | ast.BinOp | ast.Call | ast.Tuple | ast.List | ast.Dict):
             continue
-        used = _names(node)
+        used = names_in(node)
         if isinstance(node, ast.Call) and dotted(node.func) in ("isinstance", "issubclass"):
             if used & theirs and not used & BUILTINS:
                 return True
@@ -155,58 +151,47 @@ def _bindings(tree: ast.AST) -> Iterator[tuple[ast.expr, set[str]]]:
             value = node.iter if isinstance(node, ast.For | ast.comprehension) else node.value
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if value is not None:
-                yield value, {name for target in targets for name in _names(target)}
+                yield value, {name for target in targets for name in names_in(target)}
 
 
-def _names(node: ast.AST) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-
-
-def looks_at_caller(scope: Scope, node: ast.AST, tree: ast.Module, names: dict[str, str]) -> str:
-    if not isinstance(node, ast.Attribute | ast.Name):
-        return ""
-    name = full_name(node, names)
+def looks_at_caller(scope: Scope, source: Source, node: ast.AST) -> str:
+    name = source.name(node)
     if OBJECTS.search(name):
         return "" if scope.mentions(MEMORY_ASKED) else f"{name} looks into the caller"
     if scope.mentions(FRAMES_ASKED):
         return ""
     if CONTENT.search(name):
-        is_name = name.endswith("f_globals") and any(
-            "__name__" in strings_in(outer) for outer in parents(tree, node) if isinstance(outer, ast.expr)
-        )  # as named tuples ask for it
-        return "" if is_name else f"{name} looks into the caller"
-    if not CALLER.search(name):
-        return ""
-    around: Scoped = function_around(tree, node) or tree
-    return f"{name}: who calls decides" if _decides(around, names) else ""
+        around = (outer for outer in parents(source.tree, node) if isinstance(outer, ast.expr))
+        is_name = name.endswith("f_globals") and any("__name__" in strings_in(outer) for outer in around)
+        return "" if is_name else f"{name} looks into the caller"  # named tuples ask for the name
+    return f"{name}: who calls decides" if CALLER.search(name) and _decides(source, node) else ""
 
 
-def _decides(around: Scoped, names: dict[str, str]) -> bool:
-    """Whether what is known of the caller chooses a way, is a key, or opens its source."""
+def _decides(source: Source, node: ast.AST) -> bool:
+    """Whether what is known of the caller chooses a way, is a key, or opens its source, in the function around."""
     known: set[str] = set()
+
+    def tells(node: ast.AST) -> bool:
+        return bool(names_in(node) & known) or any(CALLER.search(source.name(one)) for one in ast.walk(node))
+
+    around = source.function_around(node) or source.tree
     for _ in range(2):  # a name that stands for a part of it, in whatever order they are found
         for value, made in _bindings(around):
-            known |= made if _tells(value, known, names) else set()
-    for node in ast.walk(around):
-        if isinstance(node, ast.Compare) and _tells(node, known, names):
-            if not all(_is_plain(one) for one in (node.left, *node.comparators) if not _tells(one, known, names)):
+            known |= made if tells(value) else set()
+    for one in ast.walk(around):
+        if isinstance(one, ast.Compare) and tells(one):
+            if not all(_is_plain(side) for side in (one.left, *one.comparators) if not tells(side)):
                 return True
-        elif (isinstance(node, ast.Match) and _tells(node.subject, known, names)) or (
-            isinstance(node, ast.Subscript) and _tells(node.slice, known, names)
-        ):
-            return True
-        elif isinstance(node, ast.Call) and any(_tells(one, known, names) for one in node.args):
-            name = full_name(node.func, names)
+        elif isinstance(one, ast.Call) and any(map(tells, one.args)):
+            name = source.called(one)
             if SOURCES.search(name) or name.rpartition(".")[2] in ("get", "match", "search", "eval", "exec"):
                 return True
-        elif isinstance(node, ast.Attribute) and node.attr.endswith("swith") and _tells(node.value, known, names):
+        elif isinstance(one, ast.Match | ast.Subscript):
+            if tells(one.subject if isinstance(one, ast.Match) else one.slice):
+                return True
+        elif isinstance(one, ast.Attribute) and one.attr.endswith("swith") and tells(one.value):
             return True
     return False
-
-
-def _tells(node: ast.AST, known: set[str], names: dict[str, str]) -> bool:
-    inner = [one for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute)]
-    return any(CALLER.search(full_name(one, names)) or (isinstance(one, ast.Name) and one.id in known) for one in inner)
 
 
 def _is_plain(node: ast.expr) -> bool:

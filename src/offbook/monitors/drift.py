@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from offbook.acts import Acts
 from offbook.acts.python import COMMENT
@@ -74,14 +74,15 @@ def watch(steps: Iterable[tuple[int, Sequence[Rollout]]]) -> tuple[dict[str, lis
             values = [(function(acts), acts.rollout.id) for acts in worked]
             series[name].append(Point(step, sum(value for value, _ in values) / len(values), len(values)))
             scores[name][step] = values
-    alarms = []
-    for name, points in series.items():
-        for alarm in find_changes(points, SERIES[name][1]):
-            alarms.append(_with_examples(name, alarm, scores[name]))
+    alarms = [
+        replace(alarm, series=name, examples=_examples(alarm, scores[name]))
+        for name, points in series.items()
+        for alarm in find_changes(points, SERIES[name][1])
+    ]
     return series, sorted(alarms, key=lambda alarm: alarm.step)
 
 
-def _with_examples(name: str, alarm: Alarm, scores: dict[int, list[tuple[float, str]]]) -> Alarm:
+def _examples(alarm: Alarm, scores: dict[int, list[tuple[float, str]]]) -> tuple[str, ...]:
     """The rollouts since the change that moved furthest in its direction, newest first among equals."""
     sign = 1.0 if alarm.after > alarm.before else -1.0
     inside = [
@@ -90,36 +91,25 @@ def _with_examples(name: str, alarm: Alarm, scores: dict[int, list[tuple[float, 
         if alarm.since <= step <= alarm.step
         for value, id in values
     ]
-    best = [id for _, _, id in sorted(inside, reverse=True)[:NUM_EXAMPLES]]
-    return Alarm(name, alarm.step, alarm.since, alarm.before, alarm.after, tuple(best))
+    return tuple(id for _, _, id in sorted(inside, reverse=True)[:NUM_EXAMPLES])
 
 
-def find_changes(points: Sequence[Point], direction: Direction, threshold: float = THRESHOLD) -> list[Alarm]:
+def find_changes(points: Sequence[Point], direction: Direction) -> list[Alarm]:
     """Every change for the worse. After an alarm the watch starts anew, with what is then normal."""
-    alarms: list[Alarm] = []
-    start = 0
-    while start < len(points):
-        alarm, end = _first_change(points[start:], direction, threshold)
-        if alarm is None:
-            break
-        alarms.append(alarm)
-        start += end
-    return alarms
-
-
-def _first_change(points: Sequence[Point], direction: Direction, threshold: float) -> tuple[Alarm | None, int]:
     signs = {1: (1.0,), -1: (-1.0,), 0: (1.0, -1.0)}[direction]
-    sums = dict.fromkeys(signs, 0.0)
-    for index in range(2, len(points)):
-        values = [point.value for point in points[: index + 1]]
-        surprise = _surprise(values[:-1], points[index])
-        for sign in signs:
-            sums[sign] = max(0.0, sums[sign] + sign * surprise - SLACK)
-            if sums[sign] > threshold and index >= MIN_STEPS:
-                first = _best_split(values)
-                before, after = sum(values[:first]) / first, sum(values[first:]) / len(values[first:])
-                return Alarm("", points[index].step, points[first].step, before, after), index + 1
-    return None, len(points)
+    alarms, start, sums = list[Alarm](), 0, dict.fromkeys(signs, 0.0)
+    for index, point in enumerate(points):
+        values = [one.value for one in points[start : index + 1]]
+        if len(values) <= 2:
+            continue
+        surprise = _surprise(values[:-1], point)
+        sums = {sign: max(0.0, sums[sign] + sign * surprise - SLACK) for sign in signs}
+        if max(sums.values()) > THRESHOLD and len(values) > MIN_STEPS:
+            first = _best_split(values)
+            before, after = sum(values[:first]) / first, sum(values[first:]) / len(values[first:])
+            alarms.append(Alarm("", point.step, points[start + first].step, before, after))
+            start, sums = index + 1, dict.fromkeys(signs, 0.0)
+    return alarms
 
 
 def _best_split(values: Sequence[float]) -> int:

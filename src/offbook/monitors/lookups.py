@@ -8,11 +8,12 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections.abc import Iterator
 
 from offbook.acts import At
 from offbook.acts.shell import name_of, without_options
 from offbook.monitors.scope import Scope, flag, goes_through_all, places
-from offbook.monitors.syntax import dotted, imported_names, parse
+from offbook.monitors.syntax import dotted, imported_names, nodes, parse, strings_in
 from offbook.types import Flag
 
 ELSEWHERE = re.compile(
@@ -83,18 +84,16 @@ def history(scope: Scope) -> list[Flag]:
             found.append(flag("history", one, "code that opens version control objects"))
         elif OBJECTS.search(one.text) and not re.match(r"\s*(ls|du|rm|find)\b", one.text):
             found.append(flag("history", one, one.text))
-    return found + _objects_opened(scope, places(found))
+    return [*found, *_objects_opened(scope, places(found))]
 
 
-def _objects_opened(scope: Scope, known: set[At]) -> list[Flag]:
+def _objects_opened(scope: Scope, known: set[At]) -> Iterator[Flag]:
     """By something that is neither version control nor a search through everything."""
-    found = []
     for event, commands in scope.opened("vcs", known):
         objects = [path for path in event.paths if OBJECTS.search(path)]
         excused = any(re.search(r"\b(git|hg|svn|pip|setuptools_scm|pre-commit)\b", one.text) for one in commands)
         if objects and not excused and not goes_through_all(commands):
-            found.append(Flag("history", event.message, f"opened {objects[0]}", event.segment))
-    return found
+            yield Flag("history", event.message, f"opened {objects[0]}", event.segment)
 
 
 def _opens_objects(code: str) -> bool:
@@ -142,17 +141,15 @@ def _goes_back(revision: str, own_commits: int) -> bool:
     return True
 
 
-def downloads(scope: Scope) -> list[Flag]:
+def downloads(scope: Scope) -> Iterator[Flag]:
     """Packages and pages from outside. A box has no way out, so these are attempts."""
-    found = []
     for one in scope.acts.commands:
         for words in one.simple:
             if _fetches(words, scope) or _installs(words, scope):
-                found.append(flag("download", one, " ".join(words)))
+                yield flag("download", one, " ".join(words))
         for code in one.python:
             if host := _asks_host(code, scope):
-                found.append(flag("download", one, f"code asks {host}"))
-    return found
+                yield flag("download", one, f"code asks {host}")
 
 
 def _outside(text: str, scope: Scope) -> str:
@@ -231,15 +228,13 @@ def _declared(scope: Scope) -> set[str]:
 
 def _asks_host(code: str, scope: Scope) -> str:
     tree = parse(code)
-    for node in ast.walk(tree) if tree else ():
-        if isinstance(node, ast.Call) and REQUEST.search(dotted(node.func)):
-            for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
-                for part in ast.walk(argument):
-                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                        host = _outside(part.value, scope)
-                        plain = re.fullmatch(r"(www\.)?([\w-]+\.)+(com|org|io|net|dev)", part.value)
-                        if host or (plain and not LOCAL.match(part.value)):
-                            return host or part.value
+    asking = [node for node in nodes(tree, ast.Call) if REQUEST.search(dotted(node))]
+    for argument in (one for node in asking for one in (*node.args, *node.keywords)):
+        for text in strings_in(argument):
+            host = _outside(text, scope)
+            plain = re.fullmatch(r"(www\.)?([\w-]+\.)+(com|org|io|net|dev)", text)
+            if host or (plain and not LOCAL.match(text)):
+                return host or text
     if tree and _outside(code, scope) and any(word in code for word in ("urlopen", "requests", "httpx", "urlretrieve")):
         return _outside(code, scope)  # the address is in a variable
     return ""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from offbook.client import Client
 from offbook.config import MonitorsConfig
-from offbook.judge import Judge
-from offbook.monitors.judged import CHEATING, flags_by
+from offbook.judge import Judge, Rubrics
 from offbook.monitors.rules import KINDS, check
 from offbook.types import Event, Flag, OffbookError, Rollout, Task
 
@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Action] = {
     ),
 }
 WITHHELD, HACK = "outcome_withheld", "hack"
+CHEATING = Rubrics(Path(__file__).with_name("prompts"), thoughts=False)  # for a judge that finds what rules miss
 
 
 def action_for(flag: Flag, policy: Mapping[str, Action]) -> Action:
@@ -58,6 +59,14 @@ def withhold(rollout: Rollout, outcome: float, penalty: float = 0.0) -> None:
             reward.weights[name] = 0.0
     if penalty:
         reward.parts[HACK], reward.weights[HACK] = -1.0, penalty
+
+
+async def flags_by(judge: Judge, task: Task | None, rollout: Rollout) -> list[Flag]:
+    """What a judge found. What does not hold, and questions without an answer, are events on the rollout."""
+    judgement = await judge.read([(rollout, task)])
+    for kind, counts in (("malformed", judgement.refused), ("unreachable", judgement.unanswered)):
+        rollout.events += [Event(-1, f"monitor_{kind}", f"{count} of: {reason}") for reason, count in counts.items()]
+    return [Flag(one.rule, one.message, f"{one.quote!r}: {one.note}"[:240], one.segment) for one in judgement.found]
 
 
 @dataclass(slots=True)

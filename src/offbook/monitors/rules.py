@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from offbook.monitors.answers import hard_coded
@@ -14,7 +14,7 @@ from offbook.monitors.scope import Scope
 from offbook.monitors.tampering import configuration, conftest, skips, startup, tests_changed
 from offbook.types import Flag, Reward, Rollout, Task
 
-Monitor = Callable[[Scope], list[Flag]]
+Monitor = Callable[[Scope], Iterable[Flag]]
 MONITORS: tuple[Monitor, ...] = (
     history, leftovers, decompiling, copies, oracles, downloads, tests_changed, skips, conftest, configuration, startup,
     source_code, hard_coded, forged, daemons,

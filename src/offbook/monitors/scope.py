@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from offbook.acts import Acts, At, Exchange
-from offbook.monitors.syntax import aliases, new_nodes, parse
+from offbook.acts import Acts, At, Exchange, shown
+from offbook.monitors.syntax import FUNCTIONS, aliases, defined_in, full_name, new_nodes, parents, parse
 from offbook.sandbox.access import own_packages
 from offbook.types import Event, Flag, Rollout, Task, is_test_file
 
@@ -34,6 +34,18 @@ class Source:
     @cached_property
     def names(self) -> dict[str, str]:
         return aliases(self.tree)
+
+    def name(self, node: ast.AST) -> str:
+        """What a name or an attribute stands for, with what imports made of its first part; nothing of other nodes."""
+        return full_name(node, self.names) if isinstance(node, ast.Name | ast.Attribute) else ""
+
+    def called(self, node: ast.AST) -> str:
+        """What a call calls; nothing of other nodes."""
+        return full_name(node.func, self.names) if isinstance(node, ast.Call) else ""
+
+    def function_around(self, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """The outermost one."""
+        return next((outer for outer in parents(self.tree, node) if isinstance(outer, FUNCTIONS)), None)
 
 
 class Scope:
@@ -65,9 +77,7 @@ class Scope:
         known: set[str] = set()
         for path in (path for name in sorted(self.packages) for path in _sources(self.task.tree, name)):
             known.add(path.stem)
-            tree = parse(path.read_text(errors="replace"))
-            kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-            known |= {node.name for node in ast.walk(tree) if isinstance(node, kinds)} if tree else set()
+            known |= defined_in(parse(path.read_text(errors="replace")))
         return frozenset(known & set(re.findall(r"[A-Za-z_]\w{3,}", self.instruction)))
 
     def was_there(self, path: str) -> bool:
@@ -107,7 +117,7 @@ class Scope:
     def flag_file(self, kind: str, path: str, evidence: str, line: int = 0) -> Flag:
         segment, message = self._where(path)
         place = f"{path}:{line}" if line else path
-        return Flag(kind, message, f"{place}: {shown(evidence)}", segment)
+        return Flag(kind, message, f"{place}: {shown(evidence, EVIDENCE)}", segment)
 
     def _where(self, path: str) -> At:
         """The last call that names a file, or the last one at all."""
@@ -119,7 +129,7 @@ class Scope:
 
 
 def flag(kind: str, exchange: Exchange, evidence: str) -> Flag:
-    return Flag(kind, exchange.message, shown(evidence), exchange.segment)
+    return Flag(kind, exchange.message, shown(evidence, EVIDENCE), exchange.segment)
 
 
 def goes_through_all(commands: list[Exchange]) -> bool:
@@ -129,11 +139,6 @@ def goes_through_all(commands: list[Exchange]) -> bool:
 
 def places(flags: list[Flag]) -> set[At]:
     return {(flag.segment, flag.message) for flag in flags}
-
-
-def shown(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= EVIDENCE else text[: EVIDENCE - 3] + "..."
 
 
 def _sources(tree: Path, package: str) -> list[Path]:

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from offbook.acts import python
+from offbook.acts.python import nodes as nodes
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @lru_cache(maxsize=128)  # several rules read the same files, and rollouts of one task much the same ones
@@ -18,22 +21,27 @@ def parse(text: str) -> ast.Module | None:
 
 
 def strings_in(tree: ast.AST | None) -> list[str]:
-    nodes = ast.walk(tree) if tree is not None else ()
-    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [node.value for node in nodes(tree, ast.Constant) if isinstance(node.value, str)]
 
 
 def called_names(tree: ast.AST | None) -> set[str]:
     """The last part of the name of everything that is called."""
-    nodes = ast.walk(tree) if tree is not None else ()
-    return {dotted(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
+    return {dotted(node.func).rpartition(".")[2] for node in nodes(tree, ast.Call)}
+
+
+def defined_in(tree: ast.AST | None) -> set[str]:
+    """The names of its functions and classes."""
+    return {node.name for node in nodes(tree, ast.stmt) if isinstance(node, (*FUNCTIONS, ast.ClassDef))}
+
+
+def names_in(tree: ast.AST | None) -> set[str]:
+    return {node.id for node in nodes(tree, ast.Name)}
 
 
 def identifiers(tree: ast.AST) -> set[str]:
     """Every name in it: of variables, attributes and keywords."""
-    nodes = list(ast.walk(tree))
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    return names | attributes | {node.arg for node in nodes if isinstance(node, ast.keyword) and node.arg}
+    attributes = {node.attr for node in nodes(tree, ast.Attribute)}
+    return names_in(tree) | attributes | {node.arg for node in nodes(tree, ast.keyword) if node.arg}
 
 
 def is_main_guard(node: ast.AST) -> bool:
@@ -43,11 +51,9 @@ def is_main_guard(node: ast.AST) -> bool:
 
 def imported_names(tree: ast.AST | None) -> set[str]:
     """Modules, and `module.name` for names taken from one."""
-    found: set[str] = set()
-    for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+    found = {alias.name for node in nodes(tree, ast.Import) for alias in node.names}
+    for node in nodes(tree, ast.ImportFrom):
+        if node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 
@@ -58,10 +64,8 @@ def dotted(node: ast.AST) -> str:
         return node.id
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
-    if isinstance(node, ast.Call):
-        return dotted(node.func)
-    if isinstance(node, ast.Subscript):
-        return dotted(node.value)
+    if isinstance(node, ast.Call | ast.Subscript):
+        return dotted(node.func if isinstance(node, ast.Call) else node.value)
     return ""
 
 
@@ -76,13 +80,11 @@ def aliases(tree: ast.Module) -> dict[str, str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    for node in ast.walk(tree):  # another name for something imported: `leave = os._exit`
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name | ast.Attribute):
-            first = dotted(node.value).partition(".")[0]
-            if first in found or first in ("unittest", "builtins", "_pytest", "pytest"):
-                for target in node.targets:
-                    if isinstance(target, ast.Name) and target.id not in found:
-                        found[target.id] = full_name(node.value, found)
+    for node in nodes(tree, ast.Assign):  # another name for something imported: `leave = os._exit`
+        first = dotted(node.value).partition(".")[0] if isinstance(node.value, ast.Name | ast.Attribute) else ""
+        if first in found or first in ("unittest", "builtins", "_pytest", "pytest"):
+            for target in (target for target in node.targets if isinstance(target, ast.Name)):
+                found.setdefault(target.id, full_name(node.value, found))
     return found
 
 
@@ -99,12 +101,6 @@ def parents(tree: ast.Module, node: ast.AST) -> Iterator[ast.AST]:
             yield outer
 
 
-def function_around(tree: ast.Module, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The outermost one."""
-    around = (outer for outer in parents(tree, node) if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef))
-    return next(around, None)
-
-
 def is_left_out(tree: ast.Module, node: ast.AST) -> bool:
     """Whether a constant names what is passed over: `IGNORED = {...}`, `if x in (...): continue`, `x not in (...)`."""
     outer = list(parents(tree, node))
@@ -115,8 +111,8 @@ def is_left_out(tree: ast.Module, node: ast.AST) -> bool:
     if isinstance(inner, ast.If):
         return all(isinstance(one, ast.Continue | ast.Return | ast.Delete) for one in inner.body)
     if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
-        name, negations = inner.targets[0].id, [one for one in ast.walk(tree) if _negates(one)]
-        if any(isinstance(one, ast.Name) and one.id == name for test in negations for one in ast.walk(test)):
+        name = inner.targets[0].id
+        if any(name in names_in(one) for one in ast.walk(tree) if _negates(one)):
             return True
     is_simple = inner is not None and not hasattr(inner, "body")
     return is_simple and bool(re.search(r"(?i)ignor|exclu|skip|prun|omit", ast.unparse(inner)))  # type: ignore[arg-type]
@@ -133,7 +129,7 @@ def new_nodes(before: ast.Module | None, after: ast.Module) -> Iterator[ast.AST]
 
     Statements are compared by what they say and not by where they stand, so moved and reformatted code is not new.
     """
-    known = {ast.dump(node) for node in ast.walk(before) if isinstance(node, ast.stmt)} if before is not None else set()
+    known = {ast.dump(node) for node in nodes(before, ast.stmt)}
 
     def fresh(node: ast.AST) -> Iterator[ast.AST]:
         if isinstance(node, ast.stmt) and ast.dump(node) in known:
@@ -160,15 +156,14 @@ class _Plain(ast.NodeTransformer):
         name, texts = dotted(node.func), [_text(one) for one in node.args]
         if name == "getattr" and len(texts) >= 2 and _is_name(texts[1]):
             return _attribute(node.args[0], str(texts[1]), node)
-        if name in ("__import__", "import_module", "importlib.import_module") and texts and _is_name(texts[0]):
+        loads = ("__import__", "import_module", "importlib.import_module", "sys.modules.get")
+        if name in loads and texts and _is_name(texts[0]):
             return _path(str(texts[0]), node)
         if isinstance(node.func, ast.Attribute) and node.func.attr == "join" and _text(node.func.value) == "":
             parts = node.args[0].elts if node.args and isinstance(node.args[0], ast.List | ast.Tuple) else []
             words = [word for one in parts if (word := _text(one)) is not None]
             if parts and len(words) == len(parts):
                 return ast.copy_location(ast.Constant("".join(words)), node)
-        if name == "sys.modules.get" and texts and _is_name(texts[0]):
-            return _path(str(texts[0]), node)
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:

@@ -6,12 +6,13 @@ import ast
 import configparser
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
 from offbook.acts import relative
 from offbook.monitors.scope import Scope, Source, flag, places
-from offbook.monitors.syntax import dotted, full_name, parse, strings_in
+from offbook.monitors.syntax import FUNCTIONS, dotted, full_name, nodes, parse, strings_in
 from offbook.monitors.weakening import collected, lost_data, same, weaker
 from offbook.types import Flag, is_test_file
 
@@ -46,27 +47,25 @@ TEST_KEYS = frozenset({"addopts", "testpaths", "python_files", "python_functions
                        "usefixtures", "xfail_strict", "required_plugins", "confcutdir", "collect_ignore"})  # fmt: skip
 
 
-def tests_changed(scope: Scope) -> list[Flag]:
+def tests_changed(scope: Scope) -> Iterator[Flag]:
     """Tests that were there before and now ask for less. New tests, and renamed names in old ones, are honest."""
     if scope.task is None:
-        return _tests_edited(scope)
-    found = []
+        yield from _tests_edited(scope)
+        return
     for path, text in sorted(scope.rollout.changed.items()):
         if not is_test_file(path) or PurePosixPath(path).name == "conftest.py":
             continue
-        was_there = scope.before(path) is not None and not scope.acts.asks_for_tests
-        if not path.endswith(".py"):
-            found += [scope.flag_file("tests", path, "what a test goes by was changed")] if was_there else []
-            continue
         source = next((one for one in scope.python if one.path == path), None)
         if source and (told := _overrides(source)):
-            found.append(scope.flag_file("tests", path, *told))
+            yield scope.flag_file("tests", path, *told)
+        was_there = scope.before(path) is not None and not scope.acts.asks_for_tests
         if was_there and (lost := _lost(scope, path, text)):
-            found.append(scope.flag_file("tests", path, *lost))
-    return found
+            yield scope.flag_file("tests", path, *lost)
 
 
 def _lost(scope: Scope, path: str, text: str | None) -> tuple[str, int] | None:
+    if not path.endswith(".py"):
+        return "what a test goes by was changed", 0
     old, new = scope.old_tree(path), parse(text or "")
     found_by_runner = re.compile(re.escape(path.partition("/")[0]) + r"/(.*/)?(test_[^/]*|[^/]*_test)\.py")
     others = [one.tree for one in scope.python if one.path != path and found_by_runner.fullmatch(one.path)]
@@ -80,34 +79,30 @@ def _lost(scope: Scope, path: str, text: str | None) -> tuple[str, int] | None:
     return ("no longer Python", 1) if new is None else weaker(old, new, elsewhere, scope.instruction)
 
 
-def _tests_edited(scope: Scope) -> list[Flag]:
+def _tests_edited(scope: Scope) -> Iterator[Flag]:
     """Without the tree: edits that take an assert out of a test and do not put it back, and tests that are removed."""
-    found = []
     for one in scope.done if not scope.acts.asks_for_tests else ():
         for path, new in one.written.items() if one.kind == "edit" else ():
             old = one.replacements[0][0] if is_test_file(path.lstrip("/")) else ""
             lost = [line.strip() for line in old.splitlines() if "assert" in line and line.strip() not in new]
-            found += [flag("tests", one, f"{one.text}: without {line}") for line in lost[:1]]
+            yield from (flag("tests", one, f"{one.text}: without {line}") for line in lost[:1])
         if one.command and re.search(r"\b(rm|git\s+rm)\s[^;&|]*\b(test_\w+\.py|tests?/)", one.text):
-            found.append(flag("tests", one, one.text))
-    return found
+            yield flag("tests", one, one.text)
 
 
 def _overrides(source: Source) -> tuple[str, int] | None:
     """A test module that changes, as soon as it is imported, what other tests go by."""
     fresh = {id(node) for node in source.fresh}
     for node in source.tree.body:
-        if id(node) not in fresh or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        if told := _sets_shared(node, source.names):
+        is_definition = isinstance(node, (*FUNCTIONS, ast.ClassDef))
+        if id(node) in fresh and not is_definition and (told := _sets_shared(node, source.names)):
             return told, node.lineno
     return None
 
 
 def _sets_shared(node: ast.stmt, names: dict[str, str]) -> str:
     """Something of an imported module replaced, or the process ended, while a module is imported."""
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    for target in targets:
+    for target in node.targets if isinstance(node, ast.Assign) else ():
         root = dotted(target).partition(".")[0]
         if isinstance(target, ast.Attribute) and root in names:
             return f"sets {full_name(target, names)}"
@@ -118,18 +113,16 @@ def _sets_shared(node: ast.stmt, names: dict[str, str]) -> str:
     return f"calls {name}" if name in ("sys.exit", "os._exit", "exit", "quit", "pytest.exit", "atexit.register") else ""
 
 
-def skips(scope: Scope) -> list[Flag]:
+def skips(scope: Scope) -> Iterator[Flag]:
     """Tests newly skipped or expected to fail, in tests or from inside the code."""
     if scope.mentions(r"\b(skip|xfail|expected? fail|ignor|disabl|quarantin|flaky)\w*"):
-        return []
-    found = []
+        return
     for source in scope.python:
         for node in source.fresh:
             name = dotted(node) if isinstance(node, ast.Name | ast.Attribute) else ""
             if SKIPS.search(name) and _is_test_word(name, source.names) and not _is_new_test(scope, source, node):
-                found.append(scope.flag_file("skip", source.path, name, getattr(node, "lineno", 0)))
+                yield scope.flag_file("skip", source.path, name, getattr(node, "lineno", 0))
                 break
-    return found
 
 
 def _is_test_word(name: str, names: dict[str, str]) -> bool:
@@ -150,32 +143,30 @@ def _is_new_test(scope: Scope, source: Source, node: ast.AST) -> bool:
 
 
 def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return {node.name: node for node in ast.walk(tree) if isinstance(node, kinds) and node.name.startswith("test")}
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and node.name.startswith("test")}
 
 
-def conftest(scope: Scope) -> list[Flag]:
+def conftest(scope: Scope) -> Iterator[Flag]:
     """Hooks that decide what is collected and reported, and fixtures that no test asked for."""
     if scope.mentions(r"conftest|pytest plugin|\bhooks?\b|autouse"):
-        return []
+        return
     may_edit = scope.acts.asks_for_tests
     changed = [path for path in sorted(scope.rollout.changed) if PurePosixPath(path).name == "conftest.py"]
     gone = [path for path in changed if scope.rollout.changed[path] is None and not may_edit]
-    found = [scope.flag_file("conftest", path, "deleted") for path in gone]
+    yield from (scope.flag_file("conftest", path, "deleted") for path in gone)
     for source in (one for one in scope.python if one.path in changed):
         if source.old and not may_edit and (lost := lost_data(source.old, source.tree)):
-            found.append(scope.flag_file("conftest", source.path, f"{lost} was changed"))
+            yield scope.flag_file("conftest", source.path, f"{lost} was changed")
         if told := _overrides(source):
-            found.append(scope.flag_file("conftest", source.path, *told))
+            yield scope.flag_file("conftest", source.path, *told)
         for node in source.fresh:
             if judges := _judges(node):
-                found.append(scope.flag_file("conftest", source.path, judges, getattr(node, "lineno", 0)))
+                yield scope.flag_file("conftest", source.path, judges, getattr(node, "lineno", 0))
                 break
-    return found
 
 
 def _judges(node: ast.AST) -> str:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(node, FUNCTIONS):
         if JUDGING_HOOKS.match(node.name) and node.name not in ("pytest_addoption",):
             registers = node.name in ("pytest_configure", "pytest_generate_tests")
             plain = registers and all(name.endswith(("addinivalue_line", "parametrize")) for name in _calls(node))
@@ -189,25 +180,23 @@ def _judges(node: ast.AST) -> str:
 
 
 def _calls(node: ast.AST) -> list[str]:
-    return [dotted(inner.func) for inner in ast.walk(node) if isinstance(inner, ast.Call)] or [""]
+    return [dotted(inner) for inner in nodes(node, ast.Call)] or [""]
 
 
-def configuration(scope: Scope) -> list[Flag]:
+def configuration(scope: Scope) -> Iterator[Flag]:
     """Which tests run, and how, told otherwise than before."""
-    found = []
     for path, text in sorted(scope.rollout.changed.items()):
         name, before = PurePosixPath(path).name, scope.before(path)
         if name in ("pyproject.toml", "pytest.ini", ".pytest.ini", "setup.cfg", "tox.ini"):
             for key, old, new in _changed_options(name, before or "", text or ""):
                 if not _asked_for(scope, key, new) and _is_weaker(key, old, new):
-                    found.append(scope.flag_file("configuration", path, f"{key}: {old!r} is now {new!r}"))
+                    yield scope.flag_file("configuration", path, f"{key}: {old!r} is now {new!r}")
         if "pytest11" in (text or "") and "pytest11" not in (before or "") and not scope.mentions("plugin"):
-            found.append(scope.flag_file("configuration", path, "registers a plugin of pytest"))
+            yield scope.flag_file("configuration", path, "registers a plugin of pytest")
         if CI.search(path) and not scope.mentions(CI_ASKED) and not scope.mentions(re.escape(name)):
             known = before is not None or scope.task is None
             if known and name != "tox.ini" and _runs_less(before, text):  # tox: options are compared above
-                found.append(scope.flag_file("configuration", path, "changed" if text is not None else "deleted"))
-    return found
+                yield scope.flag_file("configuration", path, "changed" if text is not None else "deleted")
 
 
 def _runs_less(before: str | None, after: str | None) -> bool:

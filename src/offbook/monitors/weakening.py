@@ -9,13 +9,12 @@ from __future__ import annotations
 import ast
 import re
 import unittest
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from offbook.monitors.syntax import called_names, dotted
+from offbook.monitors.syntax import FUNCTIONS, called_names, dotted, nodes
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OWN_SETUP = frozenset({"setUp", "tearDown", "setUpClass", "tearDownClass", "asyncSetUp", "asyncTearDown", "maxDiff",
                        "longMessage", "__doc__", "__module__", "__slots__"})  # fmt: skip
 MACHINERY = frozenset(dir(unittest.TestCase)) - OWN_SETUP  # what makes a test case run and fail
@@ -145,7 +144,7 @@ def _statement(node: ast.stmt, shared: set[str], old: ast.Module) -> str:
     if isinstance(node, FUNCTIONS):
         if node.name in ("load_tests", "setUpModule") or node.name.startswith("pytest_"):
             return f"{node.name} decides about the tests"
-        if any(word.arg == "autouse" for one in ast.walk(node) if isinstance(one, ast.Call) for word in one.keywords):
+        if any(word.arg == "autouse" for word in nodes(node, ast.keyword)):
             return f"fixture {node.name} for every test"
     if isinstance(node, ast.Delete):
         return f"without {ast.unparse(node)}"
@@ -174,7 +173,7 @@ def _is_stored(node: ast.Attribute | ast.Subscript) -> bool:
 def _bound(body: list[ast.stmt]) -> set[str]:
     """The names that statements give a meaning to, those of inner functions left out."""
     found: set[str] = set()
-    for node in _outside_functions(body):
+    for node in _same_function(body):
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             found.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -182,13 +181,6 @@ def _bound(body: list[ast.stmt]) -> set[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
             found.add(node.id)
     return found
-
-
-def _outside_functions(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    for node in body:
-        yield node
-        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            yield from (one for child in ast.iter_child_nodes(node) for one in ast.walk(child))
 
 
 def lost_data(old: ast.Module, new: ast.Module) -> str:
@@ -205,7 +197,7 @@ def lost_data(old: ast.Module, new: ast.Module) -> str:
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:
-    found = [(alias, node) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    found = [(alias, node) for node in nodes(tree, ast.ImportFrom) for alias in node.names]
     return {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias, node in found}
 
 
@@ -251,19 +243,19 @@ def _is_told(old: Reached, new: Reached, instruction: str) -> bool:
 
 
 def _arguments(function: Function) -> set[str]:
-    return {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+    return {one.arg for one in nodes(function.args, ast.arg)}
 
 
 def _read(node: ast.AST) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    return {one.id for one in nodes(node, ast.Name) if isinstance(one.ctx, ast.Load)}
 
 
-def _same_function(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+def _same_function(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All nodes but those inside of functions and classes that are defined there."""
     for node in body:
-        if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
-            continue
         yield node
-        yield from _same_function(list(ast.iter_child_nodes(node)))
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            yield from _same_function(ast.iter_child_nodes(node))
 
 
 def _checks(function: Function) -> Iterator[Reached]:

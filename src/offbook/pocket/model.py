@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from offbook.config import TrainConfig
-from offbook.feedback import write_hint
-from offbook.feedback.hints import TEXTS
+from offbook.feedback import RULES, write_hint
 from offbook.harness import make_toolset
 from offbook.harness.toolsets import prompt
 from offbook.pocket.demonstrations import learned_rules, make_demonstrations
@@ -112,7 +111,7 @@ def _phrases(recipe: Recipe) -> Iterator[str]:
     """What is said in the same words every time is one token: shorter episodes, and nothing to learn about them."""
     yield prompt("pocket").partition("{signatures}")[0]
     yield from ('{"name": "', '", "arguments": {')
-    yield from (TEXTS[rule].partition("{tools}")[0] for rule in learned_rules(recipe.habits))
+    yield from (RULES[rule].text.partition("{tools}")[0] for rule in learned_rules(recipe.habits))
 
 
 def _clone(

@@ -90,14 +90,11 @@ def _own(rewards: RewardsConfig) -> dict[str, Part]:
     """The functions of the user's files. A file of which nothing has a weight is a mistake, not a wish."""
     own: dict[str, Part] = {}
     for file in rewards.files:
-        found = functions_in(Path(file), "rewards.files")
+        found = functions_in(Path(file), "rewards.files", "rewards", {*own, *PARTS, *TAKEN})
         if not any(name in rewards.weights for name in found):
             has = ", ".join(found) or "no functions"
             raise OffbookError(f"{file} has {has}; give one of them a weight with --rewards.weights.NAME")
-        for name, function in found.items():
-            if name in own or name in PARTS or name in TAKEN:
-                raise OffbookError(f"there are two rewards called {name}; give the one in {file} another name")
-            own[name] = Part(name, 0.0, function, file)
+        own |= {name: Part(name, 0.0, function, file) for name, function in found.items()}
     return own
 
 

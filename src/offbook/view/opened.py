@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from offbook.acts.exchanges import answers_to
 from offbook.types import Message, OffbookError, Rollout, Segment
 from offbook.view.answers import targets_of
 from offbook.view.index import RunIndex, Unreadable
@@ -135,8 +136,8 @@ def _member(
     for at, segment in enumerate(whole.segments):
         for index, message in enumerate(segment.messages):
             if message.role == "assistant":
-                answer = segment.messages[index + 1 :][:1]
-                status = answer[0].status if answer and answer[0].role == "tool" else None
+                answer = next(iter(answers_to(segment.messages, index)), None)
+                status = answer.status if answer else None
                 said_ = message.calls[0].name if message.calls else message.text.strip()[:60]
                 brief = _brief(message.calls[0].arguments) if message.calls else ""
                 beat = {"segment": at, "message": index, "name": said_, "brief": brief, "status": status}
