@@ -114,8 +114,7 @@ def test_an_unfinished_evaluation_counts_as_far_as_it_is(two: Path) -> None:
     write_atomic(folder / "claim.json", "{}")
     run = RunFolder(folder)
     write_atomic(run.config_file, Config().to_toml())
-    for number in range(3):
-        run.append_rollout(0, rollout(f"t{number}", 0, True))
+    run.write_rollouts(0, [rollout(f"t{number}", 0, True) for number in range(3)])
     with open(folder / "rollouts" / "step_00000.jsonl", "ab") as file:
         file.write(b'{"id": "eval/t3/0", "task": \n{}\n')
     done = offbook(two, "before", "half")

@@ -72,18 +72,19 @@ def quickstart(
 
 def _before(out: Path, config: Config, progress: Progress) -> dict[str, Any]:
     """Make the model and the tasks, and measure the start."""
-    from offbook.loop.evaluate import evaluate
+    from offbook.evals.run import Subject, run_eval
+    from offbook.evals.suites import load_suites
     from offbook.loop.models import model_folder
-    from offbook.loop.tasks import task_sets
+    from offbook.loop.resume import RolloutFiles
 
     model = model_folder(config.model, config.seed, progress)
-    tasks = task_sets(config, progress)
-    folder = RunFolder(out)
-    if folder.read_eval("before") is None:
-        progress("measuring before", 0.0)
-        folder.write_eval("before", *evaluate(model, tasks.heldout, config))
-        progress("measuring before", 1.0)
-    return _read_eval(folder, "before")
+    suites = load_suites([config.tasks.source], config, progress=progress)
+    if before := RunFolder(out).read_eval("before"):
+        return before
+    progress("measuring before", 0.0)
+    before = run_eval(Subject(config.model, config, model), suites, RolloutFiles.in_run(out, "before"))
+    progress("measuring before", 1.0)
+    return before
 
 
 def _run_arms(out: Path, arguments: list[str], steps: int, progress: Progress) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from offbook.copies import Hashes, hashed, normalise, parsed, structure, tokens_of, undocumented
+from offbook.copies import Hashes, named_shingles, normalise, parsed, structure, tokens_of, undocumented
 from offbook.tasks.check import gold_changes
 from offbook.types import OffbookError, Task
 
@@ -113,19 +113,11 @@ def read_training(tasks: Iterable[Task]) -> Known:
 
 def runs(text: str, length: int) -> Hashes:
     """Every run of `length` tokens, as one number each."""
-    values = hashed(tokens_of(normalise(text)))
-    count = len(values) - length + 1
-    if count <= 0:
-        return np.zeros(0, dtype=np.uint64)
-    total = np.zeros(count, dtype=np.uint64)
-    for start in range(length):
-        total = (total ^ values[start : start + count]) * np.uint64(0x9E3779B97F4A7C15)
-        total ^= total >> np.uint64(29)
-    return np.unique(total)
+    return np.unique(named_shingles(tokens_of(normalise(text)), length))
 
 
 def function_bodies(source: str) -> Iterator[tuple[str, str]]:
-    """The functions of a file and their bodies with names numbered as they come (audit.wanted.structure)."""
+    """The functions of a file and their bodies with names numbered as they come (copies.structure)."""
     _, tree = parsed(source)
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
