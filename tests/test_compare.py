@@ -244,7 +244,7 @@ def test_labels_keep_their_distance(wanted: list[float]) -> None:
 @given(st.text(), st.text())
 def test_names_stay_text_in_a_figure(text: str, value: str) -> None:
     if text.isprintable() and value.isprintable():
-        element = ElementTree.fromstring(tag("text", text, title=value))
+        element = ElementTree.fromstring(ElementTree.tostring(tag("text", text, title=value)))
         assert (element.text or "", element.attrib["title"]) == (text, value)
 
 

@@ -50,7 +50,7 @@ def quickstart(
     with progress_display(plain) as progress:
         before = _before(out, config, progress)
         _run_arms(out, arguments, config.train.steps, progress)
-    measured = {"before": before, **{arm: _read_eval(RunFolder(out / arm), "final") for arm in ARMS}}
+    measured = {"before": before, **{arm: RunFolder(out / arm).read_eval("final") or {} for arm in ARMS}}
     summary = {name: {key: result[key] for key in COLUMNS} for name, result in measured.items()}
     seconds = time.monotonic() - started
     (out / "summary.json").write_text(json.dumps({**summary, "seconds": seconds}, indent=2) + "\n")
@@ -128,9 +128,3 @@ def _start(folder: Path, arguments: list[str]) -> tuple[subprocess.Popen[bytes],
 def _steps_done(run: Path) -> int:
     path = run / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def _read_eval(folder: RunFolder, name: str) -> dict[str, Any]:
-    result = folder.read_eval(name)
-    assert result is not None
-    return result

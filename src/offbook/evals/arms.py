@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from offbook.evals.metrics import NOTHING, metric_of, show
+from offbook.evals.metrics import NOTHING, metric_of, show, show_change
 from offbook.evals.statistics import Ratio, compare_paired, mean_and_deviation
 from offbook.evals.tables import Cells
 from offbook.runfolder import RunFolder
@@ -57,6 +57,12 @@ class Arms:
     held_out: bool  # the numbers are of evaluations; else of the first and last steps of training
     unreadable: Counter[str]
 
+    def spread(self, arm: str, key: str) -> dict[str, Any]:
+        """Over the runs of an arm that have this number."""
+        values = [member.numbers[key] for member in self.members[arm] if key in member.numbers]
+        mean, deviation = mean_and_deviation(values) if values else (None, None)
+        return {"mean": mean, "sd": deviation, "n": len(values)}
+
 
 def arm_and_seed(path: Path) -> tuple[str, str]:
     """runs/rl/seed-1 and runs/seed-1/rl are both seed 1 of the arm rl; other runs are arms of their own."""
@@ -96,7 +102,7 @@ def load_arms(paths: Sequence[Path], groups: Mapping[str, Sequence[Path]], keys:
     held_out = all(run.final for _, _, run in loaded)
     members: dict[str, list[Member]] = {}
     for arm, seed, run in loaded:
-        numbers = held_out_numbers(run, keys) if held_out else training_numbers(run, keys or TRAINING)
+        numbers = held_out_numbers(run, keys or HELD_OUT) if held_out else training_numbers(run, keys or TRAINING)
         of_hints = {key: value for key, value in hinted(run, unreadable).items() if not keys or key in keys}
         members.setdefault(arm, []).append(Member(seed, run, {**numbers, **of_hints}))
     present = dict.fromkeys(key for arm in members.values() for member in arm for key in member.numbers)
@@ -119,7 +125,7 @@ def _load(path: Path) -> Run:
 
 def held_out_numbers(run: Run, keys: Sequence[str]) -> dict[str, float]:
     final = run.final or {}
-    return {key: final[key] for key in keys or HELD_OUT if is_number(final.get(key))}
+    return {key: final[key] for key in keys if is_number(final.get(key))}
 
 
 def training_numbers(run: Run, keys: Sequence[str]) -> dict[str, float]:
@@ -161,7 +167,7 @@ def cells(arms: Arms) -> Cells:
     table = [["", "runs", *(_label(key) for key in arms.keys)]]
     base = next(iter(arms.members))
     for arm, members in arms.members.items():
-        table.append([arm, str(len(members)), *(_spread(members, key) for key in arms.keys)])
+        table.append([arm, str(len(members)), *(_spread(arms, arm, key) for key in arms.keys)])
         if arm != base and (pairs := _paired(arms, base, arm)):
             row = [f"{arm} - {base}", f"{len(pairs)} paired"]
             table.append([*row, *(_apart(pairs, key) for key in arms.keys)])
@@ -173,13 +179,9 @@ def _label(key: str) -> str:
     return metric_of(name).label.lstrip("· ").replace("_", " ") + comma + when
 
 
-def _spread(members: Sequence[Member], key: str) -> str:
-    values = [member.numbers[key] for member in members if key in member.numbers]
-    if not values:
-        return NOTHING
-    metric = metric_of(key.partition(",")[0])
-    mean, deviation = mean_and_deviation(values)
-    return show(metric, mean) if deviation is None else f"{show(metric, mean)} ± {show(metric, deviation)}"
+def _spread(arms: Arms, arm: str, key: str) -> str:
+    metric, found = metric_of(key.partition(",")[0]), arms.spread(arm, key)
+    return show(metric, found["mean"]) + (f" ± {show(metric, found['sd'])}" if found["n"] > 1 else "")
 
 
 def _paired(arms: Arms, base: str, arm: str) -> list[tuple[Member, Member]]:
@@ -188,16 +190,13 @@ def _paired(arms: Arms, base: str, arm: str) -> list[tuple[Member, Member]]:
 
 
 def _apart(pairs: Sequence[tuple[Member, Member]], key: str) -> str:
-    both = [
-        (one.numbers[key], other.numbers[key]) for one, other in pairs if key in one.numbers and key in other.numbers
-    ]
-    if not both:
+    numbers = [(one.numbers, other.numbers) for one, other in pairs]
+    both = np.array([(one[key], other[key]) for one, other in numbers if key in one and key in other], dtype=np.float64)
+    if not len(both):
         return NOTHING
     ones = np.ones(len(both))
-    sides = [Ratio(np.array(side, dtype=np.float64), ones) for side in zip(*both, strict=True)]
-    difference = compare_paired(sides[0], sides[1])
-    metric = metric_of(key.partition(",")[0])
-    shown = ("+" if (difference.value or 0) > 0 else "") + show(metric, difference.value)
+    difference = compare_paired(Ratio(both[:, 0], ones), Ratio(both[:, 1], ones))
+    shown = show_change(metric_of(key.partition(",")[0]), difference.value)
     return shown if difference.p is None else f"{shown} (p {difference.p:.2f})"
 
 
@@ -226,14 +225,8 @@ def as_json(arms: Arms) -> dict[str, Any]:
         "arms": {
             arm: {
                 "runs": [{"path": str(one.run.folder.path), "seed": one.seed, **one.numbers} for one in members],
-                **{key: _json_spread(members, key) for key in arms.keys},
+                **{key: arms.spread(arm, key) for key in arms.keys},
             }
             for arm, members in arms.members.items()
         },
     }
-
-
-def _json_spread(members: Sequence[Member], key: str) -> dict[str, float | int | None]:
-    values = [member.numbers[key] for member in members if key in member.numbers]
-    mean, deviation = mean_and_deviation(values) if values else (None, None)
-    return {"mean": mean, "sd": deviation, "n": len(values)}

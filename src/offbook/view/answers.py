@@ -9,28 +9,10 @@ from typing import Any
 
 from offbook.types import OffbookError
 from offbook.view.index import RunIndex, Said
-from offbook.view.lines import Lines, is_number
+from offbook.view.lines import SUMMARY, Lines, is_number
 from offbook.view.scales import smooth, thin
 
-COLUMNS = [
-    "source",
-    "number",
-    "id",
-    "task",
-    "group",
-    "stop",
-    "reward",
-    "solved",
-    "flags",
-    "turns",
-    "calls",
-    "invalid_calls",
-    "sampled_tokens",
-    "prompt_tokens",
-    "summaries",
-    "rules",
-    "peak",
-]
+COLUMNS = ["source", "number", *SUMMARY, "rules", "peak"]
 MAX_POINTS = 240  # of a curve
 NUM_MOVED = 200  # targets among which the example is looked for: those that a hint moved most
 
@@ -144,21 +126,21 @@ def tasks(run: RunIndex) -> dict[str, Any]:
     tried: dict[str, list[Said]] = {}
     steps: dict[str, list[Any]] = {}
     for source, lines in in_order(run):
+        here: dict[str, list[Said]] = {}
         for place in lines.places:
-            tried.setdefault(place.said["task"], []).append(place.said)
-        for name, (count, solved) in _by_task(lines.places).items():
-            steps.setdefault(name, []).append([source, solved, count])
+            here.setdefault(place.said["task"], []).append(place.said)
+        for name, found in here.items():
+            tried.setdefault(name, []).extend(found)
+            steps.setdefault(name, []).append([source, _num_solved(found), len(found)])
     rows = []
     for name in sorted({*recorded, *tried}):
         found, task = tried.get(name, []), recorded.get(name, {})
         rows.append(
             {
                 "id": name,
-                "split": task.get("split", ""),
-                "difficulty": task.get("difficulty", ""),
-                "origin": task.get("origin", ""),
+                **{key: task.get(key, "") for key in ("split", "difficulty", "origin")},
                 "rollouts": len(found),
-                "solved": sum(one["solved"] for one in found),
+                "solved": _num_solved(found),
                 "turns": sum(one["turns"] for one in found) / len(found) if found else None,
                 "steps": steps.get(name, []),
             }
@@ -166,12 +148,8 @@ def tasks(run: RunIndex) -> dict[str, Any]:
     return {"version": run.version, "recorded": len(recorded), "tasks": rows}
 
 
-def _by_task(places: list[Any]) -> dict[str, tuple[int, int]]:
-    count, solved = Counter[str](), Counter[str]()
-    for place in places:
-        count[place.said["task"]] += 1
-        solved[place.said["task"]] += place.said["solved"]
-    return {name: (count[name], solved[name]) for name in count}
+def _num_solved(rollouts: list[Said]) -> int:
+    return sum(one["solved"] for one in rollouts)
 
 
 def task(run: RunIndex, name: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import stat
 import threading
 import time
 import tomllib
-from collections import Counter, OrderedDict
+from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from offbook.view.lines import (
     parse_object,
     parse_rollout,
     parse_task,
+    read_at,
 )
 
 CACHED_ROLLOUTS = 4
@@ -60,7 +62,6 @@ class RunIndex:
         self.outside: set[str] = set()  # links that lead out of the folder, and what is no file
         self._small: dict[Path, tuple[int, Any]] = {}  # small files by the time of their last change
         self._parents: dict[Path, bool] = {}  # folders that were seen to lie inside, during one refresh
-        self._cache: OrderedDict[tuple[str, int, tuple[int, int, int]], Rollout] = OrderedDict()
         self.lock = threading.RLock()  # held while a request is answered: the index does not change meanwhile
         self._looked = 0.0
 
@@ -177,18 +178,11 @@ class RunIndex:
     def rollout(self, source: str, number: int) -> Rollout:
         """The whole rollout, from its place in the file; the last few are kept."""
         place = self.place(source, number)
-        key = (source, number, self.rollouts[source].mark)
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            return self._cache[key]
+        lines = self.rollouts[source]
         try:
-            rollout = _ROLLOUT.validate_json(self.rollouts[source].read(place))
+            return _read_rollout(lines.path, lines.mark, place.offset, place.length)
         except (ValidationError, OSError):
             raise Unreadable(f"rollout {number} of {source} cannot be read") from None
-        self._cache[key] = rollout
-        while len(self._cache) > CACHED_ROLLOUTS:
-            self._cache.popitem(last=False)
-        return rollout
 
     def hints(self, source: str, rollout: str) -> tuple[list[Said], int]:
         """Every target of a rollout as it was recorded, in order, and how many of its lines could not be read."""
@@ -205,6 +199,12 @@ class RunIndex:
             else:
                 found.append(record or {})
         return sorted(found, key=lambda one: (one["target"]["segment"], one["target"]["message"])), broken
+
+
+@lru_cache(maxsize=CACHED_ROLLOUTS)
+def _read_rollout(path: Path, mark: tuple[int, int, int], offset: int, length: int) -> Rollout:
+    """`mark` changes when the file does, and what was read before is out of date."""
+    return _ROLLOUT.validate_json(read_at(path, offset, length))
 
 
 def _read_small(path: Path) -> dict[str, Any] | None:
