@@ -115,7 +115,7 @@ def ask(chat: ChatFormat) -> Callable[..., Any]:
         async def main() -> Any:
             url = f"http://127.0.0.1:{server.server_address[1]}/v1/"
             of_client = {"timeout_s": 10.0, "max_retries": 5}
-            of_client |= {name: settings.pop(name) for name in ("key_env", *of_client) if name in settings}
+            of_client |= {name: settings.pop(name) for name in of_client if name in settings}
             engine = RemoteEngine(
                 Client(url, "small", **of_client),
                 encode=chat.encode,
@@ -431,9 +431,9 @@ def test_a_refusal_without_a_key_says_which_variable_to_set(
 def test_a_key_that_cannot_be_sent_is_refused_without_being_shown(
     ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    monkeypatch.setenv("MY_KEY", key)
-    with serving(reply("ok")) as server, pytest.raises(OffbookError, match="MY_KEY") as caught:
-        ask(server, key_env="MY_KEY")
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with serving(reply("ok")) as server, pytest.raises(OffbookError, match="OPENAI_API_KEY") as caught:
+        ask(server)
     assert "secret" not in str(caught.value)
 
 

@@ -24,6 +24,7 @@ FEWEST_PARTS = 12  # of a body: shorter ones, such as `return self.name`, are eq
 ALARM = 0.5  # the share of a task's runs from which on it counts as contained
 MAX_BYTES = 1 << 20  # of a file that is read
 NUM_WORST = 10
+NO_RUNS: Hashes = np.zeros(0, dtype=np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,8 @@ def read_training(tasks: Iterable[Task]) -> Known:
             if path.endswith(".py"):
                 code.append(runs(text, CODE))
                 bodies |= {body for _, body in function_bodies(text)}
-    return Known(_union(words), _union(code), bodies, ids, origins)
+    every_word, every_code = (np.unique(np.concatenate([NO_RUNS, *parts])) for parts in (words, code))
+    return Known(every_word, every_code, bodies, ids, origins)
 
 
 def runs(text: str, length: int) -> Hashes:
@@ -128,10 +130,6 @@ def function_bodies(source: str) -> Iterator[tuple[str, str]]:
 
 def _share(wanted: Hashes, known: Hashes) -> float:
     return float(np.isin(wanted, known).mean()) if len(wanted) else 0.0
-
-
-def _union(parts: list[Hashes]) -> Hashes:
-    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.uint64)
 
 
 def _solution(task: Task) -> dict[str, str]:

@@ -36,8 +36,8 @@ def frames(run: Path | str, library: Library | None = None) -> Tables[Any]:
     """Of a run folder or an evaluation's. Without a `library`: pandas if it is installed, else polars."""
     module = _library(library)
     found = records(RunFolder.open(run))
-    made = map(module.DataFrame, (found.rollouts, found.messages, found.targets))
-    return Tables(*made, unreadable=found.unreadable)
+    rollouts, messages, targets = map(module.DataFrame, (found.rollouts, found.messages, found.targets))
+    return Tables(rollouts, messages, targets, found.unreadable)
 
 
 def _library(name: Library | None) -> Any:

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from offbook.types import OffbookError
-from offbook.view.index import RunIndex, Said
+from offbook.view.index import RunIndex, Said, said_in
 from offbook.view.lines import SUMMARY, Lines, is_number
 from offbook.view.scales import smooth, thin
 
@@ -78,11 +78,10 @@ def rollout_list(run: RunIndex) -> dict[str, Any]:
 def targets_of(run: RunIndex, source: str) -> tuple[dict[str, list[str]], dict[str, float]]:
     rules: dict[str, list[str]] = {}
     peaks: dict[str, float] = {}
-    lines = run.feedback.get(source)
-    for place in lines.places if lines else []:
-        name = place.said["rollout"]
-        rules.setdefault(name, []).append(place.said["rule"])
-        peaks[name] = max(peaks.get(name, 0.0), place.said["peak"])
+    for said in said_in(run.feedback, source):
+        name = said["rollout"]
+        rules.setdefault(name, []).append(said["rule"])
+        peaks[name] = max(peaks.get(name, 0.0), said["peak"])
     return rules, peaks
 
 
@@ -96,9 +95,9 @@ def example(run: RunIndex) -> dict[str, Any]:
     targets.sort(key=lambda pair: (-often[pair[0]["rule"]], -pair[0]["peak"]))
     found: list[dict[str, Any]] = []
     for said, source in targets[:NUM_MOVED]:
-        for number, place in enumerate(run.rollouts[source].places if source in run.rollouts else []):
-            if place.said["id"] == said["rollout"]:
-                where = {"source": source, "number": number, "task": place.said["task"], "group": place.said["group"]}
+        for number, one in enumerate(said_in(run.rollouts, source)):
+            if one["id"] == said["rollout"]:
+                where = {"source": source, "number": number, "task": one["task"], "group": one["group"]}
                 hints = run.hints(source, said["rollout"])[0]
                 found += [{**where, "hint": hint} for hint in hints if _is_scored(hint)]
     return min(found, key=lambda one: _dimness(one["hint"], often), default={})
@@ -122,7 +121,7 @@ def _dimness(hint: Said, often: Counter[str]) -> tuple[float, ...]:
 
 def tasks(run: RunIndex) -> dict[str, Any]:
     """Every task that was recorded or tried, and how often it was solved."""
-    recorded = {place.said["id"]: place.said for place in run.tasks.places} if run.tasks else {}
+    recorded = run.recorded()
     tried: dict[str, list[Said]] = {}
     steps: dict[str, list[Any]] = {}
     for source, lines in in_order(run):
@@ -154,8 +153,7 @@ def _num_solved(rollouts: list[Said]) -> int:
 
 def task(run: RunIndex, name: str) -> dict[str, Any]:
     """One task: what the folder recorded of it or, failing that, what its first rollout was asked."""
-    found = next((place.said for place in run.tasks.places if place.said["id"] == name), None) if run.tasks else None
-    if found is not None:
+    if found := run.recorded().get(name):
         return {**found, "recorded": True}
     for source, lines in run.rollouts.items():
         for number, place in enumerate(lines.places):
