@@ -80,7 +80,8 @@ def evaluate(
     for key, label in (("by_difficulty", "difficulty"), ("by_suite", "suite")):
         if len(result[key]) > 1:
             results.print(table_of(bucket_cells(result[key], label)))
-    say(said_of(result))
+    for sentence in said_of(result):
+        say(sentence)
     print(files.results)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -80,30 +80,25 @@ METRICS = (
     Metric("flagged", "flagged by monitors", "flagged", better="lower", percent=True),
     Metric("crashed", "crashed", "crashed", better="lower", percent=True),
 )
+USAGE = (  # what a row takes from a rollout's usage as it is
+    *("turns", "calls", "invalid_calls", "seconds", "cost"),
+    *("thinking_tokens", "call_tokens", "final_tokens", "summary_tokens", "output_tokens"),
+)
 QUIET = ("reward", "summary_tokens", "cost", "crashed")  # left out of tables where they say nothing
 BY_KEY = {metric.key: metric for metric in METRICS}
 
 
 def row_of(rollout: Rollout, task: Task | None, suite: str = UNKNOWN) -> Row:
     """Without the task its difficulty and two of the behaviours are unknown."""
-    usage = rollout.usage
+    usage = asdict(rollout.usage)
     files = Acts(rollout, task).diff
     product = [file for file in files if file.path.endswith(".py") and not is_test_file(file.path)]
     code = [line for file in product for line in file.added.values() if line.strip()]
     numbers = {
         "solved": float(rollout.solved),
         "reward": rollout.reward.total,
-        "turns": usage.turns,
-        "calls": usage.calls,
-        "invalid_calls": usage.invalid_calls,
-        "tokens": usage.sampled_tokens,
-        "thinking_tokens": usage.thinking_tokens,
-        "call_tokens": usage.call_tokens,
-        "final_tokens": usage.final_tokens,
-        "summary_tokens": usage.summary_tokens,
-        "output_tokens": usage.output_tokens,
-        "seconds": usage.seconds,
-        "cost": usage.cost,
+        "tokens": usage["sampled_tokens"],
+        **{name: usage[name] for name in USAGE},
         "edit_lines": sum(len(file.added) + len(file.removed) for file in files),
         "edited": float(bool(rollout.changed)),
         "comment_lines": sum(bool(COMMENT.match(line)) for line in code),

@@ -14,7 +14,7 @@ from typing import Any
 
 from offbook.config import Config
 from offbook.loop.collector import Collector, Watch, rollout_ids, unwatched
-from offbook.loop.models import Progress, local_or_remote, quiet
+from offbook.loop.models import local_or_remote
 from offbook.loop.resume import RolloutFiles, claim_of
 from offbook.loop.tasks import record_tasks
 from offbook.runfolder import RunFolder, dump_lines, write_atomic
@@ -29,7 +29,6 @@ def roll_out(
     samples: int,
     watch: Watch,
     remote_name: str = "",
-    progress: Progress = quiet,
 ) -> dict[str, Any]:
     """Scored rollouts in the run folder `config.out`, each written when it is over. Returns their numbers.
 
@@ -37,7 +36,7 @@ def roll_out(
     """
     folder = RunFolder(config.out)
     folder.refuse_file()
-    model = local_or_remote(config.model, remote_name, config.seed, progress)
+    model = local_or_remote(config.model, remote_name, config.seed)
     collector, files = Collector(config, model, remote_name), RolloutFiles.folder(folder.path)
     files.begin("set of rollouts", {"samples": samples, **claim_of(collector, tasks)}, config)
     record_tasks(folder, {"": tasks})
