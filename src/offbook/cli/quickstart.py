@@ -76,9 +76,11 @@ def _before(out: Path, config: Config, progress: Progress) -> dict[str, Any]:
     from offbook.evals.suites import load_suites
     from offbook.loop.models import model_folder
     from offbook.loop.resume import RolloutFiles
+    from offbook.loop.tasks import task_sets
 
     model = model_folder(config.model, config.seed, progress)
-    suites = load_suites([config.tasks.source], config, progress=progress)
+    task_sets(config, progress)  # made, or refused where there is nothing to train on
+    suites = load_suites([config.tasks.source], config)
     if before := RunFolder(out).read_eval("before"):
         return before
     progress("measuring before", 0.0)
