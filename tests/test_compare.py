@@ -114,8 +114,7 @@ def test_an_unfinished_evaluation_counts_as_far_as_it_is(two: Path) -> None:
     write_atomic(folder / "claim.json", "{}")
     run = RunFolder(folder)
     write_atomic(run.config_file, Config().to_toml())
-    for number in range(3):
-        run.append_rollout(0, rollout(f"t{number}", 0, True))
+    run.write_rollouts(0, [rollout(f"t{number}", 0, True) for number in range(3)])
     with open(folder / "rollouts" / "step_00000.jsonl", "ab") as file:
         file.write(b'{"id": "eval/t3/0", "task": \n{}\n')
     done = offbook(two, "before", "half")
@@ -245,7 +244,7 @@ def test_labels_keep_their_distance(wanted: list[float]) -> None:
 @given(st.text(), st.text())
 def test_names_stay_text_in_a_figure(text: str, value: str) -> None:
     if text.isprintable() and value.isprintable():
-        element = ElementTree.fromstring(tag("text", text, title=value))
+        element = ElementTree.fromstring(ElementTree.tostring(tag("text", text, title=value)))
         assert (element.text or "", element.attrib["title"]) == (text, value)
 
 

@@ -155,12 +155,16 @@ def run_before(seed: int, arguments: argparse.Namespace) -> None:
 
 def measure(model: Path, run: Path, settings: dict[str, str]) -> tuple[dict[str, float], dict[str, Any], list[Any]]:
     """The numbers of the table, all numbers, and the rollouts."""
+    import asyncio
+
     from offbook.config import load_config
-    from offbook.loop.evaluate import evaluate
+    from offbook.loop.collector import Collector
+    from offbook.loop.evaluate import PARALLEL, summarize
     from offbook.tasks import load_tasks
 
-    config = load_config([], settings)
-    summary, rollouts = evaluate(model, load_tasks(Path(settings["tasks.source"]) / "heldout"), config)
+    config, tasks = load_config([], settings), load_tasks(Path(settings["tasks.source"]) / "heldout")
+    groups = asyncio.run(Collector(config, model).groups(tasks, config.eval.samples, "eval", parallel=PARALLEL))
+    summary, rollouts = {**summarize(groups), "tasks": len(groups)}, [each for group in groups for each in group]
     keys = ("solved", "invalid_per_100", "turns", "tokens")
     figures = {key: summary[key] for key in keys} | {"named": mean(map(names_change, rollouts))}
     return {**figures, **hint_following(model, run, config)}, summary, rollouts

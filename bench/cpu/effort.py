@@ -26,7 +26,8 @@ import tomli_w
 from panels import figure, mean_curve
 
 from offbook.config import load_config
-from offbook.loop.evaluate import evaluate
+from offbook.loop.collector import Collector
+from offbook.loop.evaluate import PARALLEL
 from offbook.pocket.demonstrations import without_path
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.pocket.script import Habits
@@ -103,7 +104,9 @@ def run_seed(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     folders = {"before": model, **{arm: latest_checkpoint(RunFolder(out / arm)) for arm in ARMS}}
     result: dict[str, Any] = {}
     for name, folder in folders.items():
-        _, rollouts = evaluate(folder, heldout, load_config([], common))
+        config = load_config([], common)
+        collected = Collector(config, folder).groups(heldout, config.eval.samples, "eval", parallel=PARALLEL)
+        rollouts = [rollout for group in asyncio.run(collected) for rollout in group]
         result[name] = {kind: figures(rollouts, difficulty, kind) for kind in DIFFICULTIES}
     result["curves"] = {arm: {kind: curve(out / arm, difficulty, kind) for kind in DIFFICULTIES} for arm in ARMS}
     return {**result, "seconds": time.monotonic() - started}

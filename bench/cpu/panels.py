@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from statistics import mean
+from xml.etree.ElementTree import Element
 
-from offbook.evals.svg import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Frame, Html, join, spread, tag
+from offbook.evals import svg
+from offbook.evals.svg import BOTTOM, HEIGHT, LEFT, TOP, Frame, spread, tag
 from offbook.view.scales import Points, smooth
 
 # dark enough on white
@@ -24,19 +26,15 @@ def figure(panels: dict[str, Lines], percent: tuple[str, ...] = (), one_scale: b
     """An SVG file. `percent` names panels of shares; `one_scale` gives all panels the same axis."""
     every = [point for lines in panels.values() for points in lines.values() for point in points]
     drawn = []
-    for place, (title, lines) in enumerate(panels.items()):
+    for title, lines in panels.items():
         shown = every if one_scale else [point for points in lines.values() for point in points]
         values = [value for _, value in shown]
         frame = Frame([step for step, _ in every], min(values), max(values), title in percent, RIGHT)
-        parts = [frame.grid(), tag("text", title, x=LEFT, y=-8, class_="title"), *_lines(frame, lines)]
-        drawn.append(tag("g", join(parts), transform=f"translate({place * WIDTH} {TOP + 14})"))
-    width, height = len(panels) * WIDTH, HEIGHT + TOP + BOTTOM
-    style = Html(f"<style>{STYLE}</style>")
-    box = f"0 0 {width} {height}"
-    return tag("svg", style, *drawn, xmlns="http://www.w3.org/2000/svg", viewBox=box, width=width) + "\n"
+        drawn.append([*frame.grid(), tag("text", title, x=LEFT, y=-8, class_="title"), *_lines(frame, lines)])
+    return svg.figure(STYLE, drawn, TOP + 14, HEIGHT + TOP + BOTTOM)
 
 
-def _lines(frame: Frame, lines: Lines) -> list[Html]:
+def _lines(frame: Frame, lines: Lines) -> list[Element]:
     smoothed = {name: smooth(points) for name, points in lines.items()}
     ends = spread([frame.y(points[-1][1]) for points in smoothed.values()], 13, TOP, HEIGHT - BOTTOM)
     drawn = []

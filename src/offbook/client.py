@@ -21,6 +21,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from offbook.types import OffbookError, ServerLost
 
+KEY = "OPENAI_API_KEY"  # the variable with the server's key, if it wants one
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 TRY_AGAIN = frozenset({408, 409, 425, 429})  # besides every 5xx
 # The server and not the request: no key, no credit, no such model, too busy, nothing behind the gateway.
@@ -72,15 +73,11 @@ class Reply(BaseModel):
 
 
 class Client:
-    """`key_env` names the variable with the server's key, if it wants one."""
-
-    def __init__(
-        self, url: str, model: str, *, key_env: str = "OPENAI_API_KEY", timeout_s: float = 120.0, max_retries: int = 2
-    ):
-        self.host = _host(url, key_env)
+    def __init__(self, url: str, model: str, *, timeout_s: float = 120.0, max_retries: int = 2):
+        self.host = _host(url)
         self.url, self.model = f"{url.rstrip('/')}/chat/completions", model
-        self.key_env, self.timeout_s, self.max_retries = key_env, timeout_s, max_retries
-        self._key = _key_from(key_env)
+        self.timeout_s, self.max_retries = timeout_s, max_retries
+        self._key = _key()
         self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
     async def ask(self, question: str, max_tokens: int = 2048) -> str:
@@ -111,7 +108,7 @@ class Client:
                 kind = NoServer if status in LOST else NoAnswer
                 if status not in TRY_AGAIN and status < 500:
                     needs_key = status in (401, 403) and not self._key
-                    about_key = f" ({self.key_env} is not set)" if needs_key else ""
+                    about_key = f" ({KEY} is not set)" if needs_key else ""
                     raise self._error(problem + about_key, reason, kind)
                 pause_s = _retry_after(response) or pause_s
             if attempt < self.max_retries:
@@ -145,24 +142,24 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _host(url: str, key_env: str) -> str:
+def _host(url: str) -> str:
     """Not without the scheme, and a password in it is not for error texts and run folders."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
         parsed = httpx2.URL("")
     if parsed.userinfo:
-        raise OffbookError(f"the URL of the model server has a password in it; give the key in {key_env} instead")
+        raise OffbookError(f"the URL of the model server has a password in it; give the key in {KEY} instead")
     if parsed.scheme not in ("http", "https") or not parsed.host:
         shown = "" if "@" in url else f", not {url or 'nothing'}"
         raise OffbookError(f"the URL of the model server must look like https://host/v1{shown}")
     return parsed.host
 
 
-def _key_from(variable: str) -> str:
-    key = os.environ.get(variable, "").strip()
+def _key() -> str:
+    key = os.environ.get(KEY, "").strip()
     if not (key.isascii() and key.isprintable()):  # the HTTP client would show it in its complaint
-        raise OffbookError(f"the key in {variable} has characters that cannot be sent; set it again")
+        raise OffbookError(f"the key in {KEY} has characters that cannot be sent; set it again")
     return key
 
 

@@ -80,12 +80,10 @@ def _rolled(columns: Iterator[Hashes], count: int) -> Hashes:
     return total
 
 
-def named_shingles(tokens: list[str]) -> Hashes:
-    count = len(tokens) - SHINGLE + 1
-    if count <= 0:
-        return np.zeros(0, dtype=np.uint64)
+def named_shingles(tokens: list[str], length: int = SHINGLE) -> Hashes:
+    count = max(0, len(tokens) - length + 1)
     values = hashed(tokens)
-    return _rolled((values[start : start + count] for start in range(SHINGLE)), count)
+    return _rolled((values[start : start + count] for start in range(length)), count)
 
 
 def renamed_shingles(tokens: list[str]) -> Hashes:

@@ -67,6 +67,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Rollout, Feedback)}
+_ADAPTERS[dict] = TypeAdapter(dict[str, Any])  # a step's metrics
 
 
 def dump_lines(records: Iterable[Any]) -> bytes:
@@ -74,9 +75,9 @@ def dump_lines(records: Iterable[Any]) -> bytes:
 
 
 def load_lines(path: Path, kind: type[T]) -> tuple[list[T], int]:
-    """The records of a JSONL file and how many of its lines could not be read."""
+    """The records of a JSONL file, if there is one, and how many of its lines could not be read."""
     records, unreadable = [], 0
-    for line in path.read_bytes().splitlines():
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             records.append(_ADAPTERS[kind].validate_json(line))
         except ValidationError:
@@ -114,15 +115,7 @@ class RunFolder:
 
     def metrics(self) -> tuple[list[dict[str, Any]], int]:
         """The rows in order and the number of unreadable lines (a crash in the middle of a write leaves one)."""
-        if not self.metrics_file.exists():
-            return [], 0
-        rows, unreadable = [], 0
-        for line in self.metrics_file.read_text().splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                unreadable += 1
-        return rows, unreadable
+        return load_lines(self.metrics_file, dict)
 
     def truncate_metrics(self, last_step: int) -> None:
         """Forget rows past `last_step`: those steps are about to be done again."""
@@ -136,22 +129,14 @@ class RunFolder:
     def write_rollouts(self, step: int, rollouts: list[Rollout]) -> None:
         write_atomic(self._step_file("rollouts", step), dump_lines(rollouts))
 
-    def append_rollout(self, step: int, rollout: Rollout) -> None:
-        path = self._step_file("rollouts", step)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab") as file:
-            file.write(dump_lines([rollout]))
-
     def write_feedback(self, step: int, feedback: list[Feedback]) -> None:
         write_atomic(self._step_file("feedback", step), dump_lines(feedback))
 
     def rollouts(self, step: int) -> tuple[list[Rollout], int]:
-        path = self._step_file("rollouts", step)
-        return load_lines(path, Rollout) if path.exists() else ([], 0)
+        return load_lines(self._step_file("rollouts", step), Rollout)
 
     def feedback(self, step: int) -> tuple[list[Feedback], int]:
-        path = self._step_file("feedback", step)
-        return load_lines(path, Feedback) if path.exists() else ([], 0)
+        return load_lines(self._step_file("feedback", step), Feedback)
 
     def steps(self) -> list[int]:
         """The steps whose rollouts are stored."""

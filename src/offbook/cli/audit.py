@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
-from offbook.cli.options import Json, results, tasks_in
+from offbook.cli.options import Json, say, tasks_in
 
 if TYPE_CHECKING:
     from offbook.monitors.review import Flagged, Review
@@ -84,25 +83,19 @@ def _as_dict(review: Review, links: dict[str, str]) -> dict[str, Any]:
 def _show(review: Review, links: dict[str, str]) -> None:
     from offbook.monitors.rules import KINDS
 
-    results.print(Text(f"{review.source}: {review.rollouts} rollouts, {review.flagged} with findings"))
+    say(f"{review.source}: {review.rollouts} rollouts, {review.flagged} with findings")
     for kind, findings in review.by_kind().items():
-        results.print(Text(f"\n{kind} ({len(findings)}): {KINDS.get(kind, 'found by a model')}", style="bold"))
+        say(f"\n{kind} ({len(findings)}): {KINDS.get(kind, 'found by a model')}", style="bold")
         for one in findings[:MAX_SHOWN]:
             place = f"message {one.flag.message}" + (f" of segment {one.flag.segment}" if one.flag.segment else "")
-            line = f"  {one.rollout}, {place}: {one.flag.evidence}  {_link(one, links)}"
-            results.print(Text(line.rstrip()), soft_wrap=True)
+            say(f"  {one.rollout}, {place}: {one.flag.evidence}  {_link(one, links)}".rstrip())
         if len(findings) > MAX_SHOWN:
-            results.print(Text(f"  and {len(findings) - MAX_SHOWN} more; --json has all"))
+            say(f"  and {len(findings) - MAX_SHOWN} more; --json has all")
     for alarm in review.alarms:
         change = f"{alarm.before:.3g} to {alarm.after:.3g} since step {alarm.since}"
         examples = ", ".join(alarm.examples)
-        results.print(
-            Text(f"\ndrift, {alarm.series}: {change}, noticed at step {alarm.step}; such as {examples}"), soft_wrap=True
-        )
-    notes = []
+        say(f"\ndrift, {alarm.series}: {change}, noticed at step {alarm.step}; such as {examples}")
     if review.without_tree:
-        notes.append(f"{review.without_tree} rollouts were judged without the tree of their task; --tasks gives it")
+        say(f"\n{review.without_tree} rollouts were judged without the tree of their task; --tasks gives it")
     if review.unreadable:
-        notes.append(f"{review.unreadable} records could not be read")
-    for note in notes:
-        results.print(Text(f"\n{note}"))
+        say(f"\n{review.unreadable} records could not be read")

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
-from offbook.cli.options import Plain, progress_display, results, tasks_in
+from offbook.cli.options import Plain, progress_display, results, say, tasks_in
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
@@ -231,7 +230,7 @@ def _show(result: Result) -> None:
     faulty, of = num_rollouts(result.found), result.num_rollouts
     names = ", ".join(stored.source for stored in result.sources)
     mistakes = f"{_count(len(result.found), 'mistake')} in {faulty} of them ({faulty / of:.0%})"
-    _say(f"{names}: {_count(of, 'rollout')}, {mistakes}")
+    say(f"{names}: {_count(of, 'rollout')}, {mistakes}")
     for rule, found in grouped(result.found).items():
         _show_rule(rule, found, of)
     if result.effects:
@@ -239,9 +238,9 @@ def _show(result: Result) -> None:
     if result.judgement:
         _show_judgement(result.judgement)
     for note in result.notes:
-        _say(f"\n{note}")
+        say(f"\n{note}")
     if result.unreadable:
-        _say(f"\n{_count(result.unreadable, 'record')} could not be read")
+        say(f"\n{_count(result.unreadable, 'record')} could not be read")
 
 
 def _show_rule(rule: str, found: list[Found], of: int) -> None:
@@ -249,23 +248,23 @@ def _show_rule(rule: str, found: list[Found], of: int) -> None:
     from offbook.judge import PREFIX
 
     count = num_rollouts(found)
-    _say(f"\n{rule}: {len(found)} in {_count(count, 'rollout')} ({count / of:.0%})", style="bold")
+    say(f"\n{rule}: {len(found)} in {_count(count, 'rollout')} ({count / of:.0%})", style="bold")
     by_judge = rule.startswith(PREFIX)  # then every target has a hint of its own
     if not by_judge:
-        _say(f"  hint: {found[0].feedback.hint.text}")
+        say(f"  hint: {found[0].feedback.hint.text}")
     for one in spread_out(found, MAX_SHOWN):
         target = one.feedback.target
         place = f"message {target.message}" + (f" of segment {target.segment}" if target.segment else "")
         evidence = " ".join(target.evidence.split())
-        _say(f"  {target.rollout}, {place}: {evidence if len(evidence) <= LINE else f'{evidence[:LINE]}...'}")
+        say(f"  {target.rollout}, {place}: {evidence if len(evidence) <= LINE else f'{evidence[:LINE]}...'}")
         if by_judge:
-            _say(f"    hint: {one.feedback.hint.text}")
+            say(f"    hint: {one.feedback.hint.text}")
     if len(found) > MAX_SHOWN:
-        _say(f"  and {len(found) - MAX_SHOWN} more")
+        say(f"  and {len(found) - MAX_SHOWN} more")
 
 
 def _show_effects(result: Result) -> None:
-    _say(f"\nWhat the hints do, on {', '.join(dict.fromkeys(result.models))}")
+    say(f"\nWhat the hints do, on {', '.join(dict.fromkeys(result.models))}")
     table = Table(box=None, pad_edge=False)
     table.add_column("rule", no_wrap=True)
     for name in ("targets", "tokens", "nats a token", "largest", "log-odds", "donor"):
@@ -275,20 +274,16 @@ def _show_effects(result: Result) -> None:
         table.add_row(one.rule, str(one.targets), str(one.tokens), f"{one.kl:.3f}", f"{one.largest:.2f}", *odds)
     results.print(table)
     for reason, count in result.unmeasured.items():
-        _say(f"{_count(count, 'target')} not measured: {reason}")
+        say(f"{_count(count, 'target')} not measured: {reason}")
 
 
 def _show_judgement(judgement: Judgement) -> None:
     asked = f"{_count(judgement.asked, 'question')} about {_count(judgement.rollouts, 'rollout')}"
-    _say(f"\nThe judge model: {asked}, {_count(len(judgement.found), 'mistake')} taken")
+    say(f"\nThe judge model: {asked}, {_count(len(judgement.found), 'mistake')} taken")
     for what, counts in (("refused", judgement.refused), ("unanswered", judgement.unanswered)):
         for reason, count in counts.most_common():
-            _say(f"  {what} {count}: {reason}")
+            say(f"  {what} {count}: {reason}")
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _say(line: str, style: str = "") -> None:
-    results.print(Text(line, style=style), soft_wrap=True)

@@ -48,7 +48,8 @@ def compare(
     if json_file:
         _write(Path(json_file), json.dumps(numbers, indent=1) + "\n")
     results.print(table_of(cells))
-    say(sentences)
+    for sentence in sentences:
+        say(sentence)
 
 
 def _write(path: Path, text: str) -> None:

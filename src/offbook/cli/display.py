@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from offbook.cli.options import console, is_plain
+from offbook.cli.options import console, is_plain, say
 
 if TYPE_CHECKING:
     from offbook.loop.collector import Watch
@@ -53,7 +53,7 @@ def _lines() -> Watch:
 
     def line(rollout: Rollout, over: bool) -> None:
         for cells in (*header, _cells(rollout, over)) if over else ():
-            console.print("  ".join(cells), highlight=False, markup=False, soft_wrap=True)
+            say("  ".join(cells), to=console)
 
     return line
 
@@ -65,7 +65,7 @@ def _scores(label: str, total: int) -> Watch:
         finished.extend([rollout] if over else [])
         done = len(finished)
         if over and (done == total or done * LINES // total > (done - 1) * LINES // total):
-            console.print(f"{label}: {done} of {total}, {_score(finished)}", highlight=False, markup=False)
+            say(f"{label}: {done} of {total}, {_score(finished)}", to=console)
 
     return line
 

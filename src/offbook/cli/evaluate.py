@@ -56,7 +56,7 @@ def evaluate(
     run = Path(chosen) if (Path(chosen) / "config.toml").is_file() else None
     config = config_from(ctx, own, [run / "config.toml"]) if run else config_from(ctx, {**own, "model": chosen})
 
-    from offbook.evals.run import Subject, run_eval, without_rows
+    from offbook.evals.run import Subject, run_eval
     from offbook.evals.suites import load_suites, train_tasks
     from offbook.evals.tables import bucket_cells, result_cells, said_of
     from offbook.loop.models import local_or_remote
@@ -74,13 +74,14 @@ def evaluate(
     with rollout_display(f"measuring {subject.label}", total, plain) as watch:
         result = run_eval(subject, suites, files, watch, trained, fresh, parallel)
     if as_json:
-        print(json.dumps(without_rows(result)))
+        print(json.dumps({key: value for key, value in result.items() if key != "rows"}))  # those are for the file
         return
     results.print(table_of(result_cells(result)))
     for key, label in (("by_difficulty", "difficulty"), ("by_suite", "suite")):
         if len(result[key]) > 1:
             results.print(table_of(bucket_cells(result[key], label)))
-    say(said_of(result))
+    for sentence in said_of(result):
+        say(sentence)
     print(files.results)
 
 

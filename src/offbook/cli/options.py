@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from offbook.config import Config, ConfigError, load_config
 from offbook.runfolder import checkpoint_named
@@ -27,10 +28,9 @@ console = Console(stderr=True)  # progress and notes
 results = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)  # what was asked for
 
 
-def say(sentences: Iterable[str]) -> None:
-    """Below a table. Names of files and models are words, whatever brackets they have."""
-    for sentence in sentences:
-        results.print(sentence, markup=False)
+def say(line: str, style: str = "", to: Console = results) -> None:
+    """A line as it is: brackets are no markup, and the terminal alone breaks what is too long."""
+    to.print(Text(line, style=style), soft_wrap=True)
 
 
 def config_from(
@@ -100,7 +100,7 @@ def progress_display(plain: bool) -> Iterator[OnProgress]:
         def line(what: str, share: float) -> None:
             if int(4 * share) > quarters.get(what, -1):
                 quarters[what] = int(4 * share)
-                console.print(f"{what}: {share:.0%}", highlight=False)
+                say(f"{what}: {share:.0%}", to=console)
 
         yield line
         return

@@ -50,7 +50,7 @@ def quickstart(
     with progress_display(plain) as progress:
         before = _before(out, config, progress)
         _run_arms(out, arguments, config.train.steps, progress)
-    measured = {"before": before, **{arm: _read_eval(RunFolder(out / arm), "final") for arm in ARMS}}
+    measured = {"before": before, **{arm: RunFolder(out / arm).read_eval("final") or {} for arm in ARMS}}
     summary = {name: {key: result[key] for key in COLUMNS} for name, result in measured.items()}
     seconds = time.monotonic() - started
     (out / "summary.json").write_text(json.dumps({**summary, "seconds": seconds}, indent=2) + "\n")
@@ -72,18 +72,21 @@ def quickstart(
 
 def _before(out: Path, config: Config, progress: Progress) -> dict[str, Any]:
     """Make the model and the tasks, and measure the start."""
-    from offbook.loop.evaluate import evaluate
+    from offbook.evals.run import Subject, run_eval
+    from offbook.evals.suites import load_suites
     from offbook.loop.models import model_folder
+    from offbook.loop.resume import RolloutFiles
     from offbook.loop.tasks import task_sets
 
     model = model_folder(config.model, config.seed, progress)
-    tasks = task_sets(config, progress)
-    folder = RunFolder(out)
-    if folder.read_eval("before") is None:
-        progress("measuring before", 0.0)
-        folder.write_eval("before", *evaluate(model, tasks.heldout, config))
-        progress("measuring before", 1.0)
-    return _read_eval(folder, "before")
+    task_sets(config, progress)  # made, or refused where there is nothing to train on
+    suites = load_suites([config.tasks.source], config)
+    if before := RunFolder(out).read_eval("before"):
+        return before
+    progress("measuring before", 0.0)
+    before = run_eval(Subject(config.model, config, model), suites, RolloutFiles.in_run(out, "before"))
+    progress("measuring before", 1.0)
+    return before
 
 
 def _run_arms(out: Path, arguments: list[str], steps: int, progress: Progress) -> None:
@@ -127,9 +130,3 @@ def _start(folder: Path, arguments: list[str]) -> tuple[subprocess.Popen[bytes],
 def _steps_done(run: Path) -> int:
     path = run / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def _read_eval(folder: RunFolder, name: str) -> dict[str, Any]:
-    result = folder.read_eval(name)
-    assert result is not None
-    return result

@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from offbook.cli.options import Json, Plain, console, progress_display
+from offbook.cli.options import Json, Plain, console, progress_display, say
 from offbook.types import OffbookError, Task
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def make(
                 progress(f"{made.name}: candidates", len(made.outcomes) / made.candidates)
 
         proposed = read_proposals(proposals) if proposals else []
-        result = asyncio.run(make_tasks(sources or [], out, BoxSpec(), settings, _tell, on_outcome, proposed))
+        tell = partial(say, to=console)
+        result = asyncio.run(make_tasks(sources or [], out, BoxSpec(), settings, tell, on_outcome, proposed))
     if as_json:
         print(json.dumps([asdict(made) for made in result]))
         return
@@ -129,10 +131,6 @@ def summary(result: list[Made]) -> Iterator[Table | Text]:
         function = next(function for reason, function in left_out if reason == why)
         reasons.add_row(f"functions in no candidate: {why}", str(count), Text(function))
     yield reasons
-
-
-def _tell(message: str) -> None:
-    console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
 def tasks_in(places: list[Path]) -> list[Task]:
@@ -182,7 +180,7 @@ def _judge(num_tasks: int, bad: Mapping[str, Sequence[object]], words: str, answ
     else:
         for task_id, reasons in bad.items():
             for reason in reasons:
-                console.print(f"{task_id}: {reason}", highlight=False, markup=False)
+                say(f"{task_id}: {reason}", to=console)
         print(f"{num_tasks - len(bad)} of {num_tasks} {words}")
     if bad:
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offbook.cli.options import Json, Plain, config_from, console, progress_display
+from offbook.cli.options import Json, Plain, config_from, console, progress_display, say
 from offbook.config import ConfigError
 
 CHOICES = "`--model pocket`, `--model smollm2-135m` or `@ standard --model Qwen/Qwen3-0.6B`"
@@ -49,4 +49,4 @@ def train(
         print(json.dumps(rows[-1]))
         return
     print(f"{config.out}: {config.train.steps} steps done")
-    console.print(f"next: offbook eval {config.out}, or offbook view {config.out}", highlight=False, markup=False)
+    say(f"next: offbook eval {config.out}, or offbook view {config.out}", to=console)

@@ -8,7 +8,6 @@ Left out: streaming, log-probabilities from the server, and sending reasoning ba
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,12 +25,9 @@ class RemoteSession:
     """One rollout's way to the engine."""
 
     engine: RemoteEngine
-    key: str
-    turn: int = 0
 
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
-        reply = await self.engine.reply_to(prompt, max_tokens, f"{self.key}/{self.turn}")
-        self.turn += 1
+        reply = await self.engine.reply_to(prompt, max_tokens)
         choice = reply.choices[0]
         ids = self.engine.encode(_text(choice.message, self.engine.render_call))
         if choice.finish_reason != "length":
@@ -44,10 +40,7 @@ class RemoteSession:
 
 
 class RemoteEngine:
-    """Lives in one event loop and is closed by `aclose`.
-
-    `temperature` None and `limit_name` "max_completion_tokens" are what OpenAI's reasoning models ask for.
-    """
+    """Lives in one event loop and is closed by `aclose`."""
 
     def __init__(
         self,
@@ -56,36 +49,30 @@ class RemoteEngine:
         encode: Callable[[str], list[int]],
         end_id: int,
         render_call: RenderCall,
-        temperature: float | None = 1.0,
-        seed: int | None = None,
-        limit_name: str = "max_tokens",
+        temperature: float = 1.0,
         max_in_flight: int = 16,
     ):
         self.client = client
         self.encode, self.end_id, self.render_call = encode, end_id, render_call
-        self.temperature, self.seed, self.limit_name = temperature, seed, limit_name
+        self.temperature = temperature
         self._slots = asyncio.Semaphore(max_in_flight)
         self._http = connections()
 
     def open(self, key: str) -> RemoteSession:
-        return RemoteSession(self, key)
+        return RemoteSession(self)
 
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def reply_to(self, prompt: Prompt, max_tokens: int, dice: str) -> Reply:
+    async def reply_to(self, prompt: Prompt, max_tokens: int) -> Reply:
         """A place in flight is held during the client's pauses: a server that is overloaded is asked less."""
         body: dict[str, Any] = {
             "messages": chat_messages(prompt.messages, self.render_call),
-            self.limit_name: max_tokens,
+            "max_tokens": max_tokens,
+            "temperature": self.temperature,
         }
         if prompt.tools:
             body["tools"] = [_function(tool) for tool in prompt.tools]
-        if self.temperature is not None:
-            body["temperature"] = self.temperature
-        if self.seed is not None:  # one for each message, or every rollout of a group would be the same
-            digest = hashlib.blake2b(f"{self.seed}/{dice}".encode(), digest_size=4).digest()
-            body["seed"] = int.from_bytes(digest) >> 1
         async with self._slots:
             return await self.client.post(body, self._http)
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from offbook.evals.metrics import NOTHING, metric_of, show
+from offbook.evals.metrics import NOTHING, metric_of, show, show_change
 from offbook.evals.statistics import Ratio, compare_paired, mean_and_deviation
 from offbook.evals.tables import Cells
 from offbook.runfolder import RunFolder
@@ -30,11 +31,14 @@ MAX_WINDOW = 5  # steps that `first` and `last` are means over
 
 @dataclass(slots=True)
 class Run:
-    name: str
+    """A run of an arm. An evaluation's folder is one without steps."""
+
+    arm: str
+    seed: str
     folder: RunFolder
     rows: list[dict[str, Any]]  # of metrics.jsonl, each with a numeric `step`
     final: dict[str, Any] | None
-    unreadable: Counter[str]
+    numbers: dict[str, float] = field(default_factory=dict)  # what the table is made of
 
     def series(self, key: str) -> Points:
         """(step, value) where the row has a finite number under `key`."""
@@ -42,20 +46,17 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A run of an arm; `numbers` are what the table is made of."""
-
-    seed: str
-    run: Run
-    numbers: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
 class Arms:
-    members: dict[str, list[Member]]
+    members: dict[str, list[Run]]
     keys: list[str]
     held_out: bool  # the numbers are of evaluations; else of the first and last steps of training
     unreadable: Counter[str]
+
+    def spread(self, arm: str, key: str) -> dict[str, Any]:
+        """Over the runs of an arm that have this number."""
+        values = [member.numbers[key] for member in self.members[arm] if key in member.numbers]
+        mean, deviation = mean_and_deviation(values) if values else (None, None)
+        return {"mean": mean, "sd": deviation, "n": len(values)}
 
 
 def arm_and_seed(path: Path) -> tuple[str, str]:
@@ -75,8 +76,7 @@ def parse_groups(groups: Sequence[str]) -> dict[str, list[Path]]:
         name, equals, pattern = group.partition("=")
         if not equals or not name or not pattern:
             raise OffbookError(f"--group {group}: give NAME=GLOB, for example hints='runs/hints/seed-*'")
-        root, relative = (Path("/"), pattern.lstrip("/")) if pattern.startswith("/") else (Path(), pattern)
-        paths = sorted(path for path in root.glob(relative) if path.is_dir())
+        paths = sorted(path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_dir())
         if not paths:
             raise OffbookError(f"--group {group}: there is no folder {pattern}")
         found.setdefault(name, []).extend(paths)
@@ -87,18 +87,15 @@ def load_arms(paths: Sequence[Path], groups: Mapping[str, Sequence[Path]], keys:
     """`keys` are metrics by name; without any, held-out ones where all runs were evaluated, else those of training."""
     placed = [(*arm_and_seed(path.resolve()), path) for path in paths]
     placed += [(arm, arm_and_seed(path.resolve())[1], path) for arm, of_arm in groups.items() for path in of_arm]
-    loaded = [(arm, seed, _load(path)) for arm, seed, path in placed]
     unreadable: Counter[str] = Counter()
-    for arm, seed, run in loaded:
-        if not run.rows and not run.final:
-            raise OffbookError(f"{run.folder.path} has neither training steps nor an evaluation to compare")
-        unreadable.update({f"{arm} {seed} {what}".replace("  ", " "): n for what, n in run.unreadable.items() if n})
-    held_out = all(run.final for _, _, run in loaded)
-    members: dict[str, list[Member]] = {}
-    for arm, seed, run in loaded:
-        numbers = held_out_numbers(run, keys) if held_out else training_numbers(run, keys or TRAINING)
+    loaded = [_load(*place, unreadable) for place in placed]
+    held_out = all(run.final for run in loaded)
+    members: dict[str, list[Run]] = {}
+    for run in loaded:
+        numbers = held_out_numbers(run, keys or HELD_OUT) if held_out else training_numbers(run, keys or TRAINING)
         of_hints = {key: value for key, value in hinted(run, unreadable).items() if not keys or key in keys}
-        members.setdefault(arm, []).append(Member(seed, run, {**numbers, **of_hints}))
+        run.numbers = {**numbers, **of_hints}
+        members.setdefault(run.arm, []).append(run)
     present = dict.fromkeys(key for arm in members.values() for member in arm for key in member.numbers)
     for key in keys:
         if key not in {name.partition(", ")[0] for name in present}:
@@ -106,20 +103,23 @@ def load_arms(paths: Sequence[Path], groups: Mapping[str, Sequence[Path]], keys:
     return Arms(members, list(present), held_out, unreadable)
 
 
-def _load(path: Path) -> Run:
-    """An evaluation's folder is a run without steps."""
+def _load(arm: str, seed: str, path: Path, unreadable: Counter[str]) -> Run:
     folder = RunFolder.open(path)
     lines, broken = folder.metrics()
-    rows = [row for row in lines if isinstance(row, dict) and is_number(row.get("step"))]
+    rows = [row for row in lines if is_number(row.get("step"))]
     results, final = path / "results.json", folder.read_eval("final")
     if final is None and results.is_file():
         final = json.loads(results.read_text())
-    return Run(path.name, folder, rows, final, Counter({"metrics line": broken + len(lines) - len(rows)}))
+    if not rows and not final:
+        raise OffbookError(f"{path} has neither training steps nor an evaluation to compare")
+    if skipped := broken + len(lines) - len(rows):
+        unreadable[" ".join(filter(None, (arm, seed, "metrics line")))] += skipped
+    return Run(arm, seed, folder, rows, final)
 
 
 def held_out_numbers(run: Run, keys: Sequence[str]) -> dict[str, float]:
     final = run.final or {}
-    return {key: final[key] for key in keys or HELD_OUT if is_number(final.get(key))}
+    return {key: final[key] for key in keys if is_number(final.get(key))}
 
 
 def training_numbers(run: Run, keys: Sequence[str]) -> dict[str, float]:
@@ -142,7 +142,7 @@ def hinted(run: Run, unreadable: Counter[str]) -> dict[str, float]:
     sides: dict[str, list[float]] = {"unhinted_probability": [], HINTED: []}
     for step in run.folder.steps()[-MAX_WINDOW:]:
         feedback, broken = run.folder.feedback(step)
-        unreadable.update({f"{run.name} feedback line": broken} if broken else {})
+        unreadable.update({f"{run.folder.path.name} feedback line": broken} if broken else {})
         for item in feedback:
             if item.student and item.teacher:
                 sides["unhinted_probability"].append(_a_token(item.student))
@@ -161,7 +161,7 @@ def cells(arms: Arms) -> Cells:
     table = [["", "runs", *(_label(key) for key in arms.keys)]]
     base = next(iter(arms.members))
     for arm, members in arms.members.items():
-        table.append([arm, str(len(members)), *(_spread(members, key) for key in arms.keys)])
+        table.append([arm, str(len(members)), *(_spread(arms, arm, key) for key in arms.keys)])
         if arm != base and (pairs := _paired(arms, base, arm)):
             row = [f"{arm} - {base}", f"{len(pairs)} paired"]
             table.append([*row, *(_apart(pairs, key) for key in arms.keys)])
@@ -173,31 +173,24 @@ def _label(key: str) -> str:
     return metric_of(name).label.lstrip("· ").replace("_", " ") + comma + when
 
 
-def _spread(members: Sequence[Member], key: str) -> str:
-    values = [member.numbers[key] for member in members if key in member.numbers]
-    if not values:
-        return NOTHING
-    metric = metric_of(key.partition(",")[0])
-    mean, deviation = mean_and_deviation(values)
-    return show(metric, mean) if deviation is None else f"{show(metric, mean)} ± {show(metric, deviation)}"
+def _spread(arms: Arms, arm: str, key: str) -> str:
+    metric, found = metric_of(key.partition(",")[0]), arms.spread(arm, key)
+    return show(metric, found["mean"]) + (f" ± {show(metric, found['sd'])}" if found["n"] > 1 else "")
 
 
-def _paired(arms: Arms, base: str, arm: str) -> list[tuple[Member, Member]]:
+def _paired(arms: Arms, base: str, arm: str) -> list[tuple[Run, Run]]:
     of_base = {member.seed: member for member in arms.members[base]}
     return [(of_base[member.seed], member) for member in arms.members[arm] if member.seed in of_base]
 
 
-def _apart(pairs: Sequence[tuple[Member, Member]], key: str) -> str:
-    both = [
-        (one.numbers[key], other.numbers[key]) for one, other in pairs if key in one.numbers and key in other.numbers
-    ]
-    if not both:
+def _apart(pairs: Sequence[tuple[Run, Run]], key: str) -> str:
+    numbers = [(one.numbers, other.numbers) for one, other in pairs]
+    both = np.array([(one[key], other[key]) for one, other in numbers if key in one and key in other], dtype=np.float64)
+    if not len(both):
         return NOTHING
     ones = np.ones(len(both))
-    sides = [Ratio(np.array(side, dtype=np.float64), ones) for side in zip(*both, strict=True)]
-    difference = compare_paired(sides[0], sides[1])
-    metric = metric_of(key.partition(",")[0])
-    shown = ("+" if (difference.value or 0) > 0 else "") + show(metric, difference.value)
+    difference = compare_paired(Ratio(both[:, 0], ones), Ratio(both[:, 1], ones))
+    shown = show_change(metric_of(key.partition(",")[0]), difference.value)
     return shown if difference.p is None else f"{shown} (p {difference.p:.2f})"
 
 
@@ -215,7 +208,7 @@ def said_of(arms: Arms) -> list[str]:
 
 
 def curves(arms: Arms, key: str = "solved") -> dict[str, list[Points]]:
-    return {arm: [member.run.series(key) for member in members] for arm, members in arms.members.items()}
+    return {arm: [run.series(key) for run in members] for arm, members in arms.members.items()}
 
 
 def as_json(arms: Arms) -> dict[str, Any]:
@@ -225,15 +218,9 @@ def as_json(arms: Arms) -> dict[str, Any]:
         "unreadable": dict(arms.unreadable),
         "arms": {
             arm: {
-                "runs": [{"path": str(one.run.folder.path), "seed": one.seed, **one.numbers} for one in members],
-                **{key: _json_spread(members, key) for key in arms.keys},
+                "runs": [{"path": str(one.folder.path), "seed": one.seed, **one.numbers} for one in members],
+                **{key: arms.spread(arm, key) for key in arms.keys},
             }
             for arm, members in arms.members.items()
         },
     }
-
-
-def _json_spread(members: Sequence[Member], key: str) -> dict[str, float | int | None]:
-    values = [member.numbers[key] for member in members if key in member.numbers]
-    mean, deviation = mean_and_deviation(values) if values else (None, None)
-    return {"mean": mean, "sd": deviation, "n": len(values)}

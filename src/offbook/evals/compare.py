@@ -16,14 +16,17 @@ from offbook.evals.metrics import (
     ratios,
     row_of,
     show,
+    show_change,
     show_interval,
     shown_keys,
 )
-from offbook.evals.statistics import Difference, Ratio, compare_paired
+from offbook.evals.statistics import Difference, compare_paired
 from offbook.evals.tables import Cells, contamination_sentence
 from offbook.loop.resume import RolloutFiles
 from offbook.runfolder import RunFolder, load_lines
 from offbook.types import OffbookError, Rollout
+
+UNKNOWN = Difference(None, None, None, 0, True)  # of a metric that one of the two does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Comparison:
     num_paired: list[int]  # tasks that each of the others has in common with the first
 
 
-def compare(evaluations: Sequence[Evaluation], chosen: Sequence[str] = (), seed: int = 0) -> Comparison:
+def compare(evaluations: Sequence[Evaluation], chosen: Sequence[str] = ()) -> Comparison:
     """By the chosen metrics; without any, by all that say something."""
     base, *others = evaluations
     known = dict.fromkeys(key for one in evaluations for key in ratios(one.rows))
@@ -96,15 +99,9 @@ def compare(evaluations: Sequence[Evaluation], chosen: Sequence[str] = (), seed:
         num_paired.append(len(common))
         sides = [ratios(row for row in one.rows if row.task in common) for one in (base, other)]
         for key in keys:
-            pair: list[Ratio | None] = [side[key][1] if key in side else None for side in sides]
-            differences[key].append(_difference(pair[0], pair[1], seed))
+            pair = [side[key][1] for side in sides if key in side]
+            differences[key].append(compare_paired(*pair) if len(pair) == 2 else UNKNOWN)
     return Comparison(list(evaluations), keys, differences, num_paired)
-
-
-def _difference(base: Ratio | None, other: Ratio | None, seed: int) -> Difference:
-    if base is None or other is None:
-        return Difference(None, None, None, 0, True)
-    return compare_paired(base, other, seed)
 
 
 def cells(comparison: Comparison) -> Cells:
@@ -116,7 +113,7 @@ def cells(comparison: Comparison) -> Cells:
     for key in comparison.keys:
         row = [metric_of(key).heading, _value(base, key)]
         for other, difference in zip(others, comparison.differences[key], strict=True):
-            row += [_value(other, key), _apart(key, difference), _p(difference)]
+            row += [_value(other, key), *_apart(key, difference)]
         table.append(row)
     return table
 
@@ -127,18 +124,12 @@ def _value(one: Evaluation, key: str) -> str:
     return f"{value} {show_interval(metric, around)}" if around else value
 
 
-def _apart(key: str, difference: Difference) -> str:
-    metric = metric_of(key)
-    if difference.value is None:
-        return NOTHING
-    value = ("+" if difference.value > 0 else "") + show(metric, difference.value)
-    return f"{value} {show_interval(metric, difference.interval)}" if difference.interval else value
-
-
-def _p(difference: Difference) -> str:
-    if difference.p is None:
-        return NOTHING
-    return "<0.001" if difference.p < 0.001 else f"{difference.p:.3f}"
+def _apart(key: str, difference: Difference) -> tuple[str, str]:
+    metric, p = metric_of(key), difference.p
+    value = show_change(metric, difference.value)
+    if difference.interval:
+        value += f" {show_interval(metric, difference.interval)}"
+    return value, NOTHING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def said_of(comparison: Comparison) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from offbook.copies import Hashes, hashed, normalise, parsed, structure, tokens_of, undocumented
+from offbook.copies import Hashes, named_shingles, normalise, parsed, structure, tokens_of, undocumented
 from offbook.tasks.check import gold_changes
 from offbook.types import OffbookError, Task
 
@@ -24,6 +24,7 @@ FEWEST_PARTS = 12  # of a body: shorter ones, such as `return self.name`, are eq
 ALARM = 0.5  # the share of a task's runs from which on it counts as contained
 MAX_BYTES = 1 << 20  # of a file that is read
 NUM_WORST = 10
+NO_RUNS: Hashes = np.zeros(0, dtype=np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,24 +109,17 @@ def read_training(tasks: Iterable[Task]) -> Known:
             if path.endswith(".py"):
                 code.append(runs(text, CODE))
                 bodies |= {body for _, body in function_bodies(text)}
-    return Known(_union(words), _union(code), bodies, ids, origins)
+    every_word, every_code = (np.unique(np.concatenate([NO_RUNS, *parts])) for parts in (words, code))
+    return Known(every_word, every_code, bodies, ids, origins)
 
 
 def runs(text: str, length: int) -> Hashes:
     """Every run of `length` tokens, as one number each."""
-    values = hashed(tokens_of(normalise(text)))
-    count = len(values) - length + 1
-    if count <= 0:
-        return np.zeros(0, dtype=np.uint64)
-    total = np.zeros(count, dtype=np.uint64)
-    for start in range(length):
-        total = (total ^ values[start : start + count]) * np.uint64(0x9E3779B97F4A7C15)
-        total ^= total >> np.uint64(29)
-    return np.unique(total)
+    return np.unique(named_shingles(tokens_of(normalise(text)), length))
 
 
 def function_bodies(source: str) -> Iterator[tuple[str, str]]:
-    """The functions of a file and their bodies with names numbered as they come (audit.wanted.structure)."""
+    """The functions of a file and their bodies with names numbered as they come (copies.structure)."""
     _, tree = parsed(source)
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -136,10 +130,6 @@ def function_bodies(source: str) -> Iterator[tuple[str, str]]:
 
 def _share(wanted: Hashes, known: Hashes) -> float:
     return float(np.isin(wanted, known).mean()) if len(wanted) else 0.0
-
-
-def _union(parts: list[Hashes]) -> Hashes:
-    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.uint64)
 
 
 def _solution(task: Task) -> dict[str, str]:

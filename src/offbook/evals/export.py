@@ -9,6 +9,7 @@ import importlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def to_messages(rollout: Rollout) -> Iterator[dict[str, Any]]:
         yield {
             "id": _name(rollout, number),
             "task": rollout.task,
-            "messages": _messages(segment),
+            "messages": list(_messages(segment)),
             "reward": rollout.reward.total,
             "solved": rollout.solved,
             "stop": rollout.stop,
@@ -62,7 +63,7 @@ def to_atif(rollout: Rollout) -> Iterator[dict[str, Any]]:
             "schema_version": ATIF,
             "session_id": _name(rollout, number),
             "agent": {"name": "offbook", "version": offbook.__version__, "extra": {"task": rollout.task}},
-            "steps": _steps(segment),
+            "steps": list(_steps(segment)),
             "final_metrics": {
                 "total_prompt_tokens": rollout.usage.prompt_tokens,
                 "total_completion_tokens": rollout.usage.sampled_tokens,
@@ -77,47 +78,40 @@ def _name(rollout: Rollout, segment: int) -> str:
     return rollout.id if len(rollout.segments) == 1 else f"{rollout.id}#{segment}"
 
 
-def _messages(segment: Segment) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    waiting: list[str] = []
-    for number, message in enumerate(segment.messages):
-        if message.role == "tool":
-            found.append({"role": "tool", "tool_call_id": waiting.pop(0) if waiting else "", "content": message.text})
-            continue
-        one: dict[str, Any] = {"role": message.role, "content": _spoken(message)}
-        waiting = [f"call_{number}_{place}" for place in range(len(message.calls))]
-        if message.calls:
-            one["tool_calls"] = [
-                {"id": id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
-                for id, call in zip(waiting, message.calls, strict=True)
-            ]
-        found.append(one)
-    return found
+def _turns(segment: Segment) -> Iterator[tuple[Message, list[str], list[tuple[str, str]]]]:
+    """Each message that is no tool's with ids for its calls, and what tools said after it with the ids of theirs."""
+    messages = segment.messages
+    starts = [number for number, message in enumerate(messages) if message.role != "tool"]
+    for turn, (start, end) in enumerate(pairwise([*starts, len(messages)])):
+        ids = [f"call_{turn}_{place}" for place in range(len(messages[start].calls))]
+        answers = [message.text for message in messages[start + 1 : end]]
+        yield messages[start], ids, list(zip(chain(ids, repeat("")), answers, strict=False))
 
 
-def _steps(segment: Segment) -> list[dict[str, Any]]:
-    steps: list[dict[str, Any]] = []
-    waiting: list[str] = []
-    for message in segment.messages:
-        if message.role == "tool":
-            result = {"source_call_id": waiting.pop(0) if waiting else None, "content": message.text}
-            steps[-1].setdefault("observation", {"results": []})["results"].append(result)
-            continue
-        step: dict[str, Any] = {
-            "step_id": len(steps) + 1,
-            "source": SOURCES[message.role],
-            "message": _spoken(message),
-        }
-        waiting = [f"call_{len(steps)}_{place}" for place in range(len(message.calls))]
+def _messages(segment: Segment) -> Iterator[dict[str, Any]]:
+    for message, ids, answers in _turns(segment):
+        calls = [
+            {"id": id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+            for id, call in zip(ids, message.calls, strict=True)
+        ]
+        yield {"role": message.role, "content": _spoken(message), **({"tool_calls": calls} if calls else {})}
+        yield from ({"role": "tool", "tool_call_id": id, "content": text} for id, text in answers)
+
+
+def _steps(segment: Segment) -> Iterator[dict[str, Any]]:
+    for number, (message, ids, answers) in enumerate(_turns(segment), 1):
+        step = {"step_id": number, "source": SOURCES[message.role], "message": _spoken(message)}
         if message.calls:
             step["tool_calls"] = [
                 {"tool_call_id": id, "function_name": call.name, "arguments": call.arguments}
-                for id, call in zip(waiting, message.calls, strict=True)
+                for id, call in zip(ids, message.calls, strict=True)
             ]
         if any(segment.sampled[message.body : message.end]):
             step["metrics"] = _metrics(segment, message)
-        steps.append(step)
-    return steps
+        if answers:
+            results = [{"source_call_id": id or None, "content": text} for id, text in answers]
+            step["observation"] = {"results": results}
+        yield step
 
 
 def _metrics(segment: Segment, message: Message) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from xml.etree.ElementTree import Element
 
 from offbook.evals.metrics import Row
-from offbook.evals.svg import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, Frame, Html, join, spread, tag
+from offbook.evals.svg import BOTTOM, HEIGHT, LEFT, TOP, Frame, figure, spread, tag
 from offbook.view.scales import Points, smooth, thin
 
 COLOURS = ("#0067a3", "#c75400", "#00805c", "#b0558a", "#3a94c9", "#8a7500")
@@ -73,24 +74,18 @@ def mean_curve(runs: Sequence[Points]) -> Points:
 def drawn(panels: Sequence[Panel]) -> str:
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
-    parts = [
-        tag("g", _panel(panel, colours), transform=f"translate({place * WIDTH} {HEAD})")
-        for place, panel in enumerate(panels)
-    ]
-    width, height = len(panels) * WIDTH, HEIGHT + HEAD
-    style, box = Html(f"<style>{STYLE}</style>"), f"0 0 {width} {height}"
-    return tag("svg", style, *parts, xmlns="http://www.w3.org/2000/svg", viewBox=box, width=width, height=height) + "\n"
+    return figure(STYLE, [_panel(panel, colours) for panel in panels], HEAD, HEIGHT + HEAD)
 
 
-def _panel(panel: Panel, colours: Mapping[str, str]) -> Html:
+def _panel(panel: Panel, colours: Mapping[str, str]) -> list[Element]:
     title = tag("text", panel.title, x=LEFT, y=-10, class_="title")
     every = [point for points in panel.lines.values() for point in points]
     if not every:
-        return join([title, tag("text", "nothing to draw", x=LEFT, y=HEIGHT / 2)])
+        return [title, tag("text", "nothing to draw", x=LEFT, y=HEIGHT / 2)]
     values = [value for _, value in every]
     low, high = (0.0, max(*values, 0.01)) if panel.percent else (min(values), max(values))
     frame = Frame([step for step, _ in every], low, high, panel.percent, right=RIGHT)
-    parts = [title, frame.grid(panel.across)]
+    parts = [title, *frame.grid(panel.across)]
     for name, runs in panel.faint.items():
         parts += [tag("path", d=frame.path(run), class_="faint", stroke=colours[name]) for run in runs]
     ends = spread([frame.y(points[-1][1]) for points in panel.lines.values()], 13, TOP, HEIGHT - BOTTOM)
@@ -98,4 +93,4 @@ def _panel(panel: Panel, colours: Mapping[str, str]) -> Html:
         parts.append(tag("path", d=frame.path(points), class_="line", stroke=colours[name]))
         shown = name if len(name) <= 16 else f"{name[:7]}…{name[-8:]}"
         parts.append(tag("text", shown, x=frame.end + 8, y=y + 4, class_="name", style=f"fill:{colours[name]}"))
-    return join(parts)
+    return parts

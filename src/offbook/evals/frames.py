@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from offbook.evals.metrics import row_of
 from offbook.runfolder import RunFolder, load_lines
@@ -19,32 +19,25 @@ from offbook.types import Feedback, OffbookError, Rollout
 
 Library = Literal["pandas", "polars"]
 Record = dict[str, Any]
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Frames:
-    rollouts: Any
-    messages: Any
-    targets: Any
-    unreadable: int  # lines of the run that were skipped
+@dataclass(slots=True)
+class Tables(Generic[T]):
+    """Three of a kind: data frames, or lists of plain rows."""
+
+    rollouts: T
+    messages: T
+    targets: T
+    unreadable: int = 0  # lines of the run that were skipped
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
-    """The same as plain rows."""
-
-    rollouts: list[Record]
-    messages: list[Record]
-    targets: list[Record]
-    unreadable: int
-
-
-def frames(run: Path | str, library: Library | None = None) -> Frames:
+def frames(run: Path | str, library: Library | None = None) -> Tables[Any]:
     """Of a run folder or an evaluation's. Without a `library`: pandas if it is installed, else polars."""
     module = _library(library)
     found = records(RunFolder.open(run))
-    rollouts, messages, targets = (module.DataFrame(rows) for rows in (found.rollouts, found.messages, found.targets))
-    return Frames(rollouts, messages, targets, found.unreadable)
+    rollouts, messages, targets = map(module.DataFrame, (found.rollouts, found.messages, found.targets))
+    return Tables(rollouts, messages, targets, found.unreadable)
 
 
 def _library(name: Library | None) -> Any:
@@ -64,20 +57,19 @@ def stored_rollouts(folder: RunFolder) -> Iterator[tuple[str, list[Rollout], int
         yield f"eval/{path.name.removesuffix('.rollouts.jsonl')}", *load_lines(path, Rollout)
 
 
-def records(folder: RunFolder) -> Records:
-    found = Records([], [], [], 0)
-    unreadable = 0
+def records(folder: RunFolder) -> Tables[list[Record]]:
+    found: Tables[list[Record]] = Tables([], [], [])
     for where, rollouts, broken in stored_rollouts(folder):
-        unreadable += broken
+        found.unreadable += broken
         step = int(where) if where.isdigit() else None
         for rollout in rollouts:
             found.rollouts.append({"step": step, "where": where, **_rollout(rollout)})
             found.messages.extend({"step": step, "where": where, **one} for one in _messages(rollout))
     for step in folder.steps():
         feedback, broken = folder.feedback(step)
-        unreadable += broken
+        found.unreadable += broken
         found.targets.extend({"step": step, **_target(item)} for item in feedback)
-    return Records(found.rollouts, found.messages, found.targets, unreadable)
+    return found
 
 
 def _rollout(rollout: Rollout) -> Record:
@@ -109,11 +101,7 @@ def _messages(rollout: Rollout) -> Iterator[Record]:
 
 def _target(item: Feedback) -> Record:
     return {
-        "rollout": item.target.rollout,
-        "segment": item.target.segment,
-        "message": item.target.message,
-        "rule": item.target.rule,
-        "evidence": item.target.evidence,
+        **asdict(item.target),
         "hint": item.hint.text,
         "tokens": len(item.pieces),
         "student": float(sum(item.student)),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -79,30 +80,25 @@ METRICS = (
     Metric("flagged", "flagged by monitors", "flagged", better="lower", percent=True),
     Metric("crashed", "crashed", "crashed", better="lower", percent=True),
 )
+USAGE = (  # what a row takes from a rollout's usage as it is
+    *("turns", "calls", "invalid_calls", "seconds", "cost"),
+    *("thinking_tokens", "call_tokens", "final_tokens", "summary_tokens", "output_tokens"),
+)
 QUIET = ("reward", "summary_tokens", "cost", "crashed")  # left out of tables where they say nothing
 BY_KEY = {metric.key: metric for metric in METRICS}
 
 
 def row_of(rollout: Rollout, task: Task | None, suite: str = UNKNOWN) -> Row:
     """Without the task its difficulty and two of the behaviours are unknown."""
-    usage = rollout.usage
+    usage = asdict(rollout.usage)
     files = Acts(rollout, task).diff
     product = [file for file in files if file.path.endswith(".py") and not is_test_file(file.path)]
     code = [line for file in product for line in file.added.values() if line.strip()]
     numbers = {
         "solved": float(rollout.solved),
         "reward": rollout.reward.total,
-        "turns": usage.turns,
-        "calls": usage.calls,
-        "invalid_calls": usage.invalid_calls,
-        "tokens": usage.sampled_tokens,
-        "thinking_tokens": usage.thinking_tokens,
-        "call_tokens": usage.call_tokens,
-        "final_tokens": usage.final_tokens,
-        "summary_tokens": usage.summary_tokens,
-        "output_tokens": usage.output_tokens,
-        "seconds": usage.seconds,
-        "cost": usage.cost,
+        "tokens": usage["sampled_tokens"],
+        **{name: usage[name] for name in USAGE},
         "edit_lines": sum(len(file.added) + len(file.removed) for file in files),
         "edited": float(bool(rollout.changed)),
         "comment_lines": sum(bool(COMMENT.match(line)) for line in code),
@@ -157,40 +153,34 @@ def ratios(rows: Iterable[Row]) -> dict[str, tuple[Metric, Ratio]]:
     return found
 
 
-def measure(rows: Sequence[Row], seed: int = 0) -> dict[str, Any]:
+def measure(rows: Sequence[Row]) -> dict[str, Any]:
     """Every metric with its interval, the same by difficulty, and what was counted."""
-    values: dict[str, Any] = {}
-    intervals: dict[str, Any] = {}
-    for key, (_, one) in ratios(rows).items():
-        value, around = one.value, interval(one, seed)
-        if value is not None:
-            values[key] = value
-            intervals[key] = around
+    known = {key: one for key, (_, one) in ratios(rows).items() if one.value is not None}
     flags: Counter[str] = Counter()
     for row in rows:
         flags.update(row.flags)
     return {
-        **values,
-        "intervals": intervals,
+        **{key: one.value for key, one in known.items()},
+        "intervals": {key: interval(one) for key, one in known.items()},
         "rollouts": len(rows),
         "tasks": len({row.task for row in rows}),
         **{f"stop/{stop}": number / len(rows) for stop, number in sorted(Counter(row.stop for row in rows).items())},
         **{f"flags/{kind}": number for kind, number in sorted(flags.items())},
-        "by_difficulty": _by_bucket(rows, [row.difficulty for row in rows], seed),
-        "by_suite": _by_bucket(rows, [row.suite for row in rows], seed),
+        "by_difficulty": _by_bucket(rows, attrgetter("difficulty")),
+        "by_suite": _by_bucket(rows, attrgetter("suite")),
     }
 
 
-def _by_bucket(rows: Sequence[Row], buckets: list[str], seed: int) -> dict[str, Any]:
+def _by_bucket(rows: Sequence[Row], bucket_of: Callable[[Row], str]) -> dict[str, Any]:
     """The few numbers that a part of an evaluation is described by."""
     described = {}
-    for bucket in sorted(set(buckets)):
-        inside = [row for row, its_bucket in zip(rows, buckets, strict=True) if its_bucket == bucket]
+    for bucket in sorted(set(map(bucket_of, rows))):
+        inside = [row for row in rows if bucket_of(row) == bucket]
         found = ratios(inside)
         described[bucket] = {
             "tasks": len({row.task for row in inside}),
             **{key: found[key][1].value for key in ("solved", "turns", "tokens", "invalid_per_100", "edit_rate")},
-            "solved_ci": interval(found["solved"][1], seed),
+            "solved_ci": interval(found["solved"][1]),
         }
     return described
 
@@ -205,6 +195,10 @@ def show(metric: Metric, value: float | None) -> str:
     if size >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 or not value else f"{value:.2g}"
+
+
+def show_change(metric: Metric, value: float | None) -> str:
+    return ("+" if value and value > 0 else "") + show(metric, value)
 
 
 def show_interval(metric: Metric, around: Sequence[float] | None) -> str:

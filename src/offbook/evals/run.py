@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,8 +69,3 @@ def run_eval(
     }
     write_atomic(files.results, json.dumps(result, indent=1) + "\n")
     return result
-
-
-def without_rows(result: Mapping[str, Any]) -> dict[str, Any]:
-    """For people and pipes: a line a rollout is for the file."""
-    return {key: value for key, value in result.items() if key != "rows"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 import numpy as np
 import numpy.typing as npt
@@ -69,19 +70,19 @@ class Difference:
     exact: bool  # every assignment was tried; else a sample of them
 
 
-def compare_paired(base: Ratio, other: Ratio, seed: int = 0, draws: int = DRAWS) -> Difference:
+def compare_paired(base: Ratio, other: Ratio) -> Difference:
     """The same tasks in the same order on both sides."""
     num_tasks = len(base.above_T)
-    if base.value is None or other.value is None or num_tasks < 2:
-        value = None if base.value is None or other.value is None else other.value - base.value
+    value = None if base.value is None or other.value is None else other.value - base.value
+    if value is None or num_tasks < 2:
         return Difference(value, None, None, num_tasks, True)
-    counts_DT = _resampled(num_tasks, seed, draws)
+    counts_DT = _resampled(num_tasks, 0, DRAWS)
     sides = [_divided(counts_DT @ side.above_T, counts_DT @ side.below_T) for side in (base, other)]
-    p, exact = swap_test(base, other, seed, draws)
-    return Difference(other.value - base.value, _percentiles(sides[1] - sides[0]), p, num_tasks, exact)
+    p, exact = swap_test(base, other)
+    return Difference(value, _percentiles(sides[1] - sides[0]), p, num_tasks, exact)
 
 
-def swap_test(base: Ratio, other: Ratio, seed: int = 0, draws: int = DRAWS) -> tuple[float, bool]:
+def swap_test(base: Ratio, other: Ratio, draws: int = DRAWS) -> tuple[float, bool]:
     """Two-sided p of "it makes no difference which side a task's results are on", and whether it is exact.
 
     Of a mean this is the sign-flip test on the differences of the tasks.
@@ -95,7 +96,7 @@ def swap_test(base: Ratio, other: Ratio, seed: int = 0, draws: int = DRAWS) -> t
     if exact:
         swapped_DT = (np.arange(2**num_differ)[:, None] >> np.arange(num_differ)) & 1
     else:
-        swapped_DT = np.random.default_rng(seed).integers(0, 2, (draws, num_differ))
+        swapped_DT = np.random.default_rng(0).integers(0, 2, (draws, num_differ))
     moved_above, moved_below = swapped_DT @ gap_above[differ], swapped_DT @ gap_below[differ]
     here = _divided(other.above_T.sum() - moved_above, other.below_T.sum() - moved_below)
     there = _divided(base.above_T.sum() + moved_above, base.below_T.sum() + moved_below)
@@ -107,10 +108,7 @@ def swap_test(base: Ratio, other: Ratio, seed: int = 0, draws: int = DRAWS) -> t
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     """Over seeds. One value has no deviation."""
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, None
-    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return fmean(values), stdev(values) if len(values) > 1 else None
 
 
 def _resampled(num_tasks: int, seed: int, draws: int) -> Floats:

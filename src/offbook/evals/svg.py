@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import html
 import math
+from collections.abc import Sequence
+from xml.etree.ElementTree import Element, tostring
 
 from offbook.view.scales import Points
 
 WIDTH, HEIGHT = 360, 208
 LEFT, TOP, BOTTOM = 38, 10, 30
+NAMESPACE = "http://www.w3.org/2000/svg"
 MINUS = "\N{MINUS SIGN}"
 
 
-class Html(str):
-    """Markup that may stand in the file as it is; every other string is escaped."""
-
-    __slots__ = ()
-
-
-def join(parts: list[Html]) -> Html:
-    return Html("".join(parts))
-
-
-def tag(name: str, *children: str, **attributes: str | float) -> Html:
+def tag(name: str, *children: Element | str, **attributes: str | float) -> Element:
     """`tag("text", "5 < 6", class_="name")`. Underscores become hyphens, and a trailing one goes."""
-    written = ""
+    element = Element(name)
     for key, value in attributes.items():
-        text = f"{value:.4g}" if isinstance(value, float) else str(value)
-        written += f' {key.rstrip("_").replace("_", "-")}="{html.escape(text)}"'
-    inner = "".join(child if isinstance(child, Html) else html.escape(child) for child in children)
-    return Html(f"<{name}{written}>{inner}</{name}>")
+        written = f"{value:.4g}" if isinstance(value, float) else str(value)
+        element.set(key.rstrip("_").replace("_", "-"), written)
+    for child in children:
+        if isinstance(child, str):
+            element.text = child
+        else:
+            element.append(child)
+    return element
+
+
+def figure(style: str, panels: Sequence[Sequence[Element]], head: int, height: int) -> str:
+    """A file that stands alone, with panels side by side; `head` is the room above them."""
+    groups = [tag("g", *parts, transform=f"translate({place * WIDTH} {head})") for place, parts in enumerate(panels)]
+    width = len(panels) * WIDTH
+    size: dict[str, str | float] = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height}
+    return tostring(tag("svg", tag("style", style), *groups, xmlns=NAMESPACE, **size), encoding="unicode") + "\n"
 
 
 class Frame:
@@ -58,7 +62,7 @@ class Frame:
             return f"{100 * tick:g}%"
         return f"{tick:,.0f}" if abs(tick) >= 1000 else f"{tick:g}".replace("-", MINUS)
 
-    def grid(self, across: str = "step") -> Html:
+    def grid(self, across: str = "step") -> list[Element]:
         """`across` is what the horizontal axis counts, always in whole numbers."""
         parts = []
         for tick in self.ticks:
@@ -68,8 +72,7 @@ class Frame:
         inside = [t for t in nice_ticks(self.first, self.last, 5, whole=True) if self.first <= t <= self.last]
         for tick in inside or [self.first]:
             parts.append(tag("text", f"{tick:g}", x=self.x(tick), y=HEIGHT - BOTTOM + 17, text_anchor="middle"))
-        parts.append(tag("text", across, x=self.end + 13, y=HEIGHT - BOTTOM + 17))
-        return join(parts)
+        return [*parts, tag("text", across, x=self.end + 13, y=HEIGHT - BOTTOM + 17)]
 
 
 def nice_ticks(low: float, high: float, count: int = 4, whole: bool = False) -> list[float]:

@@ -6,17 +6,15 @@ What more an evaluation counts is in offbook.evals.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 from offbook.config import Config
 from offbook.loop.collector import Collector, Watch, rollout_ids, unwatched
-from offbook.loop.models import Progress, local_or_remote, quiet
+from offbook.loop.models import local_or_remote
 from offbook.loop.resume import RolloutFiles, claim_of
 from offbook.loop.tasks import record_tasks
 from offbook.runfolder import RunFolder, dump_lines, write_atomic
@@ -31,7 +29,6 @@ def roll_out(
     samples: int,
     watch: Watch,
     remote_name: str = "",
-    progress: Progress = quiet,
 ) -> dict[str, Any]:
     """Scored rollouts in the run folder `config.out`, each written when it is over. Returns their numbers.
 
@@ -39,7 +36,7 @@ def roll_out(
     """
     folder = RunFolder(config.out)
     folder.refuse_file()
-    model = local_or_remote(config.model, remote_name, config.seed, progress)
+    model = local_or_remote(config.model, remote_name, config.seed)
     collector, files = Collector(config, model, remote_name), RolloutFiles.folder(folder.path)
     files.begin("set of rollouts", {"samples": samples, **claim_of(collector, tasks)}, config)
     record_tasks(folder, {"": tasks})
@@ -83,20 +80,6 @@ def collect_into(
     return groups, {"resumed": len(kept), "unreadable": unreadable}
 
 
-def evaluate(model: Path, tasks: list[Task], config: Config) -> tuple[dict[str, Any], list[Rollout]]:
-    """The numbers of a policy on tasks, with 95% intervals over tasks, and the rollouts behind them."""
-    started = time.monotonic()
-    groups = asyncio.run(Collector(config, model).groups(tasks, config.eval.samples, "eval", parallel=PARALLEL))
-    numbers = {
-        **summarize(groups),
-        "tasks": len(groups),
-        "solved_ci": bootstrap(groups, solved_share),
-        "invalid_per_100_ci": bootstrap(groups, invalid_per_100),
-        "seconds": time.monotonic() - started,
-    }
-    return numbers, [rollout for group in groups for rollout in group]
-
-
 def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
     """Means over all rollouts, but invalid calls per 100 calls, and drift and events as they are: each one counts."""
     rollouts = [rollout for group in groups for rollout in group]
@@ -133,18 +116,3 @@ def reward_parts(rollouts: list[Rollout]) -> dict[str, float]:
 def invalid_per_100(rollouts: list[Rollout]) -> float:
     calls = sum(rollout.usage.calls for rollout in rollouts)
     return 100 * sum(rollout.usage.invalid_calls for rollout in rollouts) / calls if calls else 0.0
-
-
-def bootstrap(
-    groups: list[list[Rollout]], statistic: Callable[[list[Rollout]], float], seed: int = 0, draws: int = 1000
-) -> tuple[float, float]:
-    """95% interval of a statistic. Tasks are drawn again, not rollouts: those of one task are not independent."""
-    rng = random.Random(seed)
-    values = sorted(
-        statistic([rollout for group in rng.choices(groups, k=len(groups)) for rollout in group]) for _ in range(draws)
-    )
-    return values[int(0.025 * draws)], values[int(0.975 * draws) - 1]
-
-
-def solved_share(rollouts: list[Rollout]) -> float:
-    return sum(rollout.solved for rollout in rollouts) / len(rollouts)

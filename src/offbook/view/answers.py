@@ -8,29 +8,11 @@ from collections import Counter
 from typing import Any
 
 from offbook.types import OffbookError
-from offbook.view.index import RunIndex, Said
-from offbook.view.lines import Lines, is_number
+from offbook.view.index import RunIndex, Said, said_in
+from offbook.view.lines import SUMMARY, Lines, is_number
 from offbook.view.scales import smooth, thin
 
-COLUMNS = [
-    "source",
-    "number",
-    "id",
-    "task",
-    "group",
-    "stop",
-    "reward",
-    "solved",
-    "flags",
-    "turns",
-    "calls",
-    "invalid_calls",
-    "sampled_tokens",
-    "prompt_tokens",
-    "summaries",
-    "rules",
-    "peak",
-]
+COLUMNS = ["source", "number", *SUMMARY, "rules", "peak"]
 MAX_POINTS = 240  # of a curve
 NUM_MOVED = 200  # targets among which the example is looked for: those that a hint moved most
 
@@ -96,11 +78,10 @@ def rollout_list(run: RunIndex) -> dict[str, Any]:
 def targets_of(run: RunIndex, source: str) -> tuple[dict[str, list[str]], dict[str, float]]:
     rules: dict[str, list[str]] = {}
     peaks: dict[str, float] = {}
-    lines = run.feedback.get(source)
-    for place in lines.places if lines else []:
-        name = place.said["rollout"]
-        rules.setdefault(name, []).append(place.said["rule"])
-        peaks[name] = max(peaks.get(name, 0.0), place.said["peak"])
+    for said in said_in(run.feedback, source):
+        name = said["rollout"]
+        rules.setdefault(name, []).append(said["rule"])
+        peaks[name] = max(peaks.get(name, 0.0), said["peak"])
     return rules, peaks
 
 
@@ -114,9 +95,9 @@ def example(run: RunIndex) -> dict[str, Any]:
     targets.sort(key=lambda pair: (-often[pair[0]["rule"]], -pair[0]["peak"]))
     found: list[dict[str, Any]] = []
     for said, source in targets[:NUM_MOVED]:
-        for number, place in enumerate(run.rollouts[source].places if source in run.rollouts else []):
-            if place.said["id"] == said["rollout"]:
-                where = {"source": source, "number": number, "task": place.said["task"], "group": place.said["group"]}
+        for number, one in enumerate(said_in(run.rollouts, source)):
+            if one["id"] == said["rollout"]:
+                where = {"source": source, "number": number, "task": one["task"], "group": one["group"]}
                 hints = run.hints(source, said["rollout"])[0]
                 found += [{**where, "hint": hint} for hint in hints if _is_scored(hint)]
     return min(found, key=lambda one: _dimness(one["hint"], often), default={})
@@ -140,25 +121,25 @@ def _dimness(hint: Said, often: Counter[str]) -> tuple[float, ...]:
 
 def tasks(run: RunIndex) -> dict[str, Any]:
     """Every task that was recorded or tried, and how often it was solved."""
-    recorded = {place.said["id"]: place.said for place in run.tasks.places} if run.tasks else {}
+    recorded = run.recorded()
     tried: dict[str, list[Said]] = {}
     steps: dict[str, list[Any]] = {}
     for source, lines in in_order(run):
+        here: dict[str, list[Said]] = {}
         for place in lines.places:
-            tried.setdefault(place.said["task"], []).append(place.said)
-        for name, (count, solved) in _by_task(lines.places).items():
-            steps.setdefault(name, []).append([source, solved, count])
+            here.setdefault(place.said["task"], []).append(place.said)
+        for name, found in here.items():
+            tried.setdefault(name, []).extend(found)
+            steps.setdefault(name, []).append([source, _num_solved(found), len(found)])
     rows = []
     for name in sorted({*recorded, *tried}):
         found, task = tried.get(name, []), recorded.get(name, {})
         rows.append(
             {
                 "id": name,
-                "split": task.get("split", ""),
-                "difficulty": task.get("difficulty", ""),
-                "origin": task.get("origin", ""),
+                **{key: task.get(key, "") for key in ("split", "difficulty", "origin")},
                 "rollouts": len(found),
-                "solved": sum(one["solved"] for one in found),
+                "solved": _num_solved(found),
                 "turns": sum(one["turns"] for one in found) / len(found) if found else None,
                 "steps": steps.get(name, []),
             }
@@ -166,18 +147,13 @@ def tasks(run: RunIndex) -> dict[str, Any]:
     return {"version": run.version, "recorded": len(recorded), "tasks": rows}
 
 
-def _by_task(places: list[Any]) -> dict[str, tuple[int, int]]:
-    count, solved = Counter[str](), Counter[str]()
-    for place in places:
-        count[place.said["task"]] += 1
-        solved[place.said["task"]] += place.said["solved"]
-    return {name: (count[name], solved[name]) for name in count}
+def _num_solved(rollouts: list[Said]) -> int:
+    return sum(one["solved"] for one in rollouts)
 
 
 def task(run: RunIndex, name: str) -> dict[str, Any]:
     """One task: what the folder recorded of it or, failing that, what its first rollout was asked."""
-    found = next((place.said for place in run.tasks.places if place.said["id"] == name), None) if run.tasks else None
-    if found is not None:
+    if found := run.recorded().get(name):
         return {**found, "recorded": True}
     for source, lines in run.rollouts.items():
         for number, place in enumerate(lines.places):

@@ -12,7 +12,8 @@ import stat
 import threading
 import time
 import tomllib
-from collections import Counter, OrderedDict
+from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from offbook.view.lines import (
     parse_object,
     parse_rollout,
     parse_task,
+    read_at,
 )
 
 CACHED_ROLLOUTS = 4
@@ -36,6 +38,7 @@ REFRESH_S = 0.5  # requests that come closer together see the same state
 _ROLLOUT, _FEEDBACK = TypeAdapter(Rollout), TypeAdapter(Feedback)
 
 Said = dict[str, Any]
+Files = dict[str, Lines[Said]]  # by source
 
 
 class Unreadable(OffbookError):
@@ -53,14 +56,13 @@ class RunIndex:
         self.changed_at = 0.0  # when the folder last changed, by the clock of its files
         self.config: dict[str, Any] = {}
         self.evals: dict[str, dict[str, Any]] = {}
-        self.metrics: Lines[Said] | None = None
-        self.tasks: Lines[Said] | None = None
-        self.rollouts: dict[str, Lines[Said]] = {}  # by source: step_00003, eval-final
-        self.feedback: dict[str, Lines[Said]] = {}
+        self.metrics: Files = {}  # one, as of the tasks
+        self.tasks: Files = {}
+        self.rollouts: Files = {}  # by source: step_00003, eval-final
+        self.feedback: Files = {}
         self.outside: set[str] = set()  # links that lead out of the folder, and what is no file
         self._small: dict[Path, tuple[int, Any]] = {}  # small files by the time of their last change
         self._parents: dict[Path, bool] = {}  # folders that were seen to lie inside, during one refresh
-        self._cache: OrderedDict[tuple[str, int, tuple[int, int, int]], Rollout] = OrderedDict()
         self.lock = threading.RLock()  # held while a request is answered: the index does not change meanwhile
         self._looked = 0.0
 
@@ -74,44 +76,33 @@ class RunIndex:
     def _refresh(self) -> bool:
         self.outside, self._parents = set(), {}
         changed = self._refresh_small()
-        self.metrics, new = self._refresh_file(self.folder.metrics_file, self.metrics, parse_metrics)
-        changed |= new
-        self.tasks, new = self._refresh_file(self.root / "tasks.jsonl", self.tasks, parse_task)
-        changed |= new
-        steps = self._steps("rollouts")
         evals = {f"eval-{path.name.split('.')[0]}": path for path in self.root.glob("eval/*.rollouts.jsonl")}
-        changed |= self._refresh_files(self.rollouts, steps | evals, parse_rollout)
+        changed |= self._refresh_files(self.metrics, {"": self.folder.metrics_file}, parse_metrics)
+        changed |= self._refresh_files(self.tasks, {"": self.root / "tasks.jsonl"}, parse_task)
+        changed |= self._refresh_files(self.rollouts, self._steps("rollouts") | evals, parse_rollout)
         return changed | self._refresh_files(self.feedback, self._steps("feedback"), parse_feedback)
 
     def _steps(self, room: str) -> dict[str, Path]:
         found = sorted((self.root / room).glob("step_*.jsonl"))
         return {path.stem: path for path in found if re.fullmatch(r"step_\d+", path.stem)}
 
-    def _refresh_files(self, known: dict[str, Lines[Said]], found: dict[str, Path], parse: Any) -> bool:
-        changed = False
-        for source in [source for source in known if source not in found]:
+    def _refresh_files(self, known: Files, found: dict[str, Path], parse: Any) -> bool:
+        """Read what is new of each file, and forget those that are gone."""
+        ours = {source: path for source, path in found.items() if self._is_ours(path)}
+        gone = known.keys() - ours.keys()
+        for source in gone:
             del known[source]
-            changed = True
-        for source, path in found.items():
-            lines, new = self._refresh_file(path, known.get(source), parse)
-            changed |= new
-            if lines is not None:
-                known[source] = lines
-            else:
-                known.pop(source, None)
+        changed = bool(gone)
+        for source, path in ours.items():
+            lines = known.setdefault(source, Lines(path, parse))
+            try:
+                new = lines.refresh()
+            except FileNotFoundError:  # removed between the look and the read
+                del known[source]
+                new = True
+            if new:
+                changed, self.changed_at = True, max(self.changed_at, lines.mark[2] / 1e9)
         return changed
-
-    def _refresh_file(self, path: Path, lines: Lines[Said] | None, parse: Any) -> tuple[Lines[Said] | None, bool]:
-        if not self._is_ours(path):
-            return None, lines is not None
-        lines = lines or Lines(path, parse)
-        try:
-            new = lines.refresh()
-        except FileNotFoundError:  # removed between the look and the read
-            return None, True
-        if new:
-            self.changed_at = max(self.changed_at, lines.mark[2] / 1e9)
-        return lines, new
 
     def _is_ours(self, path: Path) -> bool:
         if path.parent not in self._parents:
@@ -146,14 +137,9 @@ class RunIndex:
     def unreadable(self) -> Counter[str]:
         """What was left out, by what it is."""
         count = Counter({"file outside the run folder": len(self.outside)})
-        kinds: dict[str, list[Lines[Said] | None]] = {
-            "metrics line": [self.metrics],
-            "task line": [self.tasks],
-            "rollout line": [*self.rollouts.values()],
-            "feedback line": [*self.feedback.values()],
-        }
+        kinds = {"metrics": self.metrics, "task": self.tasks, "rollout": self.rollouts, "feedback": self.feedback}
         for kind, files in kinds.items():
-            count[kind] += sum(lines.unreadable + lines.torn for lines in files if lines is not None)
+            count[f"{kind} line"] = sum(lines.unreadable + lines.torn for lines in files.values())
         count["settings or result file"] = sum(value is None for _, value in self._small.values())
         return +count
 
@@ -166,7 +152,11 @@ class RunIndex:
 
     def rows(self) -> list[Said]:
         """The metrics, one dictionary a step."""
-        return [place.said for place in self.metrics.places] if self.metrics else []
+        return said_in(self.metrics)
+
+    def recorded(self) -> dict[str, Said]:
+        """The tasks that the folder tells of, by id."""
+        return {task["id"]: task for task in said_in(self.tasks)}
 
     def place(self, source: str, number: int) -> Place[Said]:
         lines = self.rollouts.get(source)
@@ -177,18 +167,11 @@ class RunIndex:
     def rollout(self, source: str, number: int) -> Rollout:
         """The whole rollout, from its place in the file; the last few are kept."""
         place = self.place(source, number)
-        key = (source, number, self.rollouts[source].mark)
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            return self._cache[key]
+        lines = self.rollouts[source]
         try:
-            rollout = _ROLLOUT.validate_json(self.rollouts[source].read(place))
+            return _read_rollout(lines.path, lines.mark, place.offset, place.length)
         except (ValidationError, OSError):
             raise Unreadable(f"rollout {number} of {source} cannot be read") from None
-        self._cache[key] = rollout
-        while len(self._cache) > CACHED_ROLLOUTS:
-            self._cache.popitem(last=False)
-        return rollout
 
     def hints(self, source: str, rollout: str) -> tuple[list[Said], int]:
         """Every target of a rollout as it was recorded, in order, and how many of its lines could not be read."""
@@ -205,6 +188,17 @@ class RunIndex:
             else:
                 found.append(record or {})
         return sorted(found, key=lambda one: (one["target"]["segment"], one["target"]["message"])), broken
+
+
+@lru_cache(maxsize=CACHED_ROLLOUTS)
+def _read_rollout(path: Path, mark: tuple[int, int, int], offset: int, length: int) -> Rollout:
+    """`mark` changes when the file does, and what was read before is out of date."""
+    return _ROLLOUT.validate_json(read_at(path, offset, length))
+
+
+def said_in(files: Files, source: str = "") -> list[Said]:
+    """What a list says of the lines of one file; nothing where there is none."""
+    return [place.said for place in files[source].places] if source in files else []
 
 
 def _read_small(path: Path) -> dict[str, Any] | None:

@@ -18,6 +18,8 @@ T = TypeVar("T")
 LARGEST = 1e300  # a JSON file can hold whole numbers that are no floats
 HEAD, TAIL = b',"segments":[', b'],"stop":"'
 MISSING = (0, 0, 0)
+COUNTS = ("turns", "calls", "invalid_calls", "sampled_tokens", "prompt_tokens", "summaries")  # of a rollout's usage
+SUMMARY = ("id", "task", "group", "stop", "reward", "solved", "flags", *COUNTS)  # what a list says of a rollout
 WRONG = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)  # a line that is no record
 
 
@@ -68,9 +70,13 @@ class Lines(Generic[T]):
         self.done += len(line)
 
     def read(self, place: Place[T]) -> bytes:
-        with open(self.path, "rb") as file:
-            file.seek(place.offset)
-            return file.read(place.length)
+        return read_at(self.path, place.offset, place.length)
+
+
+def read_at(path: Path, offset: int, length: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(length)
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -124,7 +130,6 @@ def parse_rollout(line: bytes) -> dict[str, Any] | None:
 def _summary(rollout: dict[str, Any]) -> dict[str, Any]:
     usage, reward = rollout.get("usage", {}), rollout.get("reward", {})
     parts, weights = reward.get("parts", {}), reward.get("weights", {})
-    counts = ("turns", "calls", "invalid_calls", "sampled_tokens", "prompt_tokens", "summaries")
     return {
         "id": str(rollout["id"]),
         "task": str(rollout["task"]),
@@ -133,7 +138,7 @@ def _summary(rollout: dict[str, Any]) -> dict[str, Any]:
         "reward": sum(weights.get(name, 1.0) * value for name, value in parts.items()),
         "solved": parts.get("outcome", 0.0) >= 1.0,
         "flags": sorted({str(flag["kind"]) for flag in rollout.get("flags", [])}),
-        **{name: int(usage.get(name, 0)) for name in counts},
+        **{name: int(usage.get(name, 0)) for name in COUNTS},
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from offbook.acts.exchanges import answers_to
 from offbook.types import Message, OffbookError, Rollout, Segment
 from offbook.view.answers import targets_of
-from offbook.view.index import RunIndex, Unreadable
+from offbook.view.index import RunIndex, Unreadable, said_in
 
 PREVIEW = 240  # characters of a message that a folded one shows
 MAX_TEXT = 24_000  # characters of a message that come with it; the rest is asked for
@@ -98,16 +98,14 @@ def message_text(run: RunIndex, source: str, number: int, index: int) -> dict[st
 
 def _advantages(run: RunIndex, source: str, group: str) -> dict[int, float]:
     """A = R − mean(R of the group), by the number of the rollout. A group of one has none."""
-    lines = run.rollouts.get(source)
-    rewards = {n: p.said["reward"] for n, p in enumerate(lines.places if lines else []) if p.said["group"] == group}
+    rewards = {n: one["reward"] for n, one in enumerate(said_in(run.rollouts, source)) if one["group"] == group}
     mean = sum(rewards.values()) / max(1, len(rewards))
     return {number: reward - mean for number, reward in rewards.items()} if len(rewards) > 1 else {}
 
 
 def group(run: RunIndex, source: str, name: str) -> dict[str, Any]:
     """The rollouts of one task in one step, each as the calls that it made."""
-    lines = run.rollouts.get(source)
-    numbers = [n for n, place in enumerate(lines.places if lines else []) if place.said["group"] == name]
+    numbers = [number for number, one in enumerate(said_in(run.rollouts, source)) if one["group"] == name]
     if not numbers:
         raise OffbookError(f"{run.name} has no group {name} in {source}")
     rules, _ = targets_of(run, source)
@@ -129,9 +127,8 @@ def _member(
     run: RunIndex, source: str, number: int, advantage: float | None, rules: dict[str, list[str]]
 ) -> dict[str, Any]:
     whole, said = run.rollout(source, number), run.place(source, number).said
-    lines = run.feedback.get(source)
-    places = [place.said for place in lines.places if place.said["rollout"] == whole.id] if lines else []
-    targets = {(one["segment"], one["message"]) for one in places}
+    found = said_in(run.feedback, source)
+    targets = {(one["segment"], one["message"]) for one in found if one["rollout"] == whole.id}
     beats = []
     for at, segment in enumerate(whole.segments):
         for index, message in enumerate(segment.messages):

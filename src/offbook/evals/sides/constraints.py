@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from string import Template
 
-from offbook.evals.sides.draft import REQUEST_TESTS, SideDraft, Spot, all_nodes, draw_spots, tests_of, without
+from offbook.evals.sides.draft import REQUEST_NODE, SideDraft, Spot, draw_spots, without
 
 HEADER = '''"""What the request asked for."""
 
@@ -153,36 +154,30 @@ CONSTRAINTS = (
 
 
 def drafts(rng: random.Random) -> Iterator[SideDraft]:
-    number = 0
-    while True:
-        for constraint in CONSTRAINTS:
-            (spot,) = draw_spots(rng, number, 1, one_step=True)
-            yield _draft(spot, constraint, number)
-            number += 1
+    for number, constraint in enumerate(cycle(CONSTRAINTS)):
+        (spot,) = draw_spots(rng, number, 1, one_step=True)
+        yield _draft(spot, constraint, number)
 
 
 def _draft(spot: Spot, constraint: Constraint, number: int) -> SideDraft:
-    repository = spot.repository
-    tree = without(repository, [spot])
+    scene = without(spot.repository, spot)
     values = {
         "name": spot.name,
         "doc": repr(spot.function.doc),
         "constant": str(spot.function.steps[0].constant),
-        "package": repository.package,
+        "package": spot.repository.package,
         "module": spot.module.name,
     }
-    request = Template(Template(HEADER).safe_substitute(test="\n".join(constraint.test))).substitute(values)
-    node = f"{REQUEST_TESTS}::test_request"
-    others = tuple(each for each in all_nodes(repository) if each not in spot.nodes)
+    tests = Template(Template(HEADER).safe_substitute(test="\n".join(constraint.test))).substitute(values)
+    red, green = ((REQUEST_NODE,), ()) if constraint.red else ((), (REQUEST_NODE,))
+    file = scene.tree[spot.path]
     return SideDraft(
         id=f"instructions-{number}-{constraint.name}",
-        origin=repository.name,
+        scene=scene,
         instruction=f"Bring back {spot.name} in {spot.path}. {constraint.ask}",
-        tree=tree,
-        gold={spot.path: constraint.right(spot, tree[spot.path])},
-        hidden={**tests_of(repository), REQUEST_TESTS: request},
-        fail_to_pass=(*spot.nodes, *((node,) if constraint.red else ())),
-        pass_to_pass=(*others, *(() if constraint.red else (node,))),
-        wrong={f"ignores the constraint {constraint.name}": {spot.path: constraint.wrong(spot, tree[spot.path])}},
-        sources=(repository.package,),
+        gold={spot.path: constraint.right(spot, file)},
+        wrong={f"ignores the constraint {constraint.name}": {spot.path: constraint.wrong(spot, file)}},
+        fail_to_pass=(*spot.nodes, *red),
+        request_tests=tests,
+        stays_green=green,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from offbook.tasks.grade import grade
 from offbook.types import Interrupt, OffbookError, Task
 
 TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "finish")
-REQUEST_TESTS = "tests/test_request.py"  # what the request says beyond the repository's own tests
+REQUEST_TESTS = "tests/test_request.py"
+REQUEST_NODE = f"{REQUEST_TESTS}::test_request"
 TIMEOUT_S = 60.0
 
 
@@ -50,13 +51,19 @@ class Spot:
     def callers(self) -> list[str]:
         return [caller.name for caller in self.repository.callers if caller.needs(self.function)]
 
-    @property
-    def source(self) -> str:
-        return self.function.source(self.function.body)
-
     def with_body(self, body: str, files: Mapping[str, str]) -> str:
         """Its file with another body in the place of the stub."""
         return files[self.path].replace(self.function.stub, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A repository in which some functions are deleted."""
+
+    repository: Repository
+    tree: dict[str, str]  # what the agent sees
+    tests: dict[str, str]  # as they were
+    nodes: tuple[str, ...]  # of the tests that need none of the functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +71,20 @@ class SideDraft:
     """A task, and submissions that must be refused: each is a plausible way to miss what the request is about."""
 
     id: str
-    origin: str
+    scene: Scene
     instruction: str
-    tree: dict[str, str]
     gold: dict[str, str]  # the files that the right submission changes, as it leaves them
-    hidden: dict[str, str]
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
     wrong: dict[str, dict[str, str]]
+    fail_to_pass: tuple[str, ...] = ()
+    request_tests: str = ""  # of what the request says beyond the repository's own tests
+    stays_green: tuple[str, ...] = ()  # tests among those that the untouched tree passes
     difficulty: str = "normal"
     leave: bool = False
     interrupt: Interrupt | None = None
-    sources: tuple[str, ...] = ()
+
+    @property
+    def hidden(self) -> dict[str, str]:
+        return self.scene.tests | ({REQUEST_TESTS: self.request_tests} if self.request_tests else {})
 
 
 def draw_spots(rng: random.Random, number: int, count: int, one_step: bool = False) -> list[Spot]:
@@ -93,39 +102,32 @@ def draw_spots(rng: random.Random, number: int, count: int, one_step: bool = Fal
             return rng.sample([first_of[name] for name in sorted(first_of)], count)
 
 
-def all_nodes(repository: Repository) -> tuple[str, ...]:
-    found = []
-    for path in repository.test_files:
-        found += [f"{path}::{name}" for name in re.findall(r"^def (test_\w+)", repository.files[path], re.MULTILINE)]
-    return tuple(found)
-
-
-def without(repository: Repository, spots: Iterable[Spot]) -> dict[str, str]:
-    """What the agent sees when these functions are deleted, and the tests that need them."""
+def without(repository: Repository, *spots: Spot) -> Scene:
+    """Deleted are these functions and, in what the agent sees, the tests that need them."""
     files = dict(repository.files)
     gone: set[str] = set()
     for spot in spots:
         files = delete_function(files, spot.path, spot.name, [node for node in spot.nodes if node not in gone])
         gone.update(spot.nodes)
-    return files
-
-
-def tests_of(repository: Repository) -> dict[str, str]:
-    return {path: repository.files[path] for path in repository.test_files}
+    tests = {path: repository.files[path] for path in repository.test_files}
+    found = [(path, name) for path in tests for name in re.findall(r"^def (test_\w+)", tests[path], re.MULTILINE)]
+    nodes = tuple(f"{path}::{name}" for path, name in found if f"{path}::{name}" not in gone)
+    return Scene(repository, files, tests, nodes)
 
 
 def task_in(folder: Path, draft: SideDraft) -> Task:
+    repository = draft.scene.repository
     return Task(
         **places(folder),
         instruction=draft.instruction,
         test_files=tuple(sorted(draft.hidden)),
         id=draft.id,
-        origin=draft.origin,
+        origin=repository.name,
         difficulty=draft.difficulty,
         tools=TOOLS,
         fail_to_pass=draft.fail_to_pass,
-        pass_to_pass=draft.pass_to_pass,
-        sources=draft.sources,
+        pass_to_pass=(*draft.scene.nodes, *draft.stays_green),
+        sources=(repository.package,),
         leave=draft.leave,
         interrupt=draft.interrupt,
     )
@@ -133,7 +135,7 @@ def task_in(folder: Path, draft: SideDraft) -> Task:
 
 async def write_verified(folder: Path, draft: SideDraft) -> Task:
     """The folder, if it behaves as drafted; one sentence if not: then the template is wrong."""
-    write_task(task_in(folder, draft), Contents(draft.tree, draft.gold, draft.hidden))
+    write_task(task_in(folder, draft), Contents(draft.scene.tree, draft.gold, draft.hidden))
     task = load_task(folder)
     spec = BoxSpec(backend="process")
     untouched = await grade(task, {}, spec, TIMEOUT_S)
