@@ -42,7 +42,7 @@ def test_a_run_from_start_to_numbers(cache: Path, model: Path, tmp_path: Path, m
     assert seen == [1]
     measured = evaluate(config, run.path)
     assert measured["tasks"] == 2
-    assert 0 <= measured["solved_ci"][0] <= measured["solved"] <= measured["solved_ci"][1] <= 1
+    assert 0 <= measured["intervals"]["solved"][0] <= measured["solved"] <= measured["intervals"]["solved"][1] <= 1
     found = rollouts(config, samples=2)
     assert [rollout.id.rpartition("/")[2] for rollout in found] == ["0", "1", "0", "1"]
     assert all("outcome" in rollout.reward.parts for rollout in found)

@@ -44,28 +44,34 @@ def train(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row
 def rollouts(config: Config, tasks: str | list[Task] = "", samples: int = 1) -> list[Rollout]:
     """Scored rollouts of `config.model` on tasks: `pocket`, a folder, or loaded ones; without any, the held-out ones of
     the configuration. Nothing is written."""
-    from offbook.loop.collector import Collector
-    from offbook.loop.models import model_folder
     from offbook.loop.tasks import task_sets, tasks_at
 
-    chosen = tasks_at(tasks, config) if tasks and isinstance(tasks, str) else tasks or task_sets(config).heldout
-
-    async def collect() -> list[list[Rollout]]:
-        async with aclosing(Collector(config, model_folder(config.model, config.seed))) as collector:
-            return await collector.groups(list(chosen), samples, "rollout")
-
-    return [rollout for group in asyncio.run(collect()) for rollout in group]
+    if isinstance(tasks, str):
+        tasks = tasks_at(tasks, config) if tasks else task_sets(config).heldout
+    return _collect(config, config.model, tasks, samples, "rollout")
 
 
 def evaluate(config: Config, model: str | Path = "") -> dict[str, Any]:
     """Numbers of a model, a run's newest checkpoint or, without one, `config.model` on the held-out tasks of the
-    configuration, with 95% intervals over tasks."""
-    from offbook.loop.evaluate import evaluate as measure
-    from offbook.loop.models import model_folder
+    configuration, with 95% intervals over tasks under `intervals`."""
+    from offbook.evals.metrics import measure, row_of
     from offbook.loop.tasks import task_sets
 
-    numbers, _ = measure(model_folder(str(model or config.model), config.seed), task_sets(config).heldout, config)
-    return numbers
+    tasks = {task.id: task for task in task_sets(config).heldout}
+    found = _collect(config, str(model or config.model), list(tasks.values()), config.eval.samples, "eval")
+    return {"tasks": len(tasks), **measure([row_of(rollout, tasks[rollout.task]) for rollout in found])}
+
+
+def _collect(config: Config, model: str, tasks: list[Task], samples: int, name: str) -> list[Rollout]:
+    from offbook.loop.collector import Collector
+    from offbook.loop.evaluate import PARALLEL
+    from offbook.loop.models import model_folder
+
+    async def collect() -> list[list[Rollout]]:
+        async with aclosing(Collector(config, model_folder(model, config.seed))) as collector:
+            return await collector.groups(tasks, samples, name, parallel=PARALLEL)
+
+    return [rollout for group in asyncio.run(collect()) for rollout in group]
 
 
 def frames(run: Any, library: Any = None) -> Any:
