@@ -127,7 +127,7 @@ def test_random_targets_are_other_messages_of_the_same_count(faulty: Rollout, ch
     assert not {branch.insert for branch in sample.branches} & {branch.insert for branch in plain.branches}
     for item in feedback:
         assert faulty.segments[0].messages[item.target.message].role == "assistant"
-    assert annotated(faulty, chat, control="random_target")[1] == feedback, "the dice come from the rollout"
+    assert annotated(faulty, chat, control="random_target")[1] == feedback, "the RNG is seeded by the rollout"
 
 
 def test_every_turn_of_a_faulty_rollout(faulty: Rollout, chat: ChatFormat) -> None:

@@ -1,4 +1,4 @@
-"""The engine's log-probabilities are the trainer's; its dice are the rollout's own."""
+"""The engine's log-probabilities are the trainer's; its rng are the rollout's own."""
 
 from __future__ import annotations
 

@@ -227,9 +227,9 @@ def test_functions_with_the_same_tests_are_one_feature_and_the_caller_is_its_tar
 
 
 @given(st.randoms(use_true_random=False))
-def test_order_and_ids_do_not_depend_on_the_order_of_the_map(dice: random.Random) -> None:
+def test_order_and_ids_do_not_depend_on_the_order_of_the_map(rng: random.Random) -> None:
     names = list(ENTERED)
-    dice.shuffle(names)
+    rng.shuffle(names)
     assert find(order=names) == find()
 
 

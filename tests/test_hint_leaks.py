@@ -159,7 +159,7 @@ def test_what_the_agent_can_read_is_no_secret(tasks: dict[str, Task]) -> None:
 
 def test_every_line_of_every_body_is_refused(tasks: dict[str, Task]) -> None:
     """Whatever the spacing and the quotes; a line that says as little as `return word` may pass."""
-    dice, num_lines = random.Random(0), 0
+    rng, num_lines = random.Random(0), 0
     for task in tasks.values():
         patch = (task.folder / "solution" / "gold.patch").read_text()
         for line in re.findall(r"^\+ +(.*)", patch, re.M):
@@ -167,7 +167,7 @@ def test_every_line_of_every_body_is_refused(tasks: dict[str, Task]) -> None:
                 continue
             num_lines += 1
             spaced = "".join(
-                dice.choice(["", " ", "\n"]) + token + dice.choice(["", " "]) if not token[:1].isalnum() else token
+                rng.choice(["", " ", "\n"]) + token + rng.choice(["", " "]) if not token[:1].isalnum() else token
                 for token in re.findall(r"\w+|\s+|[^\w\s]", line)
             )
             for dressed in (line, spaced, line.replace('"', "'"), f"`{line}`", line.replace(" ", "\n")):

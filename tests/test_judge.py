@@ -367,7 +367,7 @@ def test_what_a_poor_local_model_says_is_refused_and_counted(local: LocalAnswers
 
 
 def test_a_local_model_is_greedy(local: LocalAnswers) -> None:
-    """The same reply whatever the dice."""
+    """The same reply whatever the rng."""
     replies = []
     for seed in (0, 1):
         local.engine.seed = seed  # type: ignore[attr-defined]

@@ -309,7 +309,7 @@ def test_quickstart_scaled_down(cache: Path, model: Path, tmp_path: Path) -> Non
     assert "<html" in (tmp_path / "q" / "report.html").read_text()
     hinted, plain = (RunFolder(tmp_path / "q" / arm).metrics()[0] for arm in ("rl_hints", "rl"))
     assert sum(row["hinted_targets"] for row in hinted) > 0 == sum(row["hinted_targets"] for row in plain)
-    assert hinted[0]["solved"] == plain[0]["solved"], "both arms start from the same weights and the same dice"
+    assert hinted[0]["solved"] == plain[0]["solved"], "both arms start from the same weights and the same rng"
 
 
 def test_the_example_runs_and_stays_short(cache: Path, model: Path, tmp_path: Path) -> None:

@@ -514,7 +514,7 @@ def test_style_that_is_the_repositorys_own_is_not_a_mistake(
 
 
 def test_a_perfect_script_breaks_no_rule(tmp_path: Path, chat: ChatFormat) -> None:
-    dice, habits = random.Random(3), Habits(0, 0, 0, 0, explore=0.5)
+    rng, habits = random.Random(3), Habits(0, 0, 0, 0, explore=0.5)
     world = replace(HARNESS, limits=replace(HARNESS.limits, tokens=60_000, context=60_000, message_tokens=4_000))
 
     async def run() -> list[tuple[Task, Rollout]]:
@@ -526,7 +526,7 @@ def test_a_perfect_script_breaks_no_rule(tmp_path: Path, chat: ChatFormat) -> No
                 (folder / path).write_text(text)
             task = Task("t", folder, draft.instruction, folder, folder, (), ("x",), (), draft.tools, draft.repository)
             async with ProcessBox(folder) as box:
-                policy = Demonstrator(Script(draft, dice, habits), chat)
+                policy = Demonstrator(Script(draft, rng, habits), chat)
                 done.append((task, await run_agent(task, box, policy, chat, world, "r", "g")))
         return done
 

@@ -111,9 +111,9 @@ async def create_times(tree: Path, rounds: int) -> dict[str, list[float]]:
     for row in rows.values():  # what is made once a process
         await row(tree)
     times: dict[str, list[float]] = {name: [] for name in rows}
-    order, dice = list(rows), random.Random(0)
+    order, rng = list(rows), random.Random(0)
     for _ in range(rounds):
-        dice.shuffle(order)  # a scheduler makes the one wait that follows a busy one
+        rng.shuffle(order)  # a scheduler makes the one wait that follows a busy one
         for name in order:
             times[name].append(await rows[name](tree))
     return times

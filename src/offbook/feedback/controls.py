@@ -23,27 +23,27 @@ NEGATIVE = -1.0  # the advantage of a failure where all others of its group succ
 
 def stand_in(pairs: Pairs, rollout: Rollout, control: str, rules: Sequence[Rule]) -> Pairs:
     """The pairs of one rollout as the control has them. Dice come from the rollout's id."""
-    dice = random.Random(f"{control} {rollout.id}")
+    rng = random.Random(f"{control} {rollout.id}")
     if control == "none":
         return [(target, Hint(hint.rule, "")) for target, hint in pairs]
     if control == "donor":
-        return [(target, _donor(hint, rollout, rules, dice)) for target, hint in pairs]
+        return [(target, _donor(hint, rollout, rules, rng)) for target, hint in pairs]
     if control == "random_target":
-        return _elsewhere(pairs, rollout, dice)
+        return _elsewhere(pairs, rollout, rng)
     if control == "every_turn":
         return _everywhere(pairs, rollout)
     return pairs
 
 
-def _donor(hint: Hint, rollout: Rollout, rules: Sequence[Rule], dice: random.Random) -> Hint:
-    return dice.choice([rule for rule in rules if rule.name != hint.rule]).hint(rollout.tools)
+def _donor(hint: Hint, rollout: Rollout, rules: Sequence[Rule], rng: random.Random) -> Hint:
+    return rng.choice([rule for rule in rules if rule.name != hint.rule]).hint(rollout.tools)
 
 
-def _elsewhere(pairs: Pairs, rollout: Rollout, dice: random.Random) -> Pairs:
+def _elsewhere(pairs: Pairs, rollout: Rollout, rng: random.Random) -> Pairs:
     """Each before a message of its own that is no target; where there are not enough of these, the last have none."""
     taken = {(target.segment, target.message) for target, _ in pairs}
     free = [at for at, _ in spoken(rollout) if at not in taken]
-    dice.shuffle(free)
+    rng.shuffle(free)
     return [
         (replace(target, segment=segment, message=message), hint)
         for (target, hint), (segment, message) in zip(pairs, free, strict=False)

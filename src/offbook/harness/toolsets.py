@@ -133,13 +133,13 @@ def make_toolset(
     lacking = _lacking(names)
     if lacking:
         raise OffbookError(f"the tools {', '.join(names)} give no way to {lacking}; add {NEEDED[lacking][0]}")
-    dice = random.Random(f"toolset {seed}")
+    rng = random.Random(f"toolset {seed}")
     built_in = tuple(name for name in names if name in TOOLS)
-    shown = [_show(TOOLS[name], dice, variation) for name in _keep(built_in, dice, variation)]
-    if dice.random() < variation:
-        dice.shuffle(shown)
+    shown = [_show(TOOLS[name], rng, variation) for name in _keep(built_in, rng, variation)]
+    if rng.random() < variation:
+        rng.shuffle(shown)
     shown += [own[name] for name in names if name in own]
-    return Toolset({tool.name: tool for tool in shown}, not dice.random() < variation * LENIENT, profile)
+    return Toolset({tool.name: tool for tool in shown}, not rng.random() < variation * LENIENT, profile)
 
 
 def _known(name: str, known: Iterable[str], kind: str) -> None:
@@ -152,23 +152,23 @@ def _lacking(names: Iterable[str]) -> str | None:
     return next((way for way, tools in NEEDED.items() if set(names).isdisjoint(tools)), None)
 
 
-def _keep(names: tuple[str, ...], dice: random.Random, variation: float) -> list[str]:
+def _keep(names: tuple[str, ...], rng: random.Random, variation: float) -> list[str]:
     """Take tools away one by one, but none that is the last to read, edit, look around or finish with."""
     kept = list(names)
-    for name in dice.sample(names, len(names)):
+    for name in rng.sample(names, len(names)):
         rest = [other for other in kept if other != name]
         lost = not FINDING.isdisjoint(kept) and FINDING.isdisjoint(rest)
-        if dice.random() < variation * DROPPED and not lost and not _lacking(rest):
+        if rng.random() < variation * DROPPED and not lost and not _lacking(rest):
             kept = rest
     return kept
 
 
-def _show(tool: Tool, dice: random.Random, variation: float) -> Tool:
+def _show(tool: Tool, rng: random.Random, variation: float) -> Tool:
     wording = WORDINGS[tool.name]
 
     def choose(canonical: str, others: tuple[str, ...]) -> str:
-        other = dice.choice(others)
-        return other if dice.random() < variation else canonical
+        other = rng.choice(others)
+        return other if rng.random() < variation else canonical
 
     name, description = choose(tool.name, wording.names), choose(tool.description, wording.descriptions)
     parameters = {choose(own, wording.parameters[own]): parameter for own, parameter in tool.parameters.items()}

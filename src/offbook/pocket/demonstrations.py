@@ -89,7 +89,7 @@ async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random
 
 
 def _some_pathless(drafts: list[Draft], rng: random.Random, habits: Habits) -> Iterator[Draft]:
-    """Some of the drafts that can be searched lose the path in their instruction. Habits without it draw no dice."""
+    """Some of the drafts that can be searched lose the path in their instruction. Habits without it draw nothing."""
     for draft in drafts:
         searchable = habits.pathless and "search_codebase" in draft.tools
         pathless = searchable and rng.random() < habits.pathless

@@ -77,9 +77,9 @@ class Sampler:
                 "make more tasks, or train for fewer steps"
             )
         weights = self.weights(history)
-        dice = random.Random(f"{self._seed}/{len(self._left)}")
+        rng = random.Random(f"{self._seed}/{len(self._left)}")
         # Keys u^(1/w) in falling order are a weighted draw without putting back (Efraimidis and Spirakis, 2006).
-        keys = {task_id: math.log(1 - dice.random()) / weights[task_id] for task_id in self._left}
+        keys = {task_id: math.log(1 - rng.random()) / weights[task_id] for task_id in self._left}
         chosen = sorted(self._left, key=lambda task_id: -keys[task_id])[:count]
         return [self._left.pop(task_id) for task_id in chosen]
 

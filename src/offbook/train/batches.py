@@ -30,7 +30,7 @@ def micro_batches(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BranchGroup:
     """Branches of a batch that teach in the same way, and where their target tokens lie."""
 
     distill: Distill
@@ -61,12 +61,12 @@ class Batch:
         )
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[BranchGroup]:
         found, number, token = [], 0, 0
         for distill, members in groupby(self.branches, key=lambda item: item[1].distill):
             branches = list(members)
             last = number + len(branches), token + sum(branch.num_targets for _, branch in branches)
-            found.append(Group(distill, branches, slice(number, last[0]), slice(token, last[1])))
+            found.append(BranchGroup(distill, branches, slice(number, last[0]), slice(token, last[1])))
             number, token = last
         return found
 

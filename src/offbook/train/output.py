@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from offbook.types import OffbookError
 
 
-class Output(nn.Module):
+class LogitHead(nn.Module):
     """A head whose logits are bent towards a bound, if there is one, and scaled."""
 
     def __init__(self, head: nn.Module, scale: float, bound: float | None):
@@ -34,7 +34,7 @@ def output_of(model: PreTrainedModel) -> nn.Module:
     wanted = model(input_ids=ids_1T, use_cache=False).logits.float()
     bound = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     head = model.get_output_embeddings()
-    plain = Output(head, 1.0, bound)(hidden).float()
+    plain = LogitHead(head, 1.0, bound)(hidden).float()
     scale = float((wanted * plain).sum() / plain.square().sum())
     tolerance = 1e-3 if wanted.dtype == hidden.dtype else 0.05
     if not (wanted - scale * plain).norm() <= tolerance * wanted.norm():
@@ -43,4 +43,4 @@ def output_of(model: PreTrainedModel) -> nn.Module:
             "take a model of another family"
         )
     is_plain = not bound and abs(scale - 1) <= tolerance
-    return head if is_plain else Output(head, scale, bound)
+    return head if is_plain else LogitHead(head, scale, bound)

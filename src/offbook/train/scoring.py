@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from offbook.train.batches import Batch, Group, Tokens
+from offbook.train.batches import Batch, BranchGroup, Tokens
 from offbook.train.gate import VERDICTS, Shift, shift_of, verdicts, within_places
 from offbook.train.head import Losses, Objective, Rows, Targets, TargetScores, Terms, chunk_terms
 from offbook.train.host import compile_once, sent
@@ -135,7 +135,7 @@ class Scoring:
             open_B, gate_B = torch.eq(self.judged_B, 0).float(), torch.zeros_like(gate_B)
         return Targets(tokens.weight_M[part], tokens.branch_M[part], gate_B, open_B)
 
-    def _losses(self, terms: Terms, group: Group | None) -> Losses:
+    def _losses(self, terms: Terms, group: BranchGroup | None) -> Losses:
         counts = self.ledger.counts.tokens
         parts = {POLICY: terms.rl, IMITATION: terms.ce, **({group.distill.part: terms.distill} if group else {})}
         return {name: total / counts[name] for name, total in parts.items() if counts[name]}
@@ -166,7 +166,7 @@ class Scoring:
             self._record_group(number, group, of_group, shift, verdict_B[group.numbers], chunk_rows)
 
     def _record_group(
-        self, number: int, group: Group, scores: TargetScores, shift: Shift, verdict_B: Tensor, most: int
+        self, number: int, group: BranchGroup, scores: TargetScores, shift: Shift, verdict_B: Tensor, most: int
     ) -> None:
         part, counts = group.distill.part, self.ledger.counts
         branches = [branch for _, branch in group.branches]
@@ -184,7 +184,7 @@ class Scoring:
             for name, value in values.items():
                 self.ledger.add(f"{part}/{name}", value, count)
 
-    def _compared(self, number: int, group: Group) -> Compared:
+    def _compared(self, number: int, group: BranchGroup) -> Compared:
         head, hidden_MD = self.student
         ids_M, temperature_M = (
             stream_N[group.tokens] for stream_N in (self.tokens.rows.ids_N, self.tokens.rows.temperature_N)

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from offbook.sandbox.box import HISTORY, BoxSpec
-from offbook.sandbox.bwrap.cgroups import Group
+from offbook.sandbox.bwrap.cgroups import ControlGroup
 from offbook.sandbox.bwrap.isolation import isolation
 from offbook.sandbox.bwrap.layers import PARTS, Layer
 from offbook.sandbox.bwrap.seccomp import seccomp_program
@@ -175,7 +175,7 @@ def box_arguments(
     return [*arguments, *after]
 
 
-def limits(spec: BoxSpec, group: Group | None, is_full: bool) -> str:
+def limits(spec: BoxSpec, group: ControlGroup | None, is_full: bool) -> str:
     """In a box that is full, files can be removed and nothing can be written to one.
 
     Shell commands and not `preexec_fn`, which may deadlock in a process with threads. They come first inside, where

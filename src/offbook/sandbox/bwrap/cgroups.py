@@ -29,7 +29,7 @@ class Hierarchy:
 
 
 @dataclass(slots=True)
-class Group:
+class ControlGroup:
     """The group of one box: one folder in version 2, one a controller in version 1."""
 
     version: int
@@ -68,8 +68,8 @@ class Group:
                     break
 
 
-def make_group(hierarchy: Hierarchy, name: str, spec: BoxSpec) -> Group:
-    group = Group(hierarchy.version)
+def make_group(hierarchy: Hierarchy, name: str, spec: BoxSpec) -> ControlGroup:
+    group = ControlGroup(hierarchy.version)
     settings = (_settings_v2 if hierarchy.version == 2 else _settings_v1)(spec)
     try:
         for controller, files in settings.items():

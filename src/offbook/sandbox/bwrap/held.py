@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from offbook.sandbox.bwrap.cgroups import Group
+from offbook.sandbox.bwrap.cgroups import ControlGroup
 from offbook.sandbox.bwrap.launch import Launch
 from offbook.sandbox.bwrap.layers import Layer
 from offbook.sandbox.folders import remove_tree, walk
@@ -22,7 +22,7 @@ class Held:
     place: str
     owner: int = field(default_factory=os.getpid)
     layers: list[Layer] = field(default_factory=list)  # top first; the first one is written to
-    group: Group | None = None
+    group: ControlGroup | None = None
     launch: Launch | None = None
 
     def let_go(self) -> None:

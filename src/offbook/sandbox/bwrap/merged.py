@@ -31,7 +31,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Resolved:
     """Where a path leads: names from the tree's root with no link among them."""
 
     parts: tuple[str, ...]
@@ -136,7 +136,7 @@ class Merged:
                 if len(parts) < MAX_DEPTH:
                     pending += [(*parts, name) for name, entry in entries.items() if entry.kind == "folder"]
 
-    def resolve(self, path: str, follow_last: bool = True) -> Target:
+    def resolve(self, path: str, follow_last: bool = True) -> Resolved:
         pending = list(reversed(self.split(path)))
         done: list[str] = []
         num_links = 0
@@ -152,7 +152,7 @@ class Merged:
                 if entry is None:
                     if ".." in pending:
                         raise FileNotFoundError(errno.ENOENT, "no such folder", path)
-                    return Target((*done, name, *reversed(pending)), None)
+                    return Resolved((*done, name, *reversed(pending)), None)
                 if entry.kind == "link" and (pending or follow_last):
                     num_links += 1
                     if num_links > MAX_LINKS:
@@ -166,10 +166,10 @@ class Merged:
             if entry.kind != "folder":
                 if pending:
                     raise NotADirectoryError(errno.ENOTDIR, "a file is no folder", path)
-                return Target(tuple(done), entry.kind)
+                return Resolved(tuple(done), entry.kind)
             if len(done) > MAX_DEPTH:
                 raise PathRefused(f"{path} is nested too deeply")
-        return Target(tuple(done), "folder")
+        return Resolved(tuple(done), "folder")
 
     def split(self, path: str, given: str = "") -> list[str]:
         """The names in a path or a link, refused where it leads out of the tree as written."""

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
-from offbook.sandbox.bwrap.cgroups import Group, this_hierarchy
+from offbook.sandbox.bwrap.cgroups import ControlGroup, this_hierarchy
 from offbook.sandbox.folders import remove_tree
 
 _NAME = re.compile(r"offbook-(?P<space>[0-9a-f]+)-(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)(-.*)?")
@@ -75,7 +75,7 @@ def _sweep(place: str) -> None:
             names = [entry.name for entry in scan if _is_dead(entry.name)]
         for name in names:
             with suppress(OSError):  # another process may be doing the same
-                Group(hierarchy.version if hierarchy else 1, {"": folder / name}).remove()
+                ControlGroup(hierarchy.version if hierarchy else 1, {"": folder / name}).remove()
     with os.scandir(place) as scan:
         dead = [entry.path for entry in scan if _is_dead(entry.name) and _is_ours(entry)]
     for path in dead:
