@@ -186,7 +186,7 @@ def test_the_same_command_goes_on(made: Path) -> None:
         (("make", "x", "--propose", "2", "--url", "http://x", "--name", ""), "--rewrite and --propose need a model"),
         (
             ("make", "x", "--rewrite", "--url", "host", "--name", "m"),
-            "a model's URL looks like https://host/v1, not host",
+            "the URL of the model server must look like https://host/v1, not host",
         ),
         (("make", "--proposals", "none.jsonl"), "there is no file none.jsonl with proposals"),
         (("check", "nowhere"), "nowhere holds no task folders"),
