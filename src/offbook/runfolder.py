@@ -8,25 +8,38 @@ feedback/step_00003.jsonl    every target of step 3 with its hint and what the h
 feedback/coach.jsonl     what `offbook coach` found in the stored rollouts, in the same form
 eval/NAME.json, eval/NAME.rollouts.jsonl    a measurement and the rollouts behind it
 ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DONE is an unfinished write
+aside/step_00003.samples.jsonl    what step 3 would have trained on, where that gave no number
+.lock                    the process that writes here
 logs/
 """
 
 from __future__ import annotations
 
+import _thread
+import fcntl
 import json
+import logging
 import os
 import shutil
+import signal
+import socket
+import stat
 import tempfile
+import threading
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FrameType
+from typing import IO, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from offbook.types import Feedback, OffbookError, Rollout
+from offbook.types import Feedback, OffbookError, Rollout, Sample
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+BEAT_S, DEAD_S = 15.0, 60.0  # between a writer's signs of life, and how long without one it is taken for alive
 
 
 @contextmanager
@@ -40,14 +53,36 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """A reader sees the old file or the new one, never half of it, also after a power cut."""
-    temporary = path.with_name(path.name + ".part")
+    """A reader sees the old file or the new one, never half of it, also after a power cut.
+
+    A link stays one: what it leads to is written. A pipe, a device or this process's own output is just written to.
+    """
+    raw = data.encode() if isinstance(data, str) else data
     with writing(path):
+        if not _is_replaceable(path):
+            with open(path, "ab") as file:
+                file.write(raw)
+            return
+        target = Path(os.path.realpath(path))
+        temporary = target.with_name(target.name + ".part")
         with open(temporary, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
+
+
+def _is_replaceable(path: Path) -> bool:
+    """/dev/stdout may lead to a plain file, and what is printed later would go to the one that was replaced."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return True
+    outputs = []
+    for number in (1, 2):
+        with suppress(OSError):  # it may be closed
+            outputs.append(os.fstat(number))
+    return stat.S_ISREG(found.st_mode) and not any(os.path.samestat(found, output) for output in outputs)
 
 
 @contextmanager
@@ -66,11 +101,114 @@ def whole_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Rollout, Feedback)}
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """While this process writes into a run folder, others that would are refused. Readers are not held up.
+
+    The owner is in the file .lock and touches it all the time, in a thread: a step may take hours. It counts no longer
+    when its process is gone from this machine, or when it has not touched the file for a minute.
+    """
+    path = folder / ".lock"
+    is_new = not folder.exists()
+    with writing(path):
+        mine = _take(path)
+    over = threading.Event()
+    threading.Thread(target=_beat, args=(path, mine, over), daemon=True).start()
+
+    def release() -> None:
+        over.set()
+        if mine["pid"] == os.getpid() and _owner(path) == mine:
+            path.unlink()
+
+    def die(number: int, frame: FrameType | None) -> None:
+        release()
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    is_ours = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
+    if is_ours:
+        signal.signal(signal.SIGTERM, die)
+    try:
+        yield
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        release()
+        if is_new:
+            with suppress(OSError):  # it holds something by now
+                folder.rmdir()
+
+
+def _take(path: Path) -> dict[str, Any]:
+    mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    with _alone_with(path) as file:
+        owner, silent_s = _owner(path), time.time() - os.fstat(file.fileno()).st_mtime
+        if owner and silent_s < DEAD_S and not (owner["host"] == mine["host"] and _is_gone(owner["pid"])):
+            whose = f"process {owner['pid']} on {owner['host']} since {owner['since']}"
+            raise OffbookError(
+                f"{path.parent} is being written by {whose}; wait until it is done, or give another --out"
+            )
+        file.truncate(0)
+        json.dump(mine, file)
+    return mine
+
+
+@contextmanager
+def _alone_with(path: Path) -> Iterator[IO[str]]:
+    """The file, for this process alone: of two that would take a lock over, one comes second and sees the first."""
+    while True:
+        with open(path, "a") as file:
+            with suppress(OSError):  # some network file systems have no such locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not os.fstat(file.fileno()).st_nlink:
+                continue  # released meanwhile, and so not what the next one looks at
+            yield file
+            return
+
+
+def _owner(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):  # or one that was killed before it had written who it is
+        return None
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # of another user
+        return False
+    return False
+
+
+def _beat(path: Path, mine: dict[str, Any], over: threading.Event) -> None:
+    while not over.wait(BEAT_S):
+        try:
+            if _owner(path) == mine:
+                os.utime(path)
+                continue
+        except OSError:  # a file system that is away for a moment
+            continue
+        log.error("%s was moved, removed, or taken over while this process slept, which ends here", path.parent)
+        _thread.interrupt_main()
+        return
+
+
+_KINDS = (Rollout, Feedback, Sample)
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in _KINDS}
+# NaN is written as NaN and not as nothing. That can be said of a list alone, so each is dumped as a list of one.
+_LISTS: dict[type, TypeAdapter[Any]] = {
+    kind: TypeAdapter(list[kind], config=ConfigDict(ser_json_inf_nan="constants"))  # type: ignore[valid-type]
+    for kind in _KINDS
+}
 
 
 def dump_lines(records: Iterable[Any]) -> bytes:
-    return b"".join(_ADAPTERS[type(record)].dump_json(record) + b"\n" for record in records)
+    return b"".join(_LISTS[type(record)].dump_json([record])[1:-1] + b"\n" for record in records)
 
 
 def load_lines(path: Path, kind: type[T]) -> tuple[list[T], int]:
@@ -144,6 +282,11 @@ class RunFolder:
 
     def write_feedback(self, step: int, feedback: list[Feedback]) -> None:
         write_atomic(self._step_file("feedback", step), dump_lines(feedback))
+
+    def write_samples(self, step: int, samples: list[Sample]) -> Path:
+        path = self.path / "aside" / f"step_{step:05d}.samples.jsonl"
+        write_atomic(path, dump_lines(samples))
+        return path
 
     def rollouts(self, step: int) -> tuple[list[Rollout], int]:
         path = self._step_file("rollouts", step)
