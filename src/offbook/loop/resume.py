@@ -30,8 +30,7 @@ DECIDES = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors
 FREE = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat")  # where a run lies, and when it ends
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
 BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times
-# What a checkpoint has for training alone.
-STATE = ("optimizer.safetensors", "teacher.*safetensors", "state.json")
+STATE = ("optimizer.safetensors", "teacher.*safetensors", "state.json")  # what a checkpoint has for training alone
 
 
 def refuse_another_run(folder: RunFolder, config: Config) -> None:
@@ -85,6 +84,7 @@ class RolloutFiles:
     OUT/claim.json                 which model does what: the same command goes on only with the same claim
     OUT/rollouts/step_00000.jsonl  every rollout, scored
     OUT/results.json               of an evaluation: the numbers, and a row a rollout
+    OUT/.results.next/             the same of one that takes its place when it is complete
 
     So it is a run folder that `view`, `audit` and `export` read too. The evaluation of a training run is kept in the
     run's eval/ folder, as NAME.json and NAME.rollouts.jsonl.
