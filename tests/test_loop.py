@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +19,13 @@ from safetensors.torch import load_file
 from test_remote import reply, serving
 
 from offbook.config import Config, FeedbackConfig, JudgeConfig, load_config
+from offbook.lock import only_writer
 from offbook.loop.tasks import Shuffled, task_sets
 from offbook.loop.train import train as run_training
 from offbook.pocket.model import Recipe, make_pocket
-from offbook.runfolder import RunFolder
-from offbook.types import OffbookError, Task
+from offbook.runfolder import RunFolder, load_lines
+from offbook.tasks.select import TasksUsedUp
+from offbook.types import OffbookError, Sample, Task
 
 SMALL = ["--tasks.num_train", "4", "--tasks.num_heldout", "2", "--train.groups", "2", "--train.group_size", "3"]
 POCKET = ["--model", "pocket"]
@@ -63,7 +67,9 @@ def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
 def test_a_run_leaves_what_the_contract_says(uninterrupted: Path) -> None:
     folder = RunFolder.open(uninterrupted)
     rows, unreadable = folder.metrics()
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert [(row["step"], row["epoch"], row["skipped_steps"]) for row in rows] == [
+        (1, 1, 0), (2, 1, 0), (3, 2, 0), (4, 2, 0)
+    ]  # fmt: skip
     assert unreadable == 0
     for row in rows:
         rollouts, _ = folder.rollouts(row["step"])
@@ -178,7 +184,24 @@ def test_another_configuration_does_not_overwrite_a_run(cache: Path, model: Path
     assert f"another configuration ({differing}); give another --out" in process.stderr_text
 
 
-def test_eval_of_a_run_is_kept_with_it(cache: Path, uninterrupted: Path) -> None:
+def test_two_trainings_do_not_write_into_one_folder(cache: Path, model: Path, tmp_path: Path) -> None:
+    with only_writer(tmp_path / "run"):
+        process = train(cache, model, tmp_path / "run")
+    assert process.returncode == 1
+    assert f"run is being written by process {os.getpid()} on" in process.stderr_text
+    assert process.stderr_text.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_was_moved_goes_on(cache: Path, model: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    shutil.copytree(uninterrupted, tmp_path / "moved")
+    arguments = ["--model", os.path.relpath(model, tmp_path), "--checkpoint.keep", "9", "--train.steps", "5"]
+    process = offbook(cache, "train", *arguments, "--out", "./moved/", *SMALL, "--plain", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr_text
+    assert max(RunFolder(tmp_path / "moved").checkpoints()) == 5
+
+
+def test_eval_of_a_run_is_kept_with_it(cache: Path, uninterrupted: Path, tmp_path: Path) -> None:
     first, second = (
         offbook(cache, "eval", str(uninterrupted), "--json", "--plain", cwd=uninterrupted.parent) for _ in range(2)
     )
@@ -189,6 +212,11 @@ def test_eval_of_a_run_is_kept_with_it(cache: Path, uninterrupted: Path) -> None
     same = ("solved", "invalid_per_100", "turns", "tokens")
     again = json.loads(second.stdout_text)
     assert {key: result[key] for key in same} == {key: again[key] for key in same} == {key: stored[key] for key in same}
+    assert (result["resumed"], again["resumed"]) == (0, 4)
+    shutil.copytree(uninterrupted, tmp_path / "copy")
+    for spelled, cwd in ((f"{uninterrupted.name}/", uninterrupted.parent), ("./copy", tmp_path)):
+        elsewhere = offbook(cache, "eval", spelled, "--json", "--plain", cwd=cwd)
+        assert json.loads(elsewhere.stdout_text)["resumed"] == 4, "not measured again"
     less = offbook(cache, "eval", str(uninterrupted), "--limit", "1", "--plain", cwd=uninterrupted.parent)
     assert "final.json holds another evaluation (another tasks)" in less.stderr_text
     assert RunFolder(uninterrupted).read_eval("final")["rollouts"] == 4
@@ -234,6 +262,7 @@ def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) ->
         (["train", "--dry-rum", "1"], 2, "there is no option --dry-rum; did you mean --dry-run?"),
         (["eval", "pocket", "--limt", "2"], 2, "there is no option --limt; did you mean --limit?"),
         (["view", ".", "--port", "99999"], 2, "'--port'"),
+        (["eval", "pocket", "--out", "a-file"], 1, "a-file is a file; --out is the folder of a run"),
     ],
 )
 def test_bad_input_gets_one_sentence(
@@ -286,6 +315,81 @@ def test_no_task_comes_twice_before_all_have_come(tmp_path: Path) -> None:
     drawn = [task.id for step in range(1, 6) for task in order.tasks_of(step, groups=4)]
     assert sorted(drawn[:10]) == sorted(drawn[10:]) == sorted(str(n) for n in range(10))
     assert drawn[:10] != drawn[10:]
+
+
+def test_tasks_that_come_again_are_said_once_and_can_be_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks = [Task(str(n), tmp_path, "", tmp_path, tmp_path, (), (), (), (), "") for n in range(10)]
+    order, said = Shuffled(tasks, 3), []
+    for step in range(1, 7):
+        order.tasks_of(step, groups=4)
+        said.append(len(caplog.records))
+    assert said == [0, 0, 1, 1, 1, 1], "in the middle of the third step"
+    assert caplog.messages == ["all 10 tasks have been trained on once; they come again"]
+    assert [order.epoch(step, groups=4) for step in range(1, 7)] == [1, 1, 2, 2, 2, 3]
+    once = Shuffled(tasks, 3, repeat=False)
+    assert [task.id for task in once.tasks_of(2, 4)] == [task.id for task in order.tasks_of(2, 4)]
+    with pytest.raises(TasksUsedUp, match="4 more tasks are wanted and 2 of 10 are left"):
+        once.tasks_of(3, 4)
+
+
+def test_a_run_ends_where_its_tasks_do_and_keeps_all_steps(cache: Path, model: Path, tmp_path: Path) -> None:
+    more = ["--tasks.repeat", "false", "--train.steps", "5", "--checkpoint.every", "5"]
+    process = train(cache, model, tmp_path / "run", *more)
+    assert process.returncode == 0, process.stderr_text
+    assert process.stdout_text.splitlines()[0].endswith("run: 2 of 5 steps done")
+    assert "the run ends after step 2 of 5: 2 more tasks are wanted and 0 of 4 are left" in process.stderr_text
+    assert list(RunFolder(tmp_path / "run").checkpoints()) == [2], "no step is lost"
+    too_few = train(cache, model, tmp_path / "none", *more, "--train.groups", "5")
+    assert (too_few.returncode, too_few.stdout_text) == (1, "")
+    assert "5 more tasks are wanted and 4 of 4 are left" in too_few.stderr_text
+
+
+BROKEN = """
+def harmless(task, rollout):
+    step = rollout.id.split("/")[0]
+    if step == "step2":
+        rollout.segments[0].logprobs[-1] = float("nan")
+    if step == "step3":
+        rollout.segments.clear()
+    return 0.0
+"""
+
+
+def test_what_is_no_number_ends_the_run_or_the_step(cache: Path, model: Path, tmp_path: Path) -> None:
+    """And a step whose rollouts have nothing to learn from is left out."""
+    (tmp_path / "own.py").write_text(BROKEN)
+    more = ["--rewards.files", '["own.py"]', "--rewards.weights.harmless", "1", "--train.steps", "4"]
+    more += ["--checkpoint.keep", "9"]
+    stopped = train(cache, model, tmp_path / "run", *more)
+    assert stopped.returncode == 1
+    (sentence,) = (line for line in stopped.stderr_text.splitlines() if line.startswith("offbook: "))
+    assert "step 2: the gradient is nan (rl/loss" in sentence
+    assert "run/aside/step_00002.samples.jsonl; the last checkpoint, of step 1, is good" in sentence
+    assert "Traceback" not in stopped.stderr_text
+    folder = RunFolder(tmp_path / "run")
+    assert (list(folder.checkpoints()), folder.steps()) == ([1], [1, 2])
+    assert [folder.feedback(2)[1], len(folder.rollouts(2)[0]), folder.rollouts(2)[1]] == [0, 6, 0]
+    samples, unreadable = load_lines(tmp_path / "run" / "aside" / "step_00002.samples.jsonl", Sample)
+    assert unreadable == 0
+    assert all(math.isnan(sample.logprobs[-1]) for sample in samples)
+    went_on = train(cache, model, tmp_path / "run", *more, "--train.on_nonfinite", "skip")
+    assert went_on.returncode == 0, went_on.stderr_text
+    assert "step 2 is skipped: the gradient is nan" in went_on.stderr_text
+    assert "step 3 is skipped: no tokens were sampled" in went_on.stderr_text
+    rows = folder.metrics()[0]
+    assert [row["skipped_steps"] for row in rows] == [0, 1, 2, 2]
+    assert ["gradient_norm" in row for row in rows] == [True, False, False, True]
+    first, second, third, last = (weights(tmp_path / "run", step) for step in (1, 2, 3, 4))
+    for name, value in first.items():
+        assert torch.equal(value, second[name])
+        assert torch.equal(value, third[name])
+        assert last[name].isfinite().all()
+    assert any(not torch.equal(value, last[name]) for name, value in first.items())
+    resumed = train(cache, model, tmp_path / "run", *more, "--train.steps", "5")
+    assert resumed.returncode == 0, resumed.stderr_text
+    assert folder.metrics()[0][-1]["skipped_steps"] == 2, "also after a restart"
 
 
 def test_the_pocket_model_is_the_same_for_the_same_seed(model: Path, tmp_path: Path) -> None:

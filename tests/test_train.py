@@ -17,6 +17,7 @@ from offbook.train.checkpoint import checkpoint_path, finished_steps, load_train
 from offbook.train.muon import Muon, orthogonalize
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import NotFinite, Trainer
+from offbook.types import Sample
 
 
 def test_orthogonalize_keeps_singular_vectors_and_evens_their_values() -> None:
@@ -133,6 +134,19 @@ def test_a_step_that_is_no_number_changes_nothing(place: str) -> None:
     for value, was in zip(trainer.teachers["live"].own.decoder.model.parameters(), slow, strict=True):
         assert torch.equal(value, was)
     assert trainer.step([good]).metrics["gradient_norm"] > 0, "and it goes on"
+
+
+def test_a_step_without_sampled_tokens_changes_nothing_and_says_so() -> None:
+    trainer = Trainer(tiny_model(), TrainConfig(), TEACHERS["ema"])
+    good = sample_with_branches(random.Random(0))
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    crashed = Sample(good.ids, logprobs=[0.0] * 60, advantage=[0.0] * 60, rl_weight=[0.0] * 60)
+    for samples in ([], [crashed], [Sample([])]):
+        result = trainer.step(samples)
+        assert (result.skipped, result.metrics["train_tokens"], trainer.steps) == ("no tokens were sampled", 0, 0)
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert trainer.step([good, crashed]).skipped == ""
 
 
 def test_k1_to_the_start_comes_off_the_advantage() -> None:

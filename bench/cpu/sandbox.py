@@ -23,7 +23,7 @@ from statistics import median
 
 from offbook.sandbox import BwrapBox, isolation, require_isolation
 from offbook.sandbox.box import environment
-from offbook.sandbox.bwrap.arguments import FLAGS, HOME, TEMPORARY, View, seccomp_file, view_arguments
+from offbook.sandbox.bwrap.arguments import FLAGS, HOME, TEMPORARY, TREE, View, seccomp_file, view_arguments
 from offbook.sandbox.bwrap.store import owner_name, store
 
 PODMAN_IMAGE = "docker.io/library/busybox"
@@ -43,7 +43,10 @@ def plain_bwrap(tree: Path) -> list[str]:
     and the kernel may still be taking the namespaces down."""
     before, after = view_arguments(View())
     flags = [*(flag for flag in FLAGS if flag != "--as-pid-1"), "--seccomp", "0"]
-    return [isolation().bwrap, *flags, *before, "--bind", str(tree), "/app", *after, "--", "/bin/sh", "-c", "true"]
+    own = ["--bind", str(tree), TREE]
+    if after:  # the interpreter is in one of the folders that are a box's own, and its place has to be made in there
+        own += ["--tmpfs", HOME, "--tmpfs", TEMPORARY]
+    return [isolation().bwrap, *flags, *before, *own, *after, "--", "/bin/sh", "-c", "true"]
 
 
 def run(command: list[str]) -> None:

@@ -45,6 +45,9 @@ class TasksConfig(Section):
         default="shuffle",
         description="shuffle: epochs, each in a new order; select: by what was solved, and none twice",
     )
+    repeat: bool = Field(
+        default=True, description="shuffle only: tasks come again when all were trained on; if not, the run ends there"
+    )
 
     @field_validator("order", mode="before")
     @classmethod
@@ -122,6 +125,9 @@ class TrainConfig(Section):
     )
     log_parts: int = Field(
         default=0, ge=0, description="steps between reports of each loss part's gradient norm; 0 is never"
+    )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        default="stop", description="what a step does whose gradient is no number: end the run, or change nothing"
     )
     micro_tokens: int = Field(default=8192, ge=1, description="tokens in one forward")
     recompute: Literal["none", "layers", "all"] = Field(

@@ -8,6 +8,8 @@ feedback/step_00003.jsonl    every target of step 3 with its hint and what the h
 feedback/coach.jsonl     what `offbook coach` found in the stored rollouts, in the same form
 eval/NAME.json, eval/NAME.rollouts.jsonl    a measurement and the rollouts behind it
 ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DONE is an unfinished write
+aside/step_00003.samples.jsonl    what step 3 would have trained on, where that gave no number
+.lock                    the process that writes here
 logs/
 """
 
@@ -16,15 +18,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from offbook.types import Feedback, OffbookError, Rollout
+from offbook.types import Feedback, OffbookError, Rollout, Sample
 
 T = TypeVar("T")
 
@@ -40,14 +43,36 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """A reader sees the old file or the new one, never half of it, also after a power cut."""
-    temporary = path.with_name(path.name + ".part")
+    """A reader sees the old file or the new one, never half of it, also after a power cut.
+
+    A link stays one: what it leads to is written. A pipe, a device or this process's own output is just written to.
+    """
+    raw = data.encode() if isinstance(data, str) else data
     with writing(path):
+        if not _is_replaceable(path):
+            with open(path, "ab") as file:
+                file.write(raw)
+            return
+        target = Path(os.path.realpath(path))
+        temporary = target.with_name(target.name + ".part")
         with open(temporary, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
+
+
+def _is_replaceable(path: Path) -> bool:
+    """/dev/stdout may lead to a plain file, and what is printed later would go to the one that was replaced."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return True
+    outputs = []
+    for number in (1, 2):
+        with suppress(OSError):  # it may be closed
+            outputs.append(os.fstat(number))
+    return stat.S_ISREG(found.st_mode) and not any(os.path.samestat(found, output) for output in outputs)
 
 
 @contextmanager
@@ -66,12 +91,18 @@ def whole_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Rollout, Feedback)}
+_KINDS = (Rollout, Feedback, Sample)
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in _KINDS}
 _ADAPTERS[dict] = TypeAdapter(dict[str, Any])  # a step's metrics
+# NaN is written as NaN and not as nothing. That can be said of a list alone, so each is dumped as a list of one.
+_LISTS: dict[type, TypeAdapter[Any]] = {
+    kind: TypeAdapter(list[kind], config=ConfigDict(ser_json_inf_nan="constants"))  # type: ignore[valid-type]
+    for kind in _KINDS
+}
 
 
 def dump_lines(records: Iterable[Any]) -> bytes:
-    return b"".join(_ADAPTERS[type(record)].dump_json(record) + b"\n" for record in records)
+    return b"".join(_LISTS[type(record)].dump_json([record])[1:-1] + b"\n" for record in records)
 
 
 def load_lines(path: Path, kind: type[T]) -> tuple[list[T], int]:
@@ -131,6 +162,11 @@ class RunFolder:
 
     def write_feedback(self, step: int, feedback: list[Feedback]) -> None:
         write_atomic(self._step_file("feedback", step), dump_lines(feedback))
+
+    def write_samples(self, step: int, samples: list[Sample]) -> Path:
+        path = self.path / "aside" / f"step_{step:05d}.samples.jsonl"
+        write_atomic(path, dump_lines(samples))
+        return path
 
     def rollouts(self, step: int) -> tuple[list[Rollout], int]:
         return load_lines(self._step_file("rollouts", step), Rollout)

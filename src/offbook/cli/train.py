@@ -48,5 +48,6 @@ def train(
     if as_json:
         print(json.dumps(rows[-1]))
         return
-    print(f"{config.out}: {config.train.steps} steps done")
+    done, wanted = rows[-1]["step"], config.train.steps
+    print(f"{config.out}: {done} steps done" if done >= wanted else f"{config.out}: {done} of {wanted} steps done")
     say(f"next: offbook eval {config.out}, or offbook view {config.out}", to=console)

@@ -14,7 +14,7 @@ from offbook.evals.metrics import measure, row_of
 from offbook.evals.suites import Suites
 from offbook.loop.collector import Collector, Watch, unwatched
 from offbook.loop.evaluate import PARALLEL, collect_into, summarize
-from offbook.loop.resume import RolloutFiles, claim_of
+from offbook.loop.resume import RolloutFiles
 from offbook.runfolder import write_atomic
 from offbook.types import Task
 
@@ -42,9 +42,21 @@ def run_eval(
 
     `train` are the tasks that the model was trained on, where they are known: what of the suites is in them is said.
     """
+    collector = Collector(subject.config, subject.folder, subject.remote_name)
+    with files.claimed("evaluation", collector, suites.tasks, fresh) as place:
+        return _measure(subject, suites, place, collector, watch, train, parallel)
+
+
+def _measure(
+    subject: Subject,
+    suites: Suites,
+    files: RolloutFiles,
+    collector: Collector,
+    watch: Watch,
+    train: list[Task] | None,
+    parallel: int,
+) -> dict[str, Any]:
     config, tasks = subject.config, suites.tasks
-    collector = Collector(config, subject.folder, subject.remote_name)
-    files.begin("evaluation", claim_of(collector, tasks), config, fresh)
     overlap = contamination(tasks, train) if train is not None else None
     started = time.monotonic()
     groups, counted = collect_into(files, collector, tasks, config.eval.samples, "eval", watch, parallel)

@@ -15,7 +15,7 @@ from typing import Any
 from offbook.config import Config
 from offbook.loop.collector import Collector, Watch, rollout_ids, unwatched
 from offbook.loop.models import local_or_remote
-from offbook.loop.resume import RolloutFiles, claim_of
+from offbook.loop.resume import RolloutFiles
 from offbook.loop.tasks import record_tasks
 from offbook.runfolder import RunFolder, dump_lines, write_atomic
 from offbook.types import Rollout, Task
@@ -38,13 +38,13 @@ def roll_out(
     folder.refuse_file()
     model = local_or_remote(config.model, remote_name, config.seed)
     collector, files = Collector(config, model, remote_name), RolloutFiles.folder(folder.path)
-    files.begin("set of rollouts", {"samples": samples, **claim_of(collector, tasks)}, config)
-    record_tasks(folder, {"": tasks})
-    started = time.monotonic()
-    groups, counted = collect_into(files, collector, tasks, samples, "rollout", watch)
-    result = {**summarize(groups), "tasks": len(tasks), **counted, "seconds": time.monotonic() - started}
-    folder.truncate_metrics(-1)
-    folder.append_metrics({"step": 0, **result})  # they belong to no training step
+    with files.claimed("set of rollouts", collector, tasks, samples=samples):
+        record_tasks(folder, {"": tasks})
+        started = time.monotonic()
+        groups, counted = collect_into(files, collector, tasks, samples, "rollout", watch)
+        result = {**summarize(groups), "tasks": len(tasks), **counted, "seconds": time.monotonic() - started}
+        folder.truncate_metrics(-1)
+        folder.append_metrics({"step": 0, **result})  # they belong to no training step
     return result
 
 

@@ -1,49 +1,69 @@
 """What a folder holds, and going on with it: a run's checkpoints, or rollouts that are kept as they come.
 
-Other work may join what is there only if it is of the same: a run's configuration, the claim of rollouts.
+Other work may join what is there only if it is of the same: a run's configuration, the claim of rollouts. Where things
+lie and how their paths are spelled is no part of that; what is in the files is.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offbook.config import Config, load_config
+from pydantic import ValidationError
+
+from offbook.config import Config, load_config, with_new_keys
+from offbook.lock import only_writer
 from offbook.runfolder import RunFolder, dump_lines, load_lines, write_atomic
 from offbook.types import OffbookError, Rollout, Task
 
 if TYPE_CHECKING:
     from offbook.loop.collector import Collector
 
-DECIDES = ("seed", "harness", "sandbox", "engine", "rewards", "monitors", "eval")  # of a configuration
+DECIDES = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors", "eval")  # of a configuration
+FREE = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat")  # where a run lies, and when it ends
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
+BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times
+STATE = ("optimizer.safetensors", "teacher.*safetensors", "state.json")  # what a checkpoint has for training alone
 
 
 def refuse_another_run(folder: RunFolder, config: Config) -> None:
-    folder.refuse_file()
     if not folder.checkpoints():
         return  # nothing to lose
     old, new = load_config([folder.config_file], {}).model_dump(), config.model_dump()
-    for tree in (old, new):
-        tree["train"].pop("steps")  # a finished run may be trained further
-    if old != new:
-        told = "; ".join(f"{key} is {now!r} now and {then!r} there" for key, then, now in _differences(old, new))
+    differing = [one for one in _differences(old, new) if one[0] not in FREE]
+    if differing:
+        told = "; ".join(f"{key} is {now!r} now and {then!r} there" for key, then, now in differing)
         raise OffbookError(f"{folder.path} holds a run with another configuration ({told}); give another --out")
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """The dotted keys that are not the same, with both values; None where there is none."""
-    for key in {**old, **new}:
-        then, now = old.get(key), new.get(key)
+    for name in {**old, **new}:
+        key, then, now = prefix + name, old.get(name), new.get(name)
         if isinstance(then, dict) and isinstance(now, dict):
-            yield from _differences(then, now, f"{prefix}{key}.")
-        elif then != now:
-            yield f"{prefix}{key}", then, now
+            yield from _differences(then, now, f"{key}.")
+        elif then != now and not _is_same(key, then, now):
+            yield key, then, now
+
+
+def _is_same(key: str, then: Any, now: Any) -> bool:
+    """Of settings that name a place: whether the same is there."""
+    if key in ("rewards.files", "tools.files"):
+        return [_content(file) for file in then or ()] == [_content(file) for file in now or ()]
+    if key not in ("model", "tasks.source", "feedback.judge.name") or not (then and now):
+        return False
+    places = Path(then), Path(now)
+    if not all(place.is_dir() for place in places):
+        return False
+    return places[0].samefile(places[1]) or (key != "tasks.source" and len(set(map(_weights, places))) == 1)
 
 
 def claim_run(folder: RunFolder, config: Config) -> int:
@@ -65,6 +85,7 @@ class RolloutFiles:
     OUT/claim.json                 which model does what: the same command goes on only with the same claim
     OUT/rollouts/step_00000.jsonl  every rollout, scored
     OUT/results.json               of an evaluation: the numbers, and a row a rollout
+    OUT/.results.next/             the same of one that takes its place when it is complete
 
     So it is a run folder that `view`, `audit` and `export` read too. The evaluation of a training run is kept in the
     run's eval/ folder, as NAME.json and NAME.rollouts.jsonl.
@@ -91,23 +112,60 @@ class RolloutFiles:
         """Nothing would be lost."""
         return not self.results.is_file() and not (self.rollouts.is_file() and self.rollouts.stat().st_size)
 
-    def begin(self, noun: str, claim: dict[str, Any], config: Config, fresh: bool | None = None) -> None:
-        """Refuse what is there of another claim, unless all is made afresh; None where a verb does not offer that."""
-        before = json.loads(self.claim.read_text()) if self.claim.is_file() else {}
+    @contextmanager
+    def claimed(
+        self, noun: str, collector: Collector, tasks: Sequence[Task], fresh: bool | None = None, **more: Any
+    ) -> Iterator[RolloutFiles]:
+        """Where to write: here or, where something is replaced, beside it until all of the new is there.
+
+        Refuses what is there of another claim, unless all is made afresh; None where a verb does not offer that.
+        """
+        folder = self.config.parent if self.config else self.results.parent.parent
+        with only_writer(folder):
+            claim = {**more, **claim_of(collector, tasks)}
+            place = self._place(noun, claim, collector.model, fresh)
+            write_atomic(place.claim, json.dumps(claim, indent=1) + "\n")
+            if place.config:
+                write_atomic(place.config, collector.config.model_copy(update={"out": str(folder)}).to_toml())
+            yield place
+            if place is not self:
+                place._move_to(self)
+
+    def _place(self, noun: str, claim: dict[str, Any], model: Path | None, fresh: bool | None) -> RolloutFiles:
+        beside = self._beside()
+        if beside.results.is_file():  # complete, and killed while it was moved
+            beside._move_to(self)
+        before = _read_claim(self.claim, claim, model)
         if not before and self.config and self.config.exists():
             raise OffbookError(f"{self.config.parent} holds a run and no {noun} of this command; give another --out")
-        differs = [key for key in {**claim, **before} if before.get(key) != claim.get(key)]
-        if fresh or self.is_empty or (self.replaceable and differs and CHECKPOINT.issuperset(differs)):
-            self.rollouts.unlink(missing_ok=True)
-            self.results.unlink(missing_ok=True)
-        elif differs:
-            held = self.results if self.replaceable else self.claim.parent
-            another = f"another {', '.join(differs)}" if before else "of what, it does not say"
-            way_out = "give another --out" if fresh is None else "give another --out, or --fresh"
-            raise OffbookError(f"{held} holds another {noun} ({another}); {way_out}")
-        write_atomic(self.claim, json.dumps(claim, indent=1) + "\n")
-        if self.config:
-            write_atomic(self.config, config.model_copy(update={"out": str(self.config.parent)}).to_toml())
+        differs = _differing(before, claim)
+        if self.is_empty or not (differs or fresh):
+            return self
+        by_times = bool(before.get("weights")) and not before["weights"].startswith(BY_CONTENT)
+        if fresh or (self.replaceable and not by_times and CHECKPOINT.issuperset(differs)):
+            if _differing(_read_claim(beside.claim, claim, model), claim):
+                shutil.rmtree(beside.claim.parent, ignore_errors=True)
+            return beside
+        held = self.results if self.replaceable else self.claim.parent
+        way_out = "give another --out" if fresh is None else "give another --out, or --fresh"
+        another = f"another {', '.join(differs)}" if before else "of what, it does not say"
+        if by_times and CHECKPOINT.issuperset(differs):
+            another = "it knows its model by the times of the files, and this one's are others"
+        raise OffbookError(f"{held} holds another {noun} ({another}); {way_out}")
+
+    def _beside(self) -> RolloutFiles:
+        folder = self.results.with_name(f".{self.results.stem}.next")
+        results, rollouts, claim = (folder / name for name in ("results.json", "rollouts.jsonl", "claim.json"))
+        return RolloutFiles(results, rollouts, claim, folder / "config.toml" if self.config else None)
+
+    def _move_to(self, other: RolloutFiles) -> None:
+        """The results come last: as long as they are here, the move is not over."""
+        other.rollouts.parent.mkdir(parents=True, exist_ok=True)
+        pairs = ((self.config, other.config), (self.rollouts, other.rollouts), (self.claim, other.claim))
+        for source, target in (*pairs, (self.results, other.results)):
+            if source and target and source.exists():
+                os.replace(source, target)
+        shutil.rmtree(self.results.parent)
 
     def read(self, wanted: Collection[str]) -> tuple[list[Rollout], int]:
         """The rollouts that are there from before, and how many lines of the file could not be read."""
@@ -125,23 +183,66 @@ class RolloutFiles:
 
 
 def claim_of(collector: Collector, tasks: Sequence[Task]) -> dict[str, Any]:
-    """The model in its folder or, without one, behind its URL; its weights, the tasks, and how they are worked on."""
+    """The model behind its URL or, in a folder, its weights; the tasks, and how they are worked on."""
     config, model = collector.config, collector.model
     settings = config.model_dump()
+    for section in ("rewards", "tools"):
+        settings[section]["files"] = [_content(file) for file in settings[section]["files"]]
     return {
-        "model": f"{config.model} {collector.remote_name}" if model is None else str(model),
-        "weights": "" if model is None else _fingerprint(model),
+        "model": f"{config.model} {collector.remote_name}" if model is None else "",
+        "weights": "" if model is None else _weights(model),
         "tasks": hashlib.sha256("".join(map(_task_fingerprint, tasks)).encode()).hexdigest(),
         **{key: settings[key] for key in DECIDES},
-        **({"tools": settings["tools"]} if config.tools.add or config.tools.files else {}),
     }
 
 
-def _fingerprint(model: Path) -> str:
-    """Of the files by size and time: weights are too large to be read for this."""
-    files = sorted(path for path in model.iterdir() if path.suffix in (".safetensors", ".json", ".bin", ".jinja"))
-    told = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
+def _read_claim(path: Path, claim: dict[str, Any], model: Path | None) -> dict[str, Any]:
+    """One from before has no settings that came later, and knows its model by the times of the files."""
+    before: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    if not before:
+        return {}
+    with suppress(ValidationError):  # of a later version, and so another
+        settings = with_new_keys({key: before[key] for key in DECIDES if key in before})
+        before |= Config.model_validate(settings).model_dump(include=set(DECIDES))
+    if model is not None and before.get("weights") == _times(model):
+        before |= {key: claim[key] for key in CHECKPOINT}
+    return before
+
+
+def _differing(before: dict[str, Any], claim: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(key.split(".")[0] for key, _, _ in _differences(before, claim)))
+
+
+def _model_files(model: Path) -> list[Path]:
+    return sorted(path for path in model.iterdir() if path.suffix in (".safetensors", ".json", ".bin", ".jinja"))
+
+
+def _weights(model: Path) -> str:
+    """Of all that decides what a model says, by content. All bytes are read: about a second for a gigabyte."""
+    files = [path for path in _model_files(model) if not any(path.match(state) for state in STATE)]
+    told = "\n".join(f"{path.name} {_content(path)}" for path in files)
+    return BY_CONTENT + hashlib.sha256(told.encode()).hexdigest()
+
+
+def _times(model: Path) -> str:
+    """What claims from before have of a model."""
+    told = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in _model_files(model)]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+def _content(file: Path | str) -> str:
+    """What stands for a file; what is none stands for itself."""
+    path = Path(file)
+    if not path.is_file():
+        return str(file)
+    found = path.stat()
+    return _digest(path.resolve(), found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _digest(path: Path, size: int, changed: int) -> str:
+    with open(path, "rb") as file:
+        return BY_CONTENT + hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _task_fingerprint(task: Task) -> str:

@@ -16,7 +16,7 @@ from offbook.loop.models import Progress, pocket_cache, quiet
 from offbook.runfolder import RunFolder, write_atomic
 from offbook.taskgen.pocket import make_pocket_tasks
 from offbook.tasks import load_task, load_tasks
-from offbook.tasks.select import History, Sampler
+from offbook.tasks.select import History, Sampler, TasksUsedUp
 from offbook.types import OffbookError, Rollout, Task
 
 MAX_PATCH = 60_000  # characters
@@ -74,16 +74,28 @@ def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Ta
 class Shuffled:
     """Epochs in a new order each: no task comes twice before all have come once."""
 
-    def __init__(self, tasks: list[Task], seed: int):
-        self._tasks, self._seed = tasks, seed
+    def __init__(self, tasks: list[Task], seed: int, repeat: bool = True):
+        self._tasks, self._seed, self._repeat = tasks, seed, repeat
 
     def tasks_of(self, step: int, groups: int) -> list[Task]:
+        left = len(self._tasks) - (step - 1) * groups
+        if left < groups and not self._repeat:
+            raise TasksUsedUp(
+                f"{groups} more tasks are wanted and {max(0, left)} of {len(self._tasks)} are left that were not "
+                "trained on, and tasks.repeat is false"
+            )
+        if 0 <= left < groups:
+            log.warning("all %d tasks have been trained on once; they come again", len(self._tasks))
         chosen = []
         for place in range((step - 1) * groups, step * groups):
             epoch, index = divmod(place, len(self._tasks))
             order = random.Random(f"{self._seed}/{epoch}").sample(range(len(self._tasks)), len(self._tasks))
             chosen.append(self._tasks[order[index]])
         return chosen
+
+    def epoch(self, step: int, groups: int) -> int:
+        """Which pass over the tasks a step ends in, from 1."""
+        return (step * groups - 1) // len(self._tasks) + 1
 
     def learn(self, groups: Iterable[Iterable[Rollout]]) -> None:
         """The order is settled, whatever happens."""
@@ -99,6 +111,9 @@ class Selected:
     def tasks_of(self, step: int, groups: int) -> list[Task]:
         return self._sampler.draw(groups, self._history)
 
+    def epoch(self, step: int, groups: int) -> int:
+        return 1
+
     def learn(self, groups: Iterable[Iterable[Rollout]]) -> None:
         for group in groups:
             self._history.add(group)
@@ -108,7 +123,7 @@ def task_order(config: Config, tasks: list[Task], folder: RunFolder, done: int) 
     """Which tasks a step trains on. The same run picks the same ones, also when it was killed in between."""
     if config.tasks.order == "select":
         return Selected(tasks, config.seed, folder, done)
-    return Shuffled(tasks, config.seed)
+    return Shuffled(tasks, config.seed, config.tasks.repeat)
 
 
 def record_tasks(folder: RunFolder, tasks: dict[str, list[Task]]) -> None:

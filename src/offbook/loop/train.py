@@ -8,9 +8,11 @@ its last checkpoint is and ends at the same weights.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from offbook.config import Config
 from offbook.engine import LocalEngine
 from offbook.feedback import Rule, hints_in, rules_of
 from offbook.judge import Judgement
+from offbook.lock import only_writer
 from offbook.loop.annotate import annotate, teachers_of
 from offbook.loop.collector import Collector, judges_of
 from offbook.loop.evaluate import summarize
@@ -28,20 +31,29 @@ from offbook.loop.models import Progress, load_model, model_folder, quiet
 from offbook.loop.resume import claim_run, refuse_another_run
 from offbook.loop.tasks import record_tasks, refuse_missing_tasks, task_order, task_sets
 from offbook.runfolder import RunFolder, latest_checkpoint
+from offbook.tasks.select import TasksUsedUp
 from offbook.tokens import Chat
 from offbook.train.checkpoint import load_training_state, save_checkpoint
 from offbook.train.targets import Measured
-from offbook.train.trainer import Trainer
-from offbook.types import Feedback, Likely, Rollout, Task
+from offbook.train.trainer import NotFinite, StepResult, Trainer
+from offbook.types import Feedback, Likely, OffbookError, Rollout, Sample, Task
 
 OnStep = Callable[[dict[str, Any]], None]
+log = logging.getLogger(__name__)
 
 
 def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress = quiet) -> RunFolder:
     """Run, or go on with, the training that `config` describes. Returns when its last step is in a checkpoint."""
-    torch.set_num_threads(config.threads)
     folder = RunFolder(config.out)
-    refuse_another_run(folder, config)
+    folder.refuse_file()
+    with only_writer(folder.path):
+        refuse_another_run(folder, config)
+        _train(config, folder, on_step, progress)
+    return folder
+
+
+def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progress) -> None:
+    torch.set_num_threads(config.threads)
     refuse_missing_tasks(config)
     judges, judge = judges_of(config), judge_of(config.feedback)
     rules = rules_of(config.feedback.files)
@@ -67,20 +79,34 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     with asyncio.Runner() as runner:
         for step in range(done + 1, config.train.steps + 1):
             started = time.monotonic()
+            try:
+                tasks = order.tasks_of(step, config.train.groups)
+            except TasksUsedUp as reason:
+                _end_early(trainer, folder, step - 1, start, config, reason)
+                return
             engine.apply(trainer.publish(version=step - 1))
-            tasks = order.tasks_of(step, config.train.groups)
             groups = runner.run(collector.groups(tasks, config.train.group_size, f"step{step}"))
             collected = time.monotonic()
             order.learn(groups)
             judgement = Judgement() if judge is None else runner.run(judge.read(_with_tasks(groups, by_id)))
             row = {"step": step, **learn(step, groups, by_id, judgement, config, chat, trainer, folder, rules)}
+            row |= {"epoch": order.epoch(step, config.train.groups), "skipped_steps": step - trainer.steps}
             row |= collector.metrics()
             row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected}
             folder.append_metrics(row)
             if step % config.checkpoint.every == 0 or step == config.train.steps:
                 save_checkpoint(trainer, folder.path / "ckpt", step, start, config.checkpoint.keep)
             on_step(row)
-    return folder
+
+
+def _end_early(
+    trainer: Trainer, folder: RunFolder, last: int, start: Path, config: Config, reason: TasksUsedUp
+) -> None:
+    if not last:
+        raise reason
+    if last not in folder.checkpoints():
+        save_checkpoint(trainer, folder.path / "ckpt", last, start, config.checkpoint.keep)
+    log.warning("the run ends after step %d of %d: %s", last, config.train.steps, reason)
 
 
 def learn(
@@ -98,11 +124,17 @@ def learn(
     counts: Counter[str] = Counter()
     temperature, written = config.engine.temperature, hints_in(judgement)
     samples, feedback = annotate(groups, config.feedback, chat, step, tasks, written, counts, temperature, rules)
-    result = trainer.step(samples, lr_scale=min(1.0, step / max(1, config.train.warmup_steps)))
+    folder.write_rollouts(step, [rollout for group in groups for rollout in group])
+    try:
+        result = trainer.step(samples, lr_scale=min(1.0, step / max(1, config.train.warmup_steps)))
+    except NotFinite as problem:
+        folder.write_feedback(step, feedback)
+        result = _set_aside(step, samples, problem, config, folder)
+    if result.skipped:
+        log.warning("step %d is skipped: %s", step, result.skipped)
     for item in feedback:
         if measured := result.measured.get(target_key(item.target)):
             record(item, measured, chat)
-    folder.write_rollouts(step, [rollout for group in groups for rollout in group])
     folder.write_feedback(step, feedback)
     by_rule = Counter(item.target.rule for item in feedback)
     counts.update(f"left_out/{item.skipped}" for item in feedback if item.skipped)
@@ -115,6 +147,16 @@ def learn(
         **judge_row(judgement),
         "groups_without_signal": sum(len({rollout.reward.total for rollout in group}) == 1 for group in groups),
     }
+
+
+def _set_aside(step: int, samples: list[Sample], problem: NotFinite, config: Config, folder: RunFolder) -> StepResult:
+    """Of a step that gave no number and was not applied. Ends the run, unless it is to go on without."""
+    what = f"{problem}; nothing was applied, and its samples are in {folder.write_samples(step, samples)}"
+    if config.train.on_nonfinite == "skip":
+        return StepResult({}, skipped=what)
+    last = max(folder.checkpoints(), default=0)
+    good = f"the last checkpoint, of step {last}, is good" if last else "there is no checkpoint yet"
+    raise OffbookError(f"step {step}: {what}; {good}; --train.on_nonfinite skip goes on without such a step") from None
 
 
 def _with_tasks(groups: list[list[Rollout]], tasks: dict[str, Task]) -> list[tuple[Rollout, Task | None]]:

@@ -61,6 +61,10 @@ class History:
             record.thinking += rollout.usage.thinking_tokens
 
 
+class TasksUsedUp(OffbookError):
+    """A step needs more tasks than there are left."""
+
+
 class Sampler:
     """Draws tasks without putting any back. The same seed and the same history draw the same ones."""
 
@@ -72,7 +76,7 @@ class Sampler:
 
     def draw(self, count: int, history: History) -> list[Task]:
         if count > len(self._left):
-            raise OffbookError(
+            raise TasksUsedUp(
                 f"{count} more tasks are wanted and {len(self._left)} are left that this run has not used; "
                 "make more tasks, or train for fewer steps"
             )

@@ -50,7 +50,7 @@ def _write(trainer: Trainer, path: Path, step: int, tokenizer_from: Path) -> Non
     for name, weights in trainer.own_weights().items():
         if weights.kind.moves:
             save_file(dict(weights.decoder.model.named_parameters()), path / f"teacher.{name}.safetensors")
-    (path / "state.json").write_text(json.dumps({"step": step}) + "\n")
+    (path / "state.json").write_text(json.dumps({"step": step, "updates": trainer.steps}) + "\n")
     (path / "DONE").touch()
 
 
@@ -61,9 +61,10 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
     for key, tensor in tensors.items():
         name, state = key.rsplit("/", 1)
         trainer.optimizer.state[parameters[name]][state] = tensor.to(parameters[name].device)
-    trainer.steps = step = json.loads((path / "state.json").read_text())["step"]
+    state = json.loads((path / "state.json").read_text())
+    trainer.steps = state.get("updates", state["step"])  # fewer where steps were skipped
     for name, weights in trainer.own_weights().items():
-        weights.steps = step
+        weights.steps = trainer.steps
         if weights.kind.moves:
             named = path / f"teacher.{name}.safetensors"
             slow = load_file(named if named.is_file() else path / "teacher.safetensors")  # from before they had names

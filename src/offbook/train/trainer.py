@@ -38,6 +38,7 @@ class NotFinite(OffbookError):
 class StepResult:
     metrics: dict[str, float]
     measured: dict[str, Measured] = field(default_factory=dict)  # by Branch.key
+    skipped: str = ""  # why nothing was applied
 
 
 class Trainer:
@@ -52,10 +53,13 @@ class Trainer:
 
     def step(self, samples: list[Sample], lr_scale: float = 1.0, counts: Counts | None = None) -> StepResult:
         """`counts` are those of all ranks together, where others train on other samples of the same step."""
+        counts = counts or Counts.of(samples)
+        if not counts.tokens.total():
+            return StepResult({"train_tokens": 0}, skipped="no tokens were sampled")
         batches = micro_batches(samples, self.settings.micro_tokens)
         every = self.settings.log_parts
         squares: dict[str, Tensor] | None = {} if every and self.steps % every == 0 else None
-        ledger = Ledger(counts or Counts.of(samples), split=_split_contests(batches), squares=squares)
+        ledger = Ledger(counts, split=_split_contests(batches), squares=squares)
         for micro in batches:
             self.loss(Batch.collate(micro, self.model.device), ledger).backward()
         gradient_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)

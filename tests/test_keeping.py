@@ -1,0 +1,292 @@
+"""What a run folder keeps: one writer at a time, links and pipes as they are, and the same run wherever it lies."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import tiny_model
+from safetensors.torch import load_file, save_file
+
+from offbook import lock
+from offbook.config import Config, RewardsConfig, TasksConfig, TrainConfig
+from offbook.lock import only_writer
+from offbook.loop.collector import Collector
+from offbook.loop.resume import RolloutFiles, claim_of, refuse_another_run
+from offbook.runfolder import RunFolder, dump_lines, load_lines, write_atomic
+from offbook.sandbox.bwrap import root
+from offbook.types import Branch, OffbookError, Sample
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from offbook.lock import only_writer
+with only_writer(Path(sys.argv[1])):
+    print("writing", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@contextmanager
+def writer(folder: Path, seconds: float = 60.0) -> Iterator[subprocess.Popen[str]]:
+    """Another process that writes into a folder."""
+    command = [sys.executable, "-c", WRITER, str(folder), str(seconds)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a background job
+    )
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_free(folder: Path) -> bool:
+    try:
+        with only_writer(folder):
+            return True
+    except OffbookError:
+        return False
+
+
+def test_a_second_writer_is_refused_and_told_who_the_first_one_is(tmp_path: Path) -> None:
+    with writer(tmp_path / "run") as first:
+        sentence = rf"run is being written by process {first.pid} on \S+ since \d{{4}}-"
+        with pytest.raises(OffbookError, match=sentence), only_writer(tmp_path / "run"):
+            pass
+        assert json.loads((tmp_path / "run" / ".lock").read_text())["pid"] == first.pid, "it keeps its lock"
+        RunFolder(tmp_path / "run").config_file.touch()
+        assert RunFolder.open(tmp_path / "run").metrics() == ([], 0), "readers are not held up"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_writer_that_was_stopped_is_in_nobody_s_way(tmp_path: Path, number: int) -> None:
+    with writer(tmp_path / "run") as first:
+        first.send_signal(number)
+        first.wait(timeout=30)
+        assert (tmp_path / "run" / ".lock").exists() == (number == signal.SIGKILL)
+        if number == signal.SIGTERM:
+            assert first.returncode == -number, "it ends as it did"
+        assert is_free(tmp_path / "run"), "at once"
+
+
+def test_a_writer_elsewhere_counts_as_long_as_it_gives_signs_of_life(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "2026-01-01 00:00:00"}))
+    assert not is_free(tmp_path)
+    os.utime(path, times=(time.time() - 61,) * 2)
+    assert is_free(tmp_path)
+    path.write_text("")  # killed before it had said who it is
+    assert is_free(tmp_path)
+
+
+def test_of_many_that_take_a_lock_over_one_gets_it(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text(json.dumps({"pid": 2**22 + 1, "host": os.uname().nodename, "since": ""}))
+    command = [sys.executable, "-c", WRITER, str(tmp_path), "5"]
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **options) for _ in range(6)]
+    said = [process.communicate(timeout=60) for process in processes]
+    assert [out for out, _ in said].count("writing\n") == 1
+    assert sum("is being written by process" in problem for _, problem in said) == 5
+
+
+def test_a_writer_touches_its_lock_and_ends_when_it_has_lost_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "BEAT_S", 0.05)
+    path = tmp_path / ".lock"
+
+    def write() -> None:
+        with only_writer(tmp_path):
+            os.utime(path, times=(0, 0))
+            time.sleep(0.5)
+            assert path.stat().st_mtime > 0
+            path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": ""}))
+            time.sleep(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert json.loads(path.read_text())["host"] == "elsewhere", "and leaves the other's alone"
+
+
+def test_nothing_is_left_where_nothing_was_written(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), only_writer(tmp_path / "run"):
+        math.floor(1 / 0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_link_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").write_text("old")
+    (tmp_path / "link").symlink_to("there/file")
+    (tmp_path / "dangling").symlink_to("there/new")
+    for name in ("link", "dangling"):
+        write_atomic(tmp_path / name, "new")
+        assert (tmp_path / name).is_symlink()
+    assert [(tmp_path / "there" / name).read_text() for name in ("file", "new")] == ["new", "new"]
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {"file", "new"}
+
+
+def test_what_is_no_plain_file_is_written_to(tmp_path: Path) -> None:
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write_atomic(pipe, "through it")
+    reader.join(timeout=10)
+    assert read == ["through it"]
+    assert pipe.is_fifo()
+    code = "import sys; from pathlib import Path; from offbook.runfolder import write_atomic as write\n"
+    code += "print('before', flush=True); write(Path('/dev/stdout'), 'data\\n')"
+    with open(tmp_path / "out", "a") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+    assert (tmp_path / "out").read_text() == "before\ndata\n"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"before\ndata\n"
+    assert os.path.islink("/dev/stdout")
+
+
+def test_what_is_no_number_comes_back_as_it_was(tmp_path: Path) -> None:
+    branch = Branch(3, [1], ((4, 5),), weight=math.inf)
+    sample = Sample([1, 2], [math.nan, -math.inf], [0.5, math.nan], branches=[branch])
+    path = RunFolder(tmp_path).write_samples(3, [sample, Sample([3])])
+    assert path == tmp_path / "aside" / "step_00003.samples.jsonl"
+    (kept, plain), unreadable = load_lines(path, Sample)
+    assert unreadable == 0
+    assert (repr(kept), plain) == (repr(sample), Sample([3]))
+    assert dump_lines([kept]) == dump_lines([sample])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    tiny_model().save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "optimizer.safetensors").write_bytes(b"state")
+    return tmp_path / "model"
+
+
+def stored(folder: Path, config: Config) -> RunFolder:
+    """A run with a checkpoint, as far as it matters here."""
+    (folder / "ckpt" / "step_00001").mkdir(parents=True)
+    (folder / "ckpt" / "step_00001" / "DONE").touch()
+    run = RunFolder(folder)
+    run.config_file.write_text(config.to_toml())
+    return run
+
+
+def test_where_a_run_lies_is_no_part_of_what_it_is(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model, "copy")
+    Path("tasks").mkdir()
+    Path("own.py").write_text("def tried(task, rollout):\n    return 1.0\n")
+    shutil.copy("own.py", "same.py")
+
+    def config(out: str, model: str, source: str, file: str, **train: Any) -> Config:
+        sections = {"tasks": TasksConfig(source=source), "rewards": RewardsConfig(files=[file])}
+        return Config(out=out, model=model, train=TrainConfig(**train), **sections)
+
+    run = stored(Path("k1"), config("k1", "model", "tasks", "own.py"))
+    for out in ("k1/", "./k1", str(tmp_path / "k1")):
+        refuse_another_run(run, config(out, "./model", str(tmp_path / "tasks"), "./own.py"))
+    Path("k1").rename("k2")
+    moved = RunFolder("k2")
+    refuse_another_run(moved, config("k2", "copy/", "tasks/", "same.py", steps=99, on_nonfinite="skip"))
+    Path("same.py").write_text("def tried(task, rollout):\n    return 2.0\n")
+    Path("others").mkdir()
+    other_model = load_file("copy/model.safetensors")
+    other_model["model.norm.weight"][7] += 1e-6
+    save_file(other_model, "copy/model.safetensors")
+    for changed in (("copy", "tasks", "own.py"), ("model", "others", "own.py"), ("model", "tasks", "same.py")):
+        with pytest.raises(OffbookError, match=r"another configuration \((model|tasks.source|rewards.files) is"):
+            refuse_another_run(moved, config("k2", *changed))
+
+
+def claim(model: Path) -> dict[str, Any]:
+    return claim_of(Collector(Config(model="given by its folder"), model), [])
+
+
+def test_a_model_is_known_by_its_content(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = claim(model)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree("model", "copy")
+    for path in Path("copy").iterdir():
+        os.utime(path, times=(1, 1))
+    Path("copy/optimizer.safetensors").unlink()
+    assert claim(Path("model")) == claim(Path("./copy")) == first
+    tensors = load_file("copy/model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][40, 7] *= 1 + 1e-6  # far less than an optimizer step
+    save_file(tensors, "copy/model.safetensors", {"format": "pt"})
+    assert Path("copy/model.safetensors").stat().st_size == Path("model/model.safetensors").stat().st_size
+    assert claim(Path("copy"))["weights"] != first["weights"]
+
+
+def old_claim(model: Path) -> dict[str, Any]:
+    """As it was before: the path, and the times of the files; settings that came later are missing."""
+    import hashlib
+
+    told = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(model.iterdir())]
+    before = claim(model) | {"model": str(model), "weights": hashlib.sha256("\n".join(told).encode()).hexdigest()}
+    del before["tools"], before["eval"]["samples"]
+    return before
+
+
+@pytest.mark.parametrize("in_run", [True, False])
+def test_a_claim_from_before_matches_or_is_refused(model: Path, tmp_path: Path, in_run: bool) -> None:
+    folder = tmp_path / "run"
+    files = RolloutFiles.in_run(folder, "final") if in_run else RolloutFiles.folder(folder)
+    write_atomic(files.claim, json.dumps(old_claim(model)))
+    write_atomic(files.results, "{}")
+    collector = Collector(Config(model="given by its folder"), model)
+    with files.claimed("evaluation", collector, [], fresh=False) as place:
+        assert place is files, "the same"
+    assert json.loads(files.claim.read_text()) == claim(model), "and from here on as it is now"
+    write_atomic(files.claim, json.dumps(old_claim(model)))
+    (model / "config.json").touch()
+    before = files.claim.read_bytes()
+    again = files.claimed("evaluation", collector, [], fresh=False)
+    with (
+        pytest.raises(OffbookError, match="knows its model by the times of the files, and this one's are others"),
+        again,
+    ):
+        pass
+    assert (files.claim.read_bytes(), files.results.read_text()) == (before, "{}")
+
+
+def test_the_comparator_runs_in_a_clone_under_the_system_s_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the interpreter lies in a folder that is a box's own."""
+    spec = importlib.util.spec_from_file_location("bench", Path(__file__).parent.parent / "bench/cpu/sandbox.py")
+    assert spec
+    assert spec.loader
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    (tmp_path / "clone" / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / "tree").mkdir()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "clone" / ".venv"))
+    monkeypatch.setattr(root, "TEMPORARY", f"/{tmp_path.parts[1]}")
+    monkeypatch.setattr(bench, "TEMPORARY", f"/{tmp_path.parts[1]}")
+    root._view_arguments.cache_clear()
+    try:
+        bench.run(bench.plain_bwrap(tmp_path / "tree"))
+    finally:
+        root._view_arguments.cache_clear()
