@@ -27,7 +27,7 @@ from offbook.lock import only_writer
 from offbook.loop.collector import Collector
 from offbook.loop.resume import RolloutFiles, claim_of, refuse_another_run
 from offbook.runfolder import RunFolder, dump_lines, load_lines, write_atomic
-from offbook.sandbox.bwrap import root
+from offbook.sandbox.bwrap import arguments
 from offbook.types import Branch, OffbookError, Sample
 
 WRITER = """
@@ -283,7 +283,7 @@ def test_the_comparator_runs_in_a_clone_under_the_system_s_temporary_folder(
     (tmp_path / "clone" / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / "tree").mkdir()
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "clone" / ".venv"))
-    monkeypatch.setattr(root, "TEMPORARY", f"/{tmp_path.parts[1]}")
+    monkeypatch.setattr(arguments, "TEMPORARY", f"/{tmp_path.parts[1]}")
     monkeypatch.setattr(bench, "TEMPORARY", f"/{tmp_path.parts[1]}")
     root._view_arguments.cache_clear()
     try:
