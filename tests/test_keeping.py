@@ -285,8 +285,8 @@ def test_the_comparator_runs_in_a_clone_under_the_system_s_temporary_folder(
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "clone" / ".venv"))
     monkeypatch.setattr(arguments, "TEMPORARY", f"/{tmp_path.parts[1]}")
     monkeypatch.setattr(bench, "TEMPORARY", f"/{tmp_path.parts[1]}")
-    root._view_arguments.cache_clear()
+    arguments._view_arguments.cache_clear()
     try:
         bench.run(bench.plain_bwrap(tmp_path / "tree"))
     finally:
-        root._view_arguments.cache_clear()
+        arguments._view_arguments.cache_clear()
