@@ -13,7 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +101,26 @@ def test_a_writer_elsewhere_counts_as_long_as_it_gives_signs_of_life(tmp_path: P
     assert is_free(tmp_path)
 
 
-def test_of_many_that_take_a_lock_over_one_gets_it(tmp_path: Path) -> None:
-    (tmp_path / ".lock").write_text(json.dumps({"pid": 2**22 + 1, "host": os.uname().nodename, "since": ""}))
-    command = [sys.executable, "-c", WRITER, str(tmp_path), "5"]
-    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, **options) for _ in range(6)]
-    said = [process.communicate(timeout=60) for process in processes]
-    assert [out for out, _ in said].count("writing\n") == 1
-    assert sum("is being written by process" in problem for _, problem in said) == 5
+def test_of_many_that_take_a_lock_over_one_gets_it(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)  # so that they do come between each other
+    together = threading.Barrier(6)
+    gone = json.dumps({"pid": 2**22 + 1, "host": os.uname().nodename, "since": ""})
+
+    def take() -> bool:
+        together.wait(timeout=30)
+        try:
+            with only_writer(tmp_path):
+                together.wait(timeout=30)  # until all have tried
+                return True
+        except OffbookError:
+            together.wait(timeout=30)
+            return False
+
+    with ThreadPoolExecutor(6) as threads:
+        for _ in range(50):
+            (tmp_path / ".lock").write_text(gone)
+            assert sum(each.result() for each in [threads.submit(take) for _ in range(6)]) == 1
 
 
 def test_a_writer_touches_its_lock_and_ends_when_it_has_lost_it(
