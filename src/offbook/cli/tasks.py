@@ -26,11 +26,15 @@ if TYPE_CHECKING:
     from offbook.taskgen.pipeline import Made
     from offbook.tasks.select import History
 
-app = typer.Typer(help="Make tasks from repositories, check them, make them harder.", no_args_is_help=True)
+app = typer.Typer(
+    help="Make tasks from repositories, check them, make them harder.",
+    no_args_is_help=True,
+    epilog="For example: offbook tasks make ./my-repository --out tasks",
+)
 Places = Annotated[list[Path], typer.Argument(help="Task folders, or folders of them.")]
 
 
-@app.command("make")
+@app.command("make", epilog="For example: offbook tasks make ./my-repository --out tasks")
 def make(
     sources: Annotated[
         list[str] | None, typer.Argument(help="A folder, a git URL, an archive, or pypi:NAME[==VERSION].")
@@ -61,7 +65,8 @@ def make(
     from offbook.taskgen.proposals import proposer, read_proposals
 
     if not sources and proposals is None:
-        raise OffbookError("give at least one repository: a folder, a git URL, an archive, or pypi:NAME")
+        kinds = "a folder, a git URL, an archive, or pypi:NAME"
+        raise OffbookError(f"give at least one repository: {kinds}, as in: offbook tasks make ./my-repository")
     if wording not in ("terse", "normal", "detailed"):
         raise OffbookError(f"there is no wording {wording}; it is one of terse, normal and detailed")
     if (rewrite or propose) and not (url and name):
@@ -147,7 +152,7 @@ def tasks_in(places: list[Path]) -> list[Task]:
     return found
 
 
-@app.command("check")
+@app.command("check", epilog="For example: offbook tasks check tasks")
 def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Gold accepted, doing nothing refused, for every task folder. Exits with 1 if one does not hold."""
     from offbook.tasks.check import check_all
@@ -160,7 +165,7 @@ def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     _judge(len(tasks), {task_id: [why] for task_id, why in bad.items()}, "task folders hold", answer)
 
 
-@app.command("leaks")
+@app.command("leaks", epilog="For example: offbook tasks leaks tasks")
 def leaks(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Look for the deleted code in everything that the agent can read. Exits with 1 if it is found."""
     from offbook.taskgen.audit.corpus import audit_all
@@ -186,7 +191,7 @@ def _judge(num_tasks: int, bad: Mapping[str, Sequence[object]], words: str, answ
         raise typer.Exit(1)
 
 
-@app.command("show")
+@app.command("show", epilog="For example: offbook tasks show tasks --run runs/train")
 def show(
     places: Places,
     runs: Annotated[list[Path] | None, typer.Option("--run", help="Run folders: pass rates are taken there.")] = None,
@@ -240,7 +245,7 @@ def _show_one(task: Task, facts: dict[str, Any]) -> None:
         print(f"\n{patch.read_text()}", end="")
 
 
-@app.command("harden")
+@app.command("harden", epilog="For example: offbook tasks harden tasks/train/my-task --way terser")
 def harden(
     task: Annotated[Path, typer.Argument(help="A task folder made by `offbook tasks make`.")],
     out: Annotated[Path | None, typer.Option(help="Where the harder ones go; beside it where left out.")] = None,
@@ -271,7 +276,7 @@ def _said(outcome: Outcome, out: Path) -> str:
     return f"{out / outcome.id}: {outcome.lines} lines in {outcome.files} files, {outcome.num_tests} tests"
 
 
-@app.command("export")
+@app.command("export", epilog="For example: offbook tasks export tasks --out tasks.jsonl")
 def export(
     places: Places,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("tasks.jsonl"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -15,23 +16,26 @@ CHOICES = "`--model pocket`, `--model smollm2-135m` or `@ standard --model Qwen/
 
 def train(
     ctx: typer.Context,
+    out: Annotated[str, typer.Option(help="The run folder; runs/train if not given.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
-    """Train. Configuration: @ FILE.toml ... and --KEY VALUE, such as --model, --out, --tasks.source, --train.steps.
+    """Train. Configuration: @ FILE.toml ... and --KEY VALUE, such as --model, --tasks.source, --train.steps.
 
     --dry-run prints all keys with their values. --model is `pocket`, `smollm2-135m`, a run or model folder, a hub id;
     it gets the recipe that fits it, unless one is named: @ pocket, small or standard.
     The run folder (--out) is complete after every step; the same command goes on where it stopped.
     """
-    config = config_from(ctx)
+    config = config_from(ctx, {"out": out} if out else {})
     if not config.model:
         raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
     if dry_run:
         from offbook.loop.collector import judges_of
+        from offbook.loop.tasks import refuse_missing_tasks
 
         judges_of(config)
+        refuse_missing_tasks(config)
         print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
         return
     from offbook.loop.train import train as run
@@ -43,7 +47,7 @@ def train(
             numbers = ("solved", "invalid_per_100", "turns", "hinted_targets")
             console.print(f"step {row['step']}: " + ", ".join(f"{key} {row[key]:.3g}" for key in numbers))
 
-        folder = run(config, on_step, progress)
+        folder = run(config, on_step, progress, partial(say, to=console))
     rows, _ = folder.metrics()
     if as_json:
         print(json.dumps(rows[-1]))

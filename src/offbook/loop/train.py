@@ -35,9 +35,15 @@ from offbook.train.trainer import Trainer
 from offbook.types import Feedback, Likely, Rollout, Task
 
 OnStep = Callable[[dict[str, Any]], None]
+Tell = Callable[[str], None]  # a line for people
 
 
-def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress = quiet) -> RunFolder:
+def train(
+    config: Config,
+    on_step: OnStep = lambda row: None,
+    progress: Progress = quiet,
+    tell: Tell = lambda line: None,
+) -> RunFolder:
     """Run, or go on with, the training that `config` describes. Returns when its last step is in a checkpoint."""
     torch.set_num_threads(config.threads)
     folder = RunFolder(config.out)
@@ -48,10 +54,16 @@ def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress
     start = model_folder(config.model, config.seed, progress)
     sets = task_sets(config, progress)
     by_id = {task.id: task for task in sets.train}
+    tell(f"model {config.model}, loaded from {start}")
+    tell(f"tasks {config.tasks.source}: {len(sets.train)} to train on, {len(sets.heldout)} held out")
+    rollouts = f"{config.train.groups} tasks x {config.train.group_size} rollouts"
+    tell(f"{config.train.steps} steps of {rollouts}, kept in {config.out}")
     collector = Collector(config, start, judges=judges)
     engine, chat = collector.engine, collector.chat
     assert isinstance(engine, LocalEngine)  # a model that is trained is here
     done = claim_run(folder, config)
+    if 0 < done < config.train.steps:
+        tell(f"resuming at step {done + 1}")
     record_tasks(folder, {"train": sets.train, "heldout": sets.heldout})
     trainer = Trainer(
         load_model(start), config.train, teachers_of(config.feedback, reference=config.train.reference_kl > 0)
