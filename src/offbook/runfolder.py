@@ -8,6 +8,7 @@ feedback/step_00003.jsonl    every target of step 3 with its hint and what the h
 feedback/coach.jsonl     what `offbook coach` found in the stored rollouts, in the same form
 eval/NAME.json, eval/NAME.rollouts.jsonl    a measurement and the rollouts behind it
 ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DONE is an unfinished write
+trackers.json            how far each tracker of --log has followed metrics.jsonl
 logs/
 """
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from offbook.cli.options import Json, Plain, config_from, console, progress_display, say
-from offbook.config import ConfigError
+from offbook.config import Config, ConfigError
+
+if TYPE_CHECKING:
+    from offbook.loop.trackers import Kind, Tracker
 
 CHOICES = "`--model pocket`, `--model smollm2-135m` or `@ standard --model Qwen/Qwen3-0.6B`"
 
@@ -17,6 +20,9 @@ CHOICES = "`--model pocket`, `--model smollm2-135m` or `@ standard --model Qwen/
 def train(
     ctx: typer.Context,
     out: Annotated[str, typer.Option(help="The run folder; runs/train if not given.")] = "",
+    log: Annotated[
+        Literal["trackio", "wandb", "tensorboard"] | None, typer.Option(help="Show the metrics there, too.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
     plain: Plain = False,
     as_json: Json = False,
@@ -30,6 +36,7 @@ def train(
     config = config_from(ctx, {"out": out} if out else {})
     if not config.model:
         raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
+    tracker = _tracker(log, config) if log else None
     if dry_run:
         from offbook.loop.collector import judges_of
         from offbook.loop.tasks import refuse_missing_tasks
@@ -45,12 +52,23 @@ def train(
         def on_step(row: dict[str, Any]) -> None:
             progress(f"train {config.out}", row["step"] / config.train.steps)
             numbers = ("solved", "invalid_per_100", "turns", "hinted_targets")
+            if tracker:
+                tracker.follow()
             console.print(f"step {row['step']}: " + ", ".join(f"{key} {row[key]:.3g}" for key in numbers))
 
         folder = run(config, on_step, progress, partial(say, to=console))
+    if tracker:
+        tracker.close()
     rows, _ = folder.metrics()
     if as_json:
         print(json.dumps(rows[-1]))
         return
     print(f"{config.out}: {config.train.steps} steps done")
     say(f"next: offbook eval {config.out}, or offbook view {config.out}", to=console)
+
+
+def _tracker(kind: Kind, config: Config) -> Tracker:
+    """Before minutes go into a run: is its package there?"""
+    from offbook.loop.trackers import Tracker
+
+    return Tracker(kind, config)
