@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_loop import offbook, train
@@ -24,6 +26,7 @@ class Run:
         raise ConnectionError("still gone")
 
 def init(**how):
+    print("welcome")
     return Run()
 """
 
@@ -83,7 +86,7 @@ def test_a_tracker_that_comes_later_gets_all_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["trackio", "wandb"])
 def test_a_tracker_that_fails_is_one_warning_and_is_caught_up_with_later(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, kind, raising=False)
@@ -95,6 +98,7 @@ def test_a_tracker_that_fails_is_one_warning_and_is_caught_up_with_later(
         tracker.follow()
     tracker.close()
     (said,) = caplog.messages
+    assert capsys.readouterr().out == "", "what is printed there may be JSON"
     assert said.startswith(f"{kind} failed (the server is gone); the run goes on")
     assert '"step": 1' in (out.path / "trackers.json").read_text(), "the next run sends step 2 again"
 
@@ -109,3 +113,12 @@ def test_a_package_that_is_missing_is_named(
     assert process.returncode == 1
     said = f"offbook: --log {kind} needs a package: pip install {kind}, or 'offbook[trackers]'\n"
     assert process.stderr_text == said
+
+
+def test_the_pocket_tasks_are_shown_and_few_are_made_for_it(cache: Path, tmp_path: Path) -> None:
+    many = offbook(cache, "tasks", "show", "pocket", "--limit", "2", "--json", "--plain", cwd=tmp_path)
+    assert many.returncode == 0, many.stderr_text
+    assert [row["difficulty"] != "" for row in json.loads(many.stdout_text)] == [True, True]
+    one = offbook(cache, "tasks", "show", "pocket", "--limit", "1", "--plain", cwd=tmp_path)
+    assert "needs it (" in one.stdout_text
+    assert not list(tmp_path.iterdir())

@@ -218,7 +218,9 @@ def test_every_key_says_what_it_is() -> None:
     assert bare(Config) == []
 
 
-@pytest.mark.parametrize("given", ["unknown_tool,edited_tests", " unknown_tool, edited_tests,", '"unknown_tool,edited_tests"'])
+@pytest.mark.parametrize(
+    "given", ["unknown_tool,edited_tests", " unknown_tool, edited_tests,", '"unknown_tool,edited_tests"']
+)
 def test_a_list_may_be_given_with_commas(given: str) -> None:
     as_toml = load_config([], {"feedback.rules": '["unknown_tool", "edited_tests"]'})
     assert load_config([], {"feedback.rules": given}) == as_toml

@@ -19,6 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from offbook.cli.options import Json, Plain, console, progress_display, say
+from offbook.config import load_config
 from offbook.types import OffbookError, Task
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     epilog="For example: offbook tasks make ./my-repository --out tasks",
 )
+POCKET = "pocket"
 Places = Annotated[list[Path], typer.Argument(help="Task folders, or folders of them.")]
 
 
@@ -193,14 +195,20 @@ def _judge(num_tasks: int, bad: Mapping[str, Sequence[object]], words: str, answ
 
 @app.command("show", epilog="For example: offbook tasks show tasks --run runs/train")
 def show(
-    places: Places,
+    places: Annotated[list[Path], typer.Argument(help="Task folders, folders of them, or `pocket`.")],
     runs: Annotated[list[Path] | None, typer.Option("--run", help="Run folders: pass rates are taken there.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Of `pocket`, make only so many; 0 is all.")] = 0,
+    plain: Plain = False,
     as_json: Json = False,
 ) -> None:
-    """One task in full, or a table of many; with --run, how often each was solved."""
+    """One task in full, or a table of many; with --run, how often each was solved.
+
+    `pocket` is the held-out pocket tasks; they are made if they are not there yet.
+    """
     from offbook.tasks.select import History
 
-    tasks = tasks_in(places)
+    pocket = [place for place in places if str(place) == POCKET]
+    tasks = [*(_pocket(limit, plain) if pocket else []), *tasks_in([place for place in places if place not in pocket])]
     history = History.of_runs(runs or [])
     rows = [_facts(task, history) for task in tasks]
     if as_json:
@@ -209,6 +217,14 @@ def show(
         _show_one(tasks[0], rows[0])
     else:
         _show_many(rows)
+
+
+def _pocket(limit: int, plain: bool) -> list[Task]:
+    from offbook.loop.tasks import task_sets
+
+    few = {"tasks.num_train": "1", "tasks.num_heldout": str(limit)} if limit else {}
+    with progress_display(plain) as progress:
+        return task_sets(load_config([POCKET], few), progress).heldout
 
 
 def _show_many(rows: list[dict[str, Any]]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import sys
 import uuid
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -42,9 +44,7 @@ class Tensorboard:
 
 class Wandb:
     def __init__(self, package: Any, run: Path, run_id: str, config: dict[str, Any]):
-        self._run = package.init(
-            project=PROJECT, name=run.name, id=run_id, resume="allow", dir=str(run), config=config
-        )
+        self._run = package.init(project=PROJECT, name=run.name, id=run_id, resume="allow", dir=str(run), config=config)
 
     def send(self, step: int, numbers: dict[str, float]) -> None:
         self._run.log(numbers, step=step)
@@ -100,11 +100,14 @@ class Tracker:
         if self._failed:
             return
         try:
-            work()
+            with redirect_stdout(sys.stderr):  # some greet there, and ours may be JSON
+                work()
         except Exception as error:  # theirs, of any kind: the network, an account, a full disk
             self._failed = True
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            log.warning("%s failed (%s); the run goes on without it, and metrics.jsonl has all steps", self._kind, reason)
+            log.warning(
+                "%s failed (%s); the run goes on without it, and metrics.jsonl has all steps", self._kind, reason
+            )
 
     def _send_new(self) -> None:
         path = self._folder.path / "trackers.json"
