@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+import offbook
 from offbook.cli import app, main
 
 
@@ -70,7 +71,7 @@ def test_a_missing_argument(told: Any, verb: tuple[str, ...]) -> None:
     status, said = told(*verb)
     assert (status, is_sentence(said)) == (2, True), said
     assert said.startswith("offbook: Missing ")
-    assert f"`offbook {' '.join(verb)} --help`" in said
+    assert f"(see `offbook {' '.join(verb)} --help`; for example: offbook {' '.join(verb)} " in said
 
 
 @pytest.mark.parametrize("verb", [("compare",), ("eval",), ("tasks", "make")], ids=" ".join)
@@ -78,6 +79,33 @@ def test_too_few_arguments(told: Any, verb: tuple[str, ...]) -> None:
     status, said = told(*verb)
     assert (bool(status), is_sentence(said)) == (True, True), said
     assert said.startswith("offbook: give ")
+    assert f", as in: offbook {' '.join(verb)} " in said
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_the_example_of_a_verb_is_a_call_of_it(verb: tuple[str, ...]) -> None:
+    example = VERBS[verb].epilog.removeprefix("For example: ").split()
+    assert tuple(example[: len(verb) + 1]) == ("offbook", *verb)
+    VERBS[verb].make_context("offbook", example[len(verb) + 1 :])  # raises where an argument is wrong
+
+
+def test_the_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "offbook", "--version"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, f"offbook {offbook.__version__}\n")
+
+
+WRITERS = ["train", "rollout", "eval", "quickstart", "coach", "export", "tasks make", "tasks harden", "tasks export"]
+
+
+@pytest.mark.parametrize("verb", WRITERS)
+def test_where_it_writes_to_is_in_the_help(verb: str) -> None:
+    assert any("--out" in param.opts for param in VERBS[tuple(verb.split())].params)
+
+
+def test_a_configuration_file_without_its_mark(told: Any) -> None:
+    status, said = told("train", "my.toml")
+    assert (status, is_sentence(said)) == (2, True), said
+    assert said.endswith("as in: offbook train @ my.toml --train.steps 10\n")
 
 
 @pytest.mark.parametrize(("verb", "option", "value"), BOUNDS)
@@ -89,8 +117,9 @@ def test_a_number_out_of_its_range(told: Any, verb: tuple[str, ...], option: str
 
 
 def test_an_unknown_verb(told: Any) -> None:
-    assert told("nope") == (2, "offbook: No such command 'nope' (see `offbook --help`)\n")
-    assert told("tasks", "nope") == (2, "offbook: No such command 'nope' (see `offbook tasks --help`)\n")
+    for group, example in (([], "offbook quickstart"), (["tasks"], "offbook tasks make ./my-repository --out tasks")):
+        see = f"see `{' '.join(['offbook', *group])} --help`; for example: {example}"
+        assert told(*group, "nope") == (2, f"offbook: No such command 'nope' ({see})\n")
 
 
 @pytest.mark.parametrize("verb", ["rollout", "eval"])

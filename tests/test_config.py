@@ -216,3 +216,19 @@ def test_every_key_says_what_it_is() -> None:
         return found
 
     assert bare(Config) == []
+
+
+@pytest.mark.parametrize(
+    "given", ["unknown_tool,edited_tests", " unknown_tool, edited_tests,", '"unknown_tool,edited_tests"']
+)
+def test_a_list_may_be_given_with_commas(given: str) -> None:
+    as_toml = load_config([], {"feedback.rules": '["unknown_tool", "edited_tests"]'})
+    assert load_config([], {"feedback.rules": given}) == as_toml
+    assert as_toml.feedback.rules == ["unknown_tool", "edited_tests"]
+
+
+def test_only_keys_that_are_lists_are_split() -> None:
+    config = load_config([], {"model": "a,b", "tools.files": "own.py", "feedback.files": ""})
+    assert (config.model, config.tools.files, config.feedback.files) == ("a,b", ["own.py"], [])
+    with pytest.raises(ConfigError, match="should be a valid list"):
+        load_config([], {"feedback.rules": "[unknown_tool]"})

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from test_harness import LIMITS, Says
 
+from offbook.config import Config
 from offbook.evals.sides import SIDES, TEMPLATES, make_side
 from offbook.evals.sides.draft import write_verified
+from offbook.evals.suites import load_suites
 from offbook.harness import Harness, run_agent
 from offbook.rewards import Grader
 from offbook.sandbox import BoxSpec, open_box
@@ -35,6 +37,17 @@ def test_a_suite_is_made_and_its_folders_are_tasks(name: str, tmp_path: Path) ->
     assert all((task.interrupt is not None) == (name == "interruption") for task in tasks)
     if name == "terse":
         assert all(len(task.instruction) < 400 for task in tasks)
+
+
+def test_a_limit_makes_only_what_it_needs_and_the_same_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFBOOK_CACHE", str(tmp_path))
+    two = load_suites(["eager"], Config(), limit=2)
+    made = [path.parent.name for path in tmp_path.rglob("task.toml")]
+    assert sorted(made) == [task.id for task in two.tasks]
+    assert len(made) == 2
+    assert [task.id for task in load_suites(["eager"], Config()).tasks[:2]] == sorted(made)
+    again = load_suites(["eager"], Config(), limit=2).tasks
+    assert [task.instruction for task in again] == [task.instruction for task in two.tasks]
 
 
 def test_the_same_seed_drafts_the_same_and_another_does_not() -> None:

@@ -12,7 +12,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -388,7 +388,7 @@ def _branches(values: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Dotted keys as trees of one leaf each."""
     for key, text in values.items():
         *parents, name = key.split(".")
-        branch: dict[str, Any] = {name: _parse_value(text)}
+        branch: dict[str, Any] = {name: _parse_value(key, text)}
         for parent in reversed(parents):
             branch = {parent: branch}
         yield branch
@@ -404,12 +404,23 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
-def _parse_value(text: str) -> Any:
-    """Overrides are written as in TOML; what is not a TOML value is taken as a bare string."""
+def _parse_value(key: str, text: str) -> Any:
+    """Overrides are written as in TOML; what is not a TOML value is taken as a bare string, of a list as `a,b`."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        value = text
+    if _is_list(key) and isinstance(value, str) and not value.startswith("["):  # that is a list with a mistake in it
+        return [part for part in map(str.strip, value.split(",")) if part]
+    return value
+
+
+def _is_list(key: str) -> bool:
+    kind: Any = Config
+    for name in key.split("."):
+        fields = getattr(kind, "model_fields", {})
+        kind = fields[name].annotation if name in fields else None
+    return get_origin(kind) is list
 
 
 def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ eval/NAME.json, eval/NAME.rollouts.jsonl    a measurement and the rollouts behin
 ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DONE is an unfinished write
 aside/step_00003.samples.jsonl    what step 3 would have trained on, where that gave no number
 .lock                    the process that writes here
+trackers.json            how far each tracker of --log has followed metrics.jsonl
 logs/
 """
 

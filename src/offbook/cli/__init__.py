@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
+import offbook
 from offbook.cli import audit, coach, compare, doctor, evaluate, export, quickstart, rollout, tasks, train, view
 from offbook.types import OffbookError
 
@@ -19,7 +20,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    epilog="Every verb takes --debug: a traceback instead of one sentence when something goes wrong.",
+    epilog="Every verb takes --debug: a traceback instead of one sentence when something goes wrong. "
+    "For example: offbook quickstart",
 )
 INTERRUPTED = 130
 STOPPED = "stopped; everything so far is kept, and the same command goes on from there"
@@ -47,17 +49,37 @@ class Configured(TyperCommand):
         return left
 
 
-app.command("quickstart", context_settings=CONFIGURED)(quickstart.quickstart)
+def _verb(name: str, does: Any, example: str, **how: Any) -> None:
+    """The example ends the verb's help, and the sentence about what was typed wrong."""
+    app.command(name, epilog=f"For example: offbook {name}{example}", **how)(does)
+
+
+_verb("quickstart", quickstart.quickstart, " --out runs/quickstart", context_settings=CONFIGURED)
 app.add_typer(tasks.app, name="tasks")
-app.command("rollout", cls=Configured, context_settings=CONFIGURED)(rollout.rollout)
-app.command("train", context_settings=CONFIGURED)(train.train)
-app.command("eval", cls=Configured, context_settings=CONFIGURED)(evaluate.evaluate)
-app.command("compare")(compare.compare)
-app.command("export")(export.export)
-app.command("coach")(coach.coach)
-app.command("view")(view.view)
-app.command("audit")(audit.audit)
-app.command("doctor")(doctor.doctor)
+_verb("rollout", rollout.rollout, " pocket --limit 2", cls=Configured, context_settings=CONFIGURED)
+_verb("train", train.train, " --model pocket --out runs/train --train.steps 10", context_settings=CONFIGURED)
+_verb("eval", evaluate.evaluate, " runs/train", cls=Configured, context_settings=CONFIGURED)
+_verb("compare", compare.compare, " runs/eval-a runs/eval-b")
+_verb("export", export.export, " runs/train --to openai --out messages.jsonl")
+_verb("coach", coach.coach, " runs/train --out hints.jsonl")
+_verb("view", view.view, " runs/train")
+_verb("audit", audit.audit, " runs/train")
+_verb("doctor", doctor.doctor, "")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"offbook {offbook.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _offbook(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Post-train a coding agent until it no longer needs the hint."""
 
 
 def main() -> NoReturn:
@@ -73,7 +95,10 @@ def main() -> NoReturn:
         sys.exit(code if isinstance(code, int) else 0)
     except UsageError as error:
         if sentence := " ".join(error.format_message().split()).rstrip("."):  # none where help was shown instead
-            _say(f"{sentence} (see `{error.ctx.command_path if error.ctx else 'offbook'} --help`)")
+            command, path = (error.ctx.command, error.ctx.command_path) if error.ctx else (None, "offbook")
+            example = (getattr(command, "epilog", "") or "").partition("For example: ")[2]
+            shown = f"; for example: {example}" if example else ""
+            _say(f"{sentence} (see `{path} --help`{shown})")
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         _say_stopped(arguments)

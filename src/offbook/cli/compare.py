@@ -69,7 +69,8 @@ def _compared(
         if not folder.exists():
             raise OffbookError(f"{folder} is not there; give folders of `offbook eval` or `offbook train`")
     if len(folders) + len(groups) < 2:
-        raise OffbookError("give at least two evaluations or training runs to compare")
+        example = "offbook compare runs/eval-a runs/eval-b"
+        raise OffbookError(f"give at least two evaluations or training runs to compare, as in: {example}")
     evaluations = [] if groups else _evaluations(folders)
     if evaluations:
         found = compare.compare(evaluations, keys)

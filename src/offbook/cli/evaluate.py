@@ -48,7 +48,8 @@ def evaluate(
     """
     chosen = model or model_option
     if not chosen or (model and model_option):
-        raise OffbookError("give one model: a run folder, `pocket`, a model folder, a hub id or a URL")
+        kinds = "a run folder, `pocket`, a model folder, a hub id or a URL"
+        raise OffbookError(f"give one model: {kinds}, as in: offbook eval runs/train")
     if out:
         RunFolder(out).refuse_file()
     costs = read_prices(prices, name or chosen) if prices else Prices(price_input, price_output)

@@ -58,12 +58,13 @@ def config_from(
             key, equals, value = argument[2:].partition("=")
             given = value if equals else next(rest, None)
             if given is None:
-                raise ConfigError(f"--{key} needs a value")
+                raise ConfigError(f"--{key} needs a value, as in: --{key} VALUE")
             overrides[key] = given
         elif in_files:
             files.append(argument)
         else:
-            raise ConfigError(f"unexpected argument {argument}; configuration files come after @")
+            example = f"{ctx.command_path} @ {argument} --train.steps 10"
+            raise ConfigError(f"unexpected argument {argument}; configuration files come after @, as in: {example}")
     config = load_config(files, {**overrides, **(own or {})}, defaults)
     return config.model_copy(update={"model": checkpoint_named(config.model)}) if config.model else config
 

@@ -20,14 +20,16 @@ def rollout(
     samples: Annotated[int, typer.Option("-n", min=1, help="Rollouts a task.")] = 1,
     limit: Annotated[int, typer.Option(min=0, help="Only the first so many tasks; 0 is all.")] = 0,
     name: Annotated[str, typer.Option(help="The model's name, where --model is a URL.")] = "",
+    out: Annotated[str, typer.Option(help="The run folder; runs/rollout if not given.")] = "",
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
-    """Roll out and score, without training. The run folder (--out) is one that `offbook view` shows.
+    """Roll out and score, without training. `offbook view` shows the run folder.
 
     Takes configuration like `train` does. Without a model it is `pocket`. The same command goes on where it stopped.
     """
-    config = config_from(ctx, {"model": model} if model else {}, defaults={"model": "pocket", "out": "runs/rollout"})
+    own = {key: value for key, value in (("model", model), ("out", out)) if value}
+    config = config_from(ctx, own, defaults={"model": "pocket", "out": "runs/rollout"})
 
     from offbook.loop.evaluate import roll_out
     from offbook.loop.models import local_or_remote

@@ -19,6 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from offbook.cli.options import Json, Plain, console, progress_display, say
+from offbook.config import load_config
 from offbook.types import OffbookError, Task
 
 if TYPE_CHECKING:
@@ -26,11 +27,16 @@ if TYPE_CHECKING:
     from offbook.taskgen.pipeline import Made
     from offbook.tasks.select import History
 
-app = typer.Typer(help="Make tasks from repositories, check them, make them harder.", no_args_is_help=True)
+app = typer.Typer(
+    help="Make tasks from repositories, check them, make them harder.",
+    no_args_is_help=True,
+    epilog="For example: offbook tasks make ./my-repository --out tasks",
+)
+POCKET = "pocket"
 Places = Annotated[list[Path], typer.Argument(help="Task folders, or folders of them.")]
 
 
-@app.command("make")
+@app.command("make", epilog="For example: offbook tasks make ./my-repository --out tasks")
 def make(
     sources: Annotated[
         list[str] | None, typer.Argument(help="A folder, a git URL, an archive, or pypi:NAME[==VERSION].")
@@ -61,7 +67,8 @@ def make(
     from offbook.taskgen.proposals import proposer, read_proposals
 
     if not sources and proposals is None:
-        raise OffbookError("give at least one repository: a folder, a git URL, an archive, or pypi:NAME")
+        kinds = "a folder, a git URL, an archive, or pypi:NAME"
+        raise OffbookError(f"give at least one repository: {kinds}, as in: offbook tasks make ./my-repository")
     if wording not in ("terse", "normal", "detailed"):
         raise OffbookError(f"there is no wording {wording}; it is one of terse, normal and detailed")
     if (rewrite or propose) and not (url and name):
@@ -147,7 +154,7 @@ def tasks_in(places: list[Path]) -> list[Task]:
     return found
 
 
-@app.command("check")
+@app.command("check", epilog="For example: offbook tasks check tasks")
 def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Gold accepted, doing nothing refused, for every task folder. Exits with 1 if one does not hold."""
     from offbook.tasks.check import check_all
@@ -160,7 +167,7 @@ def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     _judge(len(tasks), {task_id: [why] for task_id, why in bad.items()}, "task folders hold", answer)
 
 
-@app.command("leaks")
+@app.command("leaks", epilog="For example: offbook tasks leaks tasks")
 def leaks(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Look for the deleted code in everything that the agent can read. Exits with 1 if it is found."""
     from offbook.taskgen.audit.corpus import audit_all
@@ -186,16 +193,22 @@ def _judge(num_tasks: int, bad: Mapping[str, Sequence[object]], words: str, answ
         raise typer.Exit(1)
 
 
-@app.command("show")
+@app.command("show", epilog="For example: offbook tasks show tasks --run runs/train")
 def show(
-    places: Places,
+    places: Annotated[list[Path], typer.Argument(help="Task folders, folders of them, or `pocket`.")],
     runs: Annotated[list[Path] | None, typer.Option("--run", help="Run folders: pass rates are taken there.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Of `pocket`, make only so many; 0 is all.")] = 0,
+    plain: Plain = False,
     as_json: Json = False,
 ) -> None:
-    """One task in full, or a table of many; with --run, how often each was solved."""
+    """One task in full, or a table of many; with --run, how often each was solved.
+
+    `pocket` is the held-out pocket tasks; they are made if they are not there yet.
+    """
     from offbook.tasks.select import History
 
-    tasks = tasks_in(places)
+    pocket = [place for place in places if str(place) == POCKET]
+    tasks = [*(_pocket(limit, plain) if pocket else []), *tasks_in([place for place in places if place not in pocket])]
     history = History.of_runs(runs or [])
     rows = [_facts(task, history) for task in tasks]
     if as_json:
@@ -204,6 +217,14 @@ def show(
         _show_one(tasks[0], rows[0])
     else:
         _show_many(rows)
+
+
+def _pocket(limit: int, plain: bool) -> list[Task]:
+    from offbook.loop.tasks import task_sets
+
+    few = {"tasks.num_train": "1", "tasks.num_heldout": str(limit)} if limit else {}
+    with progress_display(plain) as progress:
+        return task_sets(load_config([POCKET], few), progress).heldout
 
 
 def _show_many(rows: list[dict[str, Any]]) -> None:
@@ -240,7 +261,7 @@ def _show_one(task: Task, facts: dict[str, Any]) -> None:
         print(f"\n{patch.read_text()}", end="")
 
 
-@app.command("harden")
+@app.command("harden", epilog="For example: offbook tasks harden tasks/train/my-task --way terser")
 def harden(
     task: Annotated[Path, typer.Argument(help="A task folder made by `offbook tasks make`.")],
     out: Annotated[Path | None, typer.Option(help="Where the harder ones go; beside it where left out.")] = None,
@@ -271,7 +292,7 @@ def _said(outcome: Outcome, out: Path) -> str:
     return f"{out / outcome.id}: {outcome.lines} lines in {outcome.files} files, {outcome.num_tests} tests"
 
 
-@app.command("export")
+@app.command("export", epilog="For example: offbook tasks export tasks --out tasks.jsonl")
 def export(
     places: Places,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("tasks.jsonl"),

@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from offbook.cli.options import Json, Plain, config_from, console, progress_display, say
-from offbook.config import ConfigError
+from offbook.config import Config, ConfigError
+
+if TYPE_CHECKING:
+    from offbook.loop.trackers import Kind, Tracker
 
 CHOICES = "`--model pocket`, `--model smollm2-135m` or `@ standard --model Qwen/Qwen3-0.6B`"
 
 
 def train(
     ctx: typer.Context,
+    out: Annotated[str, typer.Option(help="The run folder; runs/train if not given.")] = "",
+    log: Annotated[
+        Literal["trackio", "wandb", "tensorboard"] | None, typer.Option(help="Show the metrics there, too.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
-    """Train. Configuration: @ FILE.toml ... and --KEY VALUE, such as --model, --out, --tasks.source, --train.steps.
+    """Train. Configuration: @ FILE.toml ... and --KEY VALUE, such as --model, --tasks.source, --train.steps.
 
     --dry-run prints all keys with their values. --model is `pocket`, `smollm2-135m`, a run or model folder, a hub id;
     it gets the recipe that fits it, unless one is named: @ pocket, small or standard.
     The run folder (--out) is complete after every step; the same command goes on where it stopped.
     """
-    config = config_from(ctx)
+    config = config_from(ctx, {"out": out} if out else {})
     if not config.model:
         raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
+    tracker = _tracker(log, config) if log else None
     if dry_run:
         from offbook.loop.collector import judges_of
+        from offbook.loop.tasks import refuse_missing_tasks
 
         judges_of(config)
+        refuse_missing_tasks(config)
         print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
         return
     from offbook.loop.train import train as run
@@ -41,9 +52,13 @@ def train(
         def on_step(row: dict[str, Any]) -> None:
             progress(f"train {config.out}", row["step"] / config.train.steps)
             numbers = ("solved", "invalid_per_100", "turns", "hinted_targets")
+            if tracker:
+                tracker.follow()
             console.print(f"step {row['step']}: " + ", ".join(f"{key} {row[key]:.3g}" for key in numbers))
 
-        folder = run(config, on_step, progress)
+        folder = run(config, on_step, progress, partial(say, to=console))
+    if tracker:
+        tracker.close()
     rows, _ = folder.metrics()
     if as_json:
         print(json.dumps(rows[-1]))
@@ -51,3 +66,10 @@ def train(
     done, wanted = rows[-1]["step"], config.train.steps
     print(f"{config.out}: {done} steps done" if done >= wanted else f"{config.out}: {done} of {wanted} steps done")
     say(f"next: offbook eval {config.out}, or offbook view {config.out}", to=console)
+
+
+def _tracker(kind: Kind, config: Config) -> Tracker:
+    """Before minutes go into a run: is its package there?"""
+    from offbook.loop.trackers import Tracker
+
+    return Tracker(kind, config)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import offbook
 from offbook.config import Config, cache_folder
-from offbook.evals.sides import SIDES, make_side
+from offbook.evals.sides import NUM_TASKS, SIDES, make_side
 from offbook.loop.models import Progress, quiet
 from offbook.loop.tasks import held_out, task_sets, tasks_at
 from offbook.tasks import load_tasks
@@ -36,7 +36,7 @@ def load_suites(names: list[str], config: Config, limit: int = 0, progress: Prog
     wanted = [each for name in names for each in (SIDES if name == ALL_SIDES else [name])]
     suites = Suites(wanted)
     for name in wanted:
-        tasks = tasks_of(name, config, progress)
+        tasks = tasks_of(name, config, progress, limit)
         for task in tasks[:limit] if limit else tasks:
             if task.id in suites.suite_of:
                 raise OffbookError(f"{name} has a task {task.id}, and {suites.suite_of[task.id]} has one of that name")
@@ -45,10 +45,10 @@ def load_suites(names: list[str], config: Config, limit: int = 0, progress: Prog
     return suites
 
 
-def tasks_of(name: str, config: Config, progress: Progress = quiet) -> list[Task]:
-    """Of a folder with train/ and heldout/ in it, those that are held out."""
+def tasks_of(name: str, config: Config, progress: Progress = quiet, limit: int = 0) -> list[Task]:
+    """Of a folder with train/ and heldout/ in it, those that are held out. No more than `limit` have to be made."""
     if name in SIDES:
-        return load_tasks(side_folder(name, config.seed, progress))
+        return load_tasks(side_folder(name, config.seed, progress, limit))
     if name != "pocket" and any((Path(name) / split).is_dir() for split in ("train", "heldout")):
         if tasks := held_out(Path(name), config.tasks.wording):
             return tasks
@@ -68,13 +68,17 @@ def train_tasks(source: str, config: Config) -> list[Task]:
     return load_tasks(folder)
 
 
-def side_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
-    """Made and verified when it is first asked for; other templates make another folder."""
+def side_folder(name: str, seed: int, progress: Progress = quiet, limit: int = 0) -> Path:
+    """Made and verified when it is first asked for; other templates make another folder, as does a limit."""
     package = Path(offbook.__file__).parent
     digest = hashlib.sha256()
     for path in [*sorted((package / "evals" / "sides").glob("*.py")), *sorted((package / "tasks").glob("*.py"))]:
         digest.update(path.read_bytes())
     root = cache_folder() / "sides" / digest.hexdigest()[:12] / f"{name}-{seed}"
+    if root.is_dir():
+        return root
+    wanted = min(limit or NUM_TASKS, NUM_TASKS)
+    root = root if wanted == NUM_TASKS else root.with_name(f"{root.name}-first-{wanted}")
     if not root.is_dir():
-        asyncio.run(make_side(name, root, seed, lambda share: progress(f"making {name}", share)))
+        asyncio.run(make_side(name, root, seed, lambda share: progress(f"making {name}", share), wanted))
     return root

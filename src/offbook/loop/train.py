@@ -39,20 +39,26 @@ from offbook.train.trainer import NotFinite, StepResult, Trainer
 from offbook.types import Feedback, Likely, OffbookError, Rollout, Sample, Task
 
 OnStep = Callable[[dict[str, Any]], None]
+Tell = Callable[[str], None]  # a line for people
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, on_step: OnStep = lambda row: None, progress: Progress = quiet) -> RunFolder:
+def train(
+    config: Config,
+    on_step: OnStep = lambda row: None,
+    progress: Progress = quiet,
+    tell: Tell = lambda line: None,
+) -> RunFolder:
     """Run, or go on with, the training that `config` describes. Returns when its last step is in a checkpoint."""
     folder = RunFolder(config.out)
     folder.refuse_file()
     with only_writer(folder.path):
         refuse_another_run(folder, config)
-        _train(config, folder, on_step, progress)
+        _train(config, folder, on_step, progress, tell)
     return folder
 
 
-def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progress) -> None:
+def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progress, tell: Tell) -> None:
     torch.set_num_threads(config.threads)
     refuse_missing_tasks(config)
     judges, judge = judges_of(config), judge_of(config.feedback)
@@ -60,10 +66,16 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
     start = model_folder(config.model, config.seed, progress)
     sets = task_sets(config, progress)
     by_id = {task.id: task for task in sets.train}
+    tell(f"model {config.model}, loaded from {start}")
+    tell(f"tasks {config.tasks.source}: {len(sets.train)} to train on, {len(sets.heldout)} held out")
+    rollouts = f"{config.train.groups} tasks x {config.train.group_size} rollouts"
+    tell(f"{config.train.steps} steps of {rollouts}, kept in {config.out}")
     collector = Collector(config, start, judges=judges)
     engine, chat = collector.engine, collector.chat
     assert isinstance(engine, LocalEngine)  # a model that is trained is here
     done = claim_run(folder, config)
+    if 0 < done < config.train.steps:
+        tell(f"resuming at step {done + 1}")
     record_tasks(folder, {"train": sets.train, "heldout": sets.heldout})
     trainer = Trainer(
         load_model(start), config.train, teachers_of(config.feedback, reference=config.train.reference_kl > 0)

@@ -31,12 +31,13 @@ async def make_side(
     on_progress: Callable[[float], None] = lambda share: None,
     num_tasks: int = NUM_TASKS,
 ) -> None:
-    """Task folders of one suite. `root` appears when all are there.
+    """Task folders of one suite, the first so many by id. `root` appears when all are there.
 
     The untouched tree, the right submission and wrong ones are graded; a draft that does not behave as its template
     says stops it.
     """
-    drafts = list(islice(TEMPLATES[name](random.Random(f"side {name} {seed}")), num_tasks))
+    drawn = islice(TEMPLATES[name](random.Random(f"side {name} {seed}")), NUM_TASKS)
+    drafts = sorted(drawn, key=lambda draft: draft.id)[:num_tasks]
     slots = asyncio.Semaphore(AT_ONCE)
     done = 0
 
@@ -51,4 +52,4 @@ async def make_side(
         await asyncio.gather(*(one(draft, part) for draft in drafts))
 
 
-__all__ = ["SIDES", "TEMPLATES", "SideDraft", "make_side"]
+__all__ = ["NUM_TASKS", "SIDES", "TEMPLATES", "SideDraft", "make_side"]
