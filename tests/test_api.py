@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -53,3 +54,28 @@ def test_the_example_of_a_method_runs(model: Path, capsys: pytest.CaptureFixture
     (code,) = (re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in blocks if "Trainer(" in block)
     exec(code.replace('model_folder("pocket", seed=0)', f"model_folder({str(model)!r}, seed=0)"), {})
     assert "[" in capsys.readouterr().out
+
+
+def test_what_is_given_is_kept_as_it_is(tmp_path: Path) -> None:
+    config = configure("pocket", out="true", rewards={"files": [tmp_path / "a.py"], "weights": {"x": 0.5}})
+    assert (config.out, config.rewards.files, config.rewards.weights) == ("true", [str(tmp_path / "a.py")], {"x": 0.5})
+
+
+def test_it_works_where_an_event_loop_runs(cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
+    config = configure("pocket", model=str(model), tasks={"num_train": 4, "num_heldout": 2})
+
+    async def cell() -> int:
+        return len(rollouts(config))
+
+    assert asyncio.run(cell()) == 2
+
+
+def test_a_script_without_a_guard_makes_the_pocket_model(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\nfrom offbook.pocket.model import Recipe, make_pocket\n"
+        f"print(make_pocket(Path({str(tmp_path)!r}), 0, lambda what, share: None, Recipe(episodes=8)))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr

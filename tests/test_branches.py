@@ -362,6 +362,38 @@ def test_a_branch_may_have_its_targets_in_several_places(teacher: str) -> None:
     assert trainer.step([sample]).metrics["distill/kl"] > 0
 
 
+@pytest.mark.parametrize("teacher", ["live", "frozen"])
+def test_a_branch_without_anything_inserted_reads_what_the_student_reads(teacher: str) -> None:
+    """Also where it begins at its first target, as in distillation from another model: the token before predicts it."""
+    rng = random.Random(26)
+    branches = [
+        Branch(30, [], ((30, 45),), key="late"),
+        Branch(10, [], ((10, 25),), key="early"),
+        Branch(1, [], ((1, 5),)),
+    ]
+    sample = replace(sample_with_branches(rng), branches=branches)
+    measured = trainer_for(tiny_model(), teacher).step([sample]).measured
+    for key in ("late", "early"):
+        assert max(measured[key].divergence) < 1e-5
+        assert measured[key].teacher == pytest.approx(measured[key].student, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("branch", "problem"),
+    [
+        (Branch(5, [1], ((6, 9),), distill=Distill("nobody")), "names the teacher nobody; there are live"),
+        (Branch(5, [1], ((6, 9),), distill=Distill(part="rl")), "cannot be called rl"),
+        (Branch(5, [1], ((6, 99),)), "has targets"),
+        (Branch(0, [], ((0, 9),)), "has targets"),
+        (Branch(8, [1], ((6, 9),)), "has targets"),
+    ],
+)
+def test_what_an_annotator_gets_wrong_is_said(branch: Branch, problem: str) -> None:
+    sample = replace(sample_with_branches(random.Random(27)), branches=[branch])
+    with pytest.raises(ValueError, match=problem):
+        trainer_for(tiny_model(), "live").step([sample])
+
+
 def test_branches_of_one_batch_may_have_teachers_and_directions_of_their_own() -> None:
     """Each group is scored by its own teacher; the gradients are those of the groups alone, added up."""
     rng = random.Random(21)

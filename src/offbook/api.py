@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import tomli_w
 
 if TYPE_CHECKING:
     from offbook.config import Config
     from offbook.runfolder import RunFolder
     from offbook.types import Rollout, Task
 
+T = TypeVar("T")
 __all__ = ["configure", "evaluate", "frames", "rollouts", "train"]
 
 
@@ -30,25 +34,40 @@ def _dotted(sections: Mapping[str, Any], prefix: str = "") -> list[tuple[str, st
     flat = []
     for key, value in sections.items():
         is_table = isinstance(value, Mapping)
-        flat += _dotted(value, f"{prefix}{key}.") if is_table else [(f"{prefix}{key}", str(value))]
+        flat += _dotted(value, f"{prefix}{key}.") if is_table else [(f"{prefix}{key}", _as_toml(value))]
     return flat
+
+
+def _as_toml(value: Any) -> str:
+    plain = [str(item) if isinstance(item, Path) else item for item in value] if isinstance(value, list) else value
+    return tomli_w.dumps({"value": str(plain) if isinstance(plain, Path) else plain}).partition("= ")[2].strip()
+
+
+def _in_a_thread(call: Callable[[], T]) -> T:
+    """Where an event loop runs already, as in a notebook: what is called has one of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
 
 
 def train(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row: None) -> RunFolder:
     """Run, or go on with, the training that the configuration describes; `on_step` gets each step's metrics."""
     from offbook.loop.train import train as run
 
-    return run(config, on_step)
+    return _in_a_thread(lambda: run(config, on_step))
 
 
-def rollouts(config: Config, tasks: str | list[Task] = "", samples: int = 1) -> list[Rollout]:
+def rollouts(config: Config, tasks: str | list[Task] = "", samples: int = 1, name: str = "") -> list[Rollout]:
     """Scored rollouts of `config.model` on tasks: `pocket`, a folder, or loaded ones; without any, the held-out ones of
-    the configuration. Nothing is written."""
+    the configuration. Nothing is written. `name` is the model's, where `config.model` is a URL."""
     from offbook.loop.tasks import task_sets, tasks_at
 
     if isinstance(tasks, str):
         tasks = tasks_at(tasks, config) if tasks else task_sets(config).heldout
-    return _collect(config, config.model, tasks, samples, "rollout")
+    return _collect(config, config.model, tasks, samples, "rollout", name)
 
 
 def evaluate(config: Config, model: str | Path = "") -> dict[str, Any]:
@@ -62,16 +81,19 @@ def evaluate(config: Config, model: str | Path = "") -> dict[str, Any]:
     return {"tasks": len(tasks), **measure([row_of(rollout, tasks[rollout.task]) for rollout in found])}
 
 
-def _collect(config: Config, model: str, tasks: list[Task], samples: int, name: str) -> list[Rollout]:
+def _collect(
+    config: Config, model: str, tasks: list[Task], samples: int, name: str, remote_name: str = ""
+) -> list[Rollout]:
     from offbook.loop.collector import Collector
     from offbook.loop.evaluate import PARALLEL
-    from offbook.loop.models import model_folder
+    from offbook.loop.models import local_or_remote
 
     async def collect() -> list[list[Rollout]]:
-        async with aclosing(Collector(config, model_folder(model, config.seed))) as collector:
+        folder = local_or_remote(model, remote_name, config.seed)
+        async with aclosing(Collector(config, folder, remote_name)) as collector:
             return await collector.groups(tasks, samples, name, parallel=PARALLEL)
 
-    return [rollout for group in asyncio.run(collect()) for rollout in group]
+    return [rollout for group in _in_a_thread(lambda: asyncio.run(collect())) for rollout in group]
 
 
 def frames(run: Any, library: Any = None) -> Any:

@@ -325,7 +325,8 @@ Direction = Literal["forward", "reverse", "jsd"]
 class Distill:
     """How branches teach. The trainer knows no algorithm: an annotator says all of it here.
 
-    Branches of one contest compete: at most `places` of them teach, those that move their target most.
+    Branches of one contest compete: at most `places` of them teach, those that move their target most. Where samples of
+    a contest are in several micro-batches, these choose one after the other, longer samples before shorter ones.
     """
 
     teacher: str = "live"  # by the name that the trainer was given it under

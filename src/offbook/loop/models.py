@@ -41,7 +41,18 @@ def pocket_cache() -> Path:
     """What is made on the spot depends on the code and the prompts that make it: changed, they make it anew."""
     package = Path(offbook.__file__).parent
     digest = hashlib.sha256()
-    for room in ("algo", "feedback", "harness", "pocket", "sandbox", "taskgen/pocket", "tasks", "tokens", "train"):
+    for room in (
+        "acts",
+        "algo",
+        "feedback",
+        "harness",
+        "pocket",
+        "sandbox",
+        "taskgen/pocket",
+        "tasks",
+        "tokens",
+        "train",
+    ):
         for path in sorted((package / room).rglob("*")):
             if path.suffix in (".py", ".md"):
                 digest.update(path.read_bytes())

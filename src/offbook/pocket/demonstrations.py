@@ -9,11 +9,14 @@ import asyncio
 import multiprocessing
 import os
 import random
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 from tokenizers import Tokenizer
 
@@ -54,11 +57,22 @@ def make_demonstrations(
     chunks = [(tokenizer.to_str(), seed, start, min(CHUNK, count - start), habits) for start in range(0, count, CHUNK)]
     samples: list[Sample] = []
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+    with _without_main(), ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
         for part in pool.map(_chunk, *zip(*chunks, strict=True)):
             samples += part
             progress(len(samples) / count)
     return samples
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """New processes run the main script again unless there is none; one without a guard would train in each of them."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits) -> list[Sample]:

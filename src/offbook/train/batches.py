@@ -179,11 +179,13 @@ class BranchBatch:
         rows: dict[int, BranchRow] = {}
         longest_first = sorted(enumerate(branches), key=lambda item: -item[1][1].insert)  # evens out a GPU's load
         for number, (base_row, branch) in longest_first:
+            # Where nothing is inserted the token before the first target predicts it, so that is read once more.
+            insert = min(branch.insert, branch.spans[0][0] - 1) if not branch.inserted else branch.insert
             start = len(ids)
             ids += branch.inserted
-            ids += batch.samples[base_row].ids[branch.insert : branch.end]
-            positions.append(torch.arange(branch.insert, branch.insert + len(ids) - start))
-            rows[number] = BranchRow(base_row, branch.insert, start, len(ids))
+            ids += batch.samples[base_row].ids[insert : branch.end]
+            positions.append(torch.arange(insert, insert + len(ids) - start))
+            rows[number] = BranchRow(base_row, insert, start, len(ids))
         predictors = [
             _positions(branch) - branch.end + rows[number].end - 1 for number, (_, branch) in enumerate(branches)
         ]

@@ -21,7 +21,7 @@ from offbook.train import head
 from offbook.train.batches import Batch, BranchBatch, Tokens, micro_batches, row_length
 from offbook.train.forward import Decoder
 from offbook.train.muon import Muon
-from offbook.train.scoring import Counts, Ledger, Scoring
+from offbook.train.scoring import IMITATION, POLICY, Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
 from offbook.types import OffbookError, Sample, Weights
@@ -48,6 +48,8 @@ class Trainer:
         self.settings = settings
         self.student = Decoder(model, settings.recompute, settings.compile, precision=settings.precision)
         self.teachers = make_teachers(self.student, teachers)
+        if settings.reference_kl and REFERENCE not in self.teachers:
+            raise ValueError(f"train.reference_kl needs a teacher called {REFERENCE}: Frozen()")
         self.optimizer = _optimizer(model, settings)
         self.steps = 0
 
@@ -56,6 +58,7 @@ class Trainer:
         counts = counts or Counts.of(samples)
         if not counts.tokens.total():
             return StepResult({"train_tokens": 0}, skipped="no tokens were sampled")
+        self._refuse_faulty(samples)
         batches = micro_batches(samples, self.settings.micro_tokens)
         every = self.settings.log_parts
         squares: dict[str, Tensor] | None = {} if every and self.steps % every == 0 else None
@@ -79,6 +82,22 @@ class Trainer:
         metrics = {"gradient_norm": float(gradient_norm), "train_tokens": used, "padding_share": 1 - used / padded}
         norms = {f"{part}/gradient": float(square) ** 0.5 for part, square in (squares or {}).items()}
         return StepResult({**ledger.means(), **metrics, **norms}, ledger.measured())
+
+    def _refuse_faulty(self, samples: list[Sample]) -> None:
+        """What an annotator can get wrong, before anything is computed."""
+        for sample in samples:
+            for branch in sample.branches:
+                name, part = branch.distill.teacher, branch.distill.part
+                if name not in self.teachers:
+                    raise ValueError(
+                        f"a branch names the teacher {name}; there are {', '.join(self.teachers) or 'none'}"
+                    )
+                if part in (POLICY, IMITATION):
+                    raise ValueError(f"a branch's part of the loss cannot be called {part}")
+                if not 0 < branch.spans[0][0] <= branch.end <= len(sample.ids) or branch.insert > branch.spans[0][0]:
+                    raise ValueError(
+                        f"a branch at {branch.insert} has targets {branch.spans} of {len(sample.ids)} tokens"
+                    )
 
     def publish(self, version: int) -> Weights:
         """The weights as an engine takes them. They are not copied: apply them before the next step."""
