@@ -1,4 +1,4 @@
-"""offbook export: rollouts in the formats that other tools read."""
+"""offbook export: rollouts in the formats that other tools read, or a checkpoint for the hub."""
 
 from __future__ import annotations
 
@@ -7,15 +7,30 @@ from typing import Annotated, Literal
 
 import typer
 
+from offbook.types import OffbookError
+
 
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder, or the folder of an evaluation.")],
-    to: Annotated[Literal["atif", "openai", "parquet"], typer.Option(help="The format.")],
-    out: Annotated[Path, typer.Option(help="A .jsonl file; for parquet a folder of three files.")],
+    to: Annotated[Literal["atif", "openai", "parquet"] | None, typer.Option(help="The format.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A .jsonl file; for parquet a folder of three files.")] = None,
+    hub: Annotated[str, typer.Option(help="OWNER/NAME: push the newest checkpoint there instead.")] = "",
 ) -> None:
-    """Write every rollout of a run: ATIF trajectories, OpenAI-format messages, or tables for data frames."""
-    from offbook.evals.export import export as write
+    """Write every rollout of a run: ATIF trajectories, OpenAI-format messages, or tables for data frames.
+
+    Or, with --hub, push the run's newest checkpoint with a model card.
+    """
     from offbook.runfolder import RunFolder
+
+    if hub and not (to or out):
+        from offbook.evals.hub import push
+
+        print(push(RunFolder.open(run), hub))
+        return
+    if hub or not (to and out):
+        example = f"offbook export {run} --to openai --out messages.jsonl"
+        raise OffbookError(f"give --to and --out, or --hub OWNER/NAME alone, as in: {example}")
+    from offbook.evals.export import export as write
 
     written = write(RunFolder.open(run), to, out)
     skipped = f"; {written.unreadable} unreadable lines were skipped" if written.unreadable else ""

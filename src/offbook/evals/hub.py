@@ -1,0 +1,72 @@
+"""A run's newest checkpoint on the hub, with a model card that says how it came to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import offbook
+from offbook.config import Config, load_config
+from offbook.evals.tables import markdown, result_cells
+from offbook.runfolder import RunFolder, latest_checkpoint
+from offbook.types import OffbookError
+
+FILES = ["config.json", "generation_config.json", "model*.safetensors*", "token*", "special_tokens_map.json", "*.jinja"]
+
+
+def push(folder: RunFolder, name: str) -> str:
+    """One commit of weights, tokenizer and card, without the optimizer. Returns where it is."""
+    from httpx2 import HTTPError
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HFValidationError
+
+    checkpoint = latest_checkpoint(folder)
+    files = sorted({path for pattern in FILES for path in checkpoint.glob(pattern)})
+    changes = [CommitOperationAdd(path.name, path) for path in files]
+    changes.append(CommitOperationAdd("README.md", card(folder, checkpoint).encode()))
+    try:
+        hub = HfApi()
+        url = hub.create_repo(name, exist_ok=True)
+        hub.create_commit(name, changes, commit_message=f"{checkpoint.name} of {folder.path.name}, by offbook")
+    except (HTTPError, HFValidationError, OSError, RuntimeError, ValueError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise OffbookError(f"cannot push to {name}: {reason}; `hf auth login` or HF_TOKEN says who you are") from None
+    return str(url)
+
+
+def card(folder: RunFolder, checkpoint: Path) -> str:
+    config = load_config([folder.config_file], {})
+    step = int(checkpoint.name.removeprefix("step_"))
+    measured = folder.read_eval("final")
+    table = markdown(result_cells(measured)) if measured else "It was not evaluated: `offbook eval` does that.\n"
+    is_id = config.model.count("/") == 1 and not Path(config.model).exists()  # else the hub would look for it
+    front = ["library_name: transformers", "tags: [offbook, reinforcement-learning]"]
+    front += [f"base_model: {config.model}"] if is_id else []
+    return "\n".join(
+        [
+            "---",
+            *front,
+            "---",
+            f"# {folder.path.resolve().name}",
+            "",
+            f"Trained with offbook {offbook.__version__}.",
+            "",
+            f"- Base model: `{config.model}`",
+            f"- Method: {_method(config)}",
+            f"- Tasks: `{config.tasks.source}`",
+            f"- Steps: {step}, each of {config.train.groups} tasks x {config.train.group_size} rollouts",
+            "",
+            "## Held-out tasks",
+            "",
+            table,
+            "## Configuration",
+            "",
+            f"```toml\n{config.to_toml()}```",
+            "",
+        ]
+    )
+
+
+def _method(config: Config) -> str:
+    if not config.feedback.weight:
+        return "RL alone"
+    return f"RL with {config.feedback.method} hints of weight {config.feedback.weight:g}"
