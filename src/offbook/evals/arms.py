@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from offbook.evals.metrics import NOTHING, metric_of, show
+from offbook.evals.metrics import NOTHING, metric_of, show, show_change
 from offbook.evals.statistics import Ratio, compare_paired, mean_and_deviation
 from offbook.evals.tables import Cells
 from offbook.runfolder import RunFolder
@@ -179,7 +179,9 @@ def _spread(members: Sequence[Member], key: str) -> str:
         return NOTHING
     metric = metric_of(key.partition(",")[0])
     mean, deviation = mean_and_deviation(values)
-    return show(metric, mean) if deviation is None else f"{show(metric, mean)} ± {show(metric, deviation)}"
+    if deviation is None:
+        return show(metric, mean)
+    return f"{show(metric, mean)} ± {show(metric, deviation).removesuffix('%')}"
 
 
 def _paired(arms: Arms, base: str, arm: str) -> list[tuple[Member, Member]]:
@@ -197,7 +199,7 @@ def _apart(pairs: Sequence[tuple[Member, Member]], key: str) -> str:
     sides = [Ratio(np.array(side, dtype=np.float64), ones) for side in zip(*both, strict=True)]
     difference = compare_paired(sides[0], sides[1])
     metric = metric_of(key.partition(",")[0])
-    shown = ("+" if (difference.value or 0) > 0 else "") + show(metric, difference.value)
+    shown = show_change(metric, difference.value)
     return shown if difference.p is None else f"{shown} (p {difference.p:.2f})"
 
 

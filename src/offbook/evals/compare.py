@@ -16,6 +16,7 @@ from offbook.evals.metrics import (
     ratios,
     row_of,
     show,
+    show_change,
     show_interval,
     shown_keys,
 )
@@ -131,7 +132,7 @@ def _apart(key: str, difference: Difference) -> str:
     metric = metric_of(key)
     if difference.value is None:
         return NOTHING
-    value = ("+" if difference.value > 0 else "") + show(metric, difference.value)
+    value = show_change(metric, difference.value)
     return f"{value} {show_interval(metric, difference.interval)}" if difference.interval else value
 
 

@@ -110,12 +110,15 @@ class RolloutFiles:
             write_atomic(self.config, config.model_copy(update={"out": str(self.config.parent)}).to_toml())
 
     def read(self, wanted: Collection[str]) -> tuple[list[Rollout], int]:
-        """The rollouts that are there from before, and how many lines of the file could not be read."""
+        """The rollouts that are there from before, and how many lines of the file could not be read.
+
+        Those that the machine or the model's server ended are not: they are tried again.
+        """
         self.rollouts.parent.mkdir(parents=True, exist_ok=True)
         if not self.rollouts.is_file():
             return [], 0
         stored, unreadable = load_lines(self.rollouts, Rollout)
-        kept = {rollout.id: rollout for rollout in stored if rollout.id in wanted}
+        kept = {rollout.id: rollout for rollout in stored if rollout.id in wanted and not rollout.fault}
         write_atomic(self.rollouts, dump_lines(kept.values()))  # the next line must not come behind half of one
         return list(kept.values()), unreadable
 
@@ -128,6 +131,7 @@ def claim_of(collector: Collector, tasks: Sequence[Task]) -> dict[str, Any]:
     """The model in its folder or, without one, behind its URL; its weights, the tasks, and how they are worked on."""
     config, model = collector.config, collector.model
     settings = config.model_dump()
+    settings["engine"].pop("timeout_s")  # whoever waits longer may go on with what is there
     return {
         "model": f"{config.model} {collector.remote_name}" if model is None else str(model),
         "weights": "" if model is None else _fingerprint(model),

@@ -6,6 +6,7 @@ Left out on purpose: critics, trust-region clipping, entropy bonuses, several ep
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ from offbook.train.scoring import Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
 from offbook.types import OffbookError, Sample, Weights
+
+log = logging.getLogger(__name__)
 
 NO_TEACHERS: Mapping[str, Kind] = MappingProxyType({})
 REFERENCE = "start"  # the teacher that `reference_kl` is taken to
@@ -52,6 +55,10 @@ class Trainer:
 
     def step(self, samples: list[Sample], lr_scale: float = 1.0, counts: Counts | None = None) -> StepResult:
         """`counts` are those of all ranks together, where others train on other samples of the same step."""
+        samples = [one for one in samples if one.branches or any(one.rl_weight) or any(one.ce_weight)]
+        if not samples:
+            log.warning("no rollout of the step has a token to learn from: the step is skipped")
+            return StepResult({"steps_skipped": 1})
         batches = micro_batches(samples, self.settings.micro_tokens)
         every = self.settings.log_parts
         squares: dict[str, Tensor] | None = {} if every and self.steps % every == 0 else None
