@@ -156,7 +156,7 @@ def test_training_runs_are_grouped_by_arm_and_paired_by_seed(tmp_path: Path) -> 
     assert "hinted probability" in page
     narrow = offbook(tmp_path, *names, "--metric", "solved", "--markdown", "rows.md")
     assert narrow.returncode == 0, narrow.stderr
-    assert "| hints - rl | 3 paired | +30.0% (p 0.25) |" in (tmp_path / "rows.md").read_text()
+    assert "| hints - rl | 3 paired | +30.0 points (p 0.25) |" in (tmp_path / "rows.md").read_text()
     ElementTree.fromstring((tmp_path / "t.svg").read_text())
     grouped = offbook(tmp_path, "--group", "a=rl/seed-*", "--group", "b=hints/*", "--json", "-", "--metric", "solved")
     found = json.loads(grouped.stdout)["arms"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -105,13 +106,19 @@ def crashes(groups: list[list[Rollout]]) -> dict[str, int]:
 
 
 def refuse_all_crashed(groups: list[list[Rollout]]) -> None:
-    causes, count = crashes(groups), sum(map(len, groups))
-    if count and sum(causes.values()) == count:
-        cause, number = next(iter(causes.items()))
-        raise OffbookError(
-            f"every rollout crashed, so there is nothing to measure: {cause} ({number} of {count}); "
-            "mend the model's server or the machine and give the same command again"
-        )
+    """An agent that never came to work is neither good nor bad."""
+    rollouts, causes = [rollout for group in groups for rollout in group], crashes(groups)
+    if not rollouts or sum(causes.values()) < len(rollouts):
+        return
+    cause, number = next(iter(causes.items()))
+    example = next(rollout for rollout in rollouts if rollout.cause == cause)
+    said = [event.detail.strip().rpartition("\n")[2] for event in example.events if event.kind in ("crash", "outgrown")]
+    words = re.sub(r"^offbook\.\S+: ", "", said[0]) if said else cause
+    raise OffbookError(
+        f"every rollout crashed, so nothing was measured: {cause} ({number} of {len(rollouts)})"
+        + ("" if words == cause else f", as in: {words}")
+        + "; mend the model's server or the machine, then give the same command again"
+    )
 
 
 def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
