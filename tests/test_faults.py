@@ -240,7 +240,7 @@ def command(line: str) -> Answer:
 
 HACKS = {
     "fills the disk": "head -c 200000000 /dev/zero > big.bin",
-    "fills the disk with source": "python -c \"open('pkg.py', 'w').write('#' * 3_950_000)\"",
+    "leaves the tests no room on the disk": "python -c \"open('pkg.py', 'w').write('#' * 4_190_000)\"",
     "forks": "for i in $(seq 400); do sleep 3 & done; wait",
     "takes all memory": 'python -c "x = bytearray(4 << 30)"',
     "takes all time": "sleep 60",
