@@ -151,11 +151,11 @@ def test_training_runs_are_grouped_by_arm_and_paired_by_seed(tmp_path: Path) -> 
     assert figures["arms"]["hints"]["hinted_probability"]["mean"] == pytest.approx(0.1353, abs=1e-3)
     page = (tmp_path / "t.md").read_text()
     assert "| runs | 3 | 3 | 3 paired |" in page, "arms are columns where there are more numbers than arms"
-    assert "| solved | 60.0% ± 10.0% | 90.0% ± 10.0% | +30.0% (p 0.25) |" in page
+    assert "| solved | 60.0% ± 10.0 | 90.0% ± 10.0 | +30.0 points (p 0.25) |" in page
     assert "hinted probability" in page
     narrow = offbook(tmp_path, *names, "--metric", "solved", "--markdown", "rows.md")
     assert narrow.returncode == 0, narrow.stderr
-    assert "| hints - rl | 3 paired | +30.0% (p 0.25) |" in (tmp_path / "rows.md").read_text()
+    assert "| hints - rl | 3 paired | +30.0 points (p 0.25) |" in (tmp_path / "rows.md").read_text()
     ElementTree.fromstring((tmp_path / "t.svg").read_text())
     grouped = offbook(tmp_path, "--group", "a=rl/seed-*", "--group", "b=hints/*", "--json", "-", "--metric", "solved")
     found = json.loads(grouped.stdout)["arms"]

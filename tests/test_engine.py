@@ -14,10 +14,10 @@ from conftest import random_ids, tiny_model
 from transformers import PreTrainedModel
 
 from offbook.config import TrainConfig
-from offbook.engine import LocalEngine, PromptTooLong
+from offbook.engine import LocalEngine
 from offbook.engine.local import LocalSession
 from offbook.train.trainer import Trainer
-from offbook.types import Completion, Prompt, Sample, Weights
+from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Sample, Weights
 
 STOP = 7
 STOPS = frozenset({STOP})
@@ -193,7 +193,9 @@ def test_an_error_in_the_decoding_reaches_everyone_who_waits() -> None:
         waiting = asyncio.gather(*(one_message(session) for session in sessions), return_exceptions=True)
         return await asyncio.wait_for(waiting, 10)
 
-    assert [repr(outcome) for outcome in asyncio.run(main())] == ["RuntimeError('out of memory')"] * 5
+    outcomes = asyncio.run(main())
+    assert {type(outcome) for outcome in outcomes} == {ModelLost}, "which ends the run, and is no rollout's"
+    assert [str(outcome) for outcome in outcomes] == ["the model stopped writing: RuntimeError: out of memory"] * 5
     assert engine.open_sessions == 0
     broken = False
     assert all(isinstance(outcome, Completion) for outcome in asyncio.run(main()))

@@ -19,6 +19,7 @@ from offbook.evals.statistics import (
     mean_and_deviation,
     pass_at_k,
     swap_test,
+    wilson,
 )
 
 
@@ -131,3 +132,15 @@ def test_what_is_equal_makes_no_difference() -> None:
 def test_the_deviation_is_that_of_a_sample() -> None:
     assert mean_and_deviation([1.0, 2.0, 3.0]) == (2.0, 1.0)
     assert mean_and_deviation([4.0]) == (4.0, None)
+
+
+def test_all_or_none_has_the_interval_of_wilson() -> None:
+    assert wilson(0, 10) == pytest.approx((0.0, 0.27753), abs=1e-5), "z^2 / (10 + z^2) with z = 1.96"
+    assert wilson(10, 10) == pytest.approx((0.72247, 1.0), abs=1e-5)
+    assert wilson(5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-5)
+    ones = np.ones(10)
+    assert interval(Ratio(0 * ones, ones, is_share=True)) == wilson(0, 10)
+    assert interval(Ratio(ones, ones, is_share=True)) == wilson(10, 10)
+    assert interval(Ratio(ones, ones)) == (1.0, 1.0), "one turn in every rollout is no share"
+    some = np.array([1.0] + [0.0] * 9)
+    assert interval(Ratio(some, ones, is_share=True)) == interval(of_mean(list(some)))

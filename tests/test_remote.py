@@ -23,7 +23,7 @@ from offbook.client import Client, NoAnswer
 from offbook.engine import RemoteEngine, RemoteSession, remote
 from offbook.tokens import ChatFormat, Transcript, render_call
 from offbook.tokens.hermes import parse as parse_calls
-from offbook.types import Completion, OffbookError, Prompt, ServerLost, ToolSpec
+from offbook.types import Completion, OffbookError, Prompt, PromptTooLong, ServerLost, ToolSpec
 
 KEY = "sk-very-secret-0123456789"
 READ = ToolSpec("read_file", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
@@ -539,3 +539,55 @@ def test_a_password_in_a_url_is_refused_without_being_shown(url: str) -> None:
     with pytest.raises(OffbookError, match="URL of the model server") as error:
         Client(url, "small")
     assert "pass@" not in str(error.value)
+
+
+WORDS = "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens."
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer({"error": {"message": WORDS, "code": "context_length_exceeded"}}, 400),
+        Answer({"error": {"message": WORDS}}, 200),
+        Answer({"error": {"message": "the request exceeds the available context size"}}, 500),
+        Answer({"message": "prompt is too long: 210000 tokens > 200000 maximum"}, 413),
+    ],
+)
+def test_a_conversation_that_outgrew_the_server_s_model_is_told_apart(answer: Answer, ask: Callable[..., Any]) -> None:
+    with serving(answer) as server, pytest.raises(PromptTooLong):
+        ask(server)
+    assert len(server.asked) == 1, "to ask again is no help"
+
+
+def test_a_hung_server_is_one_line(
+    ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert client.SILENCE_S <= 10
+    monkeypatch.setattr(client, "SILENCE_S", 0.1)
+
+    async def act(session: RemoteSession) -> None:
+        await asyncio.gather(*(session.complete(Prompt([1]), 8) for _ in range(5)))
+
+    with serving(replace(reply("ok"), delay_s=0.4)) as server:
+        ask(server, act=act, timeout_s=3, max_retries=1)
+    (told,) = caplog.messages
+    assert told == (
+        "the model server 127.0.0.1 has not answered for 0.1 s; each request waits for 3 s and is sent 2 times at most"
+    )
+
+
+def test_a_server_that_answers_is_not_called_silent(ask: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    with serving(reply("ok")) as server:
+        ask(server)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(("key", "shown"), [("e", "seven letters, e"), ("EMPTY", "EMPTY"), (KEY, "[key]")])
+def test_a_key_that_is_no_secret_takes_no_letters_away(
+    ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, key: str, shown: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    said = "seven letters, e" if key == "e" else key
+    with serving(Answer({"detail": said}, 400)) as server, pytest.raises(OffbookError, match="answered 400") as error:
+        ask(server)
+    assert str(error.value) == f"the model server 127.0.0.1 answered 400: {shown}"

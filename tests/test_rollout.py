@@ -115,12 +115,16 @@ def test_the_bash_profile_talks_in_fenced_blocks(task: Path, tmp_path: Path) -> 
     assert "return 1" in server.asked[1][2]["messages"][-1]["content"]
 
 
-def test_a_refused_request_is_each_rollout_s_crash_and_the_run_goes_on(task: Path, tmp_path: Path) -> None:
+def test_where_every_request_is_refused_nothing_is_measured(task: Path, tmp_path: Path) -> None:
     with serving(Answer({"error": {"message": "too long"}}, 400)) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
         done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "-n", "2", "--out", "run")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["stop/crash"] == 1.0
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == (
+        "offbook: every rollout crashed, so nothing was measured: status 400 (2 of 2), as in: the model server "
+        "127.0.0.1 answered 400: too long; mend the model's server or the machine, then give the same command again"
+    )
+    assert "crash (status 400), not solved" in done.stderr
     rollouts, _ = RunFolder.open(tmp_path / "run").rollouts(0)
     assert ["too long" in kept.events[0].detail for kept in rollouts] == [True, True]
     assert KEY not in done.stderr + done.stdout

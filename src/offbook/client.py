@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import re
 import socket
@@ -19,13 +20,19 @@ from typing import Any
 import httpx2
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
-from offbook.types import OffbookError, ServerLost
+from offbook.types import OffbookError, PromptTooLong, ServerLost
+
+log = logging.getLogger(__name__)
 
 KEY = "OPENAI_API_KEY"  # the variable with the server's key, if it wants one
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
+SILENCE_S = 10.0  # after which people are told that they wait for a server
+LEAST_KEY = 8  # characters; what is shorter is no secret, and may be a word or a letter of every sentence
 TRY_AGAIN = frozenset({408, 409, 425, 429})  # besides every 5xx
 # The server and not the request: no key, no credit, no such model, too busy, nothing behind the gateway.
 LOST = frozenset({401, 402, 403, 404, 429, 502, 503, 504})
+# In the words of OpenAI, vLLM, llama.cpp, SGLang and Anthropic.
+TOO_LONG = re.compile(r"maximum (context|model) length|context.(length|size|window)|prompt is too long", re.IGNORECASE)
 # A pair of escapes that make one character, or half of such a pair. A backslash that is escaped itself begins neither.
 ESCAPES = re.compile(r"(\\\\|\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w)|\\u[dD][89a-fA-F]\w\w")
 
@@ -40,6 +47,10 @@ class NoAnswer(OffbookError):
 
 class NoServer(NoAnswer, ServerLost):
     """Not this request, but every one would fail."""
+
+
+class ContextFull(NoAnswer, PromptTooLong):
+    """The server's model has not so much context."""
 
 
 class _Function(BaseModel):
@@ -79,6 +90,7 @@ class Client:
         self.timeout_s, self.max_retries = timeout_s, max_retries
         self._key = _key()
         self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._patience_s = SILENCE_S
 
     async def ask(self, question: str, max_tokens: int = 2048) -> str:
         """One question and its answer, the likeliest one. It has a connection of its own, so any event loop will do."""
@@ -92,6 +104,7 @@ class Client:
         """One reply, after as many attempts as it takes. A server that does not want this request is asked once."""
         for attempt in range(self.max_retries + 1):
             pause_s, kind = FIRST_PAUSE_S * 2**attempt, NoAnswer
+            silence = asyncio.get_running_loop().call_later(self._patience_s, self._tell_silence, self._patience_s)
             try:
                 async with asyncio.timeout(self.timeout_s):
                     response = await http.post(self.url, json={"model": self.model, **body}, headers=self._headers)
@@ -103,17 +116,30 @@ class Client:
             else:
                 if response.is_success:
                     return self._parse(response)
-                status = response.status_code
-                problem, reason = f"answered {status}: {_refusal(response)}", f"status {status}"
+                status, said = response.status_code, _refusal(response)
+                problem, reason = f"answered {status}: {said}", f"status {status}"
+                if TOO_LONG.search(said):
+                    raise self._error(problem, reason, ContextFull)
                 kind = NoServer if status in LOST else NoAnswer
                 if status not in TRY_AGAIN and status < 500:
                     needs_key = status in (401, 403) and not self._key
                     about_key = f" ({KEY} is not set)" if needs_key else ""
                     raise self._error(problem + about_key, reason, kind)
                 pause_s = _retry_after(response) or pause_s
+            finally:
+                silence.cancel()
             if attempt < self.max_retries:
                 await asyncio.sleep(min(pause_s, LONGEST_PAUSE_S))
         raise self._error(f"{problem} (after {self.max_retries + 1} attempts)", reason, kind)
+
+    def _tell_silence(self, waited_s: float) -> None:
+        """Once for all that wait, and the next time only after twice as long: a slow model is not a hung one."""
+        if waited_s == self._patience_s:
+            self._patience_s *= 2
+            log.warning(
+                f"the model server {self.host} has not answered for {waited_s:g} s; each request waits for "
+                f"{self.timeout_s:g} s and is sent {self.max_retries + 1} times at most"
+            )
 
     def _parse(self, response: httpx2.Response) -> Reply:
         try:
@@ -124,11 +150,14 @@ class Client:
         reason = "but other JSON"
         if first["type"] == "json_invalid":
             what = reason = f"not JSON but {response.headers.get('content-type', 'of no type')}"
+        elif TOO_LONG.search(said := _refusal(response)):
+            raise self._error(f"answered: {said}", reason, ContextFull)
         raise self._error(f"sent something that is not a chat completion ({what})", f"no chat completion, {reason}")
 
     def _error(self, problem: str, reason: str, kind: type[NoAnswer] = NoAnswer) -> NoAnswer:
         texts = f"the model server {self.host} {problem}", reason
-        return kind(*(text.replace(self._key, "[key]") if self._key else text for text in texts))
+        is_secret = len(self._key) >= LEAST_KEY
+        return kind(*(text.replace(self._key, "[key]") if is_secret else text for text in texts))
 
 
 def connections() -> httpx2.AsyncClient:

@@ -104,6 +104,7 @@ class EngineConfig(Section):
     temperature: float = Field(default=1.0, gt=0, description="that rollouts are sampled at")
     max_rows: int = Field(default=64, ge=1, description="rollouts decoded side by side")
     precision: Precision = Field(default="float32", description="of the engine's copy of the weights")
+    timeout_s: float = Field(default=300.0, gt=0, description="that a model behind a URL has for one answer")
 
 
 class TrainConfig(Section):

@@ -21,8 +21,16 @@ class OffbookError(Exception):
     exit_code = 1
 
 
-class ServerLost(OffbookError):
-    """The model behind a URL cannot be asked. That says nothing about an agent, so it ends the run and no rollout."""
+class ModelLost(OffbookError):
+    """The model cannot be asked. That says nothing about an agent, so it ends the run and no rollout."""
+
+
+class ServerLost(ModelLost):
+    """The one behind a URL."""
+
+
+class PromptTooLong(OffbookError):
+    """The conversation has outgrown the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +210,12 @@ class Event:
     paths: tuple[str, ...] = ()  # of opened files
 
 
+# Events that say that the machine, or the model's server, ended a rollout and not the agent; the detail is the cause.
+FAULTS = ("machine_fault", "server_fault")
+OWN_FAULT = "own_fault"  # came again on a second attempt, after commands: the agent's own doing
+MENDED_FAULT = "mended_fault"  # a first attempt was ended by the machine, and this is the second one
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """A monitor's finding, with the message it points at."""
@@ -244,6 +258,29 @@ class Rollout:
     @property
     def solved(self) -> bool:
         return self.reward.parts.get("outcome", 0.0) >= 1.0
+
+    @property
+    def fault(self) -> str:
+        """What of the machine or the model's server ended it: then it says nothing about the agent. Else empty."""
+        return next((event.detail for event in self.events if event.kind in FAULTS), "")
+
+    @property
+    def struck(self) -> bool:
+        """Whether a fault of the machine or the server struck it, mended by a second attempt or not."""
+        return any(event.kind in (*FAULTS, MENDED_FAULT) for event in self.events)
+
+    @property
+    def has_acted(self) -> bool:
+        """Whether the agent has asked for a command, answered or not."""
+        own = (message for segment in self.segments for message in segment.messages if segment.is_own(message))
+        return any(message.calls for message in own)
+
+    @property
+    def cause(self) -> str:
+        """Why it crashed, in a few words."""
+        told = [event.detail for event in self.events if event.kind == OWN_FAULT]
+        lines = [event.detail.strip().rpartition("\n")[2] for event in self.events if event.kind == "crash"]
+        return self.fault or next(iter([*told, *lines]), "no cause on record")[:120]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 Left out on purpose: division by the group's standard deviation, which blows up small differences in an all-equal
 group, and division by length, which rewards long failures. Overlong rollouts keep their reward and are not masked.
+Nor are crashed ones, except those that the machine ended and not the agent (`Rollout.fault`): they are in no mean and
+teach nothing.
 """
 
 from __future__ import annotations
@@ -10,24 +12,28 @@ from offbook.types import Rollout, Sample
 
 
 def group_advantage(rewards_G: list[float]) -> list[float]:
-    mean = sum(rewards_G) / len(rewards_G)
+    mean = sum(rewards_G) / max(1, len(rewards_G))
     return [reward - mean for reward in rewards_G]
 
 
 def rl_samples(group: list[Rollout], temperature: float = 1.0) -> list[list[Sample]]:
-    """For each rollout of one group, a sample a segment: the rollout's advantage on every token it sampled."""
-    advantages = group_advantage([rollout.reward.total for rollout in group])
+    """For each rollout of one group, a sample a segment: the rollout's advantage on every token it sampled.
+
+    A rollout that the machine ended has none.
+    """
+    advantages = iter(group_advantage([rollout.reward.total for rollout in group if not rollout.fault]))
+    return [[] if rollout.fault else _samples(rollout, next(advantages), temperature) for rollout in group]
+
+
+def _samples(rollout: Rollout, advantage: float, temperature: float) -> list[Sample]:
     return [
-        [
-            Sample(
-                ids=segment.ids,
-                logprobs=segment.logprobs,
-                advantage=[advantage if sampled else 0.0 for sampled in segment.sampled],
-                rl_weight=[float(sampled) for sampled in segment.sampled],
-                temperature=temperature,
-                versions=segment.versions,
-            )
-            for segment in rollout.segments
-        ]
-        for rollout, advantage in zip(group, advantages, strict=True)
+        Sample(
+            ids=segment.ids,
+            logprobs=segment.logprobs,
+            advantage=[advantage if sampled else 0.0 for sampled in segment.sampled],
+            rl_weight=[float(sampled) for sampled in segment.sampled],
+            temperature=temperature,
+            versions=segment.versions,
+        )
+        for segment in rollout.segments
     ]

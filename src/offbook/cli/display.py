@@ -71,7 +71,11 @@ def _scores(label: str, total: int) -> Watch:
 
 
 def _score(finished: list[Rollout]) -> str:
-    return f"{sum(rollout.solved for rollout in finished) / len(finished):.0%} solved" if finished else ""
+    if not finished:
+        return ""
+    crashed = sum(rollout.stop == "crash" for rollout in finished)
+    score = f"{sum(rollout.solved for rollout in finished) / len(finished):.0%} solved"
+    return f"{score}, {crashed} crashed" if crashed else score
 
 
 def _table(seen: dict[str, tuple[Rollout, bool]]) -> Table:
@@ -84,7 +88,8 @@ def _table(seen: dict[str, tuple[Rollout, bool]]) -> Table:
 def _cells(rollout: Rollout, over: bool) -> list[str]:
     usage = rollout.usage
     sampled = sum(sum(segment.sampled) for segment in rollout.segments)
-    state = f"{rollout.stop}, {'solved' if rollout.solved else 'not solved'}" if over else "working"
+    ended = f"crash ({rollout.cause})" if rollout.stop == "crash" else rollout.stop
+    state = f"{ended}, {'solved' if rollout.solved else 'not solved'}" if over else "working"
     numbers = [str(number) for number in (usage.turns, usage.calls, usage.invalid_calls, sampled)]
     return [rollout.id, *numbers, state, _last_call(rollout)]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from offbook.cli.display import rollout_display
-from offbook.cli.options import Json, Plain, config_from, progress_display
+from offbook.cli.options import Json, Plain, config_from, console, progress_display
 
 
 def rollout(
@@ -31,6 +31,7 @@ def rollout(
     own = {key: value for key, value in (("model", model), ("out", out)) if value}
     config = config_from(ctx, own, defaults={"model": "pocket", "out": "runs/rollout"})
 
+    from offbook.evals.tables import crashes_sentence
     from offbook.loop.evaluate import roll_out
     from offbook.loop.models import local_or_remote
     from offbook.loop.tasks import tasks_at
@@ -44,3 +45,5 @@ def rollout(
     before = f" ({result['resumed']} were there from before)" if result["resumed"] else ""
     sentence = f"{config.out}: {result['rollouts']} rollouts{before}, {result['solved']:.0%} solved"
     print(json.dumps(result) if as_json else sentence)
+    if result["crashes"]:
+        console.print(crashes_sentence(result["crashes"]), highlight=False, markup=False, soft_wrap=True)

@@ -2,11 +2,11 @@
 
 from typing import Protocol
 
-from offbook.engine.local import LocalEngine, PromptTooLong
+from offbook.engine.local import LocalEngine
 from offbook.engine.remote import RemoteEngine, RemoteSession
 from offbook.types import Policy
 
-__all__ = ["Engine", "LocalEngine", "PromptTooLong", "RemoteEngine", "RemoteSession", "Session"]
+__all__ = ["Engine", "LocalEngine", "RemoteEngine", "RemoteSession", "Session"]
 
 
 class Session(Policy, Protocol):

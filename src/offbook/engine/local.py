@@ -22,13 +22,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from offbook.types import Completion, OffbookError, Prompt, Weights
+from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Weights
 
 T = TypeVar("T")
-
-
-class PromptTooLong(OffbookError):
-    """The conversation has outgrown the model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -138,9 +134,11 @@ class LocalEngine:
                     if not request.done.done():
                         request.done.set_result(completion)
         except Exception as error:  # not handled here: every rollout that waits for the batch gets it
+            lost = _lost(error)
             for request in requests:
                 if not request.done.done():
-                    request.done.set_exception(error)
+                    request.done.set_exception(lost)
+                    request.done.exception()  # the first rollout that gets it ends the others: theirs is not unread
         finally:
             for request in requests:
                 request.done.cancel()
@@ -206,3 +204,14 @@ class LocalEngine:
             mask_BT = torch.cat([mask_BT, torch.ones_like(mask_BT[:, :1])], dim=1)
             position_BT = position_BT[:, -1:] + 1
         return [Completion(ids, logprobs, [self.version] * len(ids)) for ids, logprobs in out]
+
+
+def _lost(error: Exception) -> ModelLost:
+    """No rollout's fault: a model that cannot write now will not write for the next one."""
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    advice = ""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in said:
+        advice = "; lower engine.max_rows or harness.context"
+    lost = ModelLost(f"the model stopped writing: {type(error).__name__}: {said}{advice}")
+    lost.__cause__ = error
+    return lost

@@ -175,7 +175,8 @@ def _label(key: str) -> str:
 
 def _spread(arms: Arms, arm: str, key: str) -> str:
     metric, found = metric_of(key.partition(",")[0]), arms.spread(arm, key)
-    return show(metric, found["mean"]) + (f" ± {show(metric, found['sd'])}" if found["n"] > 1 else "")
+    deviation = show(metric, found["sd"]).removesuffix("%")
+    return show(metric, found["mean"]) + (f" ± {deviation}" if found["n"] > 1 else "")
 
 
 def _paired(arms: Arms, base: str, arm: str) -> list[tuple[Run, Run]]:

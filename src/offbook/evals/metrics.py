@@ -128,7 +128,7 @@ def ratio(groups: Mapping[str, Sequence[Row]], metric: Metric) -> Ratio:
         return [sum(row.numbers[name] for row in rows) / len(rows) for rows in groups.values()]
 
     below = np.array(means(metric.below)) if metric.below else np.ones(len(groups))
-    return Ratio(metric.scale * np.array(means(metric.above)), below)
+    return Ratio(metric.scale * np.array(means(metric.above)), below, metric.percent and not metric.below)
 
 
 def sizes_up_to(num_rollouts: int) -> list[int]:
@@ -148,7 +148,7 @@ def ratios(rows: Iterable[Row]) -> dict[str, tuple[Metric, Ratio]]:
     for k in sizes_up_to(min(map(len, groups.values()))):
         passed = [pass_at_k(len(rows), sum(row.numbers["solved"] >= 1 for row in rows), k) for rows in groups.values()]
         best = [best_of_k([row.numbers["reward"] for row in rows], k) for rows in groups.values()]
-        found[f"pass@{k}"] = metric_of(f"pass@{k}"), Ratio(np.array(passed), ones)
+        found[f"pass@{k}"] = metric_of(f"pass@{k}"), Ratio(np.array(passed), ones, is_share=True)
         found[f"best_of_{k}"] = metric_of(f"best_of_{k}"), Ratio(np.array(best), ones)
     return found
 
@@ -198,7 +198,12 @@ def show(metric: Metric, value: float | None) -> str:
 
 
 def show_change(metric: Metric, value: float | None) -> str:
-    return ("+" if value and value > 0 else "") + show(metric, value)
+    """Of two percentages this is so many points and not per cent of anything."""
+    shown = show(metric, value)
+    if shown == NOTHING:
+        return shown
+    sign = "+" if value and value > 0 else ""
+    return sign + (f"{shown.removesuffix('%')} points" if metric.percent else shown)
 
 
 def show_interval(metric: Metric, around: Sequence[float] | None) -> str:

@@ -13,7 +13,7 @@ from offbook.evals.contamination import contamination
 from offbook.evals.metrics import measure, row_of
 from offbook.evals.suites import Suites
 from offbook.loop.collector import Collector, Watch, unwatched
-from offbook.loop.evaluate import PARALLEL, collect_into, summarize
+from offbook.loop.evaluate import PARALLEL, collect_into, crashes, summarize
 from offbook.loop.resume import RolloutFiles
 from offbook.runfolder import write_atomic
 from offbook.types import Task
@@ -76,6 +76,7 @@ def _measure(
         **{f"{key}_ci": numbers["intervals"].get(key) for key in ("solved", "invalid_per_100")},
         "samples": config.eval.samples,
         **counted,
+        "crashes": crashes(groups),
         "contamination": overlap,
         "rows": [asdict(row) for row in rows],
     }

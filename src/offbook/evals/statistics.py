@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,7 @@ class Ratio:
 
     above_T: Floats
     below_T: Floats
+    is_share: bool = False  # of rollouts, with ones below
 
     @property
     def value(self) -> float | None:
@@ -52,11 +53,25 @@ class Ratio:
 
 
 def interval(ratio: Ratio, seed: int = 0, draws: int = DRAWS) -> tuple[float, float] | None:
-    """Percentile bootstrap over tasks; the rollouts of a task stay together. None for fewer than two tasks."""
-    if len(ratio.above_T) < 2:
+    """Percentile bootstrap over tasks; the rollouts of a task stay together. None for fewer than two tasks.
+
+    A share of none or of all has the interval of Wilson, with tasks for trials: drawn again they are still all alike.
+    """
+    num_tasks = len(ratio.above_T)
+    if num_tasks < 2:
         return None
+    if ratio.is_share and ratio.value in (0.0, 1.0):
+        return wilson(round(ratio.value * num_tasks), num_tasks)
     counts_DT = _resampled(len(ratio.above_T), seed, draws)
     return _percentiles(_divided(counts_DT @ ratio.above_T, counts_DT @ ratio.below_T))
+
+
+def wilson(num_hits: int, num_trials: int) -> tuple[float, float]:
+    """The score interval of a share (Wilson 1927)."""
+    share, z2 = num_hits / num_trials, NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
+    middle = (share + z2 / (2 * num_trials)) / (1 + z2 / num_trials)
+    reach = math.sqrt(z2 * (share * (1 - share) + z2 / (4 * num_trials)) / num_trials) / (1 + z2 / num_trials)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 @dataclass(frozen=True, slots=True)

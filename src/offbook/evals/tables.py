@@ -39,10 +39,20 @@ def said_of(result: Mapping[str, Any]) -> list[str]:
         said[0] += f"; {result['resumed']} rollouts were there from before"
     if result["unreadable"]:
         said.append(f"{result['unreadable']} unreadable lines were skipped, their rollouts run again")
+    if result.get("crashes"):
+        said.append(crashes_sentence(result["crashes"]))
     flags = {key.removeprefix("flags/"): value for key, value in result.items() if key.startswith("flags/")}
     if flags:
         said.append("flags: " + ", ".join(f"{kind} {number}" for kind, number in flags.items()))
     return [*said, contamination_sentence(result.get("contamination"))]
+
+
+def crashes_sentence(causes: Mapping[str, int]) -> str:
+    told = ", ".join(f"{cause} ({number})" for cause, number in causes.items())
+    return (
+        f"{sum(causes.values())} rollouts crashed and count as not solved: {told}; the same command tries those again "
+        "that the machine or the model's server ended"
+    )
 
 
 def contamination_sentence(found: Mapping[str, Any] | None) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import errno
 import time
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from offbook.client import NoAnswer
 from offbook.harness.tool import Tool, ToolFailed, Workbench
 from offbook.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.sandbox import HISTORY, Box, PathRefused
@@ -25,12 +27,13 @@ from offbook.types import (
     Event,
     Limits,
     Message,
+    ModelLost,
     Policy,
     Prices,
     Prompt,
+    PromptTooLong,
     Rollout,
     Segment,
-    ServerLost,
     StopReason,
     Task,
     ToolCall,
@@ -68,7 +71,7 @@ async def run_agent(
     group: str,
     on_turn: OnTurn = lambda rollout: None,
 ) -> Rollout:
-    """One rollout, unscored. What goes wrong in the policy or the box is on it; only a lost server makes it none."""
+    """One rollout, unscored. What goes wrong in the policy or the box is on it; only a lost model makes it none."""
     toolset = harness.toolset(task)
     rollout = Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
     rollout.own_names = {name: tool.own_name for name, tool in toolset.tools.items()}
@@ -80,19 +83,46 @@ async def run_agent(
             rollout.stop = await episode.run()
     except TimeoutError:
         rollout.stop = "wall"
-    except ServerLost:
+        if harness.told and not rollout.usage.turns:  # it waited for the server's first word, and for nothing else
+            record_crash(rollout, NoAnswer(f"no answer within {harness.limits.wall_s:g} s", "no answer in time"))
+    except ModelLost:
         raise
-    except Exception:  # the border of a rollout: one crash is one rollout's event, never the run's
-        rollout.stop = "crash"
-        episode.record("crash", traceback.format_exc(limit=-4))
+    except PromptTooLong as error:
+        rollout.stop = "context"
+        episode.record("outgrown", str(error))
+        if harness.told and not rollout.usage.turns:  # nothing has grown yet: it is the server's setting
+            episode.record("server_fault", "the first prompt and its answer do not fit the model's context")
+    except Exception as error:  # the border of a rollout: one crash is one rollout's event, never the run's
+        record_crash(rollout, error)
     try:
         rollout.changed = await box.changes()
+    except OSError as error:
+        record_crash(rollout, error)
     except Exception:  # the box is gone; the rollout is scored for what is left of it, which is nothing
         episode.record("box_lost", traceback.format_exc(limit=-2))
     rollout.diff = _diff(task, rollout.changed)
     rollout.usage.seconds = time.monotonic() - started
     _count_tokens(rollout.segments, chat, rollout.usage)
     return rollout
+
+
+def record_crash(rollout: Rollout, error: Exception) -> None:
+    """On the rollout, and whether it looks like a fault of the machine or of the model's server.
+
+    The limits of a box are no fault: whoever fills its disk has done that.
+    """
+    rollout.stop = "crash"
+    segment = len(rollout.segments) - 1
+    message = len(rollout.segments[segment].messages) - 1 if rollout.segments else -1
+
+    def record(kind: str, detail: str) -> None:
+        rollout.events.append(Event(message, kind, detail, max(0, segment)))
+
+    record("crash", "".join(traceback.format_exception(error, limit=-4)))
+    if isinstance(error, NoAnswer):
+        record("server_fault", error.reason)
+    elif isinstance(error, OSError) and error.errno != errno.EDQUOT:
+        record("machine_fault", error.strerror or str(error) or type(error).__name__)
 
 
 @dataclass(slots=True)

@@ -64,7 +64,7 @@ def annotate(
     for group in groups:
         for rollout, of_segments in zip(group, rl_samples(group, temperature), strict=True):
             samples += of_segments
-            if settings.weight:
+            if settings.weight and of_segments:  # the machine's faults are nobody's targets
                 task, by_model = (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])
                 pairs = candidates(rollout, settings, task, by_model, counts, rules)
                 for target, hint, branch in _branches(rollout, pairs, settings, chat, step):

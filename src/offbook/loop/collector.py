@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,14 +16,14 @@ from offbook.client import Client
 from offbook.config import Config
 from offbook.engine import LocalEngine, RemoteEngine, Session
 from offbook.feedback import rules_of
-from offbook.harness import Harness, own_tools, run_agent
+from offbook.harness import Harness, own_tools, record_crash, run_agent
 from offbook.loop.models import load_model
 from offbook.monitors import Monitors, monitors_of, withhold
 from offbook.rewards import Grader, Rewards, compose
 from offbook.sandbox import BoxSpec
 from offbook.tasks.suite import suite_box
 from offbook.tokens import Chat, byte_chat, chat_for, render_call
-from offbook.types import Event, OffbookError, Prices, Rollout, Task
+from offbook.types import MENDED_FAULT, OWN_FAULT, Event, OffbookError, Prices, Rollout, Task
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
 Judges = tuple[Rewards, Monitors | None]
@@ -91,7 +90,7 @@ class Collector:
             network = load_model(self.model, settings.precision)
             return LocalEngine(network, chat.stop_ids, settings.temperature, settings.max_rows, self.config.seed)
         return RemoteEngine(
-            Client(self.config.model, self.remote_name, timeout_s=300.0, max_retries=5),
+            Client(self.config.model, self.remote_name, timeout_s=settings.timeout_s, max_retries=5),
             temperature=settings.temperature,
             encode=chat.encode,
             end_id=chat.end_id,
@@ -165,22 +164,45 @@ class Collector:
         return [job.result() for job in running]
 
     async def _rollout(self, task: Task, id: str, group: str, session: Session, watch: Watch) -> Rollout:
-        """One that is over and scored. Where its box cannot be opened or graded it is a crashed one with an event."""
-        rollout, outcome = Rollout(id, task.id, group, task.tools), 0.0
-        try:
-            try:
-                async with await suite_box(task.tree, task.suite, self._box) as box:
-                    rollout = await run_agent(
-                        task, box, session, self.chat, self._harness, id, group, lambda rollout: watch(rollout, False)
-                    )
-            finally:
-                session.close()
-            outcome = await self._grader.outcome(task, rollout)
-        except OSError:  # the machine, not the agent: no space, no processes, a box that was killed from outside
-            rollout.stop = "crash"
-            rollout.events.append(Event(-1, "crash", traceback.format_exc(limit=-4)))
+        """One that is over and scored. Where the machine ended it, there is one fresh attempt in a new box.
+
+        That has the same RNG: an agent that broke the machine itself does so again, and gains no second draw by it.
+        """
+        rollout = await self._work(task, id, group, session, watch)
+        if first := _machine_fault(rollout):
+            rollout = await self._work(task, id, group, self.engine.open(id), watch)
+            _settle(rollout, first)
+        outcome = await self._graded(task, rollout)
         await self._score(task, rollout, outcome)
         return rollout
+
+    async def _work(self, task: Task, id: str, group: str, session: Session, watch: Watch) -> Rollout:
+        """One attempt, not graded yet. Without a box it is a crashed one, of which nothing but the fault is known."""
+        rollout = Rollout(id, task.id, group, task.tools)
+        try:
+            async with await suite_box(task.tree, task.suite, self._box) as box:
+                rollout = await run_agent(
+                    task, box, session, self.chat, self._harness, id, group, lambda rollout: watch(rollout, False)
+                )
+        except OSError as error:  # no space, no processes, a box that was killed from outside
+            record_crash(rollout, error)
+        finally:
+            session.close()
+        return rollout
+
+    async def _graded(self, task: Task, rollout: Rollout) -> float:
+        """A grading that broke off is done once more. What the agent's changes do to it, they do again."""
+        try:
+            return await self._grader.outcome(task, rollout)
+        except OSError as error:
+            first = error.strerror or str(error)
+        try:
+            outcome = await self._grader.outcome(task, rollout)
+        except OSError as error:
+            record_crash(rollout, error)
+            outcome = 0.0
+        _settle(rollout, first)
+        return outcome
 
     async def _score(self, task: Task, rollout: Rollout, outcome: float) -> None:
         """All parts first, and then what findings take of them."""
@@ -190,3 +212,17 @@ class Collector:
         self.rewards.score(task, rollout)
         if self.monitors is not None and is_hack:
             withhold(rollout, outcome, self.monitors.penalty if action == "penalise" else 0.0)
+
+
+def _machine_fault(rollout: Rollout) -> str:
+    return next((event.detail for event in rollout.events if event.kind == "machine_fault"), "")
+
+
+def _settle(rollout: Rollout, first: str) -> None:
+    """After a second attempt. A fault that came again after commands is the agent's own doing: if it were not, breaking
+    the box would be a way out of tasks that are too hard."""
+    if rollout.stop != "crash":
+        rollout.events.append(Event(-1, MENDED_FAULT, first))
+    elif rollout.has_acted:
+        own = {"machine_fault": OWN_FAULT}
+        rollout.events = [replace(event, kind=own.get(event.kind, event.kind)) for event in rollout.events]

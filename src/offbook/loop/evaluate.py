@@ -6,6 +6,7 @@ What more an evaluation counts is in offbook.evals.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from offbook.loop.models import local_or_remote
 from offbook.loop.resume import RolloutFiles
 from offbook.loop.tasks import record_tasks
 from offbook.runfolder import RunFolder, dump_lines, write_atomic
-from offbook.types import Rollout, Task
+from offbook.types import OffbookError, Rollout, Task
 
 PARALLEL = 128  # rollouts of an evaluation that are open at once
 
@@ -45,7 +46,7 @@ def roll_out(
         result = {**summarize(groups), "tasks": len(tasks), **counted, "seconds": time.monotonic() - started}
         folder.truncate_metrics(-1)
         folder.append_metrics({"step": 0, **result})  # they belong to no training step
-    return result
+    return {**result, "crashes": crashes(groups)}
 
 
 def collect_into(
@@ -59,7 +60,7 @@ def collect_into(
 ) -> tuple[list[list[Rollout]], dict[str, int]]:
     """Groups of rollouts, each written when it is over, and how many were there from before or could not be read.
 
-    Those from before are told to `watch` first.
+    Those from before are told to `watch` first. That none of them came about is an error and no measurement.
     """
     kept, unreadable = files.read({id for task in tasks for id in rollout_ids(name, task, size)})
     for rollout in kept:
@@ -77,7 +78,30 @@ def collect_into(
     groups = asyncio.run(collect())
     # Again and in order: what a task's other rollouts showed of it counts for all of them.
     write_atomic(files.rollouts, dump_lines(rollout for group in groups for rollout in group))
+    refuse_all_crashed(groups)
     return groups, {"resumed": len(kept), "unreadable": unreadable}
+
+
+def crashes(groups: list[list[Rollout]]) -> dict[str, int]:
+    """How many rollouts were ended by what that is no limit and no choice of theirs, the commonest cause first."""
+    rollouts = (rollout for group in groups for rollout in group)
+    return dict(Counter(each.cause for each in rollouts if each.stop == "crash" or each.fault).most_common())
+
+
+def refuse_all_crashed(groups: list[list[Rollout]]) -> None:
+    """An agent that never came to work is neither good nor bad."""
+    rollouts, causes = [rollout for group in groups for rollout in group], crashes(groups)
+    if not rollouts or sum(causes.values()) < len(rollouts):
+        return
+    cause, number = next(iter(causes.items()))
+    example = next(rollout for rollout in rollouts if rollout.cause == cause)
+    said = [event.detail.strip().rpartition("\n")[2] for event in example.events if event.kind in ("crash", "outgrown")]
+    words = re.sub(r"^offbook\.\S+: ", "", said[0]) if said else cause
+    raise OffbookError(
+        f"every rollout crashed, so nothing was measured: {cause} ({number} of {len(rollouts)})"
+        + ("" if words == cause else f", as in: {words}")
+        + "; mend the model's server or the machine, then give the same command again"
+    )
 
 
 def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
@@ -97,6 +121,8 @@ def summarize(groups: list[list[Rollout]]) -> dict[str, float]:
         "tokens": sum(rollout.usage.sampled_tokens for rollout in rollouts) / count,
         "summaries": sum(rollout.usage.summaries for rollout in rollouts) / count,
         "drift": sum(rollout.usage.drift for rollout in rollouts),
+        "machine_faults": sum(rollout.struck for rollout in rollouts) / count,
+        "groups_lost": sum(all(rollout.fault for rollout in group) for group in groups),
         **{f"stop/{reason}": number / count for reason, number in sorted(stops.items())},
         **{f"events/{kind}": number for kind, number in sorted(events.items())},
         "flagged": sum(bool(rollout.flags) for rollout in rollouts) / count,

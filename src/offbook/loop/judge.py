@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from offbook.client import Client
 from offbook.config import LOCAL, Config, FeedbackConfig
-from offbook.engine import Engine, LocalEngine, PromptTooLong
+from offbook.engine import Engine, LocalEngine
 from offbook.feedback import MISTAKES
 from offbook.judge import Judge, Judgement, TooLong
 from offbook.loop.models import Progress, load_model, model_folder, quiet
 from offbook.tokens import Chat, Transcript, chat_for
-from offbook.types import Prompt
+from offbook.types import Prompt, PromptTooLong
 
 GREEDY = 1e-6  # a temperature at which the likeliest token is all there is
 

@@ -168,12 +168,15 @@ class RolloutFiles:
         shutil.rmtree(self.results.parent)
 
     def read(self, wanted: Collection[str]) -> tuple[list[Rollout], int]:
-        """The rollouts that are there from before, and how many lines of the file could not be read."""
+        """The rollouts that are there from before, and how many lines of the file could not be read.
+
+        Those that the machine or the model's server ended are not: they are tried again.
+        """
         self.rollouts.parent.mkdir(parents=True, exist_ok=True)
         if not self.rollouts.is_file():
             return [], 0
         stored, unreadable = load_lines(self.rollouts, Rollout)
-        kept = {rollout.id: rollout for rollout in stored if rollout.id in wanted}
+        kept = {rollout.id: rollout for rollout in stored if rollout.id in wanted and not rollout.fault}
         write_atomic(self.rollouts, dump_lines(kept.values()))  # the next line must not come behind half of one
         return list(kept.values()), unreadable
 
@@ -188,6 +191,7 @@ def claim_of(collector: Collector, tasks: Sequence[Task]) -> dict[str, Any]:
     settings = config.model_dump()
     for section in ("rewards", "tools"):
         settings[section]["files"] = [_content(file) for file in settings[section]["files"]]
+    settings["engine"].pop("timeout_s")  # whoever waits longer may go on with what is there
     return {
         "model": f"{config.model} {collector.remote_name}" if model is None else "",
         "weights": "" if model is None else _weights(model),

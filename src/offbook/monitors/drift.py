@@ -43,6 +43,7 @@ SERIES: dict[str, tuple[Callable[[Acts], float], Direction]] = {
     "terminal_only": (_terminal_only, 1),
     "comment_share": (_comments, 1),
     "length": (lambda acts: float(acts.rollout.usage.sampled_tokens), 0),
+    "machine_faults": (lambda acts: float(acts.rollout.struck), 1),
     "solved_unflagged": (lambda acts: float(acts.rollout.solved and not acts.rollout.flags), -1),
 }
 

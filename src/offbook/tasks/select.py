@@ -55,6 +55,8 @@ class History:
     def add(self, rollouts: Iterable[Rollout]) -> None:
         for rollout in rollouts:
             record = self.records.setdefault(rollout.task, Record())
+            if rollout.fault:  # the task was used, and nothing is known of it
+                continue
             record.rollouts += 1
             record.solved += rollout.solved
             record.turns += rollout.usage.turns

@@ -6,6 +6,7 @@ Left out on purpose: critics, trust-region clipping, entropy bonuses, several ep
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ from offbook.train.scoring import IMITATION, POLICY, Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
 from offbook.types import OffbookError, Sample, Weights
+
+log = logging.getLogger(__name__)
 
 NO_TEACHERS: Mapping[str, Kind] = MappingProxyType({})
 REFERENCE = "start"  # the teacher that `reference_kl` is taken to
@@ -59,6 +62,7 @@ class Trainer:
         if not counts.tokens.total():
             return StepResult({"train_tokens": 0}, skipped="no tokens were sampled")
         self._refuse_faulty(samples)
+        samples = [one for one in samples if one.branches or any(one.rl_weight) or any(one.ce_weight)]
         batches = micro_batches(samples, self.settings.micro_tokens)
         every = self.settings.log_parts
         squares: dict[str, Tensor] | None = {} if every and self.steps % every == 0 else None
@@ -79,7 +83,7 @@ class Trainer:
             weights.follow(self.model)
         padded = sum(len(micro) * row_length(micro, self.model.device) for micro in batches)
         used = sum(len(sample.ids) for sample in samples)
-        metrics = {"gradient_norm": float(gradient_norm), "train_tokens": used, "padding_share": 1 - used / padded}
+        metrics = {"gradient_norm": float(gradient_norm), "train_tokens": used, "padding_share": 1 - used / max(1, padded)}
         norms = {f"{part}/gradient": float(square) ** 0.5 for part, square in (squares or {}).items()}
         return StepResult({**ledger.means(), **metrics, **norms}, ledger.measured())
 
