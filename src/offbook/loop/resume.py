@@ -188,16 +188,21 @@ class RolloutFiles:
 def claim_of(collector: Collector, tasks: Sequence[Task]) -> dict[str, Any]:
     """The model behind its URL or, in a folder, its weights; the tasks, and how they are worked on."""
     config, model = collector.config, collector.model
-    settings = config.model_dump()
+    settings = _deciding(config)
     for section in ("rewards", "tools"):
         settings[section]["files"] = [_content(file) for file in settings[section]["files"]]
-    settings["engine"].pop("timeout_s")  # whoever waits longer may go on with what is there
     return {
         "model": f"{config.model} {collector.remote_name}" if model is None else "",
         "weights": "" if model is None else _weights(model),
         "tasks": hashlib.sha256("".join(map(_task_fingerprint, tasks)).encode()).hexdigest(),
-        **{key: settings[key] for key in DECIDES},
+        **settings,
     }
+
+
+def _deciding(config: Config) -> dict[str, Any]:
+    settings = config.model_dump(include=set(DECIDES))
+    settings["engine"].pop("timeout_s")  # whoever waits longer may go on with what is there
+    return settings
 
 
 def _read_claim(path: Path, claim: dict[str, Any], model: Path | None) -> dict[str, Any]:
@@ -207,7 +212,7 @@ def _read_claim(path: Path, claim: dict[str, Any], model: Path | None) -> dict[s
         return {}
     with suppress(ValidationError):  # of a later version, and so another
         settings = with_new_keys({key: before[key] for key in DECIDES if key in before})
-        before |= Config.model_validate(settings).model_dump(include=set(DECIDES))
+        before |= _deciding(Config.model_validate(settings))
     if model is not None and before.get("weights") == _times(model):
         before |= {key: claim[key] for key in CHECKPOINT}
     return before

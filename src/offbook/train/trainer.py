@@ -6,7 +6,6 @@ Left out on purpose: critics, trust-region clipping, entropy bonuses, several ep
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -26,8 +25,6 @@ from offbook.train.scoring import IMITATION, POLICY, Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
 from offbook.types import OffbookError, Sample, Weights
-
-log = logging.getLogger(__name__)
 
 NO_TEACHERS: Mapping[str, Kind] = MappingProxyType({})
 REFERENCE = "start"  # the teacher that `reference_kl` is taken to
@@ -83,7 +80,8 @@ class Trainer:
             weights.follow(self.model)
         padded = sum(len(micro) * row_length(micro, self.model.device) for micro in batches)
         used = sum(len(sample.ids) for sample in samples)
-        metrics = {"gradient_norm": float(gradient_norm), "train_tokens": used, "padding_share": 1 - used / max(1, padded)}
+        padding = 1 - used / max(1, padded)
+        metrics = {"gradient_norm": float(gradient_norm), "train_tokens": used, "padding_share": padding}
         norms = {f"{part}/gradient": float(square) ** 0.5 for part, square in (squares or {}).items()}
         return StepResult({**ledger.means(), **metrics, **norms}, ledger.measured())
 
