@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import tomli_w
 
 import offbook
 from offbook.config import Config, load_config
@@ -50,9 +53,9 @@ def card(folder: RunFolder, checkpoint: Path) -> str:
             "",
             f"Trained with offbook {offbook.__version__}.",
             "",
-            f"- Base model: `{config.model}`",
+            f"- Base model: `{config.model if is_id else Path(config.model).name}`",
             f"- Method: {_method(config)}",
-            f"- Tasks: `{config.tasks.source}`",
+            f"- Tasks: `{Path(config.tasks.source).name}`",
             f"- Steps: {step}, each of {config.train.groups} tasks x {config.train.group_size} rollouts",
             "",
             "## Held-out tasks",
@@ -60,10 +63,16 @@ def card(folder: RunFolder, checkpoint: Path) -> str:
             table,
             "## Configuration",
             "",
-            f"```toml\n{config.to_toml()}```",
+            f"```toml\n{tomli_w.dumps(_public(config))}```",
             "",
         ]
     )
+
+
+def _public(config: Config) -> dict[str, Any]:
+    """What was done, and nothing of the machine it was done on: no paths, no servers."""
+    private = {"feedback": {"judge", "files"}, "rewards": {"files"}}
+    return config.model_dump(include={"seed", "harness", "engine", "train", "feedback", "rewards"}, exclude=private)
 
 
 def _method(config: Config) -> str:
