@@ -209,7 +209,8 @@ def test_what_cannot_be_done_is_said_in_a_sentence(
 def test_a_sentence_is_all_that_a_user_sees(tmp_path: Path) -> None:
     result = offbook("make", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "offbook: give at least one repository: a folder, a git URL, an archive, or pypi:NAME\n"
+    wanted = "give at least one repository: a folder, a git URL, an archive, or pypi:NAME"
+    assert result.stderr == f"offbook: {wanted}, as in: offbook tasks make ./my-repository\n"
 
 
 TEN = "import pytest, pkg\n@pytest.mark.parametrize('n', range(10))\ndef test_ten(n): assert pkg.double(n) == 2 * n\n"
