@@ -351,7 +351,7 @@ BROKEN = """
 def harmless(task, rollout):
     step = rollout.id.split("/")[0]
     if step == "step2":
-        rollout.segments[0].logprobs[-1] = float("nan")
+        rollout.segments[0].logprobs[:] = [float("nan")] * len(rollout.segments[0].ids)
     if step == "step3":
         rollout.segments.clear()
     return 0.0
