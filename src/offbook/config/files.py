@@ -1,0 +1,162 @@
+"""From files and options to a configuration: a recipe that fits the model, TOML files left to right, then dotted
+overrides. A key that does not exist is refused with the nearest one that does."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from offbook.config.tree import Config, is_url
+from offbook.types import OffbookError
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+class ConfigError(OffbookError):
+    exit_code = 2
+
+
+# Keys that are gone, with the value at which they did nothing: configurations from before may still have them.
+RETIRED: dict[str, tuple[Any, str]] = {
+    "feedback.entry_cap": (0.0, "capping vocabulary entries one by one turned gradients round; cap tokens instead"),
+}
+
+
+def recipes() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def recipe_for(model: str) -> str:
+    """The name of the recipe that fits a model. Checkpoints of the pocket model say that they are."""
+    described = [Path(model) / "config.json", *Path(model).glob("ckpt/step_*/config.json")]  # of a model, or of a run
+    if model == "pocket" or any("offbook_profile" in path.read_text() for path in described if path.is_file()):
+        return "pocket"
+    if is_url(model):
+        return "remote"
+    return "small" if model == "smollm2-135m" else "standard"
+
+
+def load_config(
+    files: Sequence[Path | str], overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None
+) -> Config:
+    """Later files win over earlier ones, overrides over files, and all of them over the recipe that fits the model.
+
+    A file may be one of recipes/ by its name, such as `pocket`; then that one is taken whatever the model is.
+    `defaults`, of a verb, are what a file or an override does not say.
+    """
+    paths = [_recipe_or_file(str(file)) for file in files]
+    given: dict[str, Any] = {}
+    for branch in (*_branches(defaults or {}), *map(_read_toml, paths), *_branches(overrides)):
+        _merge(given, with_new_keys(branch))
+    tree: dict[str, Any] = {}
+    if all(path.resolve().parent != RECIPES.resolve() for path in paths):
+        _merge(tree, _read_toml(RECIPES / f"{recipe_for(str(given.get('model', '')))}.toml"))
+    _merge(tree, given)
+    _refuse_unknown(tree, Config, "")
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "value_error":  # a sentence of our own
+            raise ConfigError(str(first["ctx"]["error"])) from None
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def with_new_keys(tree: dict[str, Any]) -> dict[str, Any]:
+    """What files that were written before have under other keys, or had no use for."""
+    for key, (idle, reason) in RETIRED.items():
+        section, name = key.split(".")
+        if tree.get(section, {}).pop(name, idle) != idle:
+            raise ConfigError(f"{key} is gone: {reason}")
+    for of in (tree.get("feedback"), tree.get("monitors")):
+        for name in ("url", "name", "rate"):
+            if isinstance(of, dict) and f"model_{name}" in of:
+                of.setdefault("judge", {})[name] = of.pop(f"model_{name}")
+    return tree
+
+
+def _recipe_or_file(name: str) -> Path:
+    return RECIPES / f"{name}.toml" if name in recipes() else Path(name)
+
+
+def _branches(values: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Dotted keys as trees of one leaf each."""
+    for key, text in values.items():
+        *parents, name = key.split(".")
+        branch: dict[str, Any] = {name: _parse_value(key, text)}
+        for parent in reversed(parents):
+            branch = {parent: branch}
+        yield branch
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        known = "" if path.suffix else f"; recipes are {', '.join(recipes())}"
+        raise ConfigError(f"cannot read {path}: {error.strerror}{known}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _parse_value(key: str, text: str) -> Any:
+    """Overrides are written as in TOML; what is not a TOML value is taken as a bare string, of a list as `a,b`."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    if _is_list(key) and isinstance(value, str) and not value.startswith("["):  # that is a list with a mistake in it
+        return [part for part in map(str.strip, value.split(",")) if part]
+    return value
+
+
+def _is_list(key: str) -> bool:
+    kind: Any = Config
+    for name in key.split("."):
+        fields = getattr(kind, "model_fields", {})
+        kind = fields[name].annotation if name in fields else None
+    return get_origin(kind) is list
+
+
+def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _paths(section: type[BaseModel], prefix: str = "") -> list[str]:
+    found = []
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        inner = isinstance(kind, type) and issubclass(kind, BaseModel)
+        found += _paths(kind, f"{prefix}{name}.") if inner else [prefix + name]  # type: ignore[arg-type]
+    return found
+
+
+def _refuse_unknown(tree: dict[str, Any], section: type[BaseModel], prefix: str) -> None:
+    for key, value in tree.items():
+        field = section.model_fields.get(key)
+        if field is None:
+            while isinstance(value, dict) and value:  # an unknown section: name the first value given in it
+                name, value = next(iter(value.items()))
+                key = f"{key}.{name}"
+            raise ConfigError(_unknown_key(prefix + key))
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, dict):
+            _refuse_unknown(value, kind, f"{prefix}{key}.")
+
+
+def _unknown_key(key: str) -> str:
+    known = _paths(Config)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    same_leaf = [path for path in known if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    suggestion = "".join(f"; did you mean {path}?" for path in (same_leaf or near)[:1])
+    return f"unknown configuration key {key}{suggestion}"
