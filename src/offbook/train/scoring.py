@@ -21,28 +21,36 @@ POLICY, IMITATION = "rl", "ce"  # parts of the loss; the others are named by bra
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the means of a step are over, by part of the loss: tokens, and branches.
+    """What the means of a step are over, by part of the loss: tokens, branches, and the tokens that a loss is shared by.
 
     The only place where they are counted. Data-parallel ranks add theirs up before anyone takes a mean.
     """
 
     tokens: Counter[str]
     branches: Counter[str]
+    shared: Counter[str]  # of more branches than places, as many tokens as so many of them have on average
 
     @classmethod
     def of(cls, samples: list[Sample]) -> Counts:
         tokens: Counter[str] = Counter()
         branches: Counter[str] = Counter()
+        contests: dict[tuple[str, str, int], list[int]] = {}
         for sample in samples:
             tokens[POLICY] += sum(map(bool, sample.rl_weight))
             tokens[IMITATION] += sum(map(bool, sample.ce_weight))
             for branch in sample.branches:
                 tokens[branch.distill.part] += branch.num_targets
                 branches[branch.distill.part] += 1
-        return cls(tokens, branches)
+                if branch.contest and branch.distill.places:
+                    contest = branch.distill.part, branch.contest, branch.distill.places
+                    contests.setdefault(contest, []).append(branch.num_targets)
+        shared = Counter(tokens)
+        for (part, _, places), sizes in contests.items():
+            shared[part] -= round(sum(sizes) * (1 - min(1.0, places / len(sizes))))
+        return cls(tokens, branches, shared)
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(self.tokens + other.tokens, self.branches + other.branches)
+        return Counts(self.tokens + other.tokens, self.branches + other.branches, self.shared + other.shared)
 
 
 @dataclass(slots=True)
@@ -136,7 +144,7 @@ class Scoring:
         return Targets(tokens.weight_M[part], tokens.branch_M[part], gate_B, open_B)
 
     def _losses(self, terms: Terms, group: BranchGroup | None) -> Losses:
-        counts = self.ledger.counts.tokens
+        counts = self.ledger.counts.shared
         parts = {POLICY: terms.rl, IMITATION: terms.ce, **({group.distill.part: terms.distill} if group else {})}
         return {name: total / counts[name] for name, total in parts.items() if counts[name]}
 
