@@ -153,11 +153,10 @@ class BwrapBox(Box):
         if self._held.group is None and (hierarchy := this_hierarchy()):
             self._held.group = make_group(hierarchy, f"{owner_name(os.getpid())}-{next_name()}", self.spec)
         group = self._held.group
-        if self._full_bytes:
-            used = await asyncio.to_thread(self._disk_bytes)
-            self._full_bytes = used if used > self.spec.disk_mb << 20 else 0
-            if self._closed:
-                return
+        used = await asyncio.to_thread(self._disk_bytes)  # a short command may have filled the box unseen
+        self._full_bytes = used if used > self.spec.disk_mb << 20 else 0
+        if self._closed:
+            return
         self._held.layers[0].keep_open()
         rules = limits(self.spec, group, bool(self._full_bytes))
         watch = self.spec.watch and can_watch()
