@@ -63,6 +63,7 @@ async def roll_out(
 def to_samples(group: list[Rollout], chat: ChatFormat) -> list[Sample]:
     """Reward to advantage to tokens; then a hinted branch on each faulty message."""
     samples = []
+    group = [rollout for rollout in group if not rollout.fault]  # what the machine ended teaches nothing
     advantages = group_advantage([rollout.reward.total for rollout in group])  # A = R - mean(R), no std, no length
     for rollout, advantage in zip(group, advantages, strict=True):
         (segment,) = rollout.segments
