@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 from offbook.algo import hint_branch
-from offbook.tokens import Chat, ChatFormat, RenderedChat, Transcript, chat_for, render_call
+from offbook.tokens import Chat, ChatFormat, RenderedChat, Transcript, chat_for, hub, render_call
 from offbook.tokens.calls import BASH
 from offbook.types import Completion, Hint, OffbookError, Target, ToolCall, ToolSpec
 
@@ -270,7 +270,19 @@ def test_a_folder_of_another_family(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         chat_for(renamed)
     assert chat_for(renamed, family="llama-3").family == "llama-3"
     (renamed / "config.json").write_text(json.dumps({"_name_or_path": "somebody/tuned-it"}))
-    with pytest.raises(OffbookError, match="is no hub id of a model whose format is known"):
+    with pytest.raises(OffbookError, match="neither its chat template nor its name on the hub is that of a known"):
+        chat_for(renamed)
+    config = json.loads((renamed / "tokenizer_config.json").read_text())
+    tried = {"tools": [hub.TOOL], "add_generation_prompt": True}
+    written = chat.decode(chat.renderer.render_ids(hub.TRIED, **tried))  # all that the template is asked for
+    for template, known in ((f"{{% raw %}}{written}{{% endraw %}}", True), ("{% raw %}x{% endraw %}", False)):
+        (renamed / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+        if known:
+            assert chat_for(renamed).family == "llama-3"
+    with pytest.raises(OffbookError, match="is not known"):
+        chat_for(renamed)
+    (renamed / "config.json").write_text(json.dumps({"_name_or_path": "openai/gpt-oss-20b"}))
+    with pytest.raises(OffbookError, match="chat family gpt-oss, whose messages have several ends"):
         chat_for(renamed)
     (renamed / "config.json").write_text(json.dumps({"_name_or_path": "meta-llama/Llama-3.2-3B-Instruct"}))
     assert chat_for(renamed).family == "llama-3"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
 from offbook.tokens import ChatFormat, Transcript, chat_for, render_call
 from offbook.tokens.calls import dialect_named
@@ -151,8 +152,73 @@ def test_a_folder_says_which_chat_it_wants(chat: ChatFormat, tmp_path: Path) -> 
         ChatFormat.from_folder(tmp_path)
 
 
-def test_other_chat_formats_are_refused() -> None:
-    from tokenizers import Tokenizer, models
+def test_a_template_that_writes_otherwise_is_refused(chat: ChatFormat, tmp_path: Path) -> None:
+    separated = folder_with(chat, tmp_path / "phi", TEMPLATE.replace("}}\n{{", "}}<|im_sep|>{{"))
+    with pytest.raises(OffbookError, match=r"but its chat template writes '<.im_start.>system<.im_sep.>s"):
+        chat_for(separated)
+    users_only = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}" + TEMPLATE
+    with pytest.raises(OffbookError, match=r"cannot write a plain conversation: no system here$"):
+        chat_for(folder_with(chat, tmp_path / "users", users_only))
+    with pytest.raises(OffbookError, match="cannot write a plain conversation: "):
+        chat_for(folder_with(chat, tmp_path / "broken", "{% if %}"))
 
+
+def test_what_stands_behind_the_results_is_the_templates(chat: ChatFormat, tmp_path: Path) -> None:
+    plain = "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    result = "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response>TAIL<|im_end|>\n"
+    either = "{% if message.role == 'tool' %}" + result + "{% else %}" + plain + "{% endif %}"
+    for number, tail in enumerate(("", "\n")):
+        template = TEMPLATE.replace(plain, either.replace("TAIL", "{{ '\n' }}" if tail else ""))
+        made = chat_for(folder_with(chat, tmp_path / str(number), template))
+        laid = made.lay([("tool", "x"), ("tool", "y")])
+        x, y = ("\n<tool_response>\n" + each + "\n</tool_response>" for each in "xy")
+        assert made.decode(laid.ids) == f"<|im_start|>user{x}{y}{tail}<|im_end|>\n"
+        assert [made.decode(laid.ids[body:end]) for _, body, end, _ in laid.spans] == ["x", "y"]
+        assert laid.spans[-1][3] == len(laid.ids)
+
+
+def test_a_model_may_end_its_message_as_its_maker_says(chat: ChatFormat, tmp_path: Path) -> None:
+    folder = folder_with(chat, tmp_path / "model", TEMPLATE)
+    for said, other in (([chat.end_id, 7], {7}), (7, {7}), (None, set())):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
+        made = chat_for(folder)
+        assert made.stop_ids == {chat.end_id, *other}
+        assert made.closing([65, 7]) == (made.newline_ids if other else [chat.end_id, *made.newline_ids])
+    assert made.closing([65, chat.end_id]) == made.newline_ids
+
+
+GEMMA_LIKE = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{% set first = messages[0].content + '\n\n' %}"
+    "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}"
+    "{% for message in rest %}<start_of_turn>{{ 'model' if message.role == 'assistant' else message.role }}\n"
+    "{{ first if loop.first else '' }}{{ message.content | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+
+
+def test_gemmas_system_opens_the_users_message(chat: ChatFormat, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_str(chat.tokenizer.to_str().replace("im_start", "was_start"))
+    tokenizer.add_special_tokens(["<bos>", "<start_of_turn>", "<end_of_turn>"])
+    gemma = chat_for(folder_with(ChatFormat(tokenizer), tmp_path / "gemma", GEMMA_LIKE))
+    assert (gemma.dialect.name, gemma.results, gemma.tells_tools) == ("hermes", "user", False)
+    transcript = Transcript(gemma, (FINISH,))
+    transcript.add("system", "Be brief.<bos>")
+    assert gemma.decode(transcript.segment.ids) == "<bos><start_of_turn>user\nBe brief.<bos><end_of_turn>\n"
+    transcript.add("user", " go ")
+    ids = [*gemma.encode("ok"), gemma.end_id]
+    transcript.add_sampled(Completion(ids, [0.0] * len(ids), [0] * len(ids)))
+    transcript.add("tool", "x\n")
+    asked = "<bos><start_of_turn>user\nBe brief.<bos>\n\ngo<end_of_turn>\n<start_of_turn>model\nok<end_of_turn>\n"
+    answered = "<start_of_turn>user\nx<end_of_turn>\n"
+    assert gemma.decode(transcript.prompt()) == f"{asked}{answered}<start_of_turn>model\n"
+    segment = transcript.segment
+    assert segment.ids.count(tokenizer.token_to_id("<bos>")) == 1
+    words = [gemma.decode(segment.ids[message.body : message.body_end]) for message in segment.messages]
+    assert words == ["Be brief.<bos>\n\n", "go", "ok", "x"]
+    assert [message.start for message in segment.messages][1:] == [message.end for message in segment.messages][:-1]
+    assert gemma.block("user", "h") == [*gemma.header("user"), *gemma.encode("h"), gemma.end_id, *gemma.newline_ids]
+
+
+def test_other_chat_formats_are_refused() -> None:
     with pytest.raises(OffbookError, match="ChatML"):
         ChatFormat(Tokenizer(models.BPE()))

@@ -1,4 +1,5 @@
 """ChatML: <|im_start|>role, a newline, the text, <|im_end|>, a newline. Qwen2.5 and later, SmolLM2, the pocket model.
+Gemma 3, whose messages have the same build under other marks.
 
 Text that comes from outside (files, tool output, users) cannot forge a message: the control tokens in it are encoded as
 ordinary characters.
@@ -9,10 +10,12 @@ Where the ids differ from what a model's own template gives:
 - Thinking stays in the conversation. Qwen3's template drops that of earlier turns when it renders again; nothing is
   rendered again here.
 - No system message is made up where there is none. SmolLM2 and Qwen2.5 have a default one.
+- Gemma's template refuses two messages of the user in a row. A tool's answer is one there, and so is a hint behind it.
 """
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,10 +26,20 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from offbook.tokens.calls import dialect_named
 from offbook.tokens.chat import Chat, Laid, Line, Span
 from offbook.tokens.strict import CALL_END, CALL_START, THINK_START, Tools
-from offbook.tokens.template import BLOCK_END, BLOCK_START, answer_opening, read_template, system_with_tools
+from offbook.tokens.template import (
+    BLOCK_END,
+    BLOCK_START,
+    CHATML,
+    GEMMA,
+    RESPONSE_END,
+    RESPONSE_START,
+    Marks,
+    answer_opening,
+    read_template,
+    results_tail,
+    system_with_tools,
+)
 from offbook.types import OffbookError, Role, ToolCall
-
-RESPONSE_START, RESPONSE_END = "<tool_response>", "</tool_response>"
 
 Results = Literal["tool", "user", "response"]
 
@@ -35,9 +48,10 @@ class ChatFormat(Chat):
     """Turns messages into ids and ids into text, with one tokenizer.
 
     `results` says how a tool's answer is written: as a message of the role tool (SmolLM2, pocket), as one of the user
-    (mini-swe-agent), or as <tool_response> in one of the user, all in a row in one message (Qwen). `opening` is what
-    stands behind the assistant's header: Qwen3's thinking models begin with <think>, and with thinking switched off it
-    is an empty thought. `template` is the model's own; it tells of tools where it knows them.
+    (mini-swe-agent), or as <tool_response> in one of the user, all in a row in one message (Qwen), with `tail` behind
+    the last. `opening` is what stands behind the assistant's header: Qwen3's thinking models begin with <think>, and
+    with thinking switched off it is an empty thought. `template` is the model's own; it tells of tools where it knows
+    them. `ends` are tokens that a model may end its message with beside the format's own.
     """
 
     def __init__(
@@ -47,19 +61,24 @@ class ChatFormat(Chat):
         results: Results = "tool",
         opening: str = "",
         template: str = "",
+        tail: str = "",
+        ends: Sequence[int] = (),
     ):
-        start_id, end_id = tokenizer.token_to_id(BLOCK_START), tokenizer.token_to_id(BLOCK_END)
-        if start_id is None or end_id is None:
+        marks = marks_of(tokenizer)
+        if marks is None:
             raise OffbookError(f"this model's tokenizer has no {BLOCK_START} and {BLOCK_END}, so its chat is no ChatML")
+        self.marks = marks
         self.tokenizer = tokenizer
         self.tokenizer.encode_special_tokens = True  # control tokens in outside text become ordinary characters
         self.dialect = dialect_named(dialect)
         self.results = results
         self.template = template
         self.tells_tools = "tools" in template
-        self.start_id: int = start_id
-        self.end_id: int = end_id
-        self.stop_ids = frozenset({self.end_id})
+        self.tail = tail
+        self.begin_ids = [self._id(marks.begin)] if marks.begin else []
+        self.start_id = self._id(marks.start)
+        self.end_id = self._id(marks.end)
+        self.stop_ids = frozenset({self.end_id, *ends})
         self.newline_ids = self.encode("\n")
         self.assistant_header = [*self.header("assistant"), *self.encode(opening)]
         self.thinking = opening.rstrip().endswith(THINK_START)
@@ -70,12 +89,21 @@ class ChatFormat(Chat):
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise OffbookError(f"{folder} has no tokenizer.json; save the tokenizer beside the model")
+        tokenizer = Tokenizer.from_file(str(path))
+        marks = marks_of(tokenizer) or CHATML
         template = read_template(Path(folder))
-        results: Results = "response" if RESPONSE_START in template else "tool"
-        opening = answer_opening(template) if THINK_START in template else ""
-        if dialect == "bash":
-            results, template = "user", ""
-        return cls(Tokenizer.from_file(str(path)), dialect, results, opening, template)
+        opening = answer_opening(template, marks) if template else ""
+        results: Results = "user" if marks == GEMMA or dialect == "bash" else "tool"
+        tail = ""
+        if RESPONSE_START in template and results != "user":
+            results, tail = "response", results_tail(template)
+        template = "" if dialect == "bash" else template
+        return cls(tokenizer, dialect, results, opening, template, tail, _generation_ends(Path(folder)))
+
+    def _id(self, mark: str) -> int:
+        found = self.tokenizer.token_to_id(mark)
+        assert found is not None  # these marks were chosen because the tokenizer has them
+        return found
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -86,12 +114,17 @@ class ChatFormat(Chat):
         return text
 
     def header(self, role: Role) -> list[int]:
-        return [self.start_id, *self.encode(role + "\n")]
+        return [self.start_id, *self.encode(self.marks.speaker(role) + "\n")]
 
     def lay(self, lines: Sequence[Line], tools: Tools = (), opening: bool = False) -> Laid:
         """The lines as blocks, one after the other."""
         laid = Laid([], [])
         index = 0
+        if opening:
+            laid.ids.extend(self.begin_ids)
+            if self.marks.merged and [role for role, _ in lines[:2]] == ["system", "user"]:
+                self._lay_merged(lines[0][1], lines[1][1], laid)
+                index = 2
         while index < len(lines):
             role, text = lines[index]
             if role == "tool" and self.results == "response":
@@ -108,13 +141,24 @@ class ChatFormat(Chat):
         return laid
 
     def _lay_block(self, role: Role, text: str, laid: Laid) -> None:
-        start = len(laid.ids)
+        start = laid.spans[-1][3] if laid.spans else 0
         laid.ids.extend(self.header(role))
         body = len(laid.ids)
-        laid.ids.extend(self.encode(text))
+        laid.ids.extend(self.encode(text.strip() if self.marks.stripped else text))
         body_end = len(laid.ids)
         laid.ids.extend([self.end_id, *self.newline_ids])
         laid.spans.append((start, body, body_end, len(laid.ids)))
+
+    def _lay_merged(self, system: str, user: str, laid: Laid) -> None:
+        """One block for the two. The user's part begins where the system's words and the empty line behind them end."""
+        laid.ids.extend(self.header("user"))
+        body = len(laid.ids)
+        laid.ids.extend(self.encode(f"{system}\n\n"))
+        seam = len(laid.ids)
+        laid.ids.extend(self.encode(user.strip()))
+        body_end = len(laid.ids)
+        laid.ids.extend([self.end_id, *self.newline_ids])
+        laid.spans.extend([(0, body, seam, seam), (seam, seam, body_end, len(laid.ids))])
 
     def _lay_responses(self, texts: list[str], laid: Laid) -> None:
         """Results in a row are one text to the tokenizer, as in the template. A token is where it begins."""
@@ -128,6 +172,7 @@ class ChatFormat(Chat):
             whole += text
             bounds.append((body, len(whole), len(whole) + len(RESPONSE_END) + 1))
             whole += f"\n{RESPONSE_END}"
+        whole += self.tail
         encoding = self.tokenizer.encode(whole, add_special_tokens=False)
         laid.ids.extend(encoding.ids)
         laid.ids.extend([self.end_id, *self.newline_ids])
@@ -141,10 +186,26 @@ class ChatFormat(Chat):
 
     def closing(self, sampled: list[int]) -> list[int]:
         """A message cut off by a limit gets the end token that the model did not write."""
-        return self.newline_ids if sampled[-1:] == [self.end_id] else [self.end_id, *self.newline_ids]
+        ended = bool(set(sampled[-1:]) & self.stop_ids)
+        return self.newline_ids if ended else [self.end_id, *self.newline_ids]
 
     def parse(self, sampled: list[int], tools: Tools = ()) -> tuple[ToolCall, ...]:
         return self.dialect.parse(self.decode(sampled), tools, self.thinking)
+
+
+def marks_of(tokenizer: Tokenizer) -> Marks | None:
+    """Those whose tokens the tokenizer has."""
+    for marks in (CHATML, GEMMA):
+        if all(tokenizer.token_to_id(mark) is not None for mark in (marks.start, marks.end, marks.begin) if mark):
+            return marks
+    return None
+
+
+def _generation_ends(folder: Path) -> list[int]:
+    """What the model's maker says may end its output: Qwen3 and Gemma 3 have the end of a text beside their own."""
+    path = folder / "generation_config.json"
+    found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+    return found if isinstance(found, list) else [] if found is None else [found]
 
 
 def byte_chat(dialect: str = "hermes") -> ChatFormat:

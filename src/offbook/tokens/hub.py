@@ -6,25 +6,38 @@ import json
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from offbook.tokens.calls import dialect_named
 from offbook.tokens.chat import Chat
-from offbook.tokens.chatml import ChatFormat
+from offbook.tokens.chatml import ChatFormat, marks_of
 from offbook.tokens.rendered import RenderedChat
-from offbook.tokens.template import BLOCK_END, BLOCK_START, read_template
+from offbook.tokens.template import read_template
 from offbook.types import OffbookError
+
+HARMONY = "gpt-oss"  # its renderer loads a vocabulary from the net, and all that for a family that is refused
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+TRIED: list[dict[str, Any]] = [
+    {"role": "system", "content": "s"},
+    {"role": "user", "content": "u"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "r"},
+    {"role": "user", "content": "h"},
+]
 
 
 def chat_for(folder: Path | str, dialect: str = "auto", family: str = "") -> Chat:
-    """ChatML where the tokenizer has its tokens, the renderer of the model's family otherwise.
+    """ChatFormat where the tokenizer has its tokens, the renderer of the model's family otherwise.
 
     `dialect` auto takes the calls that the model's own template writes. `family` names a family of `renderers`, for a
-    model whose name does not say it.
+    model that neither its template nor its name gives away.
     """
     folder = Path(folder)
-    if family or not _is_chatml(folder):
+    if family or not _has_marks(folder):
         return rendered_chat(folder, dialect, family)
     if dialect == "auto":
         dialect = "xml" if "<function=" in read_template(folder) else "hermes"
@@ -33,41 +46,63 @@ def chat_for(folder: Path | str, dialect: str = "auto", family: str = "") -> Cha
 
 def rendered_chat(folder: Path, dialect: str = "auto", family: str = "") -> RenderedChat:
     renderers = _renderers()
-    family = family or _family(folder, renderers)
+    if not family and not (folder / "config.json").is_file() and not _name(folder):
+        raise OffbookError(f"{folder} has no config.json, so it is not a model folder")
     tokenizer = renderers.base.load_tokenizer(str(folder))
+    family = family or renderers.base.MODEL_RENDERER_MAP.get(_name(folder)) or _family(tokenizer, folder, renderers)
+    if family == HARMONY:
+        raise OffbookError(
+            f"{folder} is of the chat family {HARMONY}, whose messages have several ends; no such model "
+            "can be trained here"
+        )
     try:
-        config = renderers.configs.config_from_name(family)
-        # the bridge between turns, not the template, says what a conversation is made of: nothing is dropped from it
-        config = config.model_copy(update={"thinking_retention": "all"})
-        renderer = renderers.create_renderer(tokenizer, config)
+        renderer = _renderer(family, tokenizer, renderers)
     except (AssertionError, ValueError) as error:  # it asserts that a family's tokens are there
         raise OffbookError(f"the chat of {folder} is not of the family {family}: {error}") from None
     return RenderedChat(renderer, tokenizer, None if dialect == "auto" else dialect_named(dialect))
 
 
-def _is_chatml(folder: Path) -> bool:
+def _renderer(family: str, tokenizer: Any, renderers: ModuleType) -> Any:
+    config = renderers.configs.config_from_name(family)
+    # the bridge between turns, not the template, says what a conversation is made of: nothing is dropped from it
+    return renderers.create_renderer(tokenizer, config.model_copy(update={"thinking_retention": "all"}))
+
+
+def _has_marks(folder: Path) -> bool:
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        return False
-    tokenizer = Tokenizer.from_file(str(path))
-    return tokenizer.token_to_id(BLOCK_START) is not None and tokenizer.token_to_id(BLOCK_END) is not None
+    return path.is_file() and marks_of(Tokenizer.from_file(str(path))) is not None
 
 
-def _family(folder: Path, renderers: ModuleType) -> str:
-    """By the hub name that the folder or its configuration carries. Names are matched whole: a tuned model of the same
-    architecture may come with another template."""
+def _name(folder: Path) -> str:
+    """On the hub, where the folder is in the hub's cache or its configuration has it."""
     cached = re.search(r"models--([^/]+?)--([^/]+)", folder.as_posix())
+    if cached:
+        return f"{cached[1]}/{cached[2]}"
     config = folder / "config.json"
-    named = json.loads(config.read_text()).get("_name_or_path", "") if config.is_file() else ""
-    for name in (f"{cached[1]}/{cached[2]}" if cached else "", named):
-        if name in renderers.base.MODEL_RENDERER_MAP:
-            found: str = renderers.base.MODEL_RENDERER_MAP[name]
-            return found
-    if not config.is_file():
-        raise OffbookError(f"{folder} has no config.json, so it is not a model folder")
+    named: str = json.loads(config.read_text()).get("_name_or_path", "") if config.is_file() else ""
+    return named
+
+
+def _family(tokenizer: Any, folder: Path, renderers: ModuleType) -> str:
+    """The one that writes what the folder's own template writes. A checkpoint has no name, and a tuned model has one of
+    its own; the template stays."""
+    try:
+        # Llama's date is today's where none is given, and a run is to read the same tomorrow
+        asked = {"tools": [TOOL], "date_string": "26 Jul 2024", "add_generation_prompt": True}
+        written = tokenizer.apply_chat_template(TRIED, tokenize=False, **asked)
+        wanted = tokenizer.encode(written, add_special_tokens=False)
+    except (TemplateError, ValueError):  # it has none, or none that knows tools
+        wanted = None
+    for family in sorted(set(renderers.base.MODEL_RENDERER_MAP.values()) - {HARMONY}):
+        try:
+            renderer = _renderer(family, tokenizer, renderers)
+        except (AssertionError, ValueError):
+            continue
+        if wanted == renderer.render_ids(TRIED, tools=[TOOL], add_generation_prompt=True):
+            return family
     raise OffbookError(
-        f"the chat format of {folder} is not known: it is not ChatML, and `_name_or_path` in its config.json is no hub "
-        "id of a model whose format is known, such as meta-llama/Llama-3.2-1B-Instruct"
+        f"the chat format of {folder} is not known: it is not ChatML, and neither its chat template nor its name on "
+        "the hub is that of a known family; docs/models.md says which models work"
     )
 
 

@@ -1,16 +1,45 @@
-"""What a model's own ChatML template says: how it opens an answer, and how it tells of tools."""
+"""What a model's own template says: whether it writes messages as we do, how it opens an answer, how it tells of
+tools."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from offbook.tokens.strict import Tools
-from offbook.types import OffbookError
+from offbook.types import OffbookError, Role
 
 BLOCK_START, BLOCK_END = "<|im_start|>", "<|im_end|>"
+RESPONSE_START, RESPONSE_END = "<tool_response>", "</tool_response>"
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """A message is `start`, who speaks, a newline, the text, `end`, a newline; `begin` stands before the first one.
+
+    `model` is what the model's own messages are headed. Gemma has no messages of the system: their text opens the first
+    one of the user (`merged`). And its template takes white space off both ends of a message's text (`stripped`).
+    """
+
+    start: str
+    end: str
+    model: str = "assistant"
+    begin: str = ""
+    merged: bool = False
+    stripped: bool = False
+
+    def speaker(self, role: Role) -> str:
+        if role == "assistant":
+            return self.model
+        return "user" if role == "system" and self.merged else role
+
+
+CHATML = Marks(BLOCK_START, BLOCK_END)
+GEMMA = Marks("<start_of_turn>", "<end_of_turn>", "model", "<bos>", merged=True, stripped=True)
 
 
 def read_template(folder: Path) -> str:
@@ -30,13 +59,30 @@ def as_json(tools: Tools) -> list[dict[str, Any]]:
     return [{"type": "function", "function": asdict(tool)} for tool in tools]
 
 
-def answer_opening(template: str) -> str:
-    """What the template puts between the assistant's header and the answer: nothing, or the begin of thinking."""
-    text = _render(template, [{"role": "user", "content": "x"}], (), add_generation_prompt=True)
-    _, header, opening = text.rpartition(f"{BLOCK_START}assistant\n")
-    if not header:
-        raise OffbookError("this model's chat template does not open an answer in the ChatML way")
-    return opening
+def answer_opening(template: str, marks: Marks) -> str:
+    """What the template puts between the model's header and the answer: nothing, or the begin of thinking.
+
+    A template that writes the messages before it otherwise than `marks` say is refused.
+    """
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    text = _render(template, messages, (), add_generation_prompt=True, bos_token=marks.begin)
+    between = "\n\n" if marks.merged else f"{marks.end}\n{marks.start}user\n"
+    opened = f"{marks.begin}{marks.start}{marks.speaker('system')}\ns{between}u{marks.end}\n"
+    opened += f"{marks.start}{marks.model}\n"
+    if not text.startswith(opened):
+        raise OffbookError(
+            f"this model's tokenizer has {marks.start} and {marks.end}, but its chat template writes {text!r} where "
+            f"{opened!r} was expected; such a chat cannot be trained here"
+        )
+    return text[len(opened) :]
+
+
+def results_tail(template: str) -> str:
+    """What the template puts between the last </tool_response> and the end of its message: Qwen3-Coder a newline."""
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
+    text = _render(template, [*messages, {"role": "tool", "content": "x"}], (), add_generation_prompt=False)
+    _, closed, tail = text.rpartition(RESPONSE_END)
+    return tail.partition(BLOCK_END)[0] if closed else ""
 
 
 def system_with_tools(template: str, text: str, tools: Tools) -> str:
@@ -49,11 +95,16 @@ def system_with_tools(template: str, text: str, tools: Tools) -> str:
     return rendered[len(before) : -len(after)]
 
 
-def _render(template: str, messages: list[dict[str, str]], tools: Tools, add_generation_prompt: bool) -> str:
+def _render(
+    template: str, messages: list[dict[str, str]], tools: Tools, add_generation_prompt: bool, bos_token: str = ""
+) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template  # seconds; the pocket model needs none
 
-    rendered, _ = render_jinja_template(
-        [messages], as_json(tools) or None, chat_template=template, add_generation_prompt=add_generation_prompt
-    )
+    asked = {"add_generation_prompt": add_generation_prompt, "bos_token": bos_token}
+    try:
+        rendered, _ = render_jinja_template([messages], as_json(tools) or None, chat_template=template, **asked)
+    except TemplateError as error:
+        said = str(error).partition("\n")[0]
+        raise OffbookError(f"this model's chat template cannot write a plain conversation: {said}") from None
     text: str = rendered[0]
     return text
