@@ -153,7 +153,7 @@ def test_a_killed_run_ends_at_the_same_weights(
     for step in (2, 4):
         ours, theirs = weights(out, step), weights(uninterrupted, step)
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    strip = ("rollout_s", "train_s", "grades")
+    strip = ("rollout_s", "train_s", "grades", "checkpoint_wait_s")
     rows, expected = (
         [{key: value for key, value in row.items() if key not in strip} for row in RunFolder(run).metrics()[0]]
         for run in (out, uninterrupted)
@@ -161,20 +161,46 @@ def test_a_killed_run_ends_at_the_same_weights(
     assert rows == expected
 
 
-def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(cache: Path, model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "stopped"
-    process = train(cache, model, out, "--train.steps", "50", wait=False)
+def test_a_run_with_few_checkpoints_is_killed_and_ends_at_the_same_weights(
+    cache: Path, model: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    """In its fourth step, after a checkpoint of the second: the third is done again, from what is stored of it too."""
+    out = tmp_path / "killed"
+    more = ["--train.steps", "4", "--checkpoint.keep", "9", "--checkpoint.every", "2"]
+    process = train(cache, model, out, *more, wait=False)
     deadline = time.monotonic() + 120
-    while not (out / "ckpt" / "step_00001" / "DONE").exists():
+    while len(RunFolder(out).metrics()[0]) < 3 and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert list(RunFolder(out).checkpoints()) == [2]
+    assert RunFolder(out).steps()[:3] == [1, 2, 3]
+    again = train(cache, model, out, *more)
+    assert again.returncode == 0, again.stderr_text
+    assert "resuming at step 3" in again.stderr_text
+    assert sorted(RunFolder(out).checkpoints()) == [2, 4]
+    ours, theirs = weights(out, 4), weights(uninterrupted, 4)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert [row["step"] for row in RunFolder(out).metrics()[0]] == [1, 2, 3, 4]
+
+
+def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(cache: Path, model: Path, tmp_path: Path) -> None:
+    """Also the steps since the last checkpoint."""
+    out = tmp_path / "stopped"
+    process = train(cache, model, out, "--train.steps", "50", "--checkpoint.every", "50", wait=False)
+    deadline = time.monotonic() + 120
+    while not RunFolder(out).metrics()[0]:
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.05)
+    time.sleep(0.3)  # into the rollouts of a step
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "the same command goes on" in stderr
     assert "Traceback" not in stderr
-    assert RunFolder.open(out).metrics()[0]
+    assert max(RunFolder.open(out).checkpoints()) >= 1
 
 
 def test_another_configuration_does_not_overwrite_a_run(cache: Path, model: Path, uninterrupted: Path) -> None:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import os
 import random
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import TEACHERS, tiny_model
+from safetensors.torch import load_file
 from test_branches import sample_with_branches
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from offbook.config import TrainConfig
-from offbook.train.checkpoint import checkpoint_path, finished_steps, load_training_state, save_checkpoint
+from offbook.config import CheckpointConfig, TrainConfig
+from offbook.train import writing
+from offbook.train.checkpoint import checkpoint_path, finished_steps, load_training_state
+from offbook.train.memory import free_host_memory
 from offbook.train.muon import Muon, orthogonalize
+from offbook.train.schedule import learning_rate_share
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import NotFinite, Trainer
+from offbook.train.writing import Checkpoints
 from offbook.types import Sample
 
 
@@ -59,6 +69,12 @@ def test_muon_agrees_with_adamw_on_the_rest() -> None:
     assert (ours - theirs).abs().max() < 1e-6
 
 
+def saved(trainer: Trainer, root: Path) -> Path:
+    with Checkpoints(trainer, root, root) as checkpoints:
+        checkpoints.save(1)
+    return checkpoint_path(root, 1)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize(
     "teacher", [Live(), Ema(), Frozen(), Mix(Frozen(), 0.1), Frozen(refresh_steps=2), Frozen(refresh_steps=3)]
@@ -70,9 +86,10 @@ def test_a_restored_trainer_goes_on_bit_for_bit(tmp_path: Path, optimizer: str, 
     straight = Trainer(tiny_model(), settings, teachers)
     for batch in samples[:2]:
         straight.step(batch)
-    save_checkpoint(straight, tmp_path, 2, tmp_path, keep=1)
-    for batch in samples[2:]:
-        straight.step(batch)
+    with Checkpoints(straight, tmp_path, tmp_path) as checkpoints:
+        checkpoints.save(2)
+        for batch in samples[2:]:  # while it is being written
+            straight.step(batch)
 
     resumed = Trainer(tiny_model(), settings, teachers)
     path = checkpoint_path(tmp_path, 2)
@@ -86,24 +103,104 @@ def test_a_restored_trainer_goes_on_bit_for_bit(tmp_path: Path, optimizer: str, 
 
 def test_only_finished_checkpoints_count_and_old_ones_go(tmp_path: Path) -> None:
     trainer = Trainer(tiny_model(), TrainConfig())
-    for step in (1, 2, 3):
-        save_checkpoint(trainer, tmp_path, step, tmp_path, keep=2)
+    with Checkpoints(trainer, tmp_path, tmp_path, CheckpointConfig(keep=2)) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step)
     assert finished_steps(tmp_path) == [2, 3]
     (checkpoint_path(tmp_path, 3) / "DONE").unlink()
     assert finished_steps(tmp_path) == [2]
 
 
+def test_tied_weights_are_snapped_and_written_once(tmp_path: Path) -> None:
+    tied, untied = (saved(Trainer(tiny_model(kind), TrainConfig()), tmp_path / kind) for kind in ("qwen3", "llama"))
+    assert "lm_head.weight" not in load_file(tied / "model.safetensors")
+    assert "lm_head.weight" in load_file(untied / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("settings", "bytes_", "told", "due"),
+    [
+        (CheckpointConfig(), 10**6, "checkpoints of 1 MB: every step, and at the end", [1, 2, 3, 4]),
+        (CheckpointConfig(), 2 * 10**9, "checkpoints of 2.0 GB: every 30 minutes, and at the end", [3]),
+        (CheckpointConfig(every=2), 2 * 10**9, "checkpoints of 2.0 GB: every 2 steps, and at the end", [2, 4]),
+        (CheckpointConfig(every=3, minutes=20), 1, "checkpoints of 0 MB: every 3 steps, every 20 minutes", [2, 3]),
+    ],
+)
+def test_when_a_checkpoint_is_due(
+    settings: CheckpointConfig, bytes_: int, told: str, due: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of twelve minutes."""
+    monkeypatch.setattr(writing, "checkpoint_size", lambda trainer: bytes_)
+    checkpoints, found = Checkpoints(Trainer(tiny_model(), TrainConfig()), tmp_path, tmp_path, settings), []
+    assert str(checkpoints).startswith(told)
+    start = time.monotonic()
+    for step in (1, 2, 3, 4):
+        monkeypatch.setattr(writing.time, "monotonic", lambda step=step: start + 12 * 60 * step)
+        if checkpoints.is_due(step):
+            found.append(step)
+            checkpoints.save(step)
+            checkpoints.wait()
+    assert found == due
+    assert checkpoints.size == bytes_
+
+
+def test_the_size_of_a_checkpoint_is_known_before_it_is_written(tmp_path: Path) -> None:
+    trainer = Trainer(tiny_model(), TrainConfig(), TEACHERS["ema"])
+    trainer.step([sample_with_branches(random.Random(0))])
+    path = saved(trainer, tmp_path)
+    written = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    assert Checkpoints(trainer, tmp_path, tmp_path).size == pytest.approx(written, rel=0.1)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_host_without_room_for_a_snapshot_waits_for_the_disk(
+    full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "free_host_memory", lambda: 1000 if full else 10**9)
+    trainer = Trainer(tiny_model(), TrainConfig())
+    with Checkpoints(trainer, tmp_path, tmp_path) as checkpoints:
+        checkpoints.save(1)
+        assert bool(checkpoints._buffers) is not full
+        assert not full or finished_steps(tmp_path) == [1]
+    assert finished_steps(tmp_path) == [1]
+    assert free_host_memory() > 10**8
+
+
+def test_what_ends_the_writing_ends_the_run(tmp_path: Path) -> None:
+    """A disk that takes no more: a limit on the size of files, which is how the kernel says it without one."""
+    code = (
+        "import resource, signal, sys; sys.path.insert(0, sys.argv[2])\n"
+        "from pathlib import Path; from conftest import tiny_model\n"
+        "from offbook.config import TrainConfig; from offbook.train.trainer import Trainer\n"
+        "from offbook.train.writing import Checkpoints\n"
+        "trainer, root = Trainer(tiny_model(), TrainConfig()), Path(sys.argv[1])\n"
+        "with Checkpoints(trainer, root, root) as checkpoints: checkpoints.save(1)\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "with Checkpoints(trainer, root, root) as checkpoints:\n"
+        "    checkpoints.save(2)\n"
+        "    while True: checkpoints.check()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path, Path(__file__).parent],
+        capture_output=True, text=True, env=environment, timeout=120,
+    )  # fmt: skip
+    assert "OffbookError: cannot write the checkpoint" in done.stderr, done.stderr
+    assert "the last finished one is kept" in done.stderr
+    assert finished_steps(tmp_path) == [1]
+
+
 def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
     trainer = Trainer(tiny_model(), TrainConfig(), TEACHERS["ema"])
     trainer.step([sample_with_branches(random.Random(0))])
-    path = save_checkpoint(trainer, tmp_path, 1, tmp_path, keep=1)
+    path = saved(trainer, tmp_path)
     assert {file.suffix for file in path.iterdir()} <= {".json", ".safetensors", ""}
 
 
 def test_a_checkpoint_from_before_teachers_had_names_is_restored(tmp_path: Path) -> None:
     trainer = Trainer(tiny_model(), TrainConfig(), {"ema": Ema()})
     trainer.step([replace(sample_with_branches(random.Random(0)), branches=[])])
-    path = save_checkpoint(trainer, tmp_path, 1, tmp_path, keep=1)
+    path = saved(trainer, tmp_path)
     (path / "teacher.ema.safetensors").rename(path / "teacher.safetensors")
     restored = Trainer(tiny_model(), TrainConfig(), {"ema": Ema()})
     load_training_state(restored, path)
@@ -193,3 +290,26 @@ def test_gradient_norms_of_the_parts_are_reported_where_asked() -> None:
         assert metrics[f"{part}/gradient"] == pytest.approx(found[f"{part}/gradient"], rel=1e-5)
         assert metrics[f"{part}/gradient"] > 0
     assert "rl/gradient" not in asked.step([sample]).metrics, "every second step"
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    """By hand."""
+
+    def shares(**how: object) -> list[float]:
+        settings = TrainConfig(steps=4, **how)
+        return [round(learning_rate_share(settings, step), 4) for step in (1, 2, 3, 4, 5, 9)]
+
+    assert shares() == [0.3333, 0.6667, 1, 1, 1, 1]
+    assert shares(warmup_steps=0) == [1] * 6
+    assert shares(warmup_steps=0, schedule="linear", final_share=0.2) == [1, 0.8, 0.6, 0.4, 0.2, 0.2]
+    assert shares(warmup_steps=2, schedule="linear", final_share=0) == [0.5, 0.75, 0.5, 0.25, 0, 0]
+    assert shares(warmup_steps=0, schedule="cosine", final_share=0) == [1, 0.8536, 0.5, 0.1464, 0, 0]
+    assert shares(warmup_steps=0, schedule="cosine", final_share=1) == [1] * 6
+
+
+def test_the_rate_of_imitation_is_what_it_was() -> None:
+    """Bit for bit: the pocket model of a seed stays the same."""
+    settings = TrainConfig(schedule="cosine", steps=1500, warmup_steps=20, final_share=0.0)
+    for step in range(1500):
+        was = min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / 1500))
+        assert learning_rate_share(settings, step + 1) == was

@@ -31,7 +31,7 @@ def train(
 
     --dry-run prints all keys with their values. --model is `pocket`, `smollm2-135m`, a run or model folder, a hub id;
     it gets the recipe that fits it, unless one is named: @ pocket, small or standard.
-    The run folder (--out) is complete after every step; the same command goes on where it stopped.
+    The same command goes on where the run (--out) stopped: at its last checkpoint.
     """
     config = config_from(ctx, {"out": out} if out else {})
     if not config.model:

@@ -105,8 +105,14 @@ class TrainConfig(Section):
     optimizer: Literal["adamw", "muon"] = Field(
         default="adamw", description="muon: for matrices, with AdamW for the rest"
     )
-    learning_rate: float = Field(default=1e-6, gt=0, description="after the warm-up it is constant")
+    learning_rate: float = Field(default=1e-6, gt=0, description="the highest; `schedule` says what becomes of it")
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        default="constant",
+        description="after the warm-up; cosine and linear fall over all of train.steps: a finished run that is trained "
+        "further falls anew, from higher up",
+    )
     warmup_steps: int = Field(default=3, ge=0, description="over which the learning rate rises in a line")
+    final_share: float = Field(default=0.1, ge=0, le=1, description="of the learning rate, where cosine and linear end")
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled, as in AdamW")
     gradient_clip: float = Field(default=1.0, gt=0, description="the most that the gradient's norm may be")
     ratio_cap: float = Field(default=2.0, ge=1, description="cap of the importance weight")
@@ -267,7 +273,11 @@ class MonitorsConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every: int = Field(default=1, ge=1, description="steps between checkpoints")
+    """They are written beside training, and at the end of a run. Without `every` and `minutes`: after every step where
+    one is below 1 GB, else every 30 minutes."""
+
+    every: int = Field(default=0, ge=0, description="steps between checkpoints; 0 leaves it to `minutes`")
+    minutes: float = Field(default=0.0, ge=0, description="between checkpoints, at the end of a step; 0 is not by time")
     keep: int = Field(default=2, ge=1, description="newest checkpoints kept")
 
 

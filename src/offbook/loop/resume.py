@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from offbook.loop.collector import Collector
 
 DECIDES = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors", "eval")  # of a configuration
-FREE = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat")  # where a run lies, and when it ends
+# Where a run lies, when it ends, and when it is kept.
+FREE = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes")
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
 BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times
 STATE = ("optimizer.safetensors", "teacher.*safetensors", "state.json")  # what a checkpoint has for training alone

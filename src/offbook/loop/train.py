@@ -12,7 +12,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,9 +32,11 @@ from offbook.loop.tasks import record_tasks, refuse_missing_tasks, task_order, t
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.tasks.select import TasksUsedUp
 from offbook.tokens import Chat
-from offbook.train.checkpoint import load_training_state, save_checkpoint
+from offbook.train.checkpoint import load_training_state
+from offbook.train.schedule import learning_rate_share
 from offbook.train.targets import Measured
 from offbook.train.trainer import NotFinite, StepResult, Trainer
+from offbook.train.writing import Checkpoints
 from offbook.types import Feedback, Likely, OffbookError, Rollout, Sample, Task
 
 OnStep = Callable[[dict[str, Any]], None]
@@ -88,37 +89,60 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
         collector.recall(folder.rollouts(step)[0])
     judge = judge or local_judge(config, engine, chat, progress)
     order = task_order(config, sets.train, folder, done)
-    with asyncio.Runner() as runner:
+    with (
+        Checkpoints(trainer, folder.path / "ckpt", start, config.checkpoint) as checkpoints,
+        asyncio.Runner() as runner,
+    ):
+        tell(str(checkpoints))
         for step in range(done + 1, config.train.steps + 1):
             started = time.monotonic()
             try:
                 tasks = order.tasks_of(step, config.train.groups)
             except TasksUsedUp as reason:
-                _end_early(trainer, folder, step - 1, start, config, reason)
+                if step == 1:
+                    raise
+                _keep_all_steps(checkpoints, step - 1, done)
+                log.warning("the run ends after step %d of %d: %s", step - 1, config.train.steps, reason)
                 return
-            engine.apply(trainer.publish(version=step - 1))
-            groups = runner.run(collector.groups(tasks, config.train.group_size, f"step{step}"))
-            collected = time.monotonic()
-            order.learn(groups)
-            judgement = Judgement() if judge is None else runner.run(judge.read(_with_tasks(groups, by_id)))
-            row = {"step": step, **learn(step, groups, by_id, judgement, config, chat, trainer, folder, rules)}
+            try:
+                engine.apply(trainer.publish(version=step - 1))
+                groups = runner.run(collector.groups(tasks, config.train.group_size, f"step{step}"))
+                checkpoints.check()
+                collected = time.monotonic()
+                order.learn(groups)
+                judgement = Judgement() if judge is None else runner.run(judge.read(_with_tasks(groups, by_id)))
+            except BaseException:  # also Ctrl-C
+                _keep_all_steps(checkpoints, step - 1, done)
+                raise
+            try:
+                row = {"step": step, **learn(step, groups, by_id, judgement, config, chat, trainer, folder, rules)}
+            except NotFinite as problem:
+                _keep_all_steps(checkpoints, step - 1, done)
+                checkpoints.wait()
+                raise _stopped(step, problem, folder) from None
             row |= {"epoch": order.epoch(step, config.train.groups), "skipped_steps": step - trainer.steps}
             row |= collector.metrics()
             row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected}
+            is_due = checkpoints.is_due(step) or step == config.train.steps
+            if is_due and (waited := checkpoints.wait()):
+                row["checkpoint_wait_s"] = waited
             folder.append_metrics(row)
-            if step % config.checkpoint.every == 0 or step == config.train.steps:
-                save_checkpoint(trainer, folder.path / "ckpt", step, start, config.checkpoint.keep)
+            if is_due:
+                checkpoints.save(step)
             on_step(row)
 
 
-def _end_early(
-    trainer: Trainer, folder: RunFolder, last: int, start: Path, config: Config, reason: TasksUsedUp
-) -> None:
-    if not last:
-        raise reason
-    if last not in folder.checkpoints():
-        save_checkpoint(trainer, folder.path / "ckpt", last, start, config.checkpoint.keep)
-    log.warning("the run ends after step %d of %d: %s", last, config.train.steps, reason)
+def _keep_all_steps(checkpoints: Checkpoints, last: int, done: int) -> None:
+    """Those since the last checkpoint too. Only between steps, where the weights are whole."""
+    if last > max(done, checkpoints.last):
+        log.warning("the checkpoint of step %d is written before the run ends", last)
+        checkpoints.save(last)
+
+
+def _stopped(step: int, problem: NotFinite, folder: RunFolder) -> OffbookError:
+    last = max(folder.checkpoints(), default=0)
+    good = f"the last checkpoint, of step {last}, is good" if last else "there is no checkpoint yet"
+    return OffbookError(f"step {step}: {problem}; {good}; --train.on_nonfinite skip goes on without such a step")
 
 
 def learn(
@@ -138,7 +162,7 @@ def learn(
     samples, feedback = annotate(groups, config.feedback, chat, step, tasks, written, counts, temperature, rules)
     folder.write_rollouts(step, [rollout for group in groups for rollout in group])
     try:
-        result = trainer.step(samples, lr_scale=min(1.0, step / max(1, config.train.warmup_steps)))
+        result = trainer.step(samples, lr_scale=learning_rate_share(config.train, step))
     except NotFinite as problem:
         folder.write_feedback(step, feedback)
         result = _set_aside(step, samples, problem, config, folder)
@@ -166,9 +190,7 @@ def _set_aside(step: int, samples: list[Sample], problem: NotFinite, config: Con
     what = f"{problem}; nothing was applied, and its samples are in {folder.write_samples(step, samples)}"
     if config.train.on_nonfinite == "skip":
         return StepResult({}, skipped=what)
-    last = max(folder.checkpoints(), default=0)
-    good = f"the last checkpoint, of step {last}, is good" if last else "there is no checkpoint yet"
-    raise OffbookError(f"step {step}: {what}; {good}; --train.on_nonfinite skip goes on without such a step") from None
+    raise NotFinite(what) from None
 
 
 def _with_tasks(groups: list[list[Rollout]], tasks: dict[str, Task]) -> list[tuple[Rollout, Task | None]]:

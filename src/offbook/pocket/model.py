@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -24,6 +23,7 @@ from offbook.pocket.script import Habits, Script
 from offbook.runfolder import whole_folder
 from offbook.taskgen.pocket import draft_tasks
 from offbook.tokens import BLOCK_END, BLOCK_START, CALL_END, CALL_START
+from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import Trainer
 from offbook.types import Sample
 
@@ -140,13 +140,20 @@ def _clone(
             offbook_profile="pocket",  # how tools are shown to it; a checkpoint made from it says so too
         )
     ).to("cuda" if torch.cuda.is_available() else "cpu")
-    settings = TrainConfig(optimizer="muon", learning_rate=recipe.learning_rate, weight_decay=0.01)
-    trainer = Trainer(model, settings)
     batches = _batches(samples, recipe.episodes_a_step, random.Random(seed))
-    for step, batch in enumerate(batches):
-        warmup = min(1.0, (step + 1) / 20)
-        trainer.step(batch, lr_scale=warmup * 0.5 * (1 + math.cos(math.pi * step / len(batches))))
-        progress((step + 1) / len(batches))
+    settings = TrainConfig(
+        steps=len(batches),
+        optimizer="muon",
+        learning_rate=recipe.learning_rate,
+        schedule="cosine",
+        warmup_steps=20,
+        final_share=0.0,
+        weight_decay=0.01,
+    )
+    trainer = Trainer(model, settings)
+    for step, batch in enumerate(batches, start=1):
+        trainer.step(batch, lr_scale=learning_rate_share(settings, step))
+        progress(step / len(batches))
     return model
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
@@ -28,30 +31,74 @@ def finished_steps(root: Path) -> list[int]:
     return sorted(int(done.parent.name.removeprefix("step_")) for done in root.glob("step_*/DONE"))
 
 
-def save_checkpoint(trainer: Trainer, root: Path, step: int, tokenizer_from: Path, keep: int) -> Path:
-    path = checkpoint_path(root, step)
-    shutil.rmtree(path, ignore_errors=True)
-    try:
-        _write(trainer, path, step, tokenizer_from)
-    except SafetensorError as error:  # how that library says that the disk is full
-        raise OffbookError(f"cannot write the checkpoint {path}: {error}; the last finished one is kept") from None
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a checkpoint holds. How the weights are spelled in files, and what goes beside them, the model says."""
+
+    model: PreTrainedModel
+    weights: dict[str, Tensor]
+    tensors: dict[str, dict[str, Tensor]]  # by file
+    texts: dict[str, str]  # by file
+    copied: list[Path]
+
+    @classmethod
+    def of(cls, trainer: Trainer, step: int, tokenizer_from: Path) -> Contents:
+        """The trainer's own tensors: they change with its next step."""
+        moving = {name: own for name, own in trainer.own_weights().items() if own.kind.moves}
+        return cls(
+            model=trainer.model,
+            weights=trainer.model.state_dict(),
+            tensors={
+                "optimizer.safetensors": _optimizer_tensors(trainer),
+                **{
+                    f"teacher.{name}.safetensors": dict(own.decoder.model.named_parameters())
+                    for name, own in moving.items()
+                },
+            },
+            texts={"state.json": json.dumps({"step": step, "updates": trainer.steps}) + "\n"},
+            copied=[tokenizer_from / name for name in TOKENIZER_FILES if (tokenizer_from / name).exists()],
+        )
+
+    def all_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.weights.items()
+        for file, tensors in self.tensors.items():
+            yield from ((f"{file}/{name}", tensor) for name, tensor in tensors.items())
+
+    def on_host(self, buffers: dict[str, Tensor]) -> Contents:
+        """As they are now, in `buffers`, which are made where they are missing. Tied weights stay tied."""
+        taken: dict[tuple[int, torch.Size], Tensor] = {}
+        copies: dict[str, Tensor] = {}
+        for name, tensor in self.all_tensors():
+            place = tensor.data_ptr(), tensor.shape
+            if place not in taken:
+                if name not in buffers:
+                    buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                taken[place] = buffers[name].copy_(tensor.detach(), non_blocking=True)
+            copies[name] = taken[place]
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        files = {file: {name: copies[f"{file}/{name}"] for name in tensors} for file, tensors in self.tensors.items()}
+        return replace(self, weights={name: copies[name] for name in self.weights}, tensors=files)
+
+    def write(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            self.model.save_pretrained(path, state_dict=dict(self.weights))
+            for source in self.copied:
+                shutil.copyfile(source, path / source.name)
+            for file, tensors in self.tensors.items():
+                save_file(tensors, path / file)
+        except SafetensorError as error:  # how that library says that the disk is full
+            raise OffbookError(f"cannot write the checkpoint {path}: {error}; the last finished one is kept") from None
+        for file, text in self.texts.items():
+            (path / file).write_text(text)
+        (path / "DONE").touch()
+
+
+def remove_old(root: Path, keep: int) -> None:
     for old in finished_steps(root)[:-keep]:
         (checkpoint_path(root, old) / "DONE").unlink()  # first, so that a half-removed folder is not taken for whole
         shutil.rmtree(checkpoint_path(root, old))
-    return path
-
-
-def _write(trainer: Trainer, path: Path, step: int, tokenizer_from: Path) -> None:
-    trainer.model.save_pretrained(path)
-    for name in TOKENIZER_FILES:
-        if (tokenizer_from / name).exists():
-            shutil.copyfile(tokenizer_from / name, path / name)
-    save_file(_optimizer_tensors(trainer), path / "optimizer.safetensors")
-    for name, weights in trainer.own_weights().items():
-        if weights.kind.moves:
-            save_file(dict(weights.decoder.model.named_parameters()), path / f"teacher.{name}.safetensors")
-    (path / "state.json").write_text(json.dumps({"step": step, "updates": trainer.steps}) + "\n")
-    (path / "DONE").touch()
 
 
 def load_training_state(trainer: Trainer, path: Path) -> None:
