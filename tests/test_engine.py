@@ -60,7 +60,7 @@ def trainer_logprobs(model: PreTrainedModel, ids: list[int], temperature: float)
 
 def test_logprobs_equal_a_full_forward_of_the_trainer() -> None:
     for temperature in (1.0, 0.7):
-        engine = LocalEngine(tiny_model(), STOPS, temperature, max_rows=4)
+        engine = LocalEngine(tiny_model(), STOPS, temperature, kv_tokens=2048)
         prompts = prompts_of_different_lengths()
         for key, completions in complete_all(engine, prompts, turns=2).items():
             ids = [*prompts[key], *completions[0].ids, *completions[1].ids]
@@ -99,7 +99,7 @@ def test_messages_end_at_the_stop_token_or_at_the_limit() -> None:
 
 def test_sampling_follows_the_model() -> None:
     """2,000 draws of one token against the model's own probabilities."""
-    engine = LocalEngine(tiny_model(vocabulary=12), STOPS, max_rows=2000)
+    engine = LocalEngine(tiny_model(vocabulary=12), STOPS)
     drawn = complete_all(engine, {str(n): [1, 2, 3] for n in range(2000)}, max_tokens=1)
     counts = torch.zeros(12)
     for (completion,) in drawn.values():
@@ -186,7 +186,7 @@ def test_an_error_in_the_decoding_reaches_everyone_who_waits() -> None:
         if broken:
             raise RuntimeError("out of memory")
 
-    engine = engine_that(fail, max_rows=2)
+    engine = engine_that(fail, kv_tokens=512)
 
     async def main() -> list[Completion | BaseException]:
         sessions = [engine.open(str(number)) for number in range(5)]
@@ -277,7 +277,7 @@ def test_nothing_is_decoded_for_those_who_were_stopped_together() -> None:
 
 def test_who_asks_while_others_are_decoded_is_served_afterwards() -> None:
     """Rows of the first part go on and ask again; then the last one in the second part gives up."""
-    engine = engine_that(lambda: time.sleep(0.01), max_rows=1)
+    engine = engine_that(lambda: time.sleep(0.01), kv_tokens=1500)
 
     async def twice(session: LocalSession) -> list[Completion]:
         completions = [await session.complete(Prompt([1]), 2) for _ in range(2)]

@@ -287,7 +287,7 @@ def test_a_fresh_attempt_has_the_same_random_numbers(tmp_path: Path, monkeypatch
     [
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to get 9 GiB.\nmore"),
-            r"OutOfMemoryError: CUDA out of memory. Tried to get 9 GiB.; lower engine.max_rows or harness.context$",
+            r"OutOfMemoryError: CUDA out of memory. Tried to get 9 GiB.; lower engine.kv_tokens or harness.context$",
         ),
         (RuntimeError("device-side assert"), "RuntimeError: device-side assert$"),
     ],

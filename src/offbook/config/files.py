@@ -21,9 +21,11 @@ class ConfigError(OffbookError):
     exit_code = 2
 
 
-# Keys that are gone, with the value at which they did nothing: configurations from before may still have them.
+# Keys that are gone, with the value at which they did nothing, None if no value did anything to what came out:
+# configurations from before may still have them.
 RETIRED: dict[str, tuple[Any, str]] = {
     "feedback.entry_cap": (0.0, "capping vocabulary entries one by one turned gradients round; cap tokens instead"),
+    "engine.max_rows": (None, "engine.kv_tokens is the measure of what is decoded side by side"),
 }
 
 
@@ -72,7 +74,7 @@ def with_new_keys(tree: dict[str, Any]) -> dict[str, Any]:
     """What files that were written before have under other keys, or had no use for."""
     for key, (idle, reason) in RETIRED.items():
         section, name = key.split(".")
-        if tree.get(section, {}).pop(name, idle) != idle:
+        if tree.get(section, {}).pop(name, idle) != idle and idle is not None:
             raise ConfigError(f"{key} is gone: {reason}")
     for of in (tree.get("feedback"), tree.get("monitors")):
         for name in ("url", "name", "rate"):

@@ -93,7 +93,16 @@ class SandboxConfig(Section):
 
 class EngineConfig(Section):
     temperature: float = Field(default=1.0, gt=0, description="that rollouts are sampled at")
-    max_rows: int = Field(default=64, ge=1, description="rollouts decoded side by side")
+    mode: Literal["lockstep", "continuous"] = Field(
+        default="lockstep",
+        description="local models: all rollouts decoded together, the same on every run; or each as soon as it asks",
+    )
+    kv_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="local models: tokens whose keys and values are held; 0 is a quarter of a GPU's free memory, or"
+        " 131,072 on a CPU",
+    )
     precision: Precision = Field(default="float32", description="of the engine's copy of the weights")
     timeout_s: float = Field(default=300.0, gt=0, description="that a model behind a URL has for one answer")
 

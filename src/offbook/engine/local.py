@@ -1,8 +1,17 @@
-"""The local engine: many rollouts in flight on one transformers model, in lockstep.
+"""The local engine: many rollouts in flight on one transformers model.
 
-A batch is decoded when every open session waits for one. Which rollouts share a batch then depends on nothing but the
-rollouts themselves, and each draws from random numbers of its own: the same seed gives the same tokens however
-long the sandboxes took. The price is that all wait for the slowest tool call of a turn.
+In lockstep a batch is decoded when every open session waits for one. Which rollouts share a batch then depends on
+nothing but the rollouts themselves, and each draws from random numbers of its own: the same seed gives the same tokens
+however long the sandboxes took. The price is that all wait for the slowest tool call of a turn.
+
+In the continuous mode nobody waits for another: a request joins those that are being written between two steps, and
+leaves when its message ends. New weights go in between two steps as well. Rows that are being written then read all of
+their tokens again with the new weights: each token has the version of the weights that drew it, and the probability
+that a forward of those weights gives it after all tokens before it, whichever version drew those.
+
+Either way keys and values are kept for a session from turn to turn until it is closed, new weights come, or others need
+the room: a turn reads only what is new, and what rollouts begin with in common is read once. In lockstep who loses what
+depends on the rollouts alone, too.
 
 Whatever touches the weights runs in one thread of the engine's own, one thing after another, so the event loop goes on
 while the model writes: sandboxes are read, deadlines fire, displays move.
@@ -11,33 +20,35 @@ while the model writes: sandboxes are read, deadlines fire, displays move.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
-from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Weights
+from offbook.engine.decode import STEPS, Decoder, Row
+from offbook.engine.padded import PaddedDecoder
+from offbook.engine.places import has_plain_attention
+from offbook.engine.sampling import uniforms
+from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, Weights
 
 T = TypeVar("T")
+Mode = Literal["lockstep", "continuous"]
+CPU_TOKENS = 131_072  # a fixed number: batches are the same on every machine
+FREE_SHARE = 0.25  # of a GPU's memory; the trainer's states and activations are still to come
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
     key: str
-    turn: int
-    prompt_ids: list[int]
-    max_tokens: int
+    row: Row
     done: asyncio.Future[Completion]
-    abandoned: bool = False  # nobody waits any more; read by the decoding thread, which then drops the row
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LocalSession:
     """One rollout's way to the engine. `key` orders it in a batch and seeds its random numbers."""
 
@@ -47,56 +58,92 @@ class LocalSession:
 
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
         """A message of at most `max_tokens`, fewer where the model's positions end before."""
-        room = self.engine.positions - len(prompt.ids)
+        engine, length = self.engine, len(prompt.ids)
+        room = engine.positions - length
         if room <= 0:
-            raise PromptTooLong(
-                f"the prompt has {len(prompt.ids)} tokens and the model has {self.engine.positions} positions"
-            )
-        done = asyncio.get_running_loop().create_future()
-        request = _Request(self.key, self.turn, prompt.ids, min(max_tokens, room), done)
+            held = f"the model has {engine.positions} positions"
+            if engine.positions == engine.budget:
+                held = f"the engine's memory holds {engine.budget}; raise engine.kv_tokens"
+            raise PromptTooLong(f"the prompt has {length} tokens and {held}")
+        count = min(max_tokens, room)
+        row = Row(self, prompt.ids, count, uniforms(engine.seed, self.key, self.turn, count))
+        request = _Request(self.key, row, asyncio.get_running_loop().create_future())
         self.turn += 1
-        self.engine.waiting.append(request)
-        self.engine.decode_if_all_wait()
+        engine.waiting.append(request)
+        engine.decode_if_due()
         try:
-            return await done
+            return await request.done
         finally:
-            request.abandoned = True
-            if request in self.engine.waiting:  # the rollout ran out of time while it waited
-                self.engine.waiting.remove(request)
+            row.abandoned = True
+            if request in engine.waiting:  # the rollout ran out of time while it waited
+                engine.waiting.remove(request)
 
     def close(self) -> None:
+        self.engine.closed.append(self)
         self.engine.open_sessions -= 1
-        self.engine.decode_if_all_wait()
+        self.engine.decode_if_due()
 
 
 @dataclass
 class LocalEngine:
-    """`version` is the policy version of the weights now in `model`. A message ends with any of `stop_ids`."""
+    """`version` is the policy version of the weights now in `model`. A message ends with any of `stop_ids`.
+
+    `kv_tokens` is how many tokens' keys and values are held at most; rows that do not fit wait. `static` is how a GPU
+    decodes (offbook.engine.decode), and can be asked for elsewhere.
+    """
 
     model: PreTrainedModel
     stop_ids: frozenset[int]
     temperature: float = 1.0
-    max_rows: int = 64
+    kv_tokens: int = 0
     seed: int = 0
+    mode: Mode = "lockstep"
     version: int = 0
+    static: bool | None = None
     waiting: list[_Request] = field(default_factory=list)
+    closed: list[LocalSession] = field(default_factory=list)
     open_sessions: int = 0
-    tokens_sampled: int = 0  # since the engine was made, by rows that were dropped too
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "decode"), repr=False)
     _decoding: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.budget = self.kv_tokens or _free_tokens(self.model)
+        static = self.model.device.type == "cuda" if self.static is None else self.static
+        settings = self.model, self.stop_ids, self.temperature, self.budget
+        self.decoder: Decoder | PaddedDecoder
+        if has_plain_attention(self.model):
+            self.decoder = Decoder(*settings, static)
+        elif self.mode == "lockstep":
+            self.decoder = PaddedDecoder(*settings)
+        else:
+            raise OffbookError(
+                f"{self.model.config.model_type} has layers that are not plain attention, which the local engine writes"
+                " in lockstep only: set engine.mode to lockstep"
+            )
+        self.decoder.version = self.version
 
     @property
     def positions(self) -> int:
         positions: int = self.model.config.get_text_config().max_position_embeddings
-        return positions
+        return min(positions, self.budget)
+
+    @property
+    def tokens_sampled(self) -> int:
+        """Since the engine was made, by rows that were dropped too."""
+        return self.decoder.tokens_sampled
+
+    @property
+    def tokens_prefilled(self) -> int:
+        return self.decoder.tokens_prefilled
 
     def open(self, key: str) -> LocalSession:
-        """Open all sessions of a batch before the first one asks, or the first is decoded alone."""
+        """In lockstep, open all sessions of a batch before the first one asks, or the first is decoded alone."""
         self.open_sessions += 1
         return LocalSession(self, key)
 
     def apply(self, weights: Weights) -> None:
-        """Swap them in place; tokens sampled from now on carry their version. Waits for a batch in the making."""
+        """Swap them in place; tokens sampled from now on carry their version. Waits for a batch in the making, or in
+        the continuous mode for the steps that are."""
         self._submit(partial(self._swap, weights)).result()
 
     @torch.no_grad()
@@ -104,6 +151,7 @@ class LocalEngine:
         for name, tensor in self.model.state_dict().items():
             tensor.copy_(weights.tensors[name])
         self.version = weights.version
+        self.decoder.renew(weights.version)
 
     def _submit(self, job: Callable[[], T]) -> Future[T]:
         """To the engine's thread. torch counts OpenMP threads per thread: the caller's number is taken along."""
@@ -112,98 +160,109 @@ class LocalEngine:
         def run() -> T:
             if torch.get_num_threads() != num_threads:
                 torch.set_num_threads(num_threads)
-            return job()
+            try:
+                return job()
+            except Exception:
+                self.decoder.reset()  # whoever comes next finds nothing half done
+                raise
 
         return self._thread.submit(run)
 
-    def decode_if_all_wait(self) -> None:
-        requests = [request for request in self.waiting if not request.done.done()]
-        if self._decoding or not requests or len(requests) < self.open_sessions:
+    def decode_if_due(self) -> None:
+        if self._decoding or not self._asking():
             return
-        self.waiting = []
-        requests.sort(key=lambda request: (len(request.prompt_ids), request.key))
-        self._decoding = asyncio.get_running_loop().create_task(self._serve(requests))
+        if self.mode == "lockstep" and len(self._asking()) < self.open_sessions:
+            return
+        serve = self._in_lockstep if self.mode == "lockstep" else self._continuously
+        self._decoding = asyncio.get_running_loop().create_task(self._serve(serve))
 
-    async def _serve(self, requests: list[_Request]) -> None:
+    def _asking(self) -> list[_Request]:
+        return [request for request in self.waiting if not request.done.done()]
+
+    async def _serve(self, serve: Callable[[list[_Request]], asyncio.Future[None]]) -> None:
         """Every request gets its completion, the error that stopped the decoding, or a cancellation: never silence."""
+        asked: list[_Request] = []
         try:
-            for start in range(0, len(requests), self.max_rows):
-                batch = requests[start : start + self.max_rows]
-                completions = await asyncio.wrap_future(self._submit(partial(self._decode, batch)))
-                for request, completion in zip(batch, completions, strict=True):
-                    if not request.done.done():
-                        request.done.set_result(completion)
+            await serve(asked)
         except Exception as error:  # not handled here: every rollout that waits for the batch gets it
             lost = _lost(error)
-            for request in requests:
+            for request in asked:
                 if not request.done.done():
                     request.done.set_exception(lost)
                     request.done.exception()  # the first rollout that gets it ends the others: theirs is not unread
         finally:
-            for request in requests:
+            for request in asked:
                 request.done.cancel()
-                request.abandoned = True
+                request.row.abandoned = True
             self._decoding = None
-            self.decode_if_all_wait()
+            self.decode_if_due()
 
-    def _uniforms(self, request: _Request) -> Tensor:
-        digest = hashlib.blake2b(f"{self.seed}/{request.key}/{request.turn}".encode(), digest_size=7).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest))
-        return torch.rand(request.max_tokens, generator=generator, dtype=torch.float64)
+    async def _in_lockstep(self, asked: list[_Request]) -> None:
+        """What was closed and who is open now follows from the rollouts; what happens from here on may not."""
+        asked += sorted(self._asking(), key=lambda request: (len(request.row.prompt_ids), request.key))
+        self.waiting, closed, self.closed, wished = [], self.closed, [], self.open_sessions
+        left = asked
+        while left := [request for request in left if not request.done.done()]:
+            rows = [request.row for request in left]
+            count = await asyncio.wrap_future(self._submit(partial(self._write, rows, closed, wished)))
+            for request in left[:count]:
+                _answer(request)
 
-    @torch.inference_mode()
-    def _decode(self, requests: list[_Request]) -> list[Completion]:
-        """Left-padded prompts, one cache, one token a row and round; rows that ended or were abandoned leave the batch.
+    def _write(self, rows: list[Row], closed: list[LocalSession], wished: int) -> int:
+        """As many as fit, to the end of all their messages."""
+        count = self.decoder.fitting(rows)
+        if isinstance(self.decoder, PaddedDecoder):
+            self.decoder.write(rows[:count])
+            return count
+        self.decoder.places.forget(closed)
+        self.decoder.admit(rows[:count], wished)
+        while self.decoder.running:
+            self.decoder.step()
+        return count
 
-        Axes: B rows still writing, T tokens, V vocabulary.
-        """
-        device = self.model.device
-        width = max(len(request.prompt_ids) for request in requests)
-        pads = [width - len(request.prompt_ids) for request in requests]
-        ids_BT = torch.tensor([[0] * p + r.prompt_ids for p, r in zip(pads, requests, strict=True)], device=device)
-        pad_B = torch.tensor(pads, device=device)
-        mask_BT = torch.arange(width, device=device) >= pad_B[:, None]
-        uniforms = [self._uniforms(request) for request in requests]
-        out: list[tuple[list[int], list[float]]] = [([], []) for _ in requests]
-        rows = list(range(len(requests)))
-        cache = DynamicCache(config=self.model.config)
-        position_BT = (torch.arange(width, device=device) - pad_B[:, None]).clamp(min=0)
-        while rows:
-            logits_BV = self.model(
-                input_ids=ids_BT,
-                attention_mask=mask_BT.long(),
-                position_ids=position_BT,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
-            logp_BV = torch.log_softmax(logits_BV.double() / self.temperature, dim=-1)
-            draw_B = torch.stack([uniforms[row][len(out[row][0])] for row in rows]).to(device)
-            cumulative_BV = logp_BV.exp().cumsum(-1)
-            threshold_B = draw_B * cumulative_BV[:, -1]
-            token_B = torch.searchsorted(cumulative_BV, threshold_B[:, None], right=True)[:, 0]
-            token_B = token_B.clamp(max=logp_BV.shape[1] - 1)
-            logprob_B = logp_BV.gather(1, token_B[:, None])[:, 0]
-            for row, token, logprob in zip(rows, token_B.tolist(), logprob_B.tolist(), strict=True):
-                out[row][0].append(token)
-                out[row][1].append(logprob)
-            self.tokens_sampled += len(rows)
-            going = [
-                place
-                for place, row in enumerate(rows)
-                if out[row][0][-1] not in self.stop_ids
-                and len(out[row][0]) < requests[row].max_tokens
-                and not requests[row].abandoned
-            ]
-            if len(going) < len(rows):
-                rows = [rows[place] for place in going]
-                keep_B = torch.tensor(going, dtype=torch.long, device=device)
-                cache.batch_select_indices(keep_B)
-                token_B, mask_BT, position_BT = token_B[keep_B], mask_BT[keep_B], position_BT[keep_B]
-            ids_BT = token_B[:, None]
-            mask_BT = torch.cat([mask_BT, torch.ones_like(mask_BT[:, :1])], dim=1)
-            position_BT = position_BT[:, -1:] + 1
-        return [Completion(ids, logprobs, [self.version] * len(ids)) for ids, logprobs in out]
+    async def _continuously(self, asked: list[_Request]) -> None:
+        """A few steps at a time, until nobody is left; those who came meanwhile join."""
+        while True:
+            asked += self._asking()
+            self.waiting, closed, self.closed = [], self.closed, []
+            if not asked:
+                return
+            rows = [request.row for request in asked]
+            await asyncio.wrap_future(self._submit(partial(self._go_on, rows, closed, self.open_sessions)))
+            for request in asked:
+                if request.row.over:
+                    _answer(request)
+            asked[:] = [request for request in asked if not request.row.over]
+
+    def _go_on(self, rows: list[Row], closed: list[LocalSession], wished: int) -> None:
+        assert isinstance(self.decoder, Decoder)
+        self.decoder.places.forget(closed)
+        new = [row for row in rows if not row.ids]
+        for row in new:
+            row.over = row.abandoned
+        new = [row for row in new if not row.over]
+        self.decoder.admit(new[: self.decoder.fitting(new)], wished)
+        for _ in range(STEPS):
+            if any(row.over for row in rows):
+                return
+            self.decoder.step()
+
+
+def _answer(request: _Request) -> None:
+    if not request.done.done():
+        row = request.row
+        request.done.set_result(Completion(row.ids, row.logprobs, row.versions))
+
+
+def _free_tokens(model: PreTrainedModel) -> int:
+    """What `engine.kv_tokens` is where nobody says."""
+    if model.device.type != "cuda":
+        return CPU_TOKENS
+    config = model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    token_bytes = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize
+    return max(1, int(torch.cuda.mem_get_info(model.device)[0] * FREE_SHARE) // token_bytes)
 
 
 def _lost(error: Exception) -> ModelLost:
@@ -211,7 +270,7 @@ def _lost(error: Exception) -> ModelLost:
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     advice = ""
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in said:
-        advice = "; lower engine.max_rows or harness.context"
+        advice = "; lower engine.kv_tokens or harness.context"
     lost = ModelLost(f"the model stopped writing: {type(error).__name__}: {said}{advice}")
     lost.__cause__ = error
     return lost

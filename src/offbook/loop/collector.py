@@ -88,7 +88,9 @@ class Collector:
         if self.model is not None:
             torch.set_num_threads(self.config.threads)
             network = load_model(self.model, settings.precision)
-            return LocalEngine(network, chat.stop_ids, settings.temperature, settings.max_rows, self.config.seed)
+            return LocalEngine(
+                network, chat.stop_ids, settings.temperature, settings.kv_tokens, self.config.seed, settings.mode
+            )
         return RemoteEngine(
             Client(self.config.model, self.remote_name, timeout_s=settings.timeout_s, max_retries=5),
             temperature=settings.temperature,

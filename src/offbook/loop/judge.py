@@ -33,7 +33,7 @@ def local_judge(config: Config, engine: LocalEngine, chat: Chat, progress: Progr
     if settings.judge.name:
         folder = model_folder(settings.judge.name, config.seed, progress)
         model, chat = load_model(folder), chat_for(folder)
-    greedy = LocalEngine(model, chat.stop_ids, GREEDY, config.engine.max_rows, config.seed)
+    greedy = LocalEngine(model, chat.stop_ids, GREEDY, config.engine.kv_tokens, config.seed)
     return Judge(LocalAnswers(greedy, chat), MISTAKES, settings.judge.rate, without=_turned_off(settings))
 
 

@@ -1,0 +1,271 @@
+"""Keys and values of many rows, each in a place of its own, and the attention that reads and writes them there.
+
+A layer's keys are one tensor [places, kv heads, length, head width], its values another. A row writes behind its own
+last token, so nothing is padded, and a place is kept for its owner from turn to turn. All places are as long as the
+longest row needs: the budget is spent on places x length. The last position of a place is scratch: what is computed for
+a place at which nobody writes goes there, or behind what is kept of its row.
+
+Axes: S places, R rows that write, H kv heads, G query heads that share one, L keys, T new tokens, D head width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "offbook_places"  # of the attention function; not what the trainer's begin with
+SHORTEST = 256
+
+
+def has_plain_attention(model: PreTrainedModel) -> bool:
+    """Whether every layer reads all tokens before it and nothing else: no windows, no recurrent state, no soft cap."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None and getattr(config, "sliding_window", None):
+        return False
+    capped = any(getattr(config, name, None) for name in ("attn_logit_softcapping", "attention_chunk_size"))
+    return model._supports_attention_backend and not capped and set(kinds or ()) <= {"full_attention"}
+
+
+def install(model: PreTrainedModel) -> None:
+    """Forwards of `model` take the keyword argument `tokens`; without it they do what they did before."""
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
+
+
+class Tokens(Protocol):
+    """What a forward is over, for its attention."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor: ...
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    tokens: Tokens | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    if tokens is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)  # type: ignore[return-value]
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    return tokens.attend(layer, query, key, value, scaling), None
+
+
+@dataclass
+class Places:
+    """Who has which place, and the ids whose keys and values lie there."""
+
+    budget: int  # tokens
+    count: int = 0
+    length: int = 0
+    owners: list[Hashable | None] = field(default_factory=list)
+    ids: list[list[int]] = field(default_factory=list)
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def rounded(self, length: int) -> int:
+        """Lengths grow by a third or a half, so that places seldom move."""
+        return min(bucket(max(length, SHORTEST)), self.budget)
+
+    def arrange(self, rows: int, wished: int, length: int) -> bool:
+        """At least `rows` places, `wished` if the budget allows, of at least `length`. True if they moved.
+
+        Those who are kept behind the last place, or at more length, lose what they have.
+        """
+        if rows <= self.count and length <= self.length:
+            return False
+        length = self.rounded(length)
+        if rows * self.length <= self.budget:  # it may be more, from longer rows
+            length = max(length, self.length)
+        count = min(self.budget // length, max(rows, bucket(wished), self.count))
+        kept, upto = min(count, self.count), min(length, self.length)
+        for layer, pair in list(self.layers.items()):
+            keys, values = (old.new_zeros(count, old.shape[1], length, old.shape[3]) for old in pair)
+            for new, old in zip((keys, values), pair, strict=True):
+                new[:kept, :, :upto] = old[:kept, :, :upto]
+            self.layers[layer] = keys, values
+        self.owners = [*self.owners[:kept], *[None] * (count - kept)]
+        self.ids = [*(ids if len(ids) < length else [] for ids in self.ids[:kept]), *([] for _ in range(count - kept))]
+        self.count, self.length = count, length
+        return True
+
+    def layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Zeros at first: what is masked is still multiplied."""
+        if layer not in self.layers:
+            keys, values = (new.new_zeros(self.count, new.shape[1], self.length, new.shape[3]) for new in (key, value))
+            self.layers[layer] = keys, values
+        return self.layers[layer]
+
+    def seat(self, busy: int, owners: list[Hashable]) -> None:
+        """The owners, in any order, to the places behind the first `busy`, each with what is kept for it.
+
+        Where places are short, whoever has the least to lose does.
+        """
+        wanted, ours = set(owners), range(busy, busy + len(owners))
+        by_owner = {owner: place for place, owner in enumerate(self.owners) if owner is not None}
+        for owner in owners:
+            if owner not in by_owner:
+                by_owner[owner] = place = self._free(busy, wanted)
+                self.owners[place], self.ids[place] = owner, []
+        given = [place for place in ours if self.owners[place] not in wanted]
+        for owner in owners:
+            if by_owner[owner] not in ours:
+                self.swap(by_owner[owner], given.pop())
+
+    def _free(self, busy: int, wanted: set[Hashable]) -> int:
+        def price(place: int) -> tuple[bool, int, int]:
+            return self.owners[place] is not None, len(self.ids[place]), place
+
+        return min((place for place in range(busy, self.count) if self.owners[place] not in wanted), key=price)
+
+    def swap(self, one: int, other: int) -> None:
+        upto = max(len(self.ids[one]), len(self.ids[other]))
+        for tensor in self._tensors() if upto else ():
+            aside = tensor[one, :, :upto].clone()
+            tensor[one, :, :upto] = tensor[other, :, :upto]
+            tensor[other, :, :upto] = aside
+        for by_place in (self.owners, self.ids):
+            by_place[one], by_place[other] = by_place[other], by_place[one]  # type: ignore[index]
+
+    def copy(self, source: int, targets: list[int], count: int) -> None:
+        """The first `count` tokens of a place to others."""
+        for tensor in self._tensors():
+            tensor[targets, :, :count] = tensor[source : source + 1, :, :count]
+
+    def forget(self, owners: Iterable[Hashable]) -> None:
+        gone = set(owners)
+        for place, owner in enumerate(self.owners):
+            if owner in gone:
+                self.owners[place], self.ids[place] = None, []
+
+    def clean(self, place: int) -> None:
+        """Behind what is kept: numbers that are none would spoil whoever comes next, masked or not."""
+        for tensor in self._tensors():
+            tensor[place, :, len(self.ids[place]) :] = 0
+
+    def _tensors(self) -> Iterable[Tensor]:
+        return chain.from_iterable(self.layers.values())
+
+
+def bucket(number: int) -> int:
+    """The next number with at most two bits: 1, 2, 3, 4, 6, 8, 12, 16, 24 ..."""
+    power = 1 << max(0, number - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and number <= power * 3 // 4 else power
+
+
+class NextTokens:
+    """A forward of one token in each of the first places, each at its own position, over the first `length` keys.
+
+    The query heads that share a K/V head are the rows of one query: no key is repeated, and the mask is the same.
+    """
+
+    def __init__(self, places: Places, position_R: Tensor, length: int, dtype: torch.dtype):
+        self.places, self.position_R, self.length = places, position_R, length
+        seen_RL = torch.arange(length, device=position_R.device) <= position_R[:, None]
+        self.bias_R11L = torch.zeros_like(seen_RL, dtype=dtype).masked_fill_(~seen_RL, -math.inf)[:, None, None]
+        self._index: dict[int, Tensor] = {}
+
+    def _where(self, heads: int) -> Tensor:
+        """Of each row and head among the keys of all, one after the other."""
+        if heads not in self._index:
+            rows = len(self.position_R)
+            first_RH = torch.arange(rows * heads, device=self.position_R.device).view(rows, heads) * self.places.length
+            self._index[heads] = (first_RH + self.position_R[:, None]).flatten()
+        return self._index[heads]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        rows, heads = key.shape[:2]
+        seen = []
+        for kept, new in zip(self.places.layer(layer, key, value), (key, value), strict=True):
+            kept.view(-1, kept.shape[3]).index_copy_(0, self._where(heads), new.reshape(-1, kept.shape[3]))
+            seen.append(kept[:rows, :, : self.length])
+        query_RHGD = query.reshape(rows, heads, -1, query.shape[3])
+        out_RHGD = scaled_dot_product_attention(query_RHGD, *seen, attn_mask=self.bias_R11L, scale=scaling)
+        return out_RHGD.reshape(rows, 1, query.shape[1], -1)
+
+
+class Part(NamedTuple):
+    """Tokens begin:end of a flat row, which go to a place behind the `start` tokens that are there."""
+
+    place: int
+    start: int
+    begin: int
+    end: int
+
+
+class NewTokens:
+    """A forward of many parts in one flat row, each for a place of its own."""
+
+    def __init__(self, places: Places, parts: list[Part], device: torch.device):
+        self.places = places
+        self.position_T = torch.cat([torch.arange(p.start, p.start + p.end - p.begin) for p in parts]).to(device)
+        place_T = torch.cat([torch.full((part.end - part.begin,), part.place) for part in parts])
+        self.place_T = place_T.to(device)
+        self.fresh: list[tuple[int, int, int]] = []  # begin, end, how many of one length lie there side by side
+        self.grown = [part for part in parts if part.start]
+        for part in parts:
+            if part.start:
+                continue
+            begin, end, count = self.fresh[-1] if self.fresh else (0, 0, 0)
+            if count and end == part.begin and (end - begin) // count == part.end - part.begin:
+                self.fresh[-1] = begin, part.end, count + 1
+            else:
+                self.fresh.append((part.begin, part.end, 1))
+        self._index: dict[int, Tensor] = {}
+        self._bias: dict[Part, Tensor] = {}
+
+    def _where(self, heads: int) -> Tensor:
+        if heads not in self._index:
+            head_H = torch.arange(heads, device=self.place_T.device)
+            first_HT = (self.place_T * heads + head_H[:, None]) * self.places.length
+            self._index[heads] = (first_HT + self.position_T).flatten()
+        return self._index[heads]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        pair = self.places.layer(layer, key, value)
+        for kept, new in zip(pair, (key, value), strict=True):
+            kept.view(-1, kept.shape[3]).index_copy_(0, self._where(key.shape[1]), new.reshape(-1, kept.shape[3]))
+        out_THD = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
+        for begin, end, count in self.fresh:
+            q, k, v = (each[0, :, begin:end].unflatten(1, (count, -1)).transpose(0, 1) for each in (query, key, value))
+            out_THD[begin:end] = _causal(q, k, v, scaling).transpose(1, 2).flatten(0, 1)
+        for part in self.grown:
+            new, upto = slice(part.begin, part.end), part.start + part.end - part.begin
+            shape = (key.shape[1], -1, part.end - part.begin, query.shape[3])  # a K/V head is a row of the batch
+            k, v = (each[part.place, :, None, :upto].expand(-1, query.shape[1] // key.shape[1], -1, -1) for each in pair)
+            out_HGTD = scaled_dot_product_attention(
+                query[0, :, new].reshape(shape), k, v, attn_mask=self._mask(part, query.dtype), scale=scaling
+            )
+            out_THD[new] = out_HGTD.flatten(0, 1).transpose(0, 1)
+        return out_THD[None]
+
+    def _mask(self, part: Part, dtype: torch.dtype) -> Tensor | None:
+        count = part.end - part.begin
+        if count == 1:
+            return None
+        if part not in self._bias:
+            full = torch.full((count, part.start + count), -math.inf, dtype=dtype, device=self.place_T.device)
+            self._bias[part] = full.triu(part.start + 1)
+        return self._bias[part]
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1 and query.is_cuda and query.dtype == torch.float32:  # no fused kernel shares heads in this precision
+        key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
+        shared = 1
+    return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=shared > 1)
