@@ -61,6 +61,13 @@ def tiny_model(kind: str = "qwen3", vocabulary: int = 300, seed: int = 0) -> Pre
     return model.eval()
 
 
+def in_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
+    """As `from_pretrained` would have it: buffers, such as the rotary frequencies, keep their precision."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return model
+
+
 def random_ids(rng: random.Random, count: int, vocabulary: int = 300) -> list[int]:
     return [rng.randrange(vocabulary) for _ in range(count)]
 

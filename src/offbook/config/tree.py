@@ -142,7 +142,8 @@ class TrainConfig(Section):
     )
     compile: bool = Field(default=False, description="fuse kernels; for a GPU")
     precision: Precision = Field(
-        default="float32", description="of the computation; weights and optimizer state are float32 either way"
+        default="float32",
+        description="of the model that is trained; with bfloat16 the optimizer steps on float32 master weights",
     )
 
 

@@ -78,12 +78,11 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
     if 0 < done < config.train.steps:
         tell(f"resuming at step {done + 1}")
     record_tasks(folder, {"train": sets.train, "heldout": sets.heldout})
-    trainer = Trainer(
-        load_model(start), config.train, teachers_of(config.feedback, reference=config.train.reference_kl > 0)
-    )
+    precision, teachers = config.train.precision, teachers_of(config.feedback, config.train.reference_kl > 0)
+    trainer = Trainer(load_model(start, precision), config.train, teachers)
     if done:
         path = latest_checkpoint(folder)
-        trainer.model.load_state_dict(load_model(path).state_dict())
+        trainer.model.load_state_dict(load_model(path, precision).state_dict())
         load_training_state(trainer, path)
     for step in (step for step in folder.steps() if step <= done):
         collector.recall(folder.rollouts(step)[0])

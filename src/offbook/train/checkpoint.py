@@ -21,6 +21,7 @@ from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+MASTER = "master"  # a float32 weight, beside the optimizer's state of it
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
@@ -104,10 +105,13 @@ def remove_old(root: Path, keep: int) -> None:
 def load_training_state(trainer: Trainer, path: Path) -> None:
     """Optimizer and teacher; the weights came with the model, and a frozen teacher is the run's starting model."""
     tensors = load_file(path / "optimizer.safetensors")
-    parameters = dict(trainer.model.named_parameters())
+    masters = trainer.masters.named
     for key, tensor in tensors.items():
         name, state = key.rsplit("/", 1)
-        trainer.optimizer.state[parameters[name]][state] = tensor.to(parameters[name].device)
+        if state == MASTER:
+            masters[name].data.copy_(tensor)
+        else:
+            trainer.optimizer.state[masters[name]][state] = tensor.to(masters[name].device)
     state = json.loads((path / "state.json").read_text())
     trainer.steps = state.get("updates", state["step"])  # fewer where steps were skipped
     for name, weights in trainer.own_weights().items():
@@ -121,8 +125,9 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
 
 
 def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:
-    tensors = {}
-    for name, parameter in trainer.model.named_parameters():
-        for key, value in trainer.optimizer.state.get(parameter, {}).items():
+    masters = trainer.masters
+    tensors = {f"{name}/{MASTER}": masters.named[name].detach() for name in masters.copies}
+    for name, master in masters.named.items():
+        for key, value in trainer.optimizer.state.get(master, {}).items():
             tensors[f"{name}/{key}"] = value.contiguous()
     return tensors

@@ -135,4 +135,4 @@ def _copied(student: Decoder) -> Decoder:
     """Shares what is not trained: beside a low-rank adapter the second model is as small as the adapter."""
     untrained = {id(parameter): parameter for parameter in student.model.parameters() if not parameter.requires_grad}
     model = copy.deepcopy(student.model, untrained).requires_grad_(False)
-    return Decoder(model, compiled=student.compiled, plain=student.plain, precision=student.precision)
+    return Decoder(model, compiled=student.compiled, plain=student.plain)
