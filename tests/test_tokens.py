@@ -132,7 +132,7 @@ def folder_with(chat: ChatFormat, folder: Path, template: str | list[dict[str, s
     if beside:
         (folder / "chat_template.jinja").write_text(template)
         template = "{# the older place #}"
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "bos_token": "<bos>"}))
     return folder
 
 
@@ -159,6 +159,8 @@ def test_a_template_that_writes_otherwise_is_refused(chat: ChatFormat, tmp_path:
     users_only = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}" + TEMPLATE
     with pytest.raises(OffbookError, match=r"cannot write a plain conversation: no system here$"):
         chat_for(folder_with(chat, tmp_path / "users", users_only))
+    with pytest.raises(OffbookError, match=r"but its chat template writes '<bos><.im_start.>system"):
+        chat_for(folder_with(chat, tmp_path / "lfm", "{{ bos_token }}" + TEMPLATE))
     with pytest.raises(OffbookError, match="cannot write a plain conversation: "):
         chat_for(folder_with(chat, tmp_path / "broken", "{% if %}"))
 
@@ -178,12 +180,14 @@ def test_what_stands_behind_the_results_is_the_templates(chat: ChatFormat, tmp_p
 
 
 def test_a_model_may_end_its_message_as_its_maker_says(chat: ChatFormat, tmp_path: Path) -> None:
-    folder = folder_with(chat, tmp_path / "model", TEMPLATE)
-    for said, other in (([chat.end_id, 7], {7}), (7, {7}), (None, set())):
+    tokenizer = Tokenizer.from_str(chat.tokenizer.to_str())
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    folder, end = folder_with(ChatFormat(tokenizer), tmp_path / "model", TEMPLATE), tokenizer.get_vocab_size() - 1
+    for said, other in (([chat.end_id, end], {end}), (end, {end}), ([7, 10**6], set()), (None, set())):
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
         made = chat_for(folder)
-        assert made.stop_ids == {chat.end_id, *other}
-        assert made.closing([65, 7]) == (made.newline_ids if other else [chat.end_id, *made.newline_ids])
+        assert made.stop_ids == {chat.end_id, *other}  # 7 is a word
+        assert made.closing([65, end]) == (made.newline_ids if other else [chat.end_id, *made.newline_ids])
     assert made.closing([65, chat.end_id]) == made.newline_ids
 
 

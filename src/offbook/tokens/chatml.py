@@ -35,6 +35,7 @@ from offbook.tokens.template import (
     RESPONSE_START,
     Marks,
     answer_opening,
+    first_token,
     read_template,
     results_tail,
     system_with_tools,
@@ -92,13 +93,13 @@ class ChatFormat(Chat):
         tokenizer = Tokenizer.from_file(str(path))
         marks = marks_of(tokenizer) or CHATML
         template = read_template(Path(folder))
-        opening = answer_opening(template, marks) if template else ""
+        opening = answer_opening(template, marks, first_token(Path(folder))) if template else ""
         results: Results = "user" if marks == GEMMA or dialect == "bash" else "tool"
         tail = ""
         if RESPONSE_START in template and results != "user":
             results, tail = "response", results_tail(template)
         template = "" if dialect == "bash" else template
-        return cls(tokenizer, dialect, results, opening, template, tail, _generation_ends(Path(folder)))
+        return cls(tokenizer, dialect, results, opening, template, tail, _generation_ends(Path(folder), tokenizer))
 
     def _id(self, mark: str) -> int:
         found = self.tokenizer.token_to_id(mark)
@@ -201,11 +202,15 @@ def marks_of(tokenizer: Tokenizer) -> Marks | None:
     return None
 
 
-def _generation_ends(folder: Path) -> list[int]:
-    """What the model's maker says may end its output: Qwen3 and Gemma 3 have the end of a text beside their own."""
+def _generation_ends(folder: Path, tokenizer: Tokenizer) -> list[int]:
+    """What the model's maker says may end its output: Qwen3 and Gemma 3 have the end of a text beside their own.
+
+    Only control tokens count: a configuration's default is a number that may be any word of this tokenizer.
+    """
     path = folder / "generation_config.json"
     found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-    return found if isinstance(found, list) else [] if found is None else [found]
+    control = {token for token, mark in tokenizer.get_added_tokens_decoder().items() if mark.special}
+    return [token for token in (found if isinstance(found, list) else [found]) if token in control]
 
 
 def byte_chat(dialect: str = "hermes") -> ChatFormat:

@@ -54,18 +54,25 @@ def read_template(folder: Path) -> str:
     return found or ""
 
 
+def first_token(folder: Path) -> str:
+    """What templates call bos_token."""
+    config = folder / "tokenizer_config.json"
+    found: Any = json.loads(config.read_text()).get("bos_token") if config.is_file() else None
+    return (found["content"] if isinstance(found, dict) else found) or ""
+
+
 def as_json(tools: Tools) -> list[dict[str, Any]]:
     """In the envelope that templates are written for."""
     return [{"type": "function", "function": asdict(tool)} for tool in tools]
 
 
-def answer_opening(template: str, marks: Marks) -> str:
+def answer_opening(template: str, marks: Marks, bos_token: str) -> str:
     """What the template puts between the model's header and the answer: nothing, or the begin of thinking.
 
     A template that writes the messages before it otherwise than `marks` say is refused.
     """
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    text = _render(template, messages, (), add_generation_prompt=True, bos_token=marks.begin)
+    text = _render(template, messages, (), add_generation_prompt=True, bos_token=bos_token)
     between = "\n\n" if marks.merged else f"{marks.end}\n{marks.start}user\n"
     opened = f"{marks.begin}{marks.start}{marks.speaker('system')}\ns{between}u{marks.end}\n"
     opened += f"{marks.start}{marks.model}\n"
