@@ -122,6 +122,11 @@ def test_keys_of_before_are_read_as_those_of_today(tmp_path: Path) -> None:
     assert with_new_keys(tomllib.loads(config.to_toml())) == tomllib.loads(config.to_toml())
 
 
+def test_a_key_that_did_nothing_to_what_came_out_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "old.toml").write_text("[engine]\nmax_rows = 16\ntemperature = 0.5\n")
+    assert load_config([tmp_path / "old.toml"], {}) == load_config([], {"engine.temperature": "0.5"})
+
+
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("steps = = 3")
     with pytest.raises(ConfigError, match=r"broken\.toml is not valid TOML"):

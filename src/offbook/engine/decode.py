@@ -1,8 +1,8 @@
 """Many rows written side by side on one model, their keys and values kept from turn to turn.
 
 A step is one forward for one token of every row and the drawing of the next one, on tensors that stay where they are:
-on a GPU it is captured as a CUDA graph for each size it comes in, and the host looks at the tokens every few steps. What
-a row writes behind its end until then is thrown away. Elsewhere the same step runs as it is, with a look after each.
+on a GPU it is captured as a CUDA graph for each size it comes in, and the host looks at the tokens every few steps.
+What a row writes behind its end until then is thrown away. Elsewhere the same step runs as it is, a look after each.
 
 All of it belongs to the engine's one thread. Axes: S places, R rows that write, K steps, V vocabulary.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -80,13 +80,12 @@ class Carried:
 
 
 class Decoder:
-    """`static`: buckets of rows and of lengths, and several steps between two looks. `graphs`: and a CUDA graph of each.
+    """`static`: steps come in few sizes, several between two looks. `graphs`: each size is a CUDA graph.
 
-    `version` is that of the weights now in the model."""
+    `version` is that of the weights now in the model.
+    """
 
-    def __init__(
-        self, model: PreTrainedModel, stop_ids: frozenset[int], temperature: float, budget: int, static: bool
-    ):
+    def __init__(self, model: PreTrainedModel, stop_ids: frozenset[int], temperature: float, budget: int, static: bool):
         install(model)
         self.model, self.stop_ids, self.temperature, self.static = model, stop_ids, temperature, static
         self.graphs = static and model.device.type == "cuda"
@@ -98,6 +97,7 @@ class Decoder:
 
     def reset(self) -> None:
         """Nothing is kept, nobody writes, and no memory is held."""
+        self._carried = Carried.empty(0, 0, self.model.device)
         self.rows: list[Row | None] = []  # by place; None: it has ended, and its place writes on for nobody
         self.places = Places(self.places.budget)
         self._spoilt = False
@@ -277,7 +277,7 @@ class Decoder:
         count_R.add_(1).clamp_(max=top)
 
     def _take(self, first: int, tokens_KR: list[list[int]], logprobs_KR: list[list[float]]) -> None:
-        """Tokens to their rows, those from place `first` on. Rows that ended leave what they fed for their next turn."""
+        """Tokens to their rows, from place `first` on. Those that ended leave what they fed for their next turn."""
         for place in range(first, len(self.rows)):
             row = self.rows[place]
             if row is None:

@@ -20,7 +20,7 @@ while the model writes: sandboxes are read, deadlines fire, displays move.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -179,7 +179,7 @@ class LocalEngine:
     def _asking(self) -> list[_Request]:
         return [request for request in self.waiting if not request.done.done()]
 
-    async def _serve(self, serve: Callable[[list[_Request]], asyncio.Future[None]]) -> None:
+    async def _serve(self, serve: Callable[[list[_Request]], Awaitable[None]]) -> None:
         """Every request gets its completion, the error that stopped the decoding, or a cancellation: never silence."""
         asked: list[_Request] = []
         try:

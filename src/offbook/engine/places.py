@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -61,8 +62,8 @@ def _attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     if tokens is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)  # type: ignore[return-value]
-    layer: int = module.layer_idx  # type: ignore[assignment]
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+    layer: int = module.layer_idx
     return tokens.attend(layer, query, key, value, scaling), None
 
 
@@ -138,8 +139,8 @@ class Places:
             aside = tensor[one, :, :upto].clone()
             tensor[one, :, :upto] = tensor[other, :, :upto]
             tensor[other, :, :upto] = aside
-        for by_place in (self.owners, self.ids):
-            by_place[one], by_place[other] = by_place[other], by_place[one]  # type: ignore[index]
+        self.owners[one], self.owners[other] = self.owners[other], self.owners[one]
+        self.ids[one], self.ids[other] = self.ids[other], self.ids[one]
 
     def copy(self, source: int, targets: list[int], count: int) -> None:
         """The first `count` tokens of a place to others."""
@@ -189,13 +190,12 @@ class NextTokens:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         rows, heads = key.shape[:2]
-        seen = []
-        for kept, new in zip(self.places.layer(layer, key, value), (key, value), strict=True):
+        pair = self.places.layer(layer, key, value)
+        for kept, new in zip(pair, (key, value), strict=True):
             kept.view(-1, kept.shape[3]).index_copy_(0, self._where(heads), new.reshape(-1, kept.shape[3]))
-            seen.append(kept[:rows, :, : self.length])
+        keys, values = (kept[:rows, :, : self.length] for kept in pair)
         query_RHGD = query.reshape(rows, heads, -1, query.shape[3])
-        out_RHGD = scaled_dot_product_attention(query_RHGD, *seen, attn_mask=self.bias_R11L, scale=scaling)
-        return out_RHGD.reshape(rows, 1, query.shape[1], -1)
+        return _masked(query_RHGD, keys, values, self.bias_R11L, scaling).reshape(rows, 1, query.shape[1], -1)
 
 
 class Part(NamedTuple):
@@ -246,10 +246,9 @@ class NewTokens:
         for part in self.grown:
             new, upto = slice(part.begin, part.end), part.start + part.end - part.begin
             shape = (key.shape[1], -1, part.end - part.begin, query.shape[3])  # a K/V head is a row of the batch
-            k, v = (each[part.place, :, None, :upto].expand(-1, query.shape[1] // key.shape[1], -1, -1) for each in pair)
-            out_HGTD = scaled_dot_product_attention(
-                query[0, :, new].reshape(shape), k, v, attn_mask=self._mask(part, query.dtype), scale=scaling
-            )
+            share = (-1, query.shape[1] // key.shape[1], -1, -1)
+            k, v = (kept[part.place, :, None, :upto].expand(share) for kept in pair)
+            out_HGTD = _masked(query[0, :, new].reshape(shape), k, v, self._mask(part, query.dtype), scaling)
             out_THD[new] = out_HGTD.flatten(0, 1).transpose(0, 1)
         return out_THD[None]
 
@@ -261,6 +260,13 @@ class NewTokens:
             full = torch.full((count, part.start + count), -math.inf, dtype=dtype, device=self.place_T.device)
             self._bias[part] = full.triu(part.start + 1)
         return self._bias[part]
+
+
+def _masked(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scaling: float | None) -> Tensor:
+    if not query.is_cuda:
+        return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):  # those that take a mask of any shape
+        return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:

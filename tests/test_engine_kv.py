@@ -1,0 +1,343 @@
+"""Keys and values that are kept: nothing is read twice, and nothing comes out differently for it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+import torch
+from conftest import random_ids, tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from offbook.engine import LocalEngine
+from offbook.engine.local import LocalSession
+from offbook.engine.padded import PaddedDecoder
+from offbook.engine.prefill import plan_fills
+from offbook.engine.sampling import sample
+from offbook.types import Completion, OffbookError, Prompt, PromptTooLong, Weights
+
+STOPS = frozenset({7})
+Turn = tuple[list[int], Completion]  # a prompt and what was written to it
+MODES = [{}, {"static": True}, {"mode": "continuous"}, {"mode": "continuous", "static": True}]
+
+
+def moe_model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = Qwen3MoeConfig(vocab_size=300, num_key_value_heads=2, head_dim=12, **shape, **experts)
+    return Qwen3MoeForCausalLM(config).eval()
+
+
+def windowed_model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MistralConfig(vocab_size=300, num_key_value_heads=2, head_dim=12, sliding_window=8, **shape)
+    return MistralForCausalLM(config).eval()
+
+
+def run(engine: LocalEngine, *rollouts: Callable[[LocalSession], Awaitable[list[Turn]]]) -> list[list[Turn]]:
+    """Rollouts at once, each with a session of its own."""
+
+    async def one(rollout: Callable[[LocalSession], Awaitable[list[Turn]]], session: LocalSession) -> list[Turn]:
+        try:
+            return await rollout(session)
+        finally:
+            session.close()
+
+    async def main() -> list[list[Turn]]:
+        sessions = [engine.open(f"rollout {number}") for number in range(len(rollouts))]
+        return await asyncio.gather(*map(one, rollouts, sessions))
+
+    return asyncio.run(main())
+
+
+def conversation(prompt: list[int], turns: int = 4, max_tokens: int = 12, seed: int = 0) -> Callable:
+    """A rollout whose tools answer with a few tokens. Its third turn starts a new segment, as a self-summary does."""
+
+    async def rollout(session: LocalSession) -> list[Turn]:
+        rng, ids, done = random.Random(f"{prompt} {seed}"), prompt, []
+        for turn in range(turns):
+            await asyncio.sleep(rng.random() * 0.005)
+            completion = await session.complete(Prompt(ids), max_tokens)
+            done.append((ids, completion))
+            ids = [*ids, *completion.ids, *random_ids(rng, rng.randrange(1, 9))]
+            if turn == 1:
+                ids = [*prompt[:20], *random_ids(rng, 10)]
+        return done
+
+    return rollout
+
+
+def conversations(count: int = 9) -> list[Callable]:
+    """Three groups, all with the same system message."""
+    rng = random.Random(0)
+    system = random_ids(rng, 24)
+    firsts = [[*system, *random_ids(rng, rng.randrange(5, 30))] for _ in range(3)]
+    return [conversation(firsts[number % 3], seed=number) for number in range(count)]
+
+
+def errors(model: PreTrainedModel, turns: list[Turn], temperature: float = 1.0) -> list[float]:
+    """Of the engine's log-probabilities against a plain forward."""
+    found = []
+    for prompt, completion in turns:
+        ids = torch.tensor([[*prompt, *completion.ids]])
+        with torch.no_grad():
+            logp = (model(ids).logits[0, len(prompt) - 1 : -1].double() / temperature).log_softmax(-1)
+        reference = logp.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
+        found += [abs(a - b) for a, b in zip(completion.logprobs, reference, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("how", MODES, ids=str)
+@pytest.mark.parametrize("make", [tiny_model, lambda: tiny_model("llama"), moe_model], ids=["qwen3", "llama", "moe"])
+def test_logprobs_equal_a_full_forward(make: Callable[[], PreTrainedModel], how: dict) -> None:
+    model = make()
+    engine = LocalEngine(make(), STOPS, 0.8, **how)
+    for turns in run(engine, *conversations()):
+        assert max(errors(model, turns, 0.8)) < 1e-5
+
+
+@pytest.mark.parametrize("how", [*MODES, {"kv_tokens": 600}, {"kv_tokens": 256}], ids=str)
+def test_tokens_are_the_same_in_every_mode_and_memory(how: dict) -> None:
+    """Where places are short, sessions lose what was kept and read it again."""
+    usual = run(LocalEngine(tiny_model(), STOPS), *conversations())
+    engine = LocalEngine(tiny_model(), STOPS, **how)
+    other = run(engine, *conversations())
+    assert [[(ids, it.ids) for ids, it in turns] for turns in usual] == [
+        [(ids, it.ids) for ids, it in turns] for turns in other
+    ]
+    places = engine.decoder.places
+    assert places.count * places.length <= engine.budget
+    again = run(LocalEngine(tiny_model(), STOPS, **how), *conversations())
+    assert again == other or "mode" in how  # to the last bit
+
+
+def test_nothing_is_read_twice() -> None:
+    """Of the prompts only what is new since a session's last turn, and what a group begins with once."""
+    engine = LocalEngine(tiny_model(), frozenset())
+    first = random_ids(random.Random(1), 50)
+
+    async def rollout(session: LocalSession) -> list[Turn]:
+        ids, done = first, []
+        for _ in range(3):
+            done.append((ids, await session.complete(Prompt(ids), 5)))
+            ids = [*ids, *done[-1][1].ids, 1, 2, 3]
+        return done
+
+    run(engine, *[rollout] * 8)
+    assert engine.tokens_prefilled == 50 + 2 * 8 * (1 + 3)  # the last token of a message was written and not read yet
+
+
+def test_a_beginning_that_is_being_written_behind_is_shared_too() -> None:
+    engine = LocalEngine(tiny_model(), frozenset(), mode="continuous")
+    first = random_ids(random.Random(1), 50)
+
+    def after(seconds: float, prompt: list[int]) -> Callable:
+        async def rollout(session: LocalSession) -> list[Turn]:
+            await asyncio.sleep(seconds)
+            return [(prompt, await session.complete(Prompt(prompt), 200))]
+
+        return rollout
+
+    done = run(engine, after(0, first), after(0.05, [*first, 5, 6]))
+    assert engine.tokens_prefilled == 50 + 2
+    assert max(errors(tiny_model(), done[1])) < 1e-5
+
+
+def test_a_closed_session_gives_its_place_back() -> None:
+    engine = LocalEngine(tiny_model(), STOPS, kv_tokens=2048)
+    for _ in range(3):
+        run(engine, *conversations(4))
+    assert engine.decoder.places.count == 4
+    engine.decoder.places.forget(engine.closed)
+    assert engine.decoder.places.owners == [None] * 4
+
+
+def test_new_weights_make_what_is_kept_worthless() -> None:
+    engine = LocalEngine(tiny_model(), STOPS)
+    prompt = random_ids(random.Random(1), 30)
+
+    async def rollout(session: LocalSession) -> list[Turn]:
+        completion = await session.complete(Prompt(prompt), 12)
+        await asyncio.to_thread(engine.apply, Weights(1, tiny_model(seed=1).state_dict()))
+        ids = [*prompt, *completion.ids, 1, 2]
+        return [(ids, await session.complete(Prompt(ids), 12))]
+
+    (turns,) = run(engine, rollout)
+    assert set(turns[0][1].versions) == {1}
+    assert max(errors(tiny_model(seed=1), turns)) < 1e-5
+
+
+def slowed(seconds: float, **how) -> LocalEngine:
+    model = tiny_model()
+    model.register_forward_pre_hook(lambda *_: time.sleep(seconds))
+    return LocalEngine(model, frozenset(), **how)
+
+
+def test_weights_go_in_while_messages_are_written() -> None:
+    """Each token has the version that drew it, and the probability that this version's weights give it."""
+    engine = slowed(0.002, mode="continuous")
+    prompt = random_ids(random.Random(1), 30)
+
+    async def rollout(session: LocalSession) -> list[Turn]:
+        return [(prompt, await session.complete(Prompt(prompt), 200))]
+
+    async def apply(session: LocalSession) -> list[Turn]:
+        await asyncio.sleep(0.15)
+        await asyncio.to_thread(engine.apply, Weights(3, tiny_model(seed=1).state_dict()))
+        return []
+
+    (_, completion), = run(engine, rollout, apply)[0]  # fmt: skip
+    before = completion.versions.index(3)
+    assert 0 < before < 200
+    assert completion.versions == [0] * before + [3] * (200 - before)
+    old, new = (errors(tiny_model(seed=seed), [(prompt, completion)]) for seed in (0, 1))
+    assert max(old[:before]) < 1e-5
+    assert max(new[before:]) < 1e-5
+    assert max(old[before:]) > 0.1
+
+
+def test_in_the_continuous_mode_nobody_waits_for_another() -> None:
+    engine = slowed(0.005, mode="continuous", kv_tokens=512)  # two places
+    order: list[str] = []
+
+    def rollout(name: str, max_tokens: int, before: float = 0) -> Callable:
+        async def one(session: LocalSession) -> list[Turn]:
+            await asyncio.sleep(before)
+            await session.complete(Prompt([1, 2, 3]), max_tokens)
+            order.append(name)
+            return []
+
+        return one
+
+    run(engine, rollout("long", 150), rollout("short", 5), rollout("next", 5), rollout("tool", 1, 0.6))
+    assert order == ["short", "next", "tool", "long"]
+
+
+def test_whoever_gives_up_leaves_the_continuous_batch() -> None:
+    engine = slowed(0.005, mode="continuous")
+
+    async def impatient(session: LocalSession) -> list[Turn]:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.complete(Prompt([1, 2]), 10_000), 0.1)
+        return []
+
+    async def patient(session: LocalSession) -> list[Turn]:
+        return [([3], await session.complete(Prompt([3]), 40))]
+
+    (_, ((_, completion),)) = run(engine, impatient, patient)
+    assert len(completion.ids) == 40
+    assert engine.tokens_sampled < 500
+    assert (engine.open_sessions, engine.waiting, engine.decoder.running) == (0, [], [])
+
+
+def test_a_prompt_that_outgrows_the_memory_is_told_so() -> None:
+    engine = LocalEngine(tiny_model(), STOPS, kv_tokens=64)
+
+    async def rollout(session: LocalSession) -> list[Turn]:
+        with pytest.raises(PromptTooLong, match=r"has 64 tokens and the engine's memory holds 64; raise engine.kv_tok"):
+            await session.complete(Prompt([1] * 64), 4)
+        return [([1] * 60, await session.complete(Prompt([1] * 60), 10))]
+
+    assert len(run(engine, rollout)[0][0][1].ids) <= 4
+
+
+def test_a_row_without_numbers_spoils_no_other() -> None:
+    """The next one in its place reads behind its own tokens what was left there, masked, and multiplies it by 0."""
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[0] = math.nan
+    model.lm_head.weight = torch.nn.Parameter(tiny_model().lm_head.weight.clone())
+    engine = LocalEngine(model, frozenset())
+    long = [0] * 40
+
+    async def spoilt(session: LocalSession) -> list[Turn]:
+        return [(long, await session.complete(Prompt(long), 20))]
+
+    async def sound(session: LocalSession) -> list[Turn]:
+        return [([1, 2, 3], await session.complete(Prompt([1, 2, 3]), 5))]
+
+    assert math.isnan(run(engine, spoilt)[0][0][1].logprobs[0])
+    assert not any(map(math.isnan, run(engine, sound)[0][0][1].logprobs))
+
+
+def test_a_model_with_windows_is_written_with_its_own_cache() -> None:
+    engine = LocalEngine(windowed_model(), STOPS, kv_tokens=300)
+    assert isinstance(engine.decoder, PaddedDecoder)
+    for turns in run(engine, *conversations()):
+        assert max(errors(windowed_model(), turns)) < 1e-5
+    with pytest.raises(OffbookError, match=r"^mistral has layers that are not plain attention.*to lockstep"):
+        LocalEngine(windowed_model(), STOPS, mode="continuous")
+
+
+def test_without_places_the_model_does_what_it_did() -> None:
+    ids = torch.tensor([random_ids(random.Random(0), 20)])
+    engine = LocalEngine(tiny_model(), STOPS)
+    assert torch.equal(engine.model(ids).logits, tiny_model()(ids).logits)
+
+
+tokens = st.lists(st.integers(0, 1), max_size=40)
+
+
+@given(st.lists(tokens.map(lambda ids: [*([1] * 20), *ids]), min_size=1, max_size=6), st.lists(tokens, max_size=4))
+def test_what_is_planned_fills_every_place(wanted: list[list[int]], before: list[list[int]]) -> None:
+    """Played through on lists: what is copied is there by then, and at least one token of each is computed."""
+    kept = {place: list(ids) for place, ids in enumerate(before)}
+    places = {place * 2: ids for place, ids in enumerate(wanted)}
+    now, last_wave = {place: list(ids) for place, ids in kept.items()}, 0
+    computed: set[int] = set()
+    for fill in plan_fills(places, kept):
+        assert fill.wave >= last_wave
+        last_wave = fill.wave
+        if fill.source is not None:
+            assert now[fill.source][: fill.shared] == fill.ids[: fill.shared]
+            assert fill.source not in places or fill.source in computed
+        else:
+            assert kept.get(fill.place, [])[: fill.shared] == fill.ids[: fill.shared]
+            assert fill.shared < len(fill.ids)
+        if fill.shared == len(fill.ids):
+            assert places[fill.source] == fill.ids
+        now[fill.place] = fill.ids
+        computed.add(fill.place)
+    assert {place: now[place] for place in places} == places
+
+
+def test_a_group_is_copied_from_one() -> None:
+    fills = plan_fills({place: [1] * 30 for place in range(8)} | {8: [1] * 20 + [2] * 9}, {})
+    assert [(fill.source, fill.shared, fill.wave) for fill in fills] == [(None, 0, 0), *[(0, 30, 1)] * 7, (0, 20, 1)]
+
+
+def test_sampling_in_float32_is_that_in_float64() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(500, 5000, generator=generator) * 4
+    uniform = torch.rand(500, generator=generator)
+    for temperature in (1.0, 0.6):
+        token, logprob = sample(logits, uniform, temperature)
+        logp = (logits.double() / temperature).log_softmax(-1)
+        sums = logp.exp().cumsum(-1)
+        reference = torch.searchsorted(sums, uniform.double()[:, None] * sums[:, -1:], right=True)[:, 0]
+        assert (token == reference).float().mean() > 0.99  # the others lie on a border
+        assert (logprob - logp.gather(1, token[:, None])[:, 0]).abs().max() < 1e-5
+
+
+def test_no_token_without_probability_is_drawn() -> None:
+    logits = torch.full((3, 6), -math.inf)
+    logits[:, 2], logits[:, 4] = 1.0, 2.0
+    token, logprob = sample(logits, torch.tensor([0.0, 0.5, 1.0]), 1.0)  # as if it had been rounded up
+    assert token.tolist() == [2, 4, 4]
+    assert logprob.isfinite().all()
+    near = torch.tensor([[20.0, 20.001, 3.0]])
+    assert sample(near, torch.tensor([0.0001]), 1e-6)[0].tolist() == [1]
