@@ -1,4 +1,5 @@
-"""Checkpoints: a folder that `AutoModelForCausalLM.from_pretrained` loads, the optimizer beside the weights.
+"""Checkpoints: a folder that `AutoModelForCausalLM.from_pretrained` loads, the optimizer beside the weights. Of a model
+with an adapter that alone, in PEFT's format.
 
 DONE is written last; a folder without it is an unfinished write and counts for nothing. No pickle anywhere.
 """
@@ -14,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from offbook.train.lora import adapter_of, save_adapter
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
@@ -43,16 +45,25 @@ def save_checkpoint(trainer: Trainer, root: Path, step: int, tokenizer_from: Pat
 
 
 def _write(trainer: Trainer, path: Path, step: int, tokenizer_from: Path) -> None:
-    trainer.model.save_pretrained(path)
-    for name in TOKENIZER_FILES:
-        if (tokenizer_from / name).exists():
-            shutil.copyfile(tokenizer_from / name, path / name)
+    if adapter_of(trainer.model) is None:
+        trainer.model.save_pretrained(path)
+    else:
+        save_adapter(trainer.model, path)
+    copy_tokenizer(tokenizer_from, path)
     save_file(_optimizer_tensors(trainer), path / "optimizer.safetensors")
     for name, weights in trainer.own_weights().items():
         if weights.kind.moves:
-            save_file(dict(weights.decoder.model.named_parameters()), path / f"teacher.{name}.safetensors")
+            own = dict(weights.decoder.model.named_parameters())
+            trained = {key: own[key] for key in trainer.masters.named}  # the rest is the student's too
+            save_file(trained, path / f"teacher.{name}.safetensors")
     (path / "state.json").write_text(json.dumps({"step": step, "updates": trainer.steps}) + "\n")
     (path / "DONE").touch()
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, target / name)
 
 
 def load_training_state(trainer: Trainer, path: Path) -> None:
@@ -74,7 +85,8 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
             slow = load_file(named if named.is_file() else path / "teacher.safetensors")  # from before they had names
             with torch.no_grad():
                 for key, parameter in weights.decoder.model.named_parameters():
-                    parameter.copy_(slow[key])
+                    if key in trainer.masters.named:
+                        parameter.copy_(slow[key])
 
 
 def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:
