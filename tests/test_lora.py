@@ -15,12 +15,14 @@ from test_branches import hinted_logp, reference_logp, sample_with_branches, tea
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from offbook.config import Config, EngineConfig, LoraConfig, Precision, TrainConfig
+from offbook.config import Config, EngineConfig, LoraConfig, Precision, TrainConfig, load_config, recipe_for
 from offbook.engine import LocalEngine
 from offbook.loop.models import load_model, load_weights, model_to_sample, model_to_train, write_merged
+from offbook.loop.train import train
+from offbook.runfolder import RunFolder, base_named, latest_checkpoint
 from offbook.train.batches import Batch
 from offbook.train.checkpoint import load_training_state, save_checkpoint
-from offbook.train.lora import adapter_of, load_adapter, make_trainable, save_adapter
+from offbook.train.lora import WEIGHTS, adapter_of, load_adapter, make_trainable, save_adapter
 from offbook.train.teachers import Ema, Frozen, Kind
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError, Sample
@@ -265,3 +267,26 @@ def test_bfloat16_adapters_compute_in_bfloat16() -> None:
     assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.bfloat16}
     assert {master.dtype for master in trainer.masters.named.values()} == {torch.float32}
     trainer.step([plain(0)])
+
+
+def test_a_run_with_adapters_stops_and_goes_on_and_another_starts_from_it(
+    cache: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
+    told = {"tasks.num_train": "4", "tasks.num_heldout": "2", "train.groups": "2", "train.group_size": "3"}
+    told |= {"train.lora.rank": "8", "train.learning_rate": "1e-3"}
+
+    def run(name: str, start: Path, steps: int) -> Path:
+        more = {"model": str(start), "out": str(tmp_path / name), "train.steps": str(steps)}
+        return train(load_config([], {**told, **more})).path
+
+    straight, halved = run("straight", model, 2), run("halved", model, 1)
+    run("halved", model, 2)
+    stored = [folder / "ckpt" / "step_00002" for folder in (straight, halved)]
+    assert stored[0].joinpath(WEIGHTS).read_bytes() == stored[1].joinpath(WEIGHTS).read_bytes()
+    assert not list(straight.glob("ckpt/*/model.safetensors"))
+    (row, last), _ = RunFolder(straight).metrics()
+    assert max(row["rl/mismatch"], last["rl/mismatch"]) < 1e-4, "the engine has the adapter too"
+    assert recipe_for(str(straight)) == "pocket"
+    onward = run("onward", latest_checkpoint(RunFolder(straight)), 1)
+    assert base_named(latest_checkpoint(RunFolder(onward))) == str(model)

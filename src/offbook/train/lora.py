@@ -93,7 +93,7 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     settings.save_pretrained(folder)
     tensors = {PREFIX + name: tensor.contiguous() for name, tensor in _tensors(model).items()}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", BASE: fingerprint(model)})
+    save_file(tensors, folder / WEIGHTS, metadata={BASE: fingerprint(model)})
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> None:
