@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from offbook.config import Config, load_config, with_new_keys
 from offbook.lock import only_writer
-from offbook.runfolder import RunFolder, dump_lines, load_lines, write_atomic
+from offbook.runfolder import RunFolder, dump_lines, is_adapter, load_lines, write_atomic
 from offbook.types import OffbookError, Rollout, Task
 
 if TYPE_CHECKING:
@@ -231,6 +231,10 @@ def _weights(model: Path) -> str:
     """Of all that decides what a model says, by content. All bytes are read: about a second for a gigabyte."""
     files = [path for path in _model_files(model) if not any(path.match(state) for state in STATE)]
     told = "\n".join(f"{path.name} {_content(path)}" for path in files)
+    if is_adapter(model):
+        from offbook.loop.models import base_folder  # torch comes with it
+
+        told += f"\nbase {_weights(base_folder(model))}"
     return BY_CONTENT + hashlib.sha256(told.encode()).hexdigest()
 
 

@@ -26,7 +26,15 @@ from offbook.loop.annotate import annotate, teachers_of
 from offbook.loop.collector import Collector, judges_of
 from offbook.loop.evaluate import summarize
 from offbook.loop.judge import judge_of, judge_row, local_judge
-from offbook.loop.models import Progress, load_model, model_folder, quiet
+from offbook.loop.models import (
+    Progress,
+    chat_folder,
+    load_weights,
+    model_folder,
+    model_to_sample,
+    model_to_train,
+    quiet,
+)
 from offbook.loop.resume import claim_run, refuse_another_run
 from offbook.loop.tasks import record_tasks, refuse_missing_tasks, task_order, task_sets
 from offbook.runfolder import RunFolder, latest_checkpoint
@@ -71,25 +79,25 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
     tell(f"tasks {config.tasks.source}: {len(sets.train)} to train on, {len(sets.heldout)} held out")
     rollouts = f"{config.train.groups} tasks x {config.train.group_size} rollouts"
     tell(f"{config.train.steps} steps of {rollouts}, kept in {config.out}")
-    collector = Collector(config, start, judges=judges)
+    trained = model_to_train(config, start)
+    collector = Collector(config, start, judges=judges, loaded=model_to_sample(config, start, trained))
     engine, chat = collector.engine, collector.chat
     assert isinstance(engine, LocalEngine)  # a model that is trained is here
     done = claim_run(folder, config)
     if 0 < done < config.train.steps:
         tell(f"resuming at step {done + 1}")
     record_tasks(folder, {"train": sets.train, "heldout": sets.heldout})
-    precision, teachers = config.train.precision, teachers_of(config.feedback, config.train.reference_kl > 0)
-    trainer = Trainer(load_model(start, precision), config.train, teachers)
+    trainer = Trainer(trained, config.train, teachers_of(config.feedback, reference=config.train.reference_kl > 0))
     if done:
         path = latest_checkpoint(folder)
-        trainer.model.load_state_dict(load_model(path, precision).state_dict())
+        load_weights(trainer.model, path)
         load_training_state(trainer, path)
     for step in (step for step in folder.steps() if step <= done):
         collector.recall(folder.rollouts(step)[0])
     judge = judge or local_judge(config, engine, chat, progress)
     order = task_order(config, sets.train, folder, done)
     with (
-        Checkpoints(trainer, folder.path / "ckpt", start, config.checkpoint) as checkpoints,
+        Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), config.checkpoint) as checkpoints,
         asyncio.Runner() as runner,
     ):
         tell(str(checkpoints))

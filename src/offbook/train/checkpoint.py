@@ -1,4 +1,5 @@
-"""Checkpoints: a folder that `AutoModelForCausalLM.from_pretrained` loads, the optimizer beside the weights.
+"""Checkpoints: a folder that `AutoModelForCausalLM.from_pretrained` loads, the optimizer beside the weights. Of a model
+with an adapter that alone, in PEFT's format.
 
 DONE is written last; a folder without it is an unfinished write and counts for nothing. No pickle anywhere.
 """
@@ -17,10 +18,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbook.train.lora import adapter_of, adapter_tensors, save_adapter
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",  # which tokens end a message
+)
 MASTER = "master"  # a float32 weight, beside the optimizer's state of it
 
 
@@ -45,17 +53,16 @@ class Contents:
     @classmethod
     def of(cls, trainer: Trainer, step: int, tokenizer_from: Path) -> Contents:
         """The trainer's own tensors: they change with its next step."""
-        moving = {name: own for name, own in trainer.own_weights().items() if own.kind.moves}
+        model, tensors = trainer.model, {"optimizer.safetensors": _optimizer_tensors(trainer)}
+        for name, own in trainer.own_weights().items():
+            if own.kind.moves:
+                named = dict(own.decoder.model.named_parameters())
+                trained = {key: named[key] for key in trainer.masters.named}  # the rest is the student's too
+                tensors[f"teacher.{name}.safetensors"] = trained
         return cls(
-            model=trainer.model,
-            weights=trainer.model.state_dict(),
-            tensors={
-                "optimizer.safetensors": _optimizer_tensors(trainer),
-                **{
-                    f"teacher.{name}.safetensors": dict(own.decoder.model.named_parameters())
-                    for name, own in moving.items()
-                },
-            },
+            model=model,
+            weights=model.state_dict() if adapter_of(model) is None else adapter_tensors(model),
+            tensors=tensors,
             texts={"state.json": json.dumps({"step": step, "updates": trainer.steps}) + "\n"},
             copied=[tokenizer_from / name for name in TOKENIZER_FILES if (tokenizer_from / name).exists()],
         )
@@ -84,7 +91,10 @@ class Contents:
     def write(self, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
         try:
-            self.model.save_pretrained(path, state_dict=dict(self.weights))
+            if adapter_of(self.model) is None:
+                self.model.save_pretrained(path, state_dict=dict(self.weights))
+            else:
+                save_adapter(self.model, self.weights, path)
             for source in self.copied:
                 shutil.copyfile(source, path / source.name)
             for file, tensors in self.tensors.items():
@@ -100,6 +110,12 @@ def remove_old(root: Path, keep: int) -> None:
     for old in finished_steps(root)[:-keep]:
         (checkpoint_path(root, old) / "DONE").unlink()  # first, so that a half-removed folder is not taken for whole
         shutil.rmtree(checkpoint_path(root, old))
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, target / name)
 
 
 def load_training_state(trainer: Trainer, path: Path) -> None:
@@ -121,7 +137,8 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
             slow = load_file(named if named.is_file() else path / "teacher.safetensors")  # from before they had names
             with torch.no_grad():
                 for key, parameter in weights.decoder.model.named_parameters():
-                    parameter.copy_(slow[key])
+                    if key in trainer.masters.named:
+                        parameter.copy_(slow[key])
 
 
 def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:
