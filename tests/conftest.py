@@ -13,7 +13,10 @@ from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from offbook.tokens import ChatFormat, byte_chat
+from offbook.train.checkpoint import checkpoint_path
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
+from offbook.train.trainer import Trainer
+from offbook.train.writing import Checkpoints
 from offbook.types import Distill, Sample
 
 torch.set_num_threads(1)
@@ -87,3 +90,10 @@ def distilled(samples: list[Sample], **how: Any) -> list[Sample]:
         replace(sample, branches=[replace(branch, distill=Distill(**how)) for branch in sample.branches])
         for sample in samples
     ]
+
+
+def saved(trainer: Trainer, root: Path, step: int = 1) -> Path:
+    """A checkpoint, on disk when this returns."""
+    with Checkpoints(trainer, root, root) as checkpoints:
+        checkpoints.save(step)
+    return checkpoint_path(root, step)

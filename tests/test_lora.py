@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TEACHERS, in_bfloat16, tiny_model
+from conftest import TEACHERS, in_bfloat16, saved, tiny_model
 from peft import PeftModel
 from test_branches import hinted_logp, reference_logp, sample_with_branches, teacher_model
 from torch import Tensor
@@ -21,8 +21,8 @@ from offbook.loop.models import load_model, load_weights, model_to_sample, model
 from offbook.loop.train import train
 from offbook.runfolder import RunFolder, base_named, latest_checkpoint
 from offbook.train.batches import Batch
-from offbook.train.checkpoint import load_training_state, save_checkpoint
-from offbook.train.lora import WEIGHTS, adapter_of, load_adapter, make_trainable, save_adapter
+from offbook.train.checkpoint import load_training_state
+from offbook.train.lora import WEIGHTS, adapter_of, adapter_tensors, load_adapter, make_trainable, save_adapter
 from offbook.train.teachers import Ema, Frozen, Kind
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError, Sample
@@ -105,7 +105,7 @@ def test_a_checkpoint_is_the_adapter_alone_and_goes_on_bit_for_bit(
     straight = Trainer(model_to_train(config, base), config.train, {"live": teacher, "start": Frozen()})
     for number in range(2):
         straight.step(batch(number))
-    path = save_checkpoint(straight, tmp_path, 2, base, keep=1)
+    path = saved(straight, tmp_path, 2)
     stored = logits(straight.model)
     size = sum(file.stat().st_size for file in path.iterdir())
     assert size < 600_000, "no base in it"
@@ -133,7 +133,7 @@ def test_a_checkpoint_is_the_adapter_alone_and_goes_on_bit_for_bit(
 def adapter(base: Path, tmp_path: Path) -> Path:
     model = load_model(base)
     make_trainable(model, RANK, str(base), seed=0)
-    save_adapter(stirred(model), tmp_path / "adapter")
+    save_adapter(stirred(model), adapter_tensors(model), tmp_path / "adapter")
     return tmp_path / "adapter"
 
 
@@ -145,7 +145,7 @@ def test_training_goes_on_with_the_adapter_that_it_starts_from(base: Path, adapt
     trainer.step(batch())
     assert torch.equal(logits(teacher_model(trainer)), start)
     assert all("lora_" in name for name in trainer.masters.named)
-    path = save_checkpoint(trainer, tmp_path / "ckpt", 1, base, keep=1)
+    path = saved(trainer, tmp_path / "ckpt")
     assert json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
 
 
@@ -254,7 +254,7 @@ def test_fused_experts_are_trained_by_their_parameters(tmp_path: Path) -> None:
     with torch.no_grad():
         hinted = hinted_logp(trainer, Batch.collate(batch(), torch.device("cpu")))
         assert (hinted - reference_logp(trainer, batch())).abs().max() < 1e-4
-    path = save_checkpoint(trainer, tmp_path, 1, tmp_path, keep=1)
+    path = saved(trainer, tmp_path)
     theirs = PeftModel.from_pretrained(moe_model(), path).eval()
     assert torch.allclose(logits(theirs), logits(trainer.model), atol=1e-4)
     again = moe_model()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TEACHERS, in_bfloat16, tiny_model
+from conftest import TEACHERS, in_bfloat16, saved, tiny_model
 from safetensors.torch import load_file
 from test_branches import sample_with_branches
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -67,12 +67,6 @@ def test_muon_agrees_with_adamw_on_the_rest() -> None:
         optimizer.step()
         reference.step()
     assert (ours - theirs).abs().max() < 1e-6
-
-
-def saved(trainer: Trainer, root: Path) -> Path:
-    with Checkpoints(trainer, root, root) as checkpoints:
-        checkpoints.save(1)
-    return checkpoint_path(root, 1)
 
 
 @pytest.mark.parametrize(

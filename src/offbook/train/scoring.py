@@ -21,7 +21,7 @@ POLICY, IMITATION = "rl", "ce"  # parts of the loss; the others are named by bra
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the means of a step are over, by part of the loss: tokens, branches, and the tokens that a loss is shared by.
+    """What the means of a step are over, by part of the loss: tokens, branches, and tokens that share a loss.
 
     The only place where they are counted. Data-parallel ranks add theirs up before anyone takes a mean.
     """
