@@ -18,6 +18,7 @@ from offbook.config.tree import (
     TasksConfig,
     ToolsConfig,
     TrainConfig,
+    VllmConfig,
     cache_folder,
     is_url,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "TasksConfig",
     "ToolsConfig",
     "TrainConfig",
+    "VllmConfig",
     "cache_folder",
     "is_url",
     "load_config",

@@ -101,6 +101,12 @@ def load_model(folder: Path, precision: Precision = "float32") -> PreTrainedMode
     return model
 
 
+def positions(folder: Path) -> int:
+    """How many tokens the model in this folder can read."""
+    found: int = AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings
+    return found
+
+
 def _from_hub(name: str) -> Path:
     """A model that the hub's cache on this machine has is taken from there and not looked up again."""
     from huggingface_hub import HfApi, snapshot_download

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 
 from offbook.algo import target_key
 from offbook.config import Config
-from offbook.engine import LocalEngine
+from offbook.engine import RemoteEngine
 from offbook.feedback import Rule, hints_in, rules_of
 from offbook.judge import Judgement
 from offbook.lock import only_writer
@@ -70,9 +71,9 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
     tell(f"tasks {config.tasks.source}: {len(sets.train)} to train on, {len(sets.heldout)} held out")
     rollouts = f"{config.train.groups} tasks x {config.train.group_size} rollouts"
     tell(f"{config.train.steps} steps of {rollouts}, kept in {config.out}")
-    collector = Collector(config, start, judges=judges)
+    collector = Collector(config, start, judges=judges, progress=progress)
     engine, chat = collector.engine, collector.chat
-    assert isinstance(engine, LocalEngine)  # a model that is trained is here
+    assert not isinstance(engine, RemoteEngine)  # a model that is trained is here
     done = claim_run(folder, config)
     if 0 < done < config.train.steps:
         tell(f"resuming at step {done + 1}")
@@ -88,7 +89,7 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
         collector.recall(folder.rollouts(step)[0])
     judge = judge or local_judge(config, engine, chat, progress)
     order = task_order(config, sets.train, folder, done)
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, _closed(collector, runner):
         for step in range(done + 1, config.train.steps + 1):
             started = time.monotonic()
             try:
@@ -101,6 +102,7 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
             collected = time.monotonic()
             order.learn(groups)
             judgement = Judgement() if judge is None else runner.run(judge.read(_with_tasks(groups, by_id)))
+            collector.rest()
             row = {"step": step, **learn(step, groups, by_id, judgement, config, chat, trainer, folder, rules)}
             row |= {"epoch": order.epoch(step, config.train.groups), "skipped_steps": step - trainer.steps}
             row |= collector.metrics()
@@ -109,6 +111,15 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
             if step % config.checkpoint.every == 0 or step == config.train.steps:
                 save_checkpoint(trainer, folder.path / "ckpt", step, start, config.checkpoint.keep)
             on_step(row)
+
+
+@contextmanager
+def _closed(collector: Collector, runner: asyncio.Runner) -> Iterator[None]:
+    """A server that was started for the run goes with it, whatever ends it."""
+    try:
+        yield
+    finally:
+        runner.run(collector.aclose())
 
 
 def _end_early(
