@@ -14,26 +14,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import json
 import logging
 import math
 import threading
 import time
+from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import torch
 
-from offbook.client import connections
 from offbook.engine.vllm.server import Server
 from offbook.engine.vllm.weights import LOAD_S, Sender
+from offbook.engine.vllm.wire import Broken, Wire
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, ServerLost, Weights
 
 log = logging.getLogger(__name__)
 
-GENERATE = "/inference/v1/generate"
-FINAL_ONLY = 2  # of vLLM's RequestOutputKind: nothing is put together until a message is over
+Answer = tuple[int, bytes]  # status and body
+
+TOKENS = "/offbook/tokens"  # of inside/offbook_tokens.py
 RESTARTS = 2  # in a row, without a message in between
 LATE_S = 2.0  # for answers to arrive that were ended for new weights
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
@@ -58,10 +59,14 @@ class _Line:
     """What belongs to one event loop: the connections, the requests on their way, and whether any may be sent."""
 
     loop: asyncio.AbstractEventLoop
-    http: httpx2.AsyncClient
+    wires: dict[str, Wire] = field(default_factory=dict)  # by URL: a server that is started again has another
     may_send: asyncio.Event = field(default_factory=asyncio.Event)
     mending: asyncio.Lock = field(default_factory=asyncio.Lock)
-    posts: set[asyncio.Task[httpx2.Response]] = field(default_factory=set)
+    posts: set[asyncio.Task[Answer]] = field(default_factory=set)
+
+    def close(self) -> None:
+        for wire in self.wires.values():
+            wire.close()
 
 
 @dataclass
@@ -237,7 +242,7 @@ class VllmEngine:
             if is_over or len(whole.ids) == wanted:
                 return whole
 
-    async def _answer(self, ids: list[int], max_tokens: int) -> tuple[int, dict[str, Any]]:
+    async def _answer(self, ids: list[int], max_tokens: int) -> tuple[int, bytes]:
         """Of one request, by one version. Asked again for as long as the server can be brought back."""
         shared = self._shared
         line = await self._line()
@@ -255,26 +260,25 @@ class VllmEngine:
                 continue
             if not problem:
                 shared.answered, shared.restarts = time.monotonic(), 0
-                return version, post.result().json()
+                return version, post.result()[1]
             await self._mend(line, starts, problem)
 
-    async def _post(self, line: _Line, ids: list[int], max_tokens: int) -> httpx2.Response:
+    async def _post(self, line: _Line, ids: list[int], max_tokens: int) -> Answer:
         shared = self._shared
-        sampling = {
+        has_adapter = shared.weights is not None and shared.weights.adapter is not None
+        about = {
             "max_tokens": max_tokens,
             "temperature": self.temperature,
-            "stop_token_ids": self._stop_ids,
-            "ignore_eos": True,  # the stop ids are all that ends a message
-            "logprobs": 0,  # of the sampled token alone
-            "detokenize": False,
-            "output_kind": FINAL_ONLY,
+            "stop_ids": self._stop_ids,
+            "salt": f"version {shared.version}",
+            "adapter": f"adapter-{shared.version}" if has_adapter else "",
         }
-        body = {"token_ids": ids, "sampling_params": sampling, "cache_salt": f"version {shared.version}"}
-        if shared.weights is not None and shared.weights.adapter is not None:
-            body["model"] = f"adapter-{shared.version}"
-        return await line.http.post(shared.server.url + GENERATE, json=body, headers=shared.server.headers)
+        body = json.dumps(about).encode() + b"\n" + array("i", ids).tobytes()
+        url = shared.server.url
+        wire = line.wires.get(url) or line.wires.setdefault(url, Wire(url, shared.server.headers))
+        return await wire.post(TOKENS, body)
 
-    async def _wait(self, post: asyncio.Task[httpx2.Response]) -> str:
+    async def _wait(self, post: asyncio.Task[Answer]) -> str:
         """For an answer that can be read; or what is wrong with the server. Slow is not wrong while messages come."""
         asked = time.monotonic()
         while not post.done():
@@ -284,16 +288,17 @@ class VllmEngine:
                 return f"has not answered anything for {silent_s:.0f} s (engine.timeout_s)"
         if post.cancelled():
             return ""
-        error = post.exception()
-        if isinstance(error, httpx2.RequestError):
-            return f"broke the connection ({type(error).__name__})"
-        response = post.result()
-        if response.status_code >= 500:
-            return f"answered {response.status_code}: {' '.join(response.text.split())[:200]}"
-        if not response.is_success:
-            said = " ".join(response.text.split())[:300]
-            raise ModelLost(f"vLLM refused a request with {response.status_code}: {said}")
-        return ""
+        if isinstance(error := post.exception(), Broken):
+            return f"broke the connection ({error})"
+        status, answer = post.result()
+        if status == 200:
+            return ""
+        said = " ".join(answer.decode(errors="replace").split())[:300]
+        if status >= 500:
+            return f"answered {status}: {said}"
+        if status == 404:
+            said += " (it has to run with the options of docs/engines.md)"
+        raise ModelLost(f"vLLM refused a request with {status}: {said}")
 
     async def _mend(self, line: _Line, starts: int, problem: str) -> None:
         """The first that finds the server lost brings it back; the others wait for it and are sent again."""
@@ -315,7 +320,7 @@ class VllmEngine:
     async def _line(self) -> _Line:
         shared, loop = self._shared, asyncio.get_running_loop()
         if shared.line is None or shared.line.loop is not loop:
-            shared.line = _Line(loop, connections(is_local=shared.server.is_ours))
+            shared.line = _Line(loop)
             shared.line.may_send.set()
         if not shared.starts or shared.asleep:
             async with shared.line.mending:
@@ -325,7 +330,7 @@ class VllmEngine:
     async def aclose(self) -> None:
         shared = self._shared
         if shared.line is not None and shared.line.loop is asyncio.get_running_loop():
-            await shared.line.http.aclose()
+            shared.line.close()
         shared.line = None
         if shared.sender is not None:
             shared.sender.close()
@@ -340,14 +345,14 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _read(answer: dict[str, Any], at_most: int) -> tuple[list[int], list[float], bool]:
+def _read(answer: bytes, at_most: int) -> tuple[list[int], list[float], bool]:
     """Ids, the log-probability of each, and whether the message is over: it is not if new weights ended it."""
     try:
-        (choice,) = answer["choices"]
-        ids = choice["token_ids"] or []
-        content = (choice["logprobs"] or {}).get("content") or []
-        logprobs = [token["logprob"] for token in content]
-        is_over = choice["finish_reason"] != "abort"
+        line, _, numbers = answer.partition(b"\n")
+        about = json.loads(line)
+        size = 4 * about["tokens"]
+        ids, logprobs = array("i", numbers[:size]).tolist(), array("f", numbers[size:]).tolist()
+        is_over = about["finish"] != "abort"
     except (KeyError, TypeError, ValueError) as error:
         raise ModelLost(f"vLLM sent something else than tokens ({type(error).__name__}: {error})") from None
     if len(ids) != len(logprobs) or len(ids) > at_most or not all(map(math.isfinite, logprobs)):

@@ -140,6 +140,7 @@ class Server:
             "logprobs-mode": "processed_logprobs",
             "generation-config": "vllm",
             "worker-extension-cls": "offbook_worker.OffbookWorker",
+            "middleware": "offbook_tokens.Tokens",
             "uvicorn-log-level": "warning",
         }
         if not found.on_cpu:
@@ -162,6 +163,7 @@ class Server:
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # a rollout may be in its box for minutes between two messages
         }
         cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if found.on_cpu else {}
         environment = {**cpu, **os.environ, **more}
