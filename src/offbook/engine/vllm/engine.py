@@ -154,7 +154,7 @@ class VllmEngine:
             except ServerLost as problem:
                 if not shared.starts:
                     raise
-                log.warning(f"{problem}; it is started again")
+                log.warning(f"{problem}; it is started again, or waited for")
                 shared.weights = weights
                 self._restart(shared.starts)
 
@@ -306,12 +306,11 @@ class VllmEngine:
         async with line.mending:
             if shared.starts != starts:
                 return
+            how = "started again" if shared.server.is_ours else "waited for"
             if shared.restarts == RESTARTS:
-                raise ServerLost(
-                    f"vLLM {problem}, after it was started again {RESTARTS} times; see {shared.server.log}"
-                )
+                raise ServerLost(f"vLLM {problem}, after it was {how} {RESTARTS} times{shared.server.where_it_talks}")
             shared.restarts += 1
-            log.warning(f"vLLM {problem}; it is started again, with version {shared.version} of the weights")
+            log.warning(f"vLLM {problem}; it is {how}, and gets version {shared.version} of the weights")
             try:
                 await asyncio.to_thread(self._restart, starts)
             except OffbookError as error:

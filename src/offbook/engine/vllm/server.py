@@ -33,7 +33,7 @@ BATCHED_TOKENS = 16_384  # in one forward, on a GPU: what vLLM takes for itself 
 STAGES = {
     "Starting to load model": "loading the model",
     "Model loading took": "measuring memory",
-    "torch.compile": "compiling",
+    "Dynamo bytecode transform": "compiling",
     "apturing CUDA graph": "recording CUDA graphs",
 }
 # Why it did not come up, in its own words, and what to do about it.
@@ -69,6 +69,10 @@ class Server:
     def is_ours(self) -> bool:
         return not self.settings.url
 
+    @property
+    def where_it_talks(self) -> str:
+        return f"; what it said is in {self.log}" if self.is_ours else ""
+
     def start(self) -> None:
         """Returns when it answers."""
         deadline = time.monotonic() + self.settings.start_s
@@ -83,11 +87,11 @@ class Server:
         while not self._answers():
             if self._process is not None and self._process.poll() is not None:
                 self.stop()
-                raise ModelLost(f"vLLM did not start: {self._reason()}; all it said is in {self.log}")
+                raise ModelLost(f"vLLM did not start: {self._reason()}{self.where_it_talks}")
             if time.monotonic() > deadline:
                 self.stop()
-                late = f"{self.url or 'vLLM'} does not answer after {self.settings.start_s:g} s (engine.vllm.start_s)"
-                raise ServerLost(f"{late}; what it said is in {self.log}" if self.is_ours else late)
+                waited = f"after {self.settings.start_s:g} s (engine.vllm.start_s)"
+                raise ServerLost(f"vLLM at {self.url} does not answer {waited}{self.where_it_talks}")
             self.progress(f"vLLM: {self._stage()}", 1 - (deadline - time.monotonic()) / self.settings.start_s)
             time.sleep(POLL_S)
         self.progress("vLLM: ready", 1.0)
