@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart tasks-demo test test-slow test-browser docs check format clean
+.PHONY: quickstart tasks-demo test test-slow test-browser test-vllm docs check format clean
 
 quickstart: $(VENV)/ready
 	$(BIN)/offbook quickstart
@@ -11,7 +11,7 @@ tasks-demo: $(VENV)/ready
 	$(BIN)/python bench/cpu/tasks.py --out runs/tasks-demo --json docs/results/tasks.json --report docs/results/tasks.md
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -m "not slow and not browser"
+	$(BIN)/python -m pytest -m "not slow and not browser and not vllm"
 
 test-slow: $(VENV)/ready
 	$(BIN)/python -m pytest -m slow
@@ -21,6 +21,10 @@ test-browser: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,browser]"
 	command -v chromium || command -v google-chrome || (apt-get update -qq && apt-get install -y -qq chromium) || true
 	$(BIN)/python -m pytest -m browser -rs tests/test_view_browser.py
+
+# Where `offbook doctor` finds no vLLM the tests are skipped and say so.
+test-vllm: $(VENV)/ready
+	$(BIN)/python -m pytest -m vllm -rs tests/test_engines_contract.py tests/test_vllm.py
 
 docs: $(VENV)/ready
 	$(BIN)/python docs/config_reference.py > docs/config.md

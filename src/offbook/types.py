@@ -420,7 +420,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a trainer publishes and an engine applies: tensors by name, and the policy version that they are."""
+    """What a trainer publishes and an engine applies: tensors by name, and the policy version that they are.
+
+    With `adapter`, PEFT's adapter_config, they are those of an adapter alone, by the names that PEFT's files have.
+    """
 
     version: int
     tensors: Mapping[str, Any]
+    adapter: Mapping[str, Any] | None = None

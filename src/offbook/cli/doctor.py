@@ -51,6 +51,7 @@ def _examine() -> Iterator[Finding]:
     yield _cache()
     yield from _sandbox()
     yield Finding("accelerator", True, _accelerator())
+    yield Finding("vllm", True, _vllm())
 
 
 def _cache() -> Finding:
@@ -98,3 +99,18 @@ def _accelerator() -> str:
     except ImportError:
         return "unknown: no torch"
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "none; the CPU is used"
+
+
+def _vllm() -> str:
+    """Wanted for `--engine.kind vllm` alone, so its absence is no fault."""
+    from offbook.types import OffbookError
+
+    try:
+        from offbook.engine.vllm.find import find_vllm
+
+        found = find_vllm()
+    except ImportError:
+        return "unknown: no torch"
+    except OffbookError as reason:
+        return f"none, which only --engine.kind vllm needs: {reason}"
+    return f"{found.version} in {found.python}{', for the CPU' if found.on_cpu else ''}"

@@ -19,6 +19,7 @@ from offbook.config.tree import (
     TasksConfig,
     ToolsConfig,
     TrainConfig,
+    VllmConfig,
     cache_folder,
     is_url,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "TasksConfig",
     "ToolsConfig",
     "TrainConfig",
+    "VllmConfig",
     "cache_folder",
     "is_url",
     "load_config",

@@ -91,7 +91,26 @@ class SandboxConfig(Section):
     image: str = Field(default="", description="container only")
 
 
+class VllmConfig(Section):
+    """vLLM, for `engine.kind` vllm: docs/engines.md. It computes in bfloat16; without a GPU in float32."""
+
+    url: str = Field(default="", description="of a server that runs already; empty: offbook starts one")
+    python: str = Field(
+        default="",
+        description="the interpreter, or the folder, of vLLM's environment; empty: what `offbook doctor` finds",
+    )
+    port: int = Field(default=0, ge=0, le=65_535, description="on this machine alone; 0 is a free one")
+    gpus: int = Field(default=1, ge=1, description="that the model is spread over")
+    gpu_share: float = Field(default=0.4, gt=0, le=1, description="of each GPU's memory, beside the trainer's")
+    sleep: bool = Field(default=False, description="give that memory back while the trainer works")
+    start_s: float = Field(default=600.0, gt=0, description="that the server has to come up, each time")
+    options: list[str] = Field(default=[], description="more of vLLM's own, as on its command line")
+
+
 class EngineConfig(Section):
+    kind: Literal["local", "vllm"] = Field(
+        default="local", description="what samples rollouts: offbook itself, or vLLM; a model behind a URL needs none"
+    )
     temperature: float = Field(default=1.0, gt=0, description="that rollouts are sampled at")
     mode: Literal["lockstep", "continuous"] = Field(
         default="lockstep",
@@ -104,7 +123,10 @@ class EngineConfig(Section):
         " 131,072 on a CPU",
     )
     precision: Precision = Field(default="float32", description="of the engine's copy of the weights")
-    timeout_s: float = Field(default=300.0, gt=0, description="that a model behind a URL has for one answer")
+    timeout_s: float = Field(
+        default=300.0, gt=0, description="that a model behind a URL has for one answer, and vLLM for any of many"
+    )
+    vllm: VllmConfig = VllmConfig()
 
 
 class LoraConfig(Section):

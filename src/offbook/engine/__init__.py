@@ -4,9 +4,10 @@ from typing import Protocol
 
 from offbook.engine.local import LocalEngine
 from offbook.engine.remote import RemoteEngine, RemoteSession
-from offbook.types import Policy
+from offbook.engine.vllm import VllmEngine
+from offbook.types import Policy, Weights
 
-__all__ = ["Engine", "LocalEngine", "RemoteEngine", "RemoteSession", "Session"]
+__all__ = ["Engine", "LocalEngine", "RemoteEngine", "RemoteSession", "Session", "Trainable", "VllmEngine"]
 
 
 class Session(Policy, Protocol):
@@ -16,7 +17,16 @@ class Session(Policy, Protocol):
 
 
 class Engine(Protocol):
-    """`key` names a rollout: it seeds its random numbers and orders it among others. An engine that can be trained has
-    `apply(weights)` too, which takes what a trainer publishes."""
+    """`key` names a rollout: where an engine seeds its random numbers by rollout, by this."""
 
     def open(self, key: str) -> Session: ...
+
+
+class Trainable(Engine, Protocol):
+    """An engine whose model is being trained. `version` is of the weights that it has now."""
+
+    @property
+    def version(self) -> int: ...
+
+    def apply(self, weights: Weights) -> None:
+        """What a trainer publishes. Tokens sampled from now on are of these weights and carry their version."""

@@ -27,6 +27,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbook.engine.decode import STEPS, Decoder, Row
@@ -148,8 +149,8 @@ class LocalEngine:
 
     @torch.no_grad()
     def _swap(self, weights: Weights) -> None:
-        own = self.model.state_dict()
-        for name, tensor in weights.tensors.items():  # an adapter's alone, where that is all that changes
+        own = self.model.state_dict() if weights.adapter is None else _adapter_tensors(self.model)
+        for name, tensor in weights.tensors.items():
             own[name].copy_(tensor)
         self.version = weights.version
         self.decoder.renew(weights.version)
@@ -275,3 +276,11 @@ def _lost(error: Exception) -> ModelLost:
     lost = ModelLost(f"the model stopped writing: {type(error).__name__}: {said}{advice}")
     lost.__cause__ = error
     return lost
+
+
+def _adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """By the names that PEFT's files have."""
+    from peft import get_peft_model_state_dict
+
+    own = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {f"base_model.model.{name}": tensor for name, tensor in own.items()}

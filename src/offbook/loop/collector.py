@@ -15,15 +15,18 @@ from transformers import PreTrainedModel
 
 from offbook.client import Client
 from offbook.config import Config
-from offbook.engine import LocalEngine, RemoteEngine, Session
+from offbook.engine import LocalEngine, RemoteEngine, Session, VllmEngine
+from offbook.engine.vllm import Server
 from offbook.feedback import rules_of
 from offbook.harness import Harness, own_tools, record_crash, run_agent
-from offbook.loop.models import chat_folder, load_model
+from offbook.loop.models import Progress, chat_folder, load_model, positions, quiet
 from offbook.monitors import Monitors, monitors_of, withhold
 from offbook.rewards import Grader, Rewards, compose
+from offbook.runfolder import is_adapter
 from offbook.sandbox import BoxSpec
 from offbook.tasks.suite import suite_box
 from offbook.tokens import Chat, byte_chat, chat_for, render_call
+from offbook.train.lora import stored_adapter
 from offbook.types import MENDED_FAULT, OWN_FAULT, Event, OffbookError, Prices, Rollout, Task
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
@@ -69,9 +72,11 @@ class Collector:
         model: Path | None,
         remote_name: str = "",
         judges: Judges | None = None,
+        progress: Progress = quiet,
         loaded: PreTrainedModel | None = None,
     ):
-        self.config, self.model, self.remote_name, self._loaded = config, model, remote_name, loaded
+        self.config, self.model, self.remote_name = config, model, remote_name
+        self._progress, self._loaded = progress, loaded
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
         prices = Prices(settings.price_input, settings.price_output)
@@ -92,8 +97,17 @@ class Collector:
         return chat_of(self.model, self.config)
 
     @cached_property
-    def engine(self) -> LocalEngine | RemoteEngine:
+    def engine(self) -> LocalEngine | VllmEngine | RemoteEngine:
         settings, chat = self.config.engine, self.chat
+        if self.model is not None and settings.kind == "vllm":
+            base = chat_folder(self.model)
+            context = min(self.config.harness.context, positions(base))
+            log = Path(self.config.out) / "logs" / "vllm.log"
+            server = Server(base, settings.vllm, context, log, self._progress)
+            vllm = VllmEngine(server, chat.stop_ids, settings.temperature, settings.timeout_s)
+            if is_adapter(self.model):
+                vllm.apply(stored_adapter(self.model))
+            return vllm
         if self.model is not None:
             torch.set_num_threads(self.config.threads)
             network = self._loaded or load_model(self.model, settings.precision)
@@ -109,8 +123,13 @@ class Collector:
         )
 
     async def aclose(self) -> None:
-        if "engine" in self.__dict__ and isinstance(self.engine, RemoteEngine):
+        if "engine" in self.__dict__ and not isinstance(self.engine, LocalEngine):
             await self.engine.aclose()
+
+    def rest(self) -> None:
+        """No rollout is wanted for now: an engine on the trainer's GPU may give its memory back."""
+        if isinstance(self.engine, VllmEngine):
+            self.engine.rest()
 
     def recall(self, rollouts: Iterable[Rollout]) -> None:
         """What rollouts from before showed of their tasks."""
@@ -134,15 +153,16 @@ class Collector:
         """For each task, in order, a group of `size` scored rollouts. `name` makes their ids, and so their RNG, unique.
 
         Those of `kept` are from before: they have their places and are not run again. `parallel` is how many rollouts
-        are open at once; 0 is all. A local model decodes them in lockstep, so they come in waves of whole groups;
-        behind a URL one follows the other.
+        are open at once; 0 is all. A local model decodes them in lockstep, so they come in waves of whole groups; of a
+        server one follows the other.
         """
         before = {rollout.id: rollout for rollout in kept}
         self.recall(kept)
         missing = [[(task, id) for id in rollout_ids(name, task, size) if id not in before] for task in tasks]
         left = [of_task for of_task in missing if of_task]
-        wave = max(1, parallel // size if parallel and self.model is not None else len(left))
-        slots = asyncio.Semaphore(parallel) if parallel and self.model is None else nullcontext()
+        in_lockstep = self.model is not None and self.config.engine.kind == "local"
+        wave = max(1, parallel // size if parallel and in_lockstep else len(left))
+        slots = asyncio.Semaphore(parallel) if parallel and not in_lockstep else nullcontext()
         new: list[Rollout] = []
         for start in range(0, len(left), wave):
             new += await self._wave(list(chain(*left[start : start + wave])), name, watch, slots)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from offbook.client import Client
 from offbook.config import LOCAL, Config, FeedbackConfig
-from offbook.engine import Engine, LocalEngine
+from offbook.engine import Engine, LocalEngine, VllmEngine
 from offbook.feedback import MISTAKES
 from offbook.judge import Judge, Judgement, TooLong
 from offbook.loop.models import Progress, chat_folder, load_model, model_folder, quiet
@@ -25,15 +25,24 @@ def judge_of(settings: FeedbackConfig) -> Judge | None:
     return Judge(client, MISTAKES, settings.judge.rate, without=_turned_off(settings))
 
 
-def local_judge(config: Config, engine: LocalEngine, chat: Chat, progress: Progress = quiet) -> Judge | None:
+def local_judge(
+    config: Config, engine: LocalEngine | VllmEngine, chat: Chat, progress: Progress = quiet
+) -> Judge | None:
     """The one that runs here: what the engine has, as it is when it is asked, or a model of its own."""
-    settings, model = config.feedback, engine.model
+    settings = config.feedback
     if settings.judge.url != LOCAL or not settings.weight:
         return None
     if settings.judge.name:
         folder = model_folder(settings.judge.name, config.seed, progress)
         model, chat = load_model(folder), chat_for(chat_folder(folder))
-    greedy = LocalEngine(model, chat.stop_ids, GREEDY, config.engine.kv_tokens, config.seed)
+    elif isinstance(engine, VllmEngine):
+        return _judge(engine.at(GREEDY), chat, settings)
+    else:
+        model = engine.model
+    return _judge(LocalEngine(model, chat.stop_ids, GREEDY, config.engine.kv_tokens, config.seed), chat, settings)
+
+
+def _judge(greedy: Engine, chat: Chat, settings: FeedbackConfig) -> Judge:
     return Judge(LocalAnswers(greedy, chat), MISTAKES, settings.judge.rate, without=_turned_off(settings))
 
 

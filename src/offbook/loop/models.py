@@ -134,9 +134,9 @@ def model_to_train(config: Config, start: Path) -> PreTrainedModel:
 
 
 def model_to_sample(config: Config, start: Path, trained: PreTrainedModel) -> PreTrainedModel | None:
-    """For a local engine beside a trainer of an adapter, before that begins; None where all weights are trained. In one
-    precision the two share the base."""
-    if adapter_of(trained) is None:
+    """For a local engine beside a trainer of an adapter, before that begins; None where all weights are trained, or
+    the engine is another. In one precision the two share the base."""
+    if config.engine.kind != "local" or adapter_of(trained) is None:
         return None
     if config.engine.precision == config.train.precision:
         return sharing_copy(trained)
@@ -164,6 +164,12 @@ def write_merged(checkpoint: Path, out: Path) -> None:
     with whole_folder(out) as part:
         model.save_pretrained(part)
         copy_tokenizer(chat_folder(checkpoint), part)
+
+
+def positions(folder: Path) -> int:
+    """How many tokens the model in this folder can read."""
+    found: int = AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings
+    return found
 
 
 def _from_hub(name: str) -> Path:

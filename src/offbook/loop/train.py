@@ -11,14 +11,15 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from offbook.algo import target_key
 from offbook.config import Config
-from offbook.engine import LocalEngine
+from offbook.engine import RemoteEngine
 from offbook.feedback import Rule, hints_in, rules_of
 from offbook.judge import Judgement
 from offbook.lock import only_writer
@@ -80,9 +81,10 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
     rollouts = f"{config.train.groups} tasks x {config.train.group_size} rollouts"
     tell(f"{config.train.steps} steps of {rollouts}, kept in {config.out}")
     trained = model_to_train(config, start)
-    collector = Collector(config, start, judges=judges, loaded=model_to_sample(config, start, trained))
+    sampled = model_to_sample(config, start, trained)
+    collector = Collector(config, start, judges=judges, progress=progress, loaded=sampled)
     engine, chat = collector.engine, collector.chat
-    assert isinstance(engine, LocalEngine)  # a model that is trained is here
+    assert not isinstance(engine, RemoteEngine)  # a model that is trained is here
     done = claim_run(folder, config)
     if 0 < done < config.train.steps:
         tell(f"resuming at step {done + 1}")
@@ -99,6 +101,7 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
     with (
         Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), config.checkpoint) as checkpoints,
         asyncio.Runner() as runner,
+        _closed(collector, runner),
     ):
         tell(str(checkpoints))
         for step in range(done + 1, config.train.steps + 1):
@@ -118,6 +121,7 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
                 collected = time.monotonic()
                 order.learn(groups)
                 judgement = Judgement() if judge is None else runner.run(judge.read(_with_tasks(groups, by_id)))
+                collector.rest()
             except BaseException:  # also Ctrl-C
                 _keep_all_steps(checkpoints, step - 1, done)
                 raise
@@ -137,6 +141,15 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
             if is_due:
                 checkpoints.save(step)
             on_step(row)
+
+
+@contextmanager
+def _closed(collector: Collector, runner: asyncio.Runner) -> Iterator[None]:
+    """A server that was started for the run goes with it, whatever ends it."""
+    try:
+        yield
+    finally:
+        runner.run(collector.aclose())
 
 
 def _keep_all_steps(checkpoints: Checkpoints, last: int, done: int) -> None:

@@ -10,6 +10,7 @@ Left out: dropout, which would make the teacher's pass another function than the
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from offbook.config import LoraConfig
-from offbook.types import OffbookError
+from offbook.types import OffbookError, Weights
 
 WEIGHTS = "adapter_model.safetensors"
 NAME = "default"  # as peft calls an adapter that is given no name
@@ -94,8 +95,16 @@ def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: 
     assert settings is not None
     folder.mkdir(parents=True, exist_ok=True)
     settings.save_pretrained(folder)
-    named = {PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(named, folder / WEIGHTS, metadata={BASE: fingerprint(model)})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        folder / WEIGHTS,
+        metadata={BASE: fingerprint(model)},
+    )
+
+
+def stored_adapter(folder: Path) -> Weights:
+    """An adapter's as an engine takes them that has the base."""
+    return Weights(0, load_file(folder / WEIGHTS), json.loads((folder / "adapter_config.json").read_text()))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> None:
@@ -103,7 +112,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
     _refuse_other_weights(model, folder)
     if adapter_of(model) is None:
         _inject_as_in(folder, model)
-    stored = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+    stored = load_file(folder / WEIGHTS)
     own = adapter_tensors(model)
     if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their shapes differ")
@@ -138,7 +147,8 @@ def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """The adapter's own, not copies of them, by the names that PEFT's files have."""
     from peft import get_peft_model_state_dict
 
-    return get_peft_model_state_dict(model, save_embedding_layers=False)
+    own = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {PREFIX + name: tensor for name, tensor in own.items()}
 
 
 @torch.no_grad()

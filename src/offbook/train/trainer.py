@@ -20,7 +20,7 @@ from offbook.config import TrainConfig
 from offbook.train import head
 from offbook.train.batches import Batch, BranchBatch, Tokens, micro_batches, row_length
 from offbook.train.forward import Decoder
-from offbook.train.lora import adapter_of
+from offbook.train.lora import adapter_of, adapter_tensors
 from offbook.train.masters import Masters
 from offbook.train.muon import Muon
 from offbook.train.scoring import IMITATION, POLICY, Counts, Ledger, Scoring
@@ -110,10 +110,10 @@ class Trainer:
     def publish(self, version: int) -> Weights:
         """The weights as an engine takes them; of a model with an adapter that alone, since an engine has the rest.
         They are not copied: apply them before the next step."""
-        tensors = self.model.state_dict()
-        if adapter_of(self.model) is not None:
-            tensors = {name: tensors[name] for name in self.masters.named}
-        return Weights(version, tensors)
+        adapter = adapter_of(self.model)
+        if adapter is None:
+            return Weights(version, self.model.state_dict())
+        return Weights(version, adapter_tensors(self.model), adapter.to_dict())
 
     def own_weights(self) -> dict[str, OwnWeights]:
         """The teachers' own, each once, by the first name that it goes by."""

@@ -1,0 +1,359 @@
+"""Rollouts by vLLM: token ids go in; ids, their processed log-probabilities and versions come out; text never.
+
+Every request is sampled by one policy version from its first token to its last, which is how tokens get their versions
+from a server that reports none. New weights while requests run end these early: each returns what it has, of the old
+version, and goes on behind that with the new one, its prefix computed anew. Prefixes are salted by version, so none
+outlives the weights it was computed with.
+
+A server that died or hangs is started again, is given the current weights and is asked again. Left out: a seed for
+each rollout. vLLM would launch a kernel a row and step for it, and still sample other tokens in another batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import logging
+import math
+import threading
+import time
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from offbook.engine.vllm.server import Server
+from offbook.engine.vllm.weights import LOAD_S, Sender
+from offbook.engine.vllm.wire import Broken, Wire
+from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, ServerLost, Weights
+
+log = logging.getLogger(__name__)
+
+Answer = tuple[int, bytes]  # status and body
+
+TOKENS = "/offbook/tokens"  # of inside/offbook_tokens.py
+RESTARTS = 2  # in a row, without a message in between
+LATE_S = 2.0  # for answers to arrive that were ended for new weights
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
+
+
+@dataclass(slots=True)
+class VllmSession:
+    """One rollout's way to the engine."""
+
+    engine: VllmEngine
+
+    async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
+        """A message of at most `max_tokens`, fewer where the model's positions end before."""
+        return await self.engine.complete(prompt.ids, max_tokens)
+
+    def close(self) -> None:
+        """Nothing to give back: rollouts do not wait for one another."""
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """What belongs to one event loop: the connections, the requests on their way, and whether any may be sent."""
+
+    loop: asyncio.AbstractEventLoop
+    wires: dict[str, Wire] = field(default_factory=dict)  # by URL: a server that is started again has another
+    may_send: asyncio.Event = field(default_factory=asyncio.Event)
+    mending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    posts: set[asyncio.Task[Answer]] = field(default_factory=set)
+
+    def close(self) -> None:
+        for wire in self.wires.values():
+            wire.close()
+
+
+@dataclass
+class _Shared:
+    """What engines of different temperatures on the same server have in common."""
+
+    server: Server
+    version: int = 0
+    weights: Weights | None = None  # the last that were applied; a server that is started again gets them
+    sender: Sender | None = None
+    line: _Line | None = None
+    starts: int = 0
+    restarts: int = 0  # in a row
+    answered: float = 0.0  # when a message last came
+    asleep: int = 0  # how deeply: 1 keeps the weights in the host's memory, 2 forgets them
+    changing: threading.RLock = field(default_factory=threading.RLock)  # whoever starts the server or gives it weights
+
+
+class VllmEngine:
+    """The server is started by the first that needs it: then a trainer on the same GPU has its memory already.
+
+    `apply` may be called while requests run, but then from another thread than theirs (asyncio.to_thread).
+    """
+
+    def __init__(self, server: Server, stop_ids: frozenset[int], temperature: float = 1.0, timeout_s: float = 300.0):
+        """Within `timeout_s` some message has to come, or the server hangs."""
+        self.temperature, self.timeout_s = temperature, timeout_s
+        self._stop_ids = sorted(stop_ids)
+        self._shared = _Shared(server)
+
+    def at(self, temperature: float) -> VllmEngine:
+        """The same model on the same server."""
+        other = copy.copy(self)
+        other.temperature = temperature
+        return other
+
+    @property
+    def version(self) -> int:
+        return self._shared.version
+
+    @property
+    def positions(self) -> int:
+        return self._shared.server.context
+
+    def open(self, key: str) -> VllmSession:
+        return VllmSession(self)
+
+    # Weights
+
+    def apply(self, weights: Weights) -> None:
+        """Tokens sampled from now on are of these weights and carry their version. They are kept by reference."""
+        shared = self._shared
+        if weights.adapter is not None and not shared.starts:
+            shared.server.lora_rank = min(rank for rank in LORA_RANKS if rank >= weights.adapter["r"])
+        line = shared.line
+        if line is None or not line.loop.is_running():
+            self._replace(weights)
+            return
+        if _running_loop() is line.loop:
+            if line.posts:
+                raise RuntimeError("requests run in this event loop: apply new weights with asyncio.to_thread")
+            self._replace(weights)
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(self._halt(line), line.loop).result()
+            self._replace(weights)
+            shared.server.call("/resume")
+        finally:
+            line.loop.call_soon_threadsafe(line.may_send.set)
+
+    def rest(self) -> None:
+        """Gives the GPU's memory back until the next `apply` or message. Nothing must be on its way."""
+        shared = self._shared
+        if shared.server.settings.sleep and shared.starts and not shared.asleep:
+            shared.asleep = 1 if shared.weights is None or shared.weights.adapter is not None else 2
+            shared.server.call(f"/sleep?level={shared.asleep}")
+
+    def _replace(self, weights: Weights) -> None:
+        """In a server that runs, or that is started for it: one that died meanwhile comes back with them."""
+        shared = self._shared
+        with shared.changing:
+            try:
+                self._start(for_weights=True)
+                self._update(weights)
+            except ServerLost as problem:
+                if not shared.starts:
+                    raise
+                log.warning(f"{problem}; it is started again, or waited for")
+                shared.weights = weights
+                self._restart(shared.starts)
+
+    def _start(self, for_weights: bool = False) -> None:
+        """Up and awake. What a sleeping server has forgotten is sent again, unless other weights follow."""
+        shared = self._shared
+        with shared.changing:
+            if not shared.starts:
+                shared.server.start()
+                shared.sender = Sender(shared.server, torch.float32 if shared.server.on_cpu else torch.bfloat16)
+                shared.starts = 1
+            if shared.asleep:
+                shared.server.call("/wake_up")
+                if shared.asleep == 2 and not for_weights:
+                    assert shared.weights is not None
+                    self._update(shared.weights)
+                shared.asleep = 0
+
+    def _restart(self, starts: int) -> None:
+        """Once, however many found it lost."""
+        shared = self._shared
+        with shared.changing:
+            if shared.starts != starts:
+                return
+            assert shared.sender is not None
+            shared.server.start()
+            shared.sender.forget()
+            shared.asleep = 0
+            if shared.weights is not None:
+                self._update(shared.weights)
+            shared.answered = time.monotonic()
+            shared.starts += 1
+
+    def _update(self, weights: Weights) -> None:
+        shared = self._shared
+        assert shared.sender is not None
+        if weights.adapter is None:
+            shared.sender.send(weights.tensors)
+        else:
+            self._load_adapter(shared.sender.adapter(weights.version, weights), weights.version)
+        shared.weights, shared.version = weights, weights.version
+
+    def _load_adapter(self, folder: Path, version: int) -> None:
+        """A new name and path for each version, loaded before the old one goes: vLLM answers 200 when it is in."""
+        server, old = self._shared.server, self._shared.weights
+        server.call("/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)}, LOAD_S)
+        if old is not None and old.adapter is not None and old.version != version:
+            server.call("/v1/unload_lora_adapter", {"lora_name": f"adapter-{old.version}"})
+            assert self._shared.sender is not None
+            self._shared.sender.drop_adapter(old.version)
+
+    async def _halt(self, line: _Line) -> None:
+        """No request is on its way when this returns, so none is sampled by two versions.
+
+        The server ends those it works on and returns what they have. One that has not come back then had not begun,
+        or its answer is lost: it is given up and sent again.
+        """
+        line.may_send.clear()
+        if not line.posts:
+            return
+        with contextlib.suppress(ServerLost):  # it is started again for the weights, then
+            await asyncio.to_thread(self._shared.server.call, "/pause?mode=abort&clear_cache=false")
+        _, late = await asyncio.wait(line.posts, timeout=LATE_S) if line.posts else ((), ())
+        for post in late:
+            post.cancel()
+        if late:
+            await asyncio.wait(late)
+
+    # Messages
+
+    async def complete(self, prompt_ids: list[int], max_tokens: int) -> Completion:
+        room = self.positions - len(prompt_ids)
+        if room <= 0:
+            raise PromptTooLong(
+                f"the prompt has {len(prompt_ids)} tokens and vLLM was started for {self.positions} (harness.context)"
+            )
+        wanted = min(max_tokens, room)
+        whole = Completion([], [], [])
+        while True:
+            version, answer = await self._answer([*prompt_ids, *whole.ids], wanted - len(whole.ids))
+            ids, logprobs, is_over = _read(answer, wanted - len(whole.ids))
+            whole.ids.extend(ids)
+            whole.logprobs.extend(logprobs)
+            whole.versions.extend([version] * len(ids))
+            if is_over or len(whole.ids) == wanted:
+                return whole
+
+    async def _answer(self, ids: list[int], max_tokens: int) -> tuple[int, bytes]:
+        """Of one request, by one version. Asked again for as long as the server can be brought back."""
+        shared = self._shared
+        line = await self._line()
+        while True:
+            await line.may_send.wait()
+            version, starts = shared.version, shared.starts
+            post = line.loop.create_task(self._post(line, ids, max_tokens))
+            line.posts.add(post)
+            try:
+                problem = await self._wait(post)
+            finally:
+                post.cancel()
+                line.posts.discard(post)
+            if post.cancelled():  # for new weights
+                continue
+            if not problem:
+                shared.answered, shared.restarts = time.monotonic(), 0
+                return version, post.result()[1]
+            await self._mend(line, starts, problem)
+
+    async def _post(self, line: _Line, ids: list[int], max_tokens: int) -> Answer:
+        shared = self._shared
+        has_adapter = shared.weights is not None and shared.weights.adapter is not None
+        about = {
+            "max_tokens": max_tokens,
+            "temperature": self.temperature,
+            "stop_ids": self._stop_ids,
+            "salt": f"version {shared.version}",
+            "adapter": f"adapter-{shared.version}" if has_adapter else "",
+        }
+        body = json.dumps(about).encode() + b"\n" + array("i", ids).tobytes()
+        url = shared.server.url
+        wire = line.wires.get(url) or line.wires.setdefault(url, Wire(url, shared.server.headers))
+        return await wire.post(TOKENS, body)
+
+    async def _wait(self, post: asyncio.Task[Answer]) -> str:
+        """For an answer that can be read; or what is wrong with the server. Slow is not wrong while messages come."""
+        asked = time.monotonic()
+        while not post.done():
+            await asyncio.wait({post}, timeout=self.timeout_s)
+            silent_s = time.monotonic() - max(asked, self._shared.answered)
+            if not post.done() and silent_s >= self.timeout_s:
+                return f"has not answered anything for {silent_s:.0f} s (engine.timeout_s)"
+        if post.cancelled():
+            return ""
+        if isinstance(error := post.exception(), Broken):
+            return f"broke the connection ({error})"
+        status, answer = post.result()
+        if status == 200:
+            return ""
+        said = " ".join(answer.decode(errors="replace").split())[:300]
+        if status >= 500:
+            return f"answered {status}: {said}"
+        if status == 404:
+            said += " (it has to run with the options of docs/engines.md)"
+        raise ModelLost(f"vLLM refused a request with {status}: {said}")
+
+    async def _mend(self, line: _Line, starts: int, problem: str) -> None:
+        """The first that finds the server lost brings it back; the others wait for it and are sent again."""
+        shared = self._shared
+        async with line.mending:
+            if shared.starts != starts:
+                return
+            how = "started again" if shared.server.is_ours else "waited for"
+            if shared.restarts == RESTARTS:
+                raise ServerLost(f"vLLM {problem}, after it was {how} {RESTARTS} times{shared.server.where_it_talks}")
+            shared.restarts += 1
+            log.warning(f"vLLM {problem}; it is {how}, and gets version {shared.version} of the weights")
+            try:
+                await asyncio.to_thread(self._restart, starts)
+            except OffbookError as error:
+                raise ServerLost(f"vLLM {problem}, and could not be brought back: {error}") from None
+
+    async def _line(self) -> _Line:
+        shared, loop = self._shared, asyncio.get_running_loop()
+        if shared.line is None or shared.line.loop is not loop:
+            shared.line = _Line(loop)
+            shared.line.may_send.set()
+        if not shared.starts or shared.asleep:
+            async with shared.line.mending:
+                await asyncio.to_thread(self._start)
+        return shared.line
+
+    async def aclose(self) -> None:
+        shared = self._shared
+        if shared.line is not None and shared.line.loop is asyncio.get_running_loop():
+            shared.line.close()
+        shared.line = None
+        if shared.sender is not None:
+            shared.sender.close()
+        await asyncio.to_thread(shared.server.stop)
+        shared.starts = 0
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _read(answer: bytes, at_most: int) -> tuple[list[int], list[float], bool]:
+    """Ids, the log-probability of each, and whether the message is over: it is not if new weights ended it."""
+    try:
+        line, _, numbers = answer.partition(b"\n")
+        about = json.loads(line)
+        size = 4 * about["tokens"]
+        ids, logprobs = array("i", numbers[:size]).tolist(), array("f", numbers[size:]).tolist()
+        is_over = about["finish"] != "abort"
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelLost(f"vLLM sent something else than tokens ({type(error).__name__}: {error})") from None
+    if len(ids) != len(logprobs) or len(ids) > at_most or not all(map(math.isfinite, logprobs)):
+        raise ModelLost(f"vLLM sent {len(ids)} tokens with {len(logprobs)} log-probabilities for {at_most}")
+    return ids, logprobs, is_over

@@ -1,0 +1,87 @@
+"""A way into vLLM's server for token ids, past everything that it does for text: no JSON of ids, no models of requests.
+
+Runs in vLLM's environment, as a middleware of its web application. A request is a line of JSON and then the prompt's
+ids; an answer is a line of JSON, then the sampled ids and the log-probability of each, processed as the server is told
+to. Ids are 32-bit whole numbers, log-probabilities 32-bit floats, as this machine orders their bytes.
+"""
+
+import asyncio
+import itertools
+import json
+from array import array
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+PATH = "/offbook/tokens"
+_numbers = itertools.count()
+
+
+class Tokens:
+    def __init__(self, app: Any):
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"] != PATH:
+            await self.app(scope, receive, send)
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        work = asyncio.ensure_future(_sample(scope["app"].state, body))
+        gone = asyncio.ensure_future(receive())  # nothing comes any more but the end of the connection
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not work.done():
+            work.cancel()  # vLLM drops the request
+            return
+        status, answer = 200, b""
+        try:
+            answer = work.result()
+        except ValueError as error:  # what vLLM raises for a request that it does not take
+            status, answer = 400, str(error).encode()
+        except Exception as error:  # an engine that is dead: offbook starts another server
+            status, answer = 500, f"{type(error).__name__}: {error}".encode()
+        length = str(len(answer)).encode()
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", length)]})
+        await send({"type": "http.response.body", "body": answer})
+
+
+async def _sample(state: Any, body: bytes) -> bytes:
+    line, _, prompt = body.partition(b"\n")
+    told = json.loads(line)
+    ids = array("i", prompt).tolist()
+    adapter = None
+    if told["adapter"]:
+        adapter = state.openai_serving_models.lora_requests.get(told["adapter"])
+        if adapter is None:
+            raise ValueError(f"there is no adapter {told['adapter']}")
+    params = SamplingParams(
+        max_tokens=told["max_tokens"],
+        temperature=told["temperature"],
+        stop_token_ids=told["stop_ids"],
+        ignore_eos=True,  # the stop ids are all that ends a message
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    outputs = state.engine_client.generate(
+        {"prompt_token_ids": ids, "cache_salt": told["salt"]}, params, f"offbook-{next(_numbers)}", lora_request=adapter
+    )
+    final = [output async for output in outputs][-1]
+    if final.prompt_token_ids != ids:
+        raise RuntimeError("vLLM continued another prompt")
+    (output,) = final.outputs
+    sampled, flat = list(output.token_ids), output.logprobs
+    starts = flat.start_indices if flat is not None else []
+    if [flat.token_ids[start] for start in starts] != sampled:
+        raise RuntimeError("vLLM sent log-probabilities of other tokens than it sampled")
+    logprobs = array("f", [flat.logprobs[start] for start in starts])
+    about = json.dumps({"finish": output.finish_reason, "tokens": len(sampled)})
+    return about.encode() + b"\n" + array("i", sampled).tobytes() + logprobs.tobytes()

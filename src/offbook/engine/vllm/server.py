@@ -1,0 +1,231 @@
+"""A vLLM server that offbook starts, watches, starts again and stops; or one that the user runs.
+
+It listens on this machine alone and goes down with offbook, however that goes down. What it says is in a log file.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from offbook.client import KEY
+from offbook.config import VllmConfig
+from offbook.engine.vllm.find import Found, find_vllm
+from offbook.types import ModelLost, OffbookError, ServerLost
+
+INSIDE = Path(__file__).parent / "inside"  # what runs in vLLM's environment
+POLL_S = 0.2
+STOP_S = 10.0  # to end by itself
+CALL_S = 60.0
+BATCHED_TOKENS = 16_384  # in one forward, on a GPU: what vLLM takes for itself where it is not a server
+# What its log says on the way up.
+STAGES = {
+    "Starting to load model": "loading the model",
+    "Model loading took": "measuring memory",
+    "Dynamo bytecode transform": "compiling",
+    "apturing CUDA graph": "recording CUDA graphs",
+}
+# Why it did not come up, in its own words, and what to do about it.
+REASONS = {
+    r"less than desired GPU memory utilization": "too little of the GPU's memory is free: lower engine.vllm.gpu_share",
+    r"No available memory for the cache blocks": "its share of the GPU holds the model and nothing more: raise "
+    "engine.vllm.gpu_share",
+    r"larger than the available KV cache": "its share of the GPU does not hold one rollout: raise "
+    "engine.vllm.gpu_share or lower harness.context",
+    r"out of memory": "the GPU's memory did not suffice: lower engine.vllm.gpu_share",
+    r"address already in use": "its port is taken: give another engine.vllm.port, or 0 for a free one",
+    r"No module named '?vllm": "the interpreter has no vLLM in it: name another in engine.vllm.python",
+}
+
+Progress = Callable[[str, float], None]
+
+
+class Server:
+    """Not started until `start`. Calls are synchronous and have a deadline; requests of rollouts go another way."""
+
+    def __init__(self, model: Path, settings: VllmConfig, context: int, log: Path, progress: Progress):
+        self.model, self.settings, self.context = model, settings, context
+        self.log, self.progress = log, progress
+        self.lora_rank = 0  # of the adapters that it will be given; 0 is none
+        self.url = settings.url.rstrip("/").removesuffix("/v1")
+        self.headers = {"Authorization": f"Bearer {os.environ[KEY]}"} if self.url and os.environ.get(KEY) else {}
+        self.on_cpu = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._http = httpx2.Client(timeout=CALL_S, trust_env=not self.is_ours)
+        self._log_start = 0
+
+    @property
+    def is_ours(self) -> bool:
+        return not self.settings.url
+
+    @property
+    def where_it_talks(self) -> str:
+        return f"; what it said is in {self.log}" if self.is_ours else ""
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        deadline = time.monotonic() + self.settings.start_s
+        if self.is_ours:
+            self.stop()
+            found = find_vllm(self.settings.python)
+            self.on_cpu = found.on_cpu
+            port = self.settings.port or _free_port()
+            _refuse_taken(port)
+            self.url = f"http://127.0.0.1:{port}"
+            self._launch(found, port)
+        while not self._answers():
+            if self._process is not None and self._process.poll() is not None:
+                self.stop()
+                raise ModelLost(f"vLLM did not start: {self._reason()}{self.where_it_talks}")
+            if time.monotonic() > deadline:
+                self.stop()
+                waited = f"after {self.settings.start_s:g} s (engine.vllm.start_s)"
+                raise ServerLost(f"vLLM at {self.url} does not answer {waited}{self.where_it_talks}")
+            self.progress(f"vLLM: {self._stage()}", 1 - (deadline - time.monotonic()) / self.settings.start_s)
+            time.sleep(POLL_S)
+        self.progress("vLLM: ready", 1.0)
+
+    def stop(self) -> None:
+        """The whole process group, in any case."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        atexit.unregister(self.stop)
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+    def call(self, path: str, body: dict[str, Any] | None = None, deadline_s: float = CALL_S) -> httpx2.Response:
+        """A call that has to succeed."""
+        try:
+            response = self._http.post(self.url + path, json=body or {}, headers=self.headers, timeout=deadline_s)
+        except httpx2.RequestError as error:
+            raise ServerLost(f"vLLM does not answer {path.partition('?')[0]} ({type(error).__name__})") from None
+        if response.is_success:
+            return response
+        if response.status_code == 404:
+            needs = "it has to run with VLLM_SERVER_DEV_MODE=1 and the options of docs/engines.md"
+            raise ModelLost(f"the vLLM server at {self.url} has no {path.partition('?')[0]}: {needs}")
+        said = " ".join(response.text.split())[:300]
+        raise ModelLost(f"vLLM refused {path.partition('?')[0]} with {response.status_code}: {said}")
+
+    def rpc(self, method: str, argument: str, deadline_s: float) -> list[dict[str, Any]]:
+        """A method of every worker."""
+        body = {"method": method, "args": [argument], "timeout": deadline_s}
+        answers: list[dict[str, Any]] = self.call("/collective_rpc", body, deadline_s + 5).json()["results"]
+        return answers
+
+    def command(self, found: Found, port: int) -> list[str]:
+        settings = self.settings
+        options: dict[str, object] = {
+            "model": self.model,
+            "served-model-name": "policy",
+            "host": "127.0.0.1",
+            "port": port,
+            "dtype": "float32" if found.on_cpu else "bfloat16",
+            "max-model-len": self.context,
+            "logprobs-mode": "processed_logprobs",
+            "generation-config": "vllm",
+            "worker-extension-cls": "offbook_worker.OffbookWorker",
+            "middleware": "offbook_tokens.Tokens",
+            "uvicorn-log-level": "warning",
+        }
+        if not found.on_cpu:
+            options |= {"gpu-memory-utilization": settings.gpu_share, "tensor-parallel-size": settings.gpus}
+            options |= {"max-num-batched-tokens": BATCHED_TOKENS}
+        flags = ["tokens-only", "disable-log-stats", "disable-uvicorn-access-log", "no-enable-log-requests"]
+        if self.lora_rank:
+            flags.append("enable-lora")
+            options |= {"max-lora-rank": self.lora_rank, "max-loras": 1}
+        flags += ["enable-sleep-mode"] if settings.sleep else []
+        given = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+        script = str(INSIDE / "offbook_serve.py")
+        return [found.python, script, *given, *(f"--{flag}" for flag in flags), *settings.options]
+
+    def _launch(self, found: Found, port: int) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        more = {
+            "PYTHONPATH": str(INSIDE),
+            "PYTHONUNBUFFERED": "1",
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # a rollout may be in its box for minutes between two messages
+        }
+        cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if found.on_cpu else {}
+        environment = {**cpu, **os.environ, **more}
+        environment.pop(KEY, None)
+        with self.log.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                self.command(found, port),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        atexit.register(self.stop)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(httpx2.RequestError):
+            return self._http.get(f"{self.url}/health", headers=self.headers, timeout=2.0).is_success
+        return False
+
+    def is_dead(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+    def _said(self) -> str:
+        """Since the last start."""
+        if not self.log.is_file():
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
+
+    def _stage(self) -> str:
+        said = self._said()
+        reached = [stage for words, stage in STAGES.items() if words in said]
+        return reached[-1] if reached else "starting"
+
+    def _reason(self) -> str:
+        said = self._said()
+        for pattern, reason in REASONS.items():
+            if re.search(pattern, said, re.IGNORECASE):
+                return reason
+        causes = re.findall(r"(?:\w+(?:Error|Exception)|error): (?!Engine core init|.*See root cause).*", said)
+        return causes[-1].strip()[:300] if causes else "it does not say why"
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _refuse_taken(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            what = f"the port {port} of engine.vllm.port cannot be had ({error.strerror})"
+            raise OffbookError(f"{what}; give another, or 0 for a free one") from None

@@ -1,0 +1,148 @@
+"""The trainer's weights to vLLM, through memory that both see: a GPU's own (CUDA IPC) or a mapped file.
+
+A flat buffer of a few hundred megabytes is filled again and again until all tensors are over. The worker adds up what
+it finds there, and names the parameters that nothing was loaded into: an update that did not arrive is an error here,
+not a policy that never changes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from offbook.types import ModelLost, Weights
+
+if TYPE_CHECKING:
+    from offbook.engine.vllm.server import Server
+
+BUCKET_BYTES = 256 << 20
+ALIGN = 256  # bytes, so that any dtype may begin there
+LOAD_S = 300.0  # for one bucket, or an adapter
+
+Place = tuple[str, Tensor, int]  # a tensor's name, the tensor as it is sent, and the byte where it begins
+
+
+class Sender:
+    """Of all updates to one server. `dtype` is what the server keeps matrices in."""
+
+    def __init__(self, server: Server, dtype: torch.dtype):
+        self.server, self.dtype = server, dtype
+        self._flat: Tensor | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="offbook-vllm-", dir=_memory_folder()))
+
+    def forget(self) -> None:
+        """The server is a new one: it has opened nothing yet."""
+        self._flat = None
+
+    def close(self) -> None:
+        self._flat = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @torch.no_grad()
+    def send(self, tensors: Mapping[str, Tensor]) -> None:
+        buckets = list(_buckets(_distinct(tensors, self.dtype), BUCKET_BYTES))
+        flat = self._buffer(max(end for _, end in buckets), next(iter(tensors.values())).device)
+        for number, (bucket, end) in enumerate(buckets):
+            told = []
+            for name, tensor, start in bucket:
+                dtype = _sent_dtype(tensor, self.dtype)
+                room = flat[start : start + tensor.numel() * dtype.itemsize]
+                room.view(dtype).view(tensor.shape).copy_(tensor)
+                told.append([name, str(dtype).removeprefix("torch."), list(tensor.shape), start])
+            total = int(flat[:end].view(torch.int32).sum(dtype=torch.int64))  # waits for the copies, too
+            about = {"tensors": told, "bytes": end, "first": not number, "last": number == len(buckets) - 1}
+            for answer in self.server.rpc("offbook_load", json.dumps(about), LOAD_S):
+                _refuse_lost(answer, total)
+
+    def adapter(self, version: int, weights: Weights) -> Path:
+        """A folder in PEFT's format. Each version has its own: vLLM's prefix cache goes by name and path."""
+        folder = self._folder / f"adapter-{version}"
+        folder.mkdir(exist_ok=True)
+        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.tensors.items()}
+        save_file(tensors, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(json.dumps(weights.adapter))
+        return folder
+
+    def drop_adapter(self, version: int) -> None:
+        shutil.rmtree(self._folder / f"adapter-{version}", ignore_errors=True)
+
+    def _buffer(self, size: int, device: torch.device) -> Tensor:
+        """One that the server has opened and that is large enough."""
+        if self._flat is None or self._flat.numel() < size:
+            shared = self._on_gpu(size, device) if device.type == "cuda" else None
+            self._flat = self._in_file(size) if shared is None else shared
+        return self._flat
+
+    def _on_gpu(self, size: int, device: torch.device) -> Tensor | None:
+        """None where the two processes cannot share the GPU's memory: another GPU, an allocator that cannot."""
+        flat = torch.empty(size, dtype=torch.uint8, device=device)
+        with contextlib.suppress(RuntimeError):
+            # device, handle, bytes, offset, reference counter and its offset, event, whether to wait for it
+            _, *parts = flat.untyped_storage()._share_cuda_()
+            coded = [base64.b64encode(part).decode() if isinstance(part, bytes) else part for part in parts]
+            gpu = str(torch.cuda.get_device_properties(device).uuid)
+            opened = self.server.rpc("offbook_open", json.dumps({"gpu": gpu, "handle": coded}), LOAD_S)
+            if not any(answer.get("problem") for answer in opened):
+                return flat
+        return None
+
+    def _in_file(self, size: int) -> Tensor:
+        path = self._folder / "weights"
+        path.unlink(missing_ok=True)
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # a full /dev/shm would else kill the process on a write
+        flat = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+        self.server.rpc("offbook_open", json.dumps({"path": str(path), "bytes": size}), LOAD_S)
+        return flat
+
+
+def _memory_folder() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _sent_dtype(tensor: Tensor, wanted: torch.dtype) -> torch.dtype:
+    """Matrices as the server keeps them; small ones (norms, biases) as they are, which it may keep more exactly."""
+    return wanted if tensor.ndim >= 2 and tensor.is_floating_point() else tensor.dtype
+
+
+def _distinct(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
+    """Each tensor once, with its bytes: an output layer that is tied to the input's is sent under the first name."""
+    seen = set()
+    for name, tensor in tensors.items():
+        key = (tensor.data_ptr(), tensor.shape)
+        if key not in seen:
+            seen.add(key)
+            yield name, tensor, tensor.numel() * _sent_dtype(tensor, dtype).itemsize
+
+
+def _buckets(sized: Iterator[tuple[str, Tensor, int]], limit: int) -> Iterator[tuple[list[Place], int]]:
+    """Tensors with the byte where each begins, and where the last ends. One larger than the limit goes alone."""
+    bucket: list[Place] = []
+    end = 0
+    for name, tensor, size in sized:
+        if bucket and end + size > limit:
+            yield bucket, end
+            bucket, end = [], 0
+        bucket.append((name, tensor, end))
+        end += -(-size // ALIGN) * ALIGN
+    if bucket:
+        yield bucket, end
+
+
+def _refuse_lost(answer: dict[str, Any], total: int) -> None:
+    if int(answer["sum"]) != total:
+        raise ModelLost("the weights that arrived at vLLM are not those that were sent")
+    if missing := answer.get("missing"):
+        some = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        raise ModelLost(f"vLLM has {len(missing)} parameters that no new weights were loaded into: {some}")

@@ -1,0 +1,423 @@
+"""vLLM's server and the way to it: what goes wrong, in one sentence each; and, with vLLM there, the whole of it.
+
+Without vLLM, interpreters that say what vLLM says and a server that plays its answers stand for it. The tests marked
+`vllm` run the real one: `make test-vllm`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_engines_contract import POSITIONS, STOPS, error, model, prompts
+
+from offbook.config import VllmConfig
+from offbook.engine import VllmEngine
+from offbook.engine.vllm import Server, find_vllm
+from offbook.engine.vllm.server import INSIDE
+from offbook.engine.vllm.weights import Sender, _buckets, _distinct
+from offbook.engine.vllm.wire import Broken, Wire
+from offbook.loop.train import train
+from offbook.types import Completion, ModelLost, OffbookError, Prompt, ServerLost, Weights
+
+
+def interpreter(folder: Path, version: str = "0.32.0", said: str = "", seconds: float = 0) -> str:
+    """One that has vLLM by its metadata and, asked to serve, says something, waits and ends."""
+    about = folder / "site" / f"vllm-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (folder / "said").write_text(said)
+    python = folder / "python"
+    serve = f"cat {folder}/said; sleep {seconds}; exit 1"
+    python.write_text(
+        f'#!/bin/sh\nif [ "$1" = -c ]; then PYTHONPATH={folder}/site exec {sys.executable} "$@"; fi\n'
+        + (serve if said or seconds else f'exec {sys.executable} "$@"')
+    )
+    python.chmod(0o755)
+    return str(python)
+
+
+def server(folder: Path, context: int = 64, **settings: object) -> Server:
+    quiet: Callable[[str, float], None] = lambda what, share: None  # noqa: E731
+    return Server(folder / "model", VllmConfig(**settings), context, folder / "logs" / "vllm.log", quiet)
+
+
+# Finding and starting it
+
+
+def test_an_interpreter_that_is_not_there_or_has_no_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OffbookError, match=r"there is no interpreter .*nowhere.*pip install vllm=="):
+        find_vllm(str(tmp_path / "nowhere"))
+    monkeypatch.setenv("OFFBOOK_VLLM", sys.executable)
+    if "vllm" not in sys.modules:
+        with pytest.raises(OffbookError, match=r"there is no vLLM in .*; make its environment with `python3 -m venv"):
+            find_vllm()
+
+
+def test_a_vllm_that_is_too_old(tmp_path: Path) -> None:
+    with pytest.raises(OffbookError, match=r"has vLLM 0\.11\.0, and offbook needs 0\.24 or newer"):
+        find_vllm(interpreter(tmp_path, "0.11.0"))
+    assert find_vllm(interpreter(tmp_path / "new", "0.24.0")).version == "0.24.0"
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OffbookError, match=rf"the port {port} of engine\.vllm\.port cannot be had"):
+            server(tmp_path, python=interpreter(tmp_path), port=port).start()
+
+
+SAID = {
+    "ValueError: Free memory on device cuda:0 (10.2/139.8 GiB) on startup is less than desired GPU memory utilization "
+    "(0.4, 55.9 GiB). Decrease GPU memory utilization": "lower engine.vllm.gpu_share",
+    "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`": "raise "
+    "engine.vllm.gpu_share",
+    "ValueError: To serve at least one request with the model's max seq len (32768), 9 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (2 GiB).": "lower harness.context",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB": "lower engine.vllm.gpu_share",
+    "(EngineCore pid=7) KeyError: 'qwen9'\nRuntimeError: Engine core initialization failed. See root cause above.": (
+        "KeyError: 'qwen9'"
+    ),
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_why_it_did_not_start(said: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelLost, match=r"^vLLM did not start: .*logs/vllm.log$") as lost:
+        server(tmp_path, python=interpreter(tmp_path, said=said)).start()
+    assert SAID[said] in str(lost.value)
+
+
+def test_an_environment_that_lost_its_vllm(tmp_path: Path) -> None:
+    with pytest.raises(ModelLost, match="the interpreter has no vLLM in it"):
+        server(tmp_path, python=interpreter(tmp_path)).start()
+
+
+def test_a_server_that_does_not_come_up_in_time_is_ended(tmp_path: Path) -> None:
+    late = server(tmp_path, python=interpreter(tmp_path, seconds=60), start_s=0.5)
+    with pytest.raises(ServerLost, match=r"does not answer after 0\.5 s \(engine\.vllm\.start_s\)"):
+        late.start()
+    assert not _running(str(tmp_path / "python"))
+
+
+def _running(words: str) -> list[str]:
+    """Processes that have these words on their command line."""
+    lines = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(place.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:  # gone
+            continue
+    return [line for line in lines if words in line]
+
+
+# A server that plays answers
+
+
+class Played:
+    """`answer` gets the path and the body, and gives a status and a body, or None to keep silent."""
+
+    def __init__(self, answer: Callable[[str, bytes], tuple[int, bytes] | None]):
+        self.answer, self.asked, self.ended = answer, list[tuple[str, bytes]](), 0
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        starting = asyncio.start_server(self._serve, "127.0.0.1", 0)
+        listening = asyncio.run_coroutine_threadsafe(starting, self.loop).result()
+        self.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                size = int(head.partition("content-length:")[2].split()[0]) if "content-length:" in head else 0
+                path, body = head.split()[1], await reader.readexactly(size)
+                self.asked.append((path, body))
+                given = (200, b"") if path == "/health" else self.answer(path, body)
+                if given is None:
+                    await reader.read()
+                    raise EOFError
+                writer.write(f"HTTP/1.1 {given[0]} x\r\nContent-Length: {len(given[1])}\r\n\r\n".encode() + given[1])
+        except EOFError:
+            self.ended += 1
+            writer.close()
+
+    def of(self, path: str) -> list[bytes]:
+        return [body for place, body in self.asked if place == path]
+
+
+def tokens(ids: list[int], finish: str = "stop", logprob: float = -1.0) -> tuple[int, bytes]:
+    about = json.dumps({"finish": finish, "tokens": len(ids)}).encode()
+    return 200, about + b"\n" + array("i", ids).tobytes() + array("f", [logprob] * len(ids)).tobytes()
+
+
+def engine_of(played: Played, folder: Path, timeout_s: float = 5.0) -> VllmEngine:
+    return VllmEngine(server(folder, url=played.url, start_s=2), frozenset({7}), timeout_s=timeout_s)
+
+
+async def complete(engine: VllmEngine, max_tokens: int = 8) -> Completion:
+    try:
+        return await engine.open("a").complete(Prompt([1, 2, 3]), max_tokens)
+    finally:
+        await engine.aclose()
+
+
+def test_what_is_asked_for_and_what_comes_back(tmp_path: Path) -> None:
+    played = Played(lambda path, body: tokens([5, 6, 7]))
+    assert asyncio.run(complete(engine_of(played, tmp_path))) == Completion([5, 6, 7], [-1.0] * 3, [0] * 3)
+    line, _, ids = played.of("/offbook/tokens")[0].partition(b"\n")
+    about = {"max_tokens": 8, "temperature": 1.0, "stop_ids": [7], "salt": "version 0", "adapter": ""}
+    assert json.loads(line) == about
+    assert array("i", ids).tolist() == [1, 2, 3]
+
+
+def test_a_message_that_was_ended_for_new_weights_goes_on_behind_what_it_has(tmp_path: Path) -> None:
+    answers = iter([tokens([5, 6], "abort"), tokens([], "abort"), tokens([8, 7])])
+    played = Played(lambda path, body: next(answers))
+    assert asyncio.run(complete(engine_of(played, tmp_path))).ids == [5, 6, 8, 7]
+    sent = [body.partition(b"\n") for body in played.of("/offbook/tokens")]
+    assert [array("i", ids).tolist() for _, _, ids in sent] == [[1, 2, 3], [1, 2, 3, 5, 6], [1, 2, 3, 5, 6]]
+    assert [json.loads(line)["max_tokens"] for line, _, _ in sent] == [8, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ((404, b"Not Found"), r"404: Not Found \(it has to run with the options of docs/engines.md\)"),
+        ((400, b"the prompt is odd"), "refused a request with 400: the prompt is odd"),
+        ((200, b"<html>"), "something else than tokens"),
+        (tokens([5] * 9), "9 tokens with 9 log-probabilities for 8"),
+        (tokens([5], logprob=float("nan")), "1 tokens with 1 log-probabilities for 8"),
+    ],
+)
+def test_an_answer_that_is_none(answer: tuple[int, bytes], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelLost, match=sentence):
+        asyncio.run(complete(engine_of(Played(lambda path, body: answer), tmp_path)))
+
+
+@pytest.mark.parametrize("answer", [None, (500, b"EngineDeadError: gone")])
+def test_a_server_that_hangs_or_fails_is_asked_again_and_then_given_up(
+    answer: tuple[int, bytes] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    played = Played(lambda path, body: answer)
+    with pytest.raises(ServerLost, match=r"^vLLM (answered 500|has not answered).*after it was waited for 2 times"):
+        asyncio.run(complete(engine_of(played, tmp_path, timeout_s=0.2)))
+    assert len(played.of("/offbook/tokens")) == 3
+    assert len([line for line in caplog.messages if "is waited for" in line]) == 2  # people are told
+
+
+def test_slow_is_not_hung_while_messages_come(tmp_path: Path) -> None:
+    def answer(path: str, body: bytes) -> tuple[int, bytes] | None:
+        is_slow = json.loads(body.partition(b"\n")[0])["max_tokens"] == 9
+        return None if is_slow else tokens([7])
+
+    async def main(engine: VllmEngine) -> None:
+        session = engine.open("a")
+        slow = asyncio.create_task(session.complete(Prompt([1]), 9))
+        for _ in range(12):
+            await session.complete(Prompt([1]), 8)
+            await asyncio.sleep(0.05)
+        assert not slow.done()
+        slow.cancel()
+        await asyncio.sleep(0.1)
+        assert played.ended == 1  # the server is told that nobody waits
+        await engine.aclose()
+
+    played = Played(answer)
+    asyncio.run(main(engine_of(played, tmp_path, timeout_s=0.25)))
+    assert len(played.of("/offbook/tokens")) == 13
+
+
+def test_a_connection_that_the_server_has_closed_is_replaced() -> None:
+    async def main() -> None:
+        async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+            writer.close()
+
+        listening = await asyncio.start_server(once, "127.0.0.1", 0)
+        wire = Wire(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", {})
+        assert [await wire.post("/a", b"") for _ in range(3)] == [(200, b"ok")] * 3
+        listening.close()
+        with pytest.raises(Broken):
+            await wire.post("/a", b"")
+
+    asyncio.run(main())
+
+
+# Weights
+
+
+@given(st.lists(st.tuples(st.integers(1, 90), st.sampled_from([1, 2])), min_size=1), st.integers(256, 4096))
+def test_buckets_hold_every_tensor_once_and_none_over_another(shapes: list[tuple[int, int]], limit: int) -> None:
+    tensors = {str(n): torch.zeros([size] * ndim) for n, (size, ndim) in enumerate(shapes)}
+    names = []
+    for bucket, end in _buckets(_distinct(tensors, torch.bfloat16), limit):
+        at = 0
+        for name, tensor, start in bucket:
+            assert start >= at
+            assert start % 256 == 0
+            at = start + tensor.numel() * (2 if tensor.ndim == 2 else 4)
+            names.append(name)
+        assert at <= end
+        assert end <= limit + 255 or len(bucket) == 1
+    assert names == list(tensors)
+
+
+def test_a_tied_output_layer_is_sent_once() -> None:
+    tied = model(0).state_dict()
+    assert "lm_head.weight" in tied
+    assert "lm_head.weight" not in {name for name, _, _ in _distinct(tied, torch.float32)}
+
+
+def test_weights_that_do_not_arrive_are_an_error(tmp_path: Path) -> None:
+    def answer(path: str, body: bytes) -> tuple[int, bytes]:
+        told = json.loads(body)
+        if path != "/collective_rpc":
+            return 404, b"no such thing"
+        if told["method"] == "offbook_open":
+            return 200, b'{"results": [{}]}'
+        return 200, json.dumps({"results": [{"sum": total, "missing": missing}]}).encode()
+
+    played = Played(answer)
+    sender = Sender(server(tmp_path, url=played.url), torch.float32)
+    total, missing = "0", list[str]()
+    sender.send({"a": torch.zeros(4)})
+    with pytest.raises(ModelLost, match="not those that were sent"):
+        sender.send({"a": torch.ones(4)})
+    missing = ["model.norm.weight"]
+    with pytest.raises(ModelLost, match=r"vLLM has 1 parameters .*: model\.norm\.weight"):
+        sender.send({"a": torch.zeros(4)})
+    sender.close()
+    with pytest.raises(ModelLost, match=r"has no /sleep: it has to run with VLLM_SERVER_DEV_MODE=1"):
+        server(tmp_path, url=played.url).call("/sleep?level=1")
+
+
+# The real one
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmEngine, Server]]:
+    """With room for adapters."""
+    folder = tmp_path_factory.mktemp("real")
+    try:
+        found = find_vllm()
+    except OffbookError as reason:
+        pytest.skip(str(reason))
+    model(0).save_pretrained(folder / "model")
+    options = ["--enforce-eager"] if found.on_cpu else []
+    running = server(folder, POSITIONS, python=found.python, start_s=240, options=options)
+    engine = VllmEngine(running, STOPS, temperature=0.8)
+    yield engine, running
+    asyncio.run(engine.aclose())
+    assert not _running(str(folder / "model"))
+
+
+async def all_of(engine: VllmEngine, asked: list[list[int]], max_tokens: int = 24) -> list[Completion]:
+    return await asyncio.gather(*(engine.open("").complete(Prompt(prompt), max_tokens) for prompt in asked))
+
+
+RANK = 4
+
+
+def adapter(seed: int, version: int) -> tuple[Weights, torch.nn.Module]:
+    """Random, on all queries; and the model that it comes to."""
+    torch.manual_seed(seed)
+    merged, tensors = model(0), {}
+    for number, layer in enumerate(merged.model.layers):
+        name = f"base_model.model.model.layers.{number}.self_attn.q_proj"
+        weight = layer.self_attn.q_proj.weight
+        down, up = torch.randn(RANK, weight.shape[1]), torch.randn(weight.shape[0], RANK)
+        tensors |= {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
+        weight.data += up @ down * (8 / RANK)
+    about = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}
+    return Weights(version, tensors, about | {"task_type": "CAUSAL_LM"}), merged
+
+
+@pytest.mark.vllm
+def test_adapters_go_by_path_and_each_version_reaches_the_engine(real: tuple[VllmEngine, Server]) -> None:
+    engine, _ = real
+    asked = prompts(4)
+    for version in (1, 2):
+        given, merged = adapter(version, version)
+        engine.apply(given)
+        for prompt, completion in zip(asked, asyncio.run(all_of(engine, asked)), strict=True):
+            assert set(completion.versions) == {version}
+            assert error(merged, prompt, completion) < 1e-3
+            assert error(model(0), prompt, completion) > 0.05
+
+
+@pytest.mark.vllm
+def test_a_server_that_died_comes_back_with_the_current_weights(
+    real: tuple[VllmEngine, Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, running = real
+    asked, (given, merged) = prompts(4), adapter(3, 3)
+
+    async def main() -> list[Completion]:
+        writing = asyncio.create_task(all_of(engine, asked, 200))
+        await asyncio.sleep(0.2)
+        assert running._process is not None
+        os.killpg(running._process.pid, signal.SIGKILL)
+        return await writing
+
+    engine.apply(given)
+    for prompt, completion in zip(asked, asyncio.run(main()), strict=True):
+        assert set(completion.versions) == {3}
+        assert error(merged, prompt, completion) < 1e-3
+    assert len([line for line in caplog.messages if "is started again, and gets version 3" in line]) == 1
+
+
+@pytest.mark.vllm
+def test_it_goes_down_with_whoever_started_it(real: tuple[VllmEngine, Server], tmp_path: Path) -> None:
+    script = f"""
+import subprocess, sys, time
+subprocess.Popen([{find_vllm().python!r}, {str(INSIDE / "offbook_serve.py")!r}, "--model", {str(tmp_path)!r}],
+                 stdin=subprocess.PIPE, start_new_session=True)
+time.sleep(100)
+"""
+    starter = subprocess.Popen([sys.executable, "-c", script])
+    deadline = time.monotonic() + 60
+    while not _running(f"--model {tmp_path}") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert _running(f"--model {tmp_path}")
+    starter.kill()
+    starter.wait()
+    while _running(f"--model {tmp_path}") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not _running(f"--model {tmp_path}")
+
+
+@pytest.mark.vllm
+def test_two_steps_of_training(tmp_path: Path) -> None:
+    from offbook.config import load_config
+    from offbook.pocket.model import Recipe, make_pocket
+
+    try:
+        found = find_vllm()
+    except OffbookError as reason:
+        pytest.skip(str(reason))
+    folder = make_pocket(tmp_path, 0, lambda what, share: None, Recipe(episodes=200, heads=4))
+    options = '["--enforce-eager"]' if found.on_cpu else "[]"
+    given = {"model": folder, "out": tmp_path / "run", "engine.kind": "vllm", "engine.vllm.options": options}
+    sizes = {"train.steps": 2, "train.groups": 2, "train.group_size": 3, "harness.turns": 3, "tasks.num_train": 6}
+    config = load_config(["pocket"], {key: str(value) for key, value in (given | sizes).items()})
+    rows, _ = train(config).metrics()
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["rl/mismatch"] < (1e-4 if found.on_cpu else 0.1) for row in rows)
+    assert (tmp_path / "run" / "logs" / "vllm.log").is_file()
+    assert not _running(str(folder))
