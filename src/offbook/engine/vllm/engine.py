@@ -194,7 +194,7 @@ class VllmEngine:
         if weights.adapter is None:
             shared.sender.send(weights.tensors)
         else:
-            self._load_adapter(shared.sender.adapter(weights.version, weights), weights.version)
+            self._load_adapter(shared.sender.adapter(weights), weights.version)
         shared.weights, shared.version = weights, weights.version
 
     def _load_adapter(self, folder: Path, version: int) -> None:

@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -161,8 +162,9 @@ class Server:
 
     def _launch(self, found: Found, port: int) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        own = os.environ.get("PYTHONPATH", "") if found.python == sys.executable else ""  # vLLM may be on it
         more = {
-            "PYTHONPATH": str(INSIDE),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(INSIDE), own])),
             "PYTHONUNBUFFERED": "1",
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",

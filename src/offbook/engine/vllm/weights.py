@@ -65,13 +65,16 @@ class Sender:
             for answer in self.server.rpc("offbook_load", json.dumps(about), LOAD_S):
                 _refuse_lost(answer, total)
 
-    def adapter(self, version: int, weights: Weights) -> Path:
+    def adapter(self, weights: Weights) -> Path:
         """A folder in PEFT's format. Each version has its own: vLLM's prefix cache goes by name and path."""
-        folder = self._folder / f"adapter-{version}"
+        folder = self._folder / f"adapter-{weights.version}"
         folder.mkdir(exist_ok=True)
-        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.tensors.items()}
+        tensors = {
+            f"base_model.model.{name.replace('.default', '')}": tensor.detach().contiguous().cpu()
+            for name, tensor in weights.tensors.items()
+        }
         save_file(tensors, folder / "adapter_model.safetensors")
-        (folder / "adapter_config.json").write_text(json.dumps(weights.adapter))
+        (folder / "adapter_config.json").write_text(json.dumps(weights.adapter, default=sorted))  # it has sets in it
         return folder
 
     def drop_adapter(self, version: int) -> None:

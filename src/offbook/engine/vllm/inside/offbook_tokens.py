@@ -12,6 +12,7 @@ from array import array
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
 PATH = "/offbook/tokens"
@@ -71,9 +72,8 @@ async def _sample(state: Any, body: bytes) -> bytes:
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-    outputs = state.engine_client.generate(
-        {"prompt_token_ids": ids, "cache_salt": told["salt"]}, params, f"offbook-{next(_numbers)}", lora_request=adapter
-    )
+    prompt_input = tokens_input(ids, cache_salt=told["salt"])
+    outputs = state.engine_client.generate(prompt_input, params, f"offbook-{next(_numbers)}", lora_request=adapter)
     final = [output async for output in outputs][-1]
     if final.prompt_token_ids != ids:
         raise RuntimeError("vLLM continued another prompt")
