@@ -339,10 +339,10 @@ def adapter(seed: int, version: int) -> tuple[Weights, torch.nn.Module]:
     torch.manual_seed(seed)
     merged, tensors = model(0), {}
     for number, layer in enumerate(merged.model.layers):
-        name = f"model.layers.{number}.self_attn.q_proj"
+        name = f"base_model.model.model.layers.{number}.self_attn.q_proj"
         weight = layer.self_attn.q_proj.weight
         down, up = torch.randn(RANK, weight.shape[1]), torch.randn(weight.shape[0], RANK)
-        tensors |= {f"{name}.lora_A.default.weight": down, f"{name}.lora_B.default.weight": up}
+        tensors |= {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
         weight.data += up @ down * (8 / RANK)
     about = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": {"q_proj"}, "bias": "none"}
     return Weights(version, tensors, about | {"task_type": "CAUSAL_LM"}), merged

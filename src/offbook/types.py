@@ -422,7 +422,7 @@ class Sample:
 class Weights:
     """What a trainer publishes and an engine applies: tensors by name, and the policy version that they are.
 
-    With `adapter`, which is PEFT's configuration of it, they are those of an adapter alone.
+    With `adapter`, PEFT's configuration of it, they are those of an adapter alone, by the names that PEFT's files have.
     """
 
     version: int

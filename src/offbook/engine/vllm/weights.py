@@ -69,10 +69,7 @@ class Sender:
         """A folder in PEFT's format. Each version has its own: vLLM's prefix cache goes by name and path."""
         folder = self._folder / f"adapter-{weights.version}"
         folder.mkdir(exist_ok=True)
-        tensors = {
-            f"base_model.model.{name.replace('.default', '')}": tensor.detach().contiguous().cpu()
-            for name, tensor in weights.tensors.items()
-        }
+        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.tensors.items()}
         save_file(tensors, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(weights.adapter, default=sorted))  # it has sets in it
         return folder
