@@ -86,9 +86,9 @@ class Decoder:
     """
 
     def __init__(self, model: PreTrainedModel, stop_ids: frozenset[int], temperature: float, budget: int, static: bool):
-        install(model)
         self.model, self.stop_ids, self.temperature, self.static = model, stop_ids, temperature, static
         self.graphs = static and model.device.type == "cuda"
+        install(model, fused=self.graphs and hasattr(model.base_model, "layers"))
         self._dtype = model.dtype
         self.version = 0
         self.tokens_sampled = self.tokens_prefilled = 0

@@ -38,11 +38,17 @@ def has_plain_attention(model: PreTrainedModel) -> bool:
     return model._supports_attention_backend and not capped and set(kinds or ()) <= {"full_attention"}
 
 
-def install(model: PreTrainedModel) -> None:
-    """Forwards of `model` take the keyword argument `tokens`; without it they do what they did before."""
-    AttentionInterface.register(NAME, _attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
+def install(model: PreTrainedModel, fused: bool = False) -> None:
+    """Forwards of `model` take the keyword argument `tokens`; without it they do what they did before.
+
+    `fused`: what lies between matrix products and attention is one kernel, where it was dozens.
+    """
+    name = f"{NAME}_apart" if fused else NAME
+    AttentionInterface.register(name, torch.compiler.disable(_attention) if fused else _attention)
+    AttentionMaskInterface.register(name, sdpa_mask)
+    model.set_attn_implementation(name)
+    for layer in model.base_model.layers if fused else ():
+        layer.compile(dynamic=True)
 
 
 class Tokens(Protocol):
