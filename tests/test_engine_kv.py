@@ -21,7 +21,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from offbook.engine import LocalEngine
+from offbook.engine import LocalEngine, decode
 from offbook.engine.local import LocalSession
 from offbook.engine.padded import PaddedDecoder
 from offbook.engine.prefill import plan_fills
@@ -108,6 +108,12 @@ def test_logprobs_equal_a_full_forward(make: Callable[[], PreTrainedModel], how:
     engine = LocalEngine(make(), STOPS, 0.8, **how)
     for turns in run(engine, *conversations()):
         assert max(errors(model, turns, 0.8)) < 1e-5
+
+
+def test_long_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "PREFILL_TOKENS", 16)
+    for turns in run(LocalEngine(tiny_model(), STOPS), *conversations()):
+        assert max(errors(tiny_model(), turns)) < 1e-5
 
 
 @pytest.mark.parametrize("how", [*MODES, {"kv_tokens": 600}, {"kv_tokens": 256}], ids=str)

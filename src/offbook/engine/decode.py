@@ -17,13 +17,14 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from offbook.engine.places import NewTokens, NextTokens, Part, Places, bucket, install
 from offbook.engine.prefill import Fill, plan_fills
 from offbook.engine.sampling import sample
 
-PREFILL_TOKENS = 8192  # in one forward
+PREFILL_TOKENS = 16_384  # in one forward
 STEPS = 8  # between two looks, where looking is dear
 log = logging.getLogger(__name__)
 
@@ -135,8 +136,8 @@ class Decoder:
         seated = [by_owner[owner] for owner in self.places.owners[new]]
         logits_RV = self._read({busy + number: row.prompt_ids for number, row in enumerate(seated)})
         carried, device = self._carried, self.model.device
-        for number, row in enumerate(seated):
-            carried.uniform_SL[busy + number, : row.max_tokens] = row.uniforms.to(device)
+        uniform_RL = pad_sequence([row.uniforms for row in seated], batch_first=True)
+        carried.uniform_SL[new, : uniform_RL.shape[1]] = uniform_RL.to(device)
         token_R, logprob_R = sample(logits_RV, carried.uniform_SL[new, 0], self.temperature)
         carried.token_S[new], carried.count_S[new] = token_R, 1
         carried.position_S[new] = torch.tensor([len(row.prompt_ids) for row in seated], device=device)
@@ -206,15 +207,13 @@ class Decoder:
         ids: list[int] = []
         parts: list[Part] = []
         for fill in fills:
-            start = fill.shared
-            while start < len(fill.ids):
-                count = min(len(fill.ids) - start, PREFILL_TOKENS - len(ids))
-                parts.append(Part(fill.place, start, len(ids), len(ids) + count))
-                ids += fill.ids[start : start + count]
-                start += count
-                if len(ids) == PREFILL_TOKENS:
+            for start in range(fill.shared, len(fill.ids), PREFILL_TOKENS):
+                new = fill.ids[start : start + PREFILL_TOKENS]
+                if len(ids) + len(new) > PREFILL_TOKENS:
                     self._forward(ids, parts, ends)
                     ids, parts = [], []
+                parts.append(Part(fill.place, start, len(ids), len(ids) + len(new)))
+                ids += new
         if ids:
             self._forward(ids, parts, ends)
 
@@ -305,11 +304,10 @@ class Decoder:
         gaps = [place for place in range(size) if self.rows[place] is None]
         movers = [place for place in range(size, held) if self.rows[place] is not None]
         for gap, mover in zip(gaps, movers, strict=True):
-            row = self.rows[mover]
+            row = self.rows[gap] = self.rows[mover]
             assert row is not None
             self.places.ids[mover] = row.fed
-            self.places.swap(gap, mover)
-            self.rows[gap] = row
+        self.places.swap(gaps, movers)
         if gaps:
             for tensor in self._carried.tensors():
                 tensor[gaps] = tensor[movers]

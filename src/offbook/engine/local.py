@@ -244,7 +244,7 @@ class LocalEngine:
             row.over = row.abandoned
         new = [row for row in new if not row.over]
         self.decoder.admit(new[: self.decoder.fitting(new)], wished)
-        for _ in range(STEPS):
+        for _ in range(1 if self.decoder.static else STEPS):
             if any(row.over for row in rows):
                 return
             self.decoder.step()

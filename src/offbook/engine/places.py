@@ -128,10 +128,9 @@ class Places:
             if owner not in by_owner:
                 by_owner[owner] = place = self._free(busy, wanted)
                 self.owners[place], self.ids[place] = owner, []
+        outside = [by_owner[owner] for owner in owners if by_owner[owner] not in ours]
         given = [place for place in ours if self.owners[place] not in wanted]
-        for owner in owners:
-            if by_owner[owner] not in ours:
-                self.swap(by_owner[owner], given.pop())
+        self.swap(outside, given[: len(outside)])
 
     def _free(self, busy: int, wanted: set[Hashable]) -> int:
         def price(place: int) -> tuple[bool, int, int]:
@@ -139,14 +138,16 @@ class Places:
 
         return min((place for place in range(busy, self.count) if self.owners[place] not in wanted), key=price)
 
-    def swap(self, one: int, other: int) -> None:
-        upto = max(len(self.ids[one]), len(self.ids[other]))
+    def swap(self, ones: list[int], others: list[int]) -> None:
+        """Each of the first with its counterpart: all that is kept of both."""
+        upto = max((len(self.ids[place]) for place in [*ones, *others]), default=0)
         for tensor in self._tensors() if upto else ():
-            aside = tensor[one, :, :upto].clone()
-            tensor[one, :, :upto] = tensor[other, :, :upto]
-            tensor[other, :, :upto] = aside
-        self.owners[one], self.owners[other] = self.owners[other], self.owners[one]
-        self.ids[one], self.ids[other] = self.ids[other], self.ids[one]
+            aside = tensor[ones, :, :upto]
+            tensor[ones, :, :upto] = tensor[others, :, :upto]
+            tensor[others, :, :upto] = aside
+        for one, other in zip(ones, others, strict=True):
+            self.owners[one], self.owners[other] = self.owners[other], self.owners[one]
+            self.ids[one], self.ids[other] = self.ids[other], self.ids[one]
 
     def copy(self, source: int, targets: list[int], count: int) -> None:
         """The first `count` tokens of a place to others."""

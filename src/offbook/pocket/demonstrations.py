@@ -34,6 +34,7 @@ HINTED_EPISODES = 0.6
 HINTED_MESSAGES = 0.5
 CONTEXT_WEIGHT = 0.1
 CHUNK = 250
+SHARED_MEMORY = "/dev/shm"
 LEARNED = ("unknown_tool", "malformed_arguments", "repeated_call", "edited_tests")  # the rules whose hints it knows
 TELLING = "final_names_nothing"  # and this one, where some episodes end by naming what was changed
 
@@ -57,7 +58,7 @@ def make_demonstrations(
     chunks = [(tokenizer.to_str(), seed, start, min(CHUNK, count - start), habits) for start in range(0, count, CHUNK)]
     samples: list[Sample] = []
     context = multiprocessing.get_context("spawn")
-    with _without_main(), ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+    with _without_main(), ProcessPoolExecutor(os.cpu_count(), mp_context=context, initializer=_in_memory) as pool:
         for part in pool.map(_chunk, *zip(*chunks, strict=True)):
             samples += part
             progress(len(samples) / count)
@@ -73,6 +74,12 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+def _in_memory() -> None:
+    """Thousands of small trees are made, copied and removed: on a disk that takes longer than all the rest."""
+    if os.access(SHARED_MEMORY, os.W_OK):
+        tempfile.tempdir = SHARED_MEMORY
 
 
 def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits) -> list[Sample]:
