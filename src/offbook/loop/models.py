@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory
 
 import httpx2
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 import offbook
 from offbook.config import Precision, cache_folder, is_url
-from offbook.pocket.model import make_pocket
+from offbook.pocket.model import make_pocket, shape_of
 from offbook.runfolder import checkpoint_named, whole_folder
 from offbook.types import OffbookError
 
@@ -78,6 +78,24 @@ def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
         return _from_hub(name)
     except OffbookError as error:  # a mistyped folder looks like a hub id
         raise OffbookError(f"there is no folder {name}; as a hub id: {error}") from None
+
+
+def described(name: str) -> PreTrainedConfig:
+    """The shape of a model as its config.json has it. No weight is read, downloaded or made."""
+    if name == "pocket":
+        return shape_of()
+    local = cache_folder() / "models" / SMOLLM2 if name == SMOLLM2 else Path(checkpoint_named(name) if name else "")
+    place = local if local.exists() else SMOLLM2_HUB if name == SMOLLM2 else name
+    if isinstance(place, str) and (place.startswith((".", "/", "~")) or place.count("/") != 1):
+        raise OffbookError(f"there is no model {name}; give `pocket`, a folder, a config.json or a hub id")
+    if isinstance(place, Path) and place.is_dir() and not (place / "config.json").is_file():
+        raise OffbookError(f"{place} has no config.json, so it is not a model folder")
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(place)
+    except (OSError, ValueError, httpx2.HTTPError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise OffbookError(f"cannot read what {name} is: {reason}") from None
+    return config
 
 
 def local_or_remote(model: str, remote_name: str, seed: int, progress: Progress = quiet) -> Path | None:

@@ -27,7 +27,8 @@ from offbook.loop.collector import Collector, judges_of
 from offbook.loop.evaluate import summarize
 from offbook.loop.judge import judge_of, judge_row, local_judge
 from offbook.loop.models import Progress, load_model, model_folder, quiet
-from offbook.loop.resume import claim_run, refuse_another_run
+from offbook.loop.plan import make_plan, refuse_too_large, settled, this_device
+from offbook.loop.resume import claim_run, refuse_another_run, settings_before
 from offbook.loop.tasks import record_tasks, refuse_missing_tasks, task_order, task_sets
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.tasks.select import TasksUsedUp
@@ -64,10 +65,14 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
     refuse_missing_tasks(config)
     judges, judge = judges_of(config), judge_of(config.feedback)
     rules = rules_of(config.feedback.files)
+    plan = make_plan(config, this_device())
+    config = settled(config, plan, settings_before(folder))
+    refuse_too_large(config, plan)
     start = model_folder(config.model, config.seed, progress)
     sets = task_sets(config, progress)
     by_id = {task.id: task for task in sets.train}
     tell(f"model {config.model}, loaded from {start}")
+    tell(str(plan))
     tell(f"tasks {config.tasks.source}: {len(sets.train)} to train on, {len(sets.heldout)} held out")
     rollouts = f"{config.train.groups} tasks x {config.train.group_size} rollouts"
     tell(f"{config.train.steps} steps of {rollouts}, kept in {config.out}")
