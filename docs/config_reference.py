@@ -16,9 +16,9 @@ from offbook.config import Config
 HEAD = """\
 # Configuration
 
-Made by `make docs` from the tree in src/offbook/config/tree.py; a test compares the two. Files are composed left to right,
-then come overrides: `offbook train @ pocket mine.toml --feedback.weight 0.3`. `--dry-run` prints what comes out. The
-defaults here fit a model from the hub. `pocket`, small models and models behind a URL get the recipe that fits them
+Made by `make docs` from the tree in src/offbook/config/tree.py; a test compares the two. Files are composed left to
+right, then come overrides: `offbook train @ pocket mine.toml --feedback.weight 0.3`. `--dry-run` prints what comes out.
+The defaults here fit a model from the hub. `pocket`, small models and models behind a URL get the recipe that fits them
 (src/offbook/recipes/), unless another one is named.
 """
 NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
@@ -69,7 +69,10 @@ def _kind(kind: Any) -> str:
     arguments = typing.get_args(kind)
     origin = typing.get_origin(kind)
     if origin is Literal:
-        return " ".join(f"`{value}`" if value else "empty" for value in arguments)
+        return " ".join(
+            "empty" if value == "" else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+            for value in arguments
+        )
     if origin is typing.Annotated:
         return _kind(arguments[0])
     if origin in (list, tuple):

@@ -100,7 +100,7 @@ def show_a_target(groups: list[list[Rollout]], chat: ChatFormat, measured: dict[
 
 async def train(folder: Path, tasks: list[Task]) -> None:
     chat = ChatFormat.from_folder(folder)
-    trainer = Trainer(load_model(folder), CONFIG.train, teachers_of(CONFIG.feedback))
+    trainer = Trainer(load_model(folder, CONFIG.train.precision), CONFIG.train, teachers_of(CONFIG.feedback))
     engine = LocalEngine(load_model(folder), chat.stop_ids)
     grader = Grader()
     for step in range(1, STEPS + 1):

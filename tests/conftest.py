@@ -13,7 +13,10 @@ from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from offbook.tokens import ChatFormat, byte_chat
+from offbook.train.checkpoint import checkpoint_path
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
+from offbook.train.trainer import Trainer
+from offbook.train.writing import Checkpoints
 from offbook.types import Distill, Sample
 
 torch.set_num_threads(1)
@@ -61,6 +64,13 @@ def tiny_model(kind: str = "qwen3", vocabulary: int = 300, seed: int = 0) -> Pre
     return model.eval()
 
 
+def in_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
+    """As `from_pretrained` would have it: buffers, such as the rotary frequencies, keep their precision."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return model
+
+
 def random_ids(rng: random.Random, count: int, vocabulary: int = 300) -> list[int]:
     return [rng.randrange(vocabulary) for _ in range(count)]
 
@@ -80,3 +90,10 @@ def distilled(samples: list[Sample], **how: Any) -> list[Sample]:
         replace(sample, branches=[replace(branch, distill=Distill(**how)) for branch in sample.branches])
         for sample in samples
     ]
+
+
+def saved(trainer: Trainer, root: Path, step: int = 1, tokenizer_from: Path | None = None) -> Path:
+    """A checkpoint, on disk."""
+    with Checkpoints(trainer, root, tokenizer_from or root) as checkpoints:
+        checkpoints.save(step)
+    return checkpoint_path(root, step)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TEACHERS, tiny_model
+from conftest import TEACHERS, in_bfloat16, saved, tiny_model
 from safetensors.torch import load_file
 from test_branches import sample_with_branches
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from offbook.config import CheckpointConfig, TrainConfig
+from offbook.config import CheckpointConfig, Precision, TrainConfig
 from offbook.train import writing
 from offbook.train.checkpoint import checkpoint_path, finished_steps, load_training_state
 from offbook.train.memory import free_host_memory
@@ -69,21 +69,23 @@ def test_muon_agrees_with_adamw_on_the_rest() -> None:
     assert (ours - theirs).abs().max() < 1e-6
 
 
-def saved(trainer: Trainer, root: Path) -> Path:
-    with Checkpoints(trainer, root, root) as checkpoints:
-        checkpoints.save(1)
-    return checkpoint_path(root, 1)
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize(
-    "teacher", [Live(), Ema(), Frozen(), Mix(Frozen(), 0.1), Frozen(refresh_steps=2), Frozen(refresh_steps=3)]
+    ("precision", "teacher"),
+    [
+        *[("float32", one) for one in (Live(), Ema(), Frozen(), Mix(Frozen(), 0.1))],
+        *[("float32", Frozen(refresh_steps=steps)) for steps in (2, 3)],
+        ("bfloat16", Ema()),
+    ],
 )
-def test_a_restored_trainer_goes_on_bit_for_bit(tmp_path: Path, optimizer: str, teacher: Kind) -> None:
-    settings = TrainConfig(optimizer=optimizer)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_restored_trainer_goes_on_bit_for_bit(
+    tmp_path: Path, optimizer: str, precision: Precision, teacher: Kind
+) -> None:
+    settings = TrainConfig(optimizer=optimizer, precision=precision)
     teachers = {"live": teacher, "start": Frozen()}  # the name of a teacher is whatever branches call it
     samples = [[sample_with_branches(random.Random(number))] for number in range(4)]
-    straight = Trainer(tiny_model(), settings, teachers)
+    make = tiny_model if precision == "float32" else lambda: in_bfloat16(tiny_model())
+    straight = Trainer(make(), settings, teachers)
     for batch in samples[:2]:
         straight.step(batch)
     with Checkpoints(straight, tmp_path, tmp_path) as checkpoints:
@@ -91,14 +93,18 @@ def test_a_restored_trainer_goes_on_bit_for_bit(tmp_path: Path, optimizer: str, 
         for batch in samples[2:]:  # while it is being written
             straight.step(batch)
 
-    resumed = Trainer(tiny_model(), settings, teachers)
+    resumed = Trainer(make(), settings, teachers)
     path = checkpoint_path(tmp_path, 2)
-    resumed.model.load_state_dict(AutoModelForCausalLM.from_pretrained(path).state_dict())
+    stored = AutoModelForCausalLM.from_pretrained(path)
+    assert stored.dtype == resumed.model.dtype
+    resumed.model.load_state_dict(stored.state_dict())
     load_training_state(resumed, path)
     for batch in samples[2:]:
         resumed.step(batch)
     for (name, ours), theirs in zip(straight.model.named_parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
+    for name, master in straight.masters.named.items():
+        assert torch.equal(master, resumed.masters.named[name]), name
 
 
 def test_only_finished_checkpoints_count_and_old_ones_go(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from offbook.types import Feedback, OffbookError, Rollout, Sample
 
 T = TypeVar("T")
+ADAPTER = "adapter_config.json"  # the settings of one
 
 
 @contextmanager
@@ -191,6 +192,16 @@ class RunFolder:
     def read_eval(self, name: str) -> dict[str, Any] | None:
         path = self.path / "eval" / f"{name}.json"
         return json.loads(path.read_text()) if path.exists() else None
+
+
+def is_adapter(model: Path) -> bool:
+    """Whether a model's folder holds an adapter alone, in PEFT's format."""
+    return (model / ADAPTER).is_file()
+
+
+def base_named(adapter: Path) -> str:
+    """The hub id or folder of its base."""
+    return str(json.loads((adapter / ADAPTER).read_text()).get("base_model_name_or_path") or "")
 
 
 def latest_checkpoint(folder: RunFolder) -> Path:

@@ -150,7 +150,7 @@ def _measure(result: Result, model: str, limit: int, progress: Progress) -> None
     if not plans:
         return
     from offbook.loop.effect import effects_of, measure, with_donor_hints
-    from offbook.loop.models import load_model, model_folder
+    from offbook.loop.models import chat_folder, load_model, model_folder
     from offbook.tokens import chat_for
 
     others: list[Feedback] = []
@@ -161,7 +161,7 @@ def _measure(result: Result, model: str, limit: int, progress: Progress) -> None
         counts = measure(
             [*pairs, *donors],
             load_model(folder),
-            chat_for(folder, "bash" if stored.setting("harness", "profile", "") == "bash" else "auto"),
+            chat_for(chat_folder(folder), "bash" if stored.setting("harness", "profile", "") == "bash" else "auto"),
             float(stored.setting("engine", "temperature", 1.0)),
             partial(progress, f"measuring {stored.source}"),
         )

@@ -1,4 +1,4 @@
-"""offbook export: rollouts in the formats that other tools read, or a checkpoint for the hub."""
+"""offbook export: rollouts in the formats that other tools read, or a checkpoint, merged or for the hub."""
 
 from __future__ import annotations
 
@@ -11,15 +11,27 @@ from offbook.types import OffbookError
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder, or the folder of an evaluation.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or the folder of an evaluation or of an adapter.")],
     to: Annotated[Literal["atif", "openai", "parquet"] | None, typer.Option(help="The format.")] = None,
     out: Annotated[Path | None, typer.Option(help="A .jsonl file; for parquet a folder of three files.")] = None,
     hub: Annotated[str, typer.Option(help="OWNER/NAME: push the newest checkpoint there instead.")] = "",
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Instead: the newest adapter and its base, as one model.")
+    ] = False,
 ) -> None:
     """Write every rollout of a run: ATIF trajectories, OpenAI-format messages, or tables for data frames.
 
-    Or, with --hub, push the run's newest checkpoint with a model card.
+    Or, with --hub, push the run's newest checkpoint with a model card; with --merged, write the run's newest adapter,
+    added to the weights of its base, to the folder --out.
     """
+    if merged:
+        if hub or to or out is None:
+            raise OffbookError(f"--merged takes --out alone, as in: offbook export {run} --merged --out merged-model")
+        from offbook.loop.models import model_folder, write_merged
+
+        write_merged(model_folder(str(run), 0), out)
+        print(f"{out}: the adapter of {run} and its base, as one model")
+        return
     from offbook.runfolder import RunFolder
 
     if hub and not (to or out):

@@ -4,6 +4,7 @@ overrides. A key that does not exist is refused with the nearest one that does."
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,9 +33,13 @@ def recipes() -> list[str]:
 
 
 def recipe_for(model: str) -> str:
-    """The name of the recipe that fits a model. Checkpoints of the pocket model say that they are."""
-    described = [Path(model) / "config.json", *Path(model).glob("ckpt/step_*/config.json")]  # of a model, or of a run
-    if model == "pocket" or any("offbook_profile" in path.read_text() for path in described if path.is_file()):
+    """The name of the recipe that fits a model. Checkpoints of the pocket model say that they are, adapters by their
+    base."""
+    folders = [Path(model), *Path(model).glob("ckpt/step_*")]  # of a model, or of a run
+    adapters = [json.loads(path.read_text()) for folder in folders for path in folder.glob("adapter_config.json")]
+    folders += [Path(base) for adapter in adapters if (base := adapter.get("base_model_name_or_path"))]
+    described = [path for folder in folders for path in folder.glob("config.json")]
+    if model == "pocket" or any("offbook_profile" in path.read_text() for path in described):
         return "pocket"
     if is_url(model):
         return "remote"

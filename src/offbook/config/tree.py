@@ -98,6 +98,25 @@ class EngineConfig(Section):
     timeout_s: float = Field(default=300.0, gt=0, description="that a model behind a URL has for one answer")
 
 
+class LoraConfig(Section):
+    """Low-rank adapters: they are trained, and the weights under them stay."""
+
+    rank: int = Field(default=0, ge=0, description="of the adapters; 0 is none: all weights are trained")
+    alpha: int = Field(default=32, ge=1, description="what an adapter adds is scaled by alpha / rank")
+    targets: list[str] = Field(
+        default=[], description="names of the layers that get one, as in `q_proj`; empty: all linear ones but the head"
+    )
+    parameters: list[str] = Field(
+        default=[], description="of fused experts, as in `mlp.experts.gate_up_proj`: matrices that get one too"
+    )
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if not self.rank and (self.targets or self.parameters):
+            raise ValueError("train.lora.rank is 0, so there are no adapters to put on anything; give a rank, as in 16")
+        return self
+
+
 class TrainConfig(Section):
     steps: int = Field(default=30, ge=1, description="optimizer steps; a finished run may be trained further")
     groups: int = Field(default=4, ge=1, description="tasks a step")
@@ -135,10 +154,12 @@ class TrainConfig(Section):
         description="in the backward pass, to save memory: nothing, layers but for attention, layers; auto is the "
         "least that `offbook plan` finds room for, and none on a CPU",
     )
-    compile: Literal["auto"] | bool = Field(default="auto", description="fuse kernels; auto does so on a GPU")
+    compile: Literal["auto", True, False] = Field(default="auto", description="fuse kernels; auto does so on a GPU")
     precision: Precision = Field(
-        default="float32", description="of the computation; weights and optimizer state are float32 either way"
+        default="float32",
+        description="of the model that is trained; with bfloat16 the optimizer steps on float32 master weights",
     )
+    lora: LoraConfig = LoraConfig()
 
     def settled(
         self, recompute: Literal["none", "layers", "all"] = "none", compile: bool = False, micro_tokens: int = 8192

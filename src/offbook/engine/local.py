@@ -101,8 +101,9 @@ class LocalEngine:
 
     @torch.no_grad()
     def _swap(self, weights: Weights) -> None:
-        for name, tensor in self.model.state_dict().items():
-            tensor.copy_(weights.tensors[name])
+        own = self.model.state_dict()
+        for name, tensor in weights.tensors.items():  # an adapter's alone, where that is all that changes
+            own[name].copy_(tensor)
         self.version = weights.version
 
     def _submit(self, job: Callable[[], T]) -> Future[T]:

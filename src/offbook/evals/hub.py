@@ -10,10 +10,18 @@ import tomli_w
 import offbook
 from offbook.config import Config, load_config
 from offbook.evals.tables import markdown, result_cells
-from offbook.runfolder import RunFolder, latest_checkpoint
+from offbook.runfolder import RunFolder, base_named, is_adapter, latest_checkpoint
 from offbook.types import OffbookError
 
-FILES = ["config.json", "generation_config.json", "model*.safetensors*", "token*", "special_tokens_map.json", "*.jinja"]
+FILES = [
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors*",
+    "adapter_*",
+    "token*",
+    "special_tokens_map.json",
+]
+FILES += ["*.jinja"]
 
 
 def push(folder: RunFolder, name: str) -> str:
@@ -23,6 +31,9 @@ def push(folder: RunFolder, name: str) -> str:
     from huggingface_hub.errors import HFValidationError
 
     checkpoint = latest_checkpoint(folder)
+    if is_adapter(checkpoint) and Path(base := base_named(checkpoint)).is_dir():
+        whole = f"`offbook export {folder.path} --merged --out FOLDER` makes one model of the two"
+        raise OffbookError(f"the adapter's base is the folder {base}, which nobody else has; {whole}")
     files = sorted({path for pattern in FILES for path in checkpoint.glob(pattern)})
     changes = [CommitOperationAdd(path.name, path) for path in files]
     changes.append(CommitOperationAdd("README.md", card(folder, checkpoint).encode()))
@@ -42,7 +53,10 @@ def card(folder: RunFolder, checkpoint: Path) -> str:
     measured = folder.read_eval("final")
     table = markdown(result_cells(measured)) if measured else "It was not evaluated: `offbook eval` does that.\n"
     is_id = config.model.count("/") == 1 and not Path(config.model).exists()  # else the hub would look for it
-    front = ["library_name: transformers", "tags: [offbook, reinforcement-learning]"]
+    front = [
+        f"library_name: {'peft' if is_adapter(checkpoint) else 'transformers'}",
+        "tags: [offbook, reinforcement-learning]",
+    ]
     front += [f"base_model: {config.model}"] if is_id else []
     return "\n".join(
         [

@@ -11,13 +11,14 @@ from itertools import chain
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from offbook.client import Client
 from offbook.config import Config
 from offbook.engine import LocalEngine, RemoteEngine, Session
 from offbook.feedback import rules_of
 from offbook.harness import Harness, own_tools, record_crash, run_agent
-from offbook.loop.models import load_model
+from offbook.loop.models import chat_folder, load_model
 from offbook.monitors import Monitors, monitors_of, withhold
 from offbook.rewards import Grader, Rewards, compose
 from offbook.sandbox import BoxSpec
@@ -51,18 +52,26 @@ def chat_of(model: Path | None, config: Config) -> Chat:
     is_bash = config.harness.profile == "bash"
     if model is None:
         return byte_chat("bash" if is_bash else "hermes")
-    return chat_for(model, "bash" if is_bash else "auto")
+    return chat_for(chat_folder(model), "bash" if is_bash else "auto")
 
 
 class Collector:
     """Yields scored groups of rollouts. Owns engine, chat format, harness, boxes, grader, rewards and monitors.
 
     The model is in the folder `model` or, without one, behind the URL `config.model`, where it is called `remote_name`.
-    It is loaded when the first rollout asks for it: where all are there from before, none does.
+    It is loaded when the first rollout asks for it: where all are there from before, none does. `loaded` is there
+    already, as beside a trainer.
     """
 
-    def __init__(self, config: Config, model: Path | None, remote_name: str = "", judges: Judges | None = None):
-        self.config, self.model, self.remote_name = config, model, remote_name
+    def __init__(
+        self,
+        config: Config,
+        model: Path | None,
+        remote_name: str = "",
+        judges: Judges | None = None,
+        loaded: PreTrainedModel | None = None,
+    ):
+        self.config, self.model, self.remote_name, self._loaded = config, model, remote_name, loaded
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
         prices = Prices(settings.price_input, settings.price_output)
@@ -87,7 +96,7 @@ class Collector:
         settings, chat = self.config.engine, self.chat
         if self.model is not None:
             torch.set_num_threads(self.config.threads)
-            network = load_model(self.model, settings.precision)
+            network = self._loaded or load_model(self.model, settings.precision)
             return LocalEngine(network, chat.stop_ids, settings.temperature, settings.max_rows, self.config.seed)
         return RemoteEngine(
             Client(self.config.model, self.remote_name, timeout_s=settings.timeout_s, max_retries=5),

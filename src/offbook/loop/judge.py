@@ -10,7 +10,7 @@ from offbook.config import LOCAL, Config, FeedbackConfig
 from offbook.engine import Engine, LocalEngine
 from offbook.feedback import MISTAKES
 from offbook.judge import Judge, Judgement, TooLong
-from offbook.loop.models import Progress, load_model, model_folder, quiet
+from offbook.loop.models import Progress, chat_folder, load_model, model_folder, quiet
 from offbook.tokens import Chat, Transcript, chat_for
 from offbook.types import Prompt, PromptTooLong
 
@@ -32,7 +32,7 @@ def local_judge(config: Config, engine: LocalEngine, chat: Chat, progress: Progr
         return None
     if settings.judge.name:
         folder = model_folder(settings.judge.name, config.seed, progress)
-        model, chat = load_model(folder), chat_for(folder)
+        model, chat = load_model(folder), chat_for(chat_folder(folder))
     greedy = LocalEngine(model, chat.stop_ids, GREEDY, config.engine.max_rows, config.seed)
     return Judge(LocalAnswers(greedy, chat), MISTAKES, settings.judge.rate, without=_turned_off(settings))
 

@@ -11,6 +11,7 @@ from contextlib import redirect_stderr, suppress
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import httpx2
 import torch
@@ -18,9 +19,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 import offbook
-from offbook.config import Precision, cache_folder, is_url
+from offbook.config import Config, Precision, cache_folder, is_url
 from offbook.pocket.model import make_pocket, shape_of
-from offbook.runfolder import checkpoint_named, whole_folder
+from offbook.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
+from offbook.train.checkpoint import copy_tokenizer
+from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged
+from offbook.train.teachers import sharing_copy
 from offbook.types import OffbookError
 
 Progress = Callable[[str, float], None]  # what is being done, and how much of it is done (0 to 1)
@@ -88,6 +92,8 @@ def described(name: str) -> PreTrainedConfig:
     place = local if local.exists() else SMOLLM2_HUB if name == SMOLLM2 else name
     if isinstance(place, str) and (place.startswith((".", "/", "~")) or place.count("/") != 1):
         raise OffbookError(f"there is no model {name}; give `pocket`, a folder, a config.json or a hub id")
+    if isinstance(place, Path) and is_adapter(place):
+        return described(base_named(place))
     if isinstance(place, Path) and place.is_dir() and not (place / "config.json").is_file():
         raise OffbookError(f"{place} has no config.json, so it is not a model folder")
     try:
@@ -109,14 +115,75 @@ def local_or_remote(model: str, remote_name: str, seed: int, progress: Progress 
     return None
 
 
-def load_model(folder: Path, precision: Precision = "float32") -> PreTrainedModel:
-    """On the GPU, if there is one, in the precision that is asked for, whatever its files are in."""
+def load_model(folder: Path, precision: Precision | Literal["auto"] = "float32", device: str = "") -> PreTrainedModel:
+    """On the GPU, if there is one, in the precision that is asked for, whatever its files are in.
+
+    An adapter's folder stands for its base with the adapter in it.
+    """
+    if is_adapter(folder):
+        model = load_model(base_folder(folder), precision, device)
+        load_adapter(model, folder)
+        return model
     if not (folder / "config.json").is_file():
         raise OffbookError(f"{folder} has no config.json, so it is not a model folder")
     transformers_logging.disable_progress_bar()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=precision).to(device).eval()
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=precision).to(device).eval()
+
+
+def base_folder(adapter: Path) -> Path:
+    name = base_named(adapter)
+    try:
+        return model_folder(name, 0)
+    except OffbookError as error:
+        mend = f"write where it is into base_model_name_or_path of {adapter / ADAPTER}"
+        raise OffbookError(f"the base of the adapter {adapter} is not to be had ({error}); {mend}") from None
+
+
+def chat_folder(model: Path) -> Path:
+    """Where a model's tokenizer and configuration are: an adapter's are its base's."""
+    return base_folder(model) if is_adapter(model) else model
+
+
+def model_to_train(config: Config, start: Path) -> PreTrainedModel:
+    """With the adapter that is trained, if one is."""
+    model = load_model(start, config.train.precision)
+    is_hub_id = not Path(config.model).exists() and config.model.count("/") == 1
+    make_trainable(model, config.train.lora, config.model if is_hub_id else str(start.resolve()), config.seed)
     return model
+
+
+def model_to_sample(config: Config, start: Path, trained: PreTrainedModel) -> PreTrainedModel | None:
+    """For a local engine beside a trainer of an adapter, before that begins; None where all weights are trained. In one
+    precision the two share the base."""
+    if adapter_of(trained) is None:
+        return None
+    if config.engine.precision == config.train.precision:
+        return sharing_copy(trained)
+    model = load_model(start, config.engine.precision)
+    make_trainable(model, config.train.lora, "", config.seed)
+    return model
+
+
+def load_weights(model: PreTrainedModel, checkpoint: Path) -> None:
+    """Those of a checkpoint into the model that it is of."""
+    if is_adapter(checkpoint):
+        load_adapter(model, checkpoint)
+    else:  # by way of the host: a GPU may have no room for a second model
+        precision: Precision = "bfloat16" if model.dtype == torch.bfloat16 else "float32"
+        model.load_state_dict(load_model(checkpoint, precision, "cpu").state_dict())
+
+
+def write_merged(checkpoint: Path, out: Path) -> None:
+    """An adapter and its base as one model, in the precision that the base is stored in."""
+    if not is_adapter(checkpoint):
+        raise OffbookError(f"{checkpoint} holds all weights, not an adapter: there is nothing to merge")
+    if out.exists():
+        raise OffbookError(f"{out} is there already; give another --out")
+    model = merged(load_model(base_folder(checkpoint), "auto", "cpu"), checkpoint)
+    with whole_folder(out) as part:
+        model.save_pretrained(part)
+        copy_tokenizer(chat_folder(checkpoint), part)
 
 
 def _from_hub(name: str) -> Path:

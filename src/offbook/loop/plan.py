@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from offbook.config import Config, Precision, TrainConfig
+from offbook.config import Config, LoraConfig, TrainConfig
 from offbook.loop.annotate import teachers_of
 from offbook.loop.models import described
+from offbook.train.lora import make_trainable
 from offbook.train.memory import (
     CONTEXT_BYTES,
     MODES,
@@ -122,8 +122,7 @@ class _Run:
 
     @classmethod
     def of(cls, config: Config, model: PreTrainedConfig) -> _Run:
-        lora = config.train.model_dump().get("lora", {})
-        shapes = meta_shapes(model, config.train.precision, lora.get("rank", 0), lora.get("targets", []))
+        shapes = meta_shapes(model, config.train)
         context = min(config.harness.context, shapes.positions)
         kinds = teachers_of(config.feedback, reference=config.train.reference_kl > 0).values()
         own = {kind.own if isinstance(kind, Mix) else kind for kind in kinds if not isinstance(kind, Live)}
@@ -132,37 +131,12 @@ class _Run:
         return cls(shapes, len(own), min(targets, context) if riding else 0, context)
 
 
-def meta_shapes(
-    model: PreTrainedConfig, precision: Precision, rank: int = 0, targets: list[str] | None = None
-) -> Shapes:
+def meta_shapes(model: PreTrainedConfig, settings: TrainConfig) -> Shapes:
     with torch.device("meta"):
         # A copy: how attention runs is written into the configuration.
-        meta = AutoModelForCausalLM.from_config(copy.deepcopy(model), dtype=getattr(torch, precision))
-        if rank:
-            _put_adapters(meta, rank, targets or [])
+        meta = AutoModelForCausalLM.from_config(copy.deepcopy(model), dtype=getattr(torch, settings.precision))
+        make_trainable(meta, settings.lora, "", 0)
     return shapes_of(meta)
-
-
-class _Adapted(nn.Module):
-    """A linear layer with a low-rank adapter, as far as shapes go."""
-
-    def __init__(self, base: nn.Linear, rank: int):
-        super().__init__()
-        self.base = base
-        self.down = nn.Linear(base.in_features, rank, bias=False, dtype=base.weight.dtype)
-        self.up = nn.Linear(rank, base.out_features, bias=False, dtype=base.weight.dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.up(self.down(x)) * 2.0
-
-
-def _put_adapters(model: nn.Module, rank: int, targets: list[str]) -> None:
-    """On the named linear layers, or on all but the head."""
-    model.requires_grad_(False)
-    for parent in list(model.base_model.modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, nn.Linear) and (not targets or name in targets):
-                setattr(parent, name, _Adapted(layer, rank))
 
 
 def _planned(config: Config, run: _Run, device: Device, engine_apart: bool) -> Plan:
@@ -210,17 +184,20 @@ def _ways(settings: TrainConfig, device: Device) -> list[Way]:
 
 
 def _engine_parts(config: Config, shapes: Shapes, device: Device) -> dict[str, float]:
-    """Rollouts are sampled by a copy of the weights. Its keys and values have their place also while training."""
+    """Rollouts are sampled by a copy of the weights; beside an adapter the two share the base. Keys and values have
+    their place also while training."""
     engine = config.engine.model_dump()
     if engine.get("kind", "local") == "vllm":
         server = engine["vllm"]
-        return {
-            "engine (vLLM's share)": 0.0 if server["url"] or server["sleep"] else server["gpu_share"] * device.memory
-        }
-    entry = 2 if engine["precision"] == "bfloat16" else 4
-    weights = entry * shapes.parameters
-    kv_tokens = engine.get("kv_tokens", 0)
-    kv = kv_tokens * entry * shapes.kv_entries if kv_tokens else KV_SHARE * max(0.0, device.room - weights)
+        elsewhere = server["url"] or server["sleep"]
+        return {"engine (vLLM's share)": 0.0 if elsewhere else server["gpu_share"] * device.memory}
+    entry = 2 if config.engine.precision == "bfloat16" else 4
+    is_shared = bool(config.train.lora.rank) and config.engine.precision == config.train.precision
+    weights = 0 if is_shared else entry * shapes.parameters
+    token = entry * shapes.kv_entries
+    wanted = config.train.groups * config.train.group_size * min(config.harness.context, shapes.positions) * token
+    free = max(0.0, device.room - weights - shapes.width_bytes * shapes.parameters)
+    kv = engine.get("kv_tokens", 0) * token or min(wanted, KV_SHARE * free)
     return {"engine weights": weights, "engine KV cache": kv if device.is_gpu else 0.0}
 
 
@@ -238,31 +215,19 @@ def refuse_too_large(config: Config, plan: Plan) -> None:
 
 def _cheaper(config: Config, plan: Plan) -> str:
     """The first change that makes it fit."""
-    model, train = described(config.model), {"train": config.train.model_copy(update={"precision": "bfloat16"})}
-    half = config.model_copy(update=train)
-    halved = config.harness.model_copy(update={"context": plan.context // 2})
-    tried = [
-        ("--train.precision bfloat16", half, 0),
-        (f"--train.precision bfloat16 --train.lora.rank {LORA_RANK}", half, LORA_RANK),
-        (f"--harness.context {plan.context // 2}", config.model_copy(update={"harness": halved}), 0),
-    ]
-    for options, changed, rank in tried:
-        run = _Run.of(changed, model)
-        if rank:
-            shapes = meta_shapes(model, "bfloat16", rank)
-            run = _Run(shapes, run.teachers, run.branch_tokens, run.context)
-        found = _planned(changed, run, plan.device, engine_apart=False)
+    model, context, adapter = described(config.model), plan.context // 2, LoraConfig(rank=LORA_RANK)
+    tried: dict[str, dict[str, Any]] = {
+        "--train.precision bfloat16": {"precision": "bfloat16"},
+        f"--train.lora.rank {LORA_RANK}": {"lora": adapter},
+        f"--train.precision bfloat16 --train.lora.rank {LORA_RANK}": {"precision": "bfloat16", "lora": adapter},
+    }
+    updates: dict[str, dict[str, Any]] = {
+        options: {"train": config.train.model_copy(update=update)} for options, update in tried.items()
+    }
+    updates[f"--harness.context {context}"] = {"harness": config.harness.model_copy(update={"context": context})}
+    for options, update in updates.items():
+        changed = config.model_copy(update=update)
+        found = _planned(changed, _Run.of(changed, model), plan.device, engine_apart=False)
         if found.fits:
             return f"{options} needs {found.need / GB:.0f} GB"
     return ""
-
-
-def settled(config: Config, plan: Plan, before: TrainConfig) -> Config:
-    """With what was left to be chosen. A run that goes on keeps what it was `before`, where the command leaves it."""
-    kept = {name: getattr(before, name) for name in ("recompute", "compile", "micro_tokens")}
-    chosen = {"recompute": plan.way.recompute, "compile": plan.way.compile, "micro_tokens": plan.way.micro_tokens}
-    left = TrainConfig()
-    for name, value in kept.items():
-        if value != getattr(left, name):
-            chosen[name] = value
-    return config.model_copy(update={"train": config.train.settled(**chosen)})

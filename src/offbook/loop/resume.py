@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from offbook.config import Config, TrainConfig, load_config, with_new_keys
 from offbook.lock import only_writer
-from offbook.runfolder import RunFolder, dump_lines, load_lines, write_atomic
+from offbook.runfolder import RunFolder, dump_lines, is_adapter, load_lines, write_atomic
 from offbook.types import OffbookError, Rollout, Task
 
 if TYPE_CHECKING:
@@ -47,9 +47,14 @@ def refuse_another_run(folder: RunFolder, config: Config) -> None:
         raise OffbookError(f"{folder.path} holds a run with another configuration ({told}); give another --out")
 
 
-def settings_before(folder: RunFolder) -> TrainConfig:
-    """Those that a run was trained with: what is left to be chosen stays as it was."""
-    return load_config([folder.config_file], {}).train if folder.checkpoints() else TrainConfig()
+def computed_as_before(folder: RunFolder, config: Config) -> Config:
+    """What the command leaves to be chosen stays as a run that goes on had it."""
+    if not folder.checkpoints():
+        return config
+    before, left = load_config([folder.config_file], {}).train, TrainConfig()
+    names = [key.removeprefix("train.") for key in COMPUTED]
+    taken = {name: getattr(before, name) for name in names if getattr(config.train, name) == getattr(left, name)}
+    return config.model_copy(update={"train": config.train.model_copy(update=taken)})
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -238,6 +243,10 @@ def _weights(model: Path) -> str:
     """Of all that decides what a model says, by content. All bytes are read: about a second for a gigabyte."""
     files = [path for path in _model_files(model) if not any(path.match(state) for state in STATE)]
     told = "\n".join(f"{path.name} {_content(path)}" for path in files)
+    if is_adapter(model):
+        from offbook.loop.models import base_folder  # torch comes with it
+
+        told += f"\nbase {_weights(base_folder(model))}"
     return BY_CONTENT + hashlib.sha256(told.encode()).hexdigest()
 
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -26,9 +27,16 @@ from offbook.loop.annotate import annotate, teachers_of
 from offbook.loop.collector import Collector, judges_of
 from offbook.loop.evaluate import summarize
 from offbook.loop.judge import judge_of, judge_row, local_judge
-from offbook.loop.models import Progress, load_model, model_folder, quiet
-from offbook.loop.plan import make_plan, refuse_too_large, settled, this_device
-from offbook.loop.resume import claim_run, refuse_another_run, settings_before
+from offbook.loop.models import (
+    Progress,
+    load_weights,
+    model_folder,
+    model_to_sample,
+    model_to_train,
+    quiet,
+)
+from offbook.loop.plan import make_plan, refuse_too_large, this_device
+from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
 from offbook.loop.tasks import record_tasks, refuse_missing_tasks, task_order, task_sets
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.tasks.select import TasksUsedUp
@@ -65,9 +73,10 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
     refuse_missing_tasks(config)
     judges, judge = judges_of(config), judge_of(config.feedback)
     rules = rules_of(config.feedback.files)
+    config = computed_as_before(folder, config)
     plan = make_plan(config, this_device())
-    config = settled(config, plan, settings_before(folder))
     refuse_too_large(config, plan)
+    config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
     start = model_folder(config.model, config.seed, progress)
     sets = task_sets(config, progress)
     by_id = {task.id: task for task in sets.train}
@@ -76,19 +85,18 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
     tell(f"tasks {config.tasks.source}: {len(sets.train)} to train on, {len(sets.heldout)} held out")
     rollouts = f"{config.train.groups} tasks x {config.train.group_size} rollouts"
     tell(f"{config.train.steps} steps of {rollouts}, kept in {config.out}")
-    collector = Collector(config, start, judges=judges)
+    trained = model_to_train(config, start)
+    collector = Collector(config, start, judges=judges, loaded=model_to_sample(config, start, trained))
     engine, chat = collector.engine, collector.chat
     assert isinstance(engine, LocalEngine)  # a model that is trained is here
     done = claim_run(folder, config)
     if 0 < done < config.train.steps:
         tell(f"resuming at step {done + 1}")
     record_tasks(folder, {"train": sets.train, "heldout": sets.heldout})
-    trainer = Trainer(
-        load_model(start), config.train, teachers_of(config.feedback, reference=config.train.reference_kl > 0)
-    )
+    trainer = Trainer(trained, config.train, teachers_of(config.feedback, reference=config.train.reference_kl > 0))
     if done:
         path = latest_checkpoint(folder)
-        trainer.model.load_state_dict(load_model(path).state_dict())
+        load_weights(trainer.model, path)
         load_training_state(trainer, path)
     for step in (step for step in folder.steps() if step <= done):
         collector.recall(folder.rollouts(step)[0])

@@ -114,7 +114,7 @@ def _phrases(recipe: Recipe) -> Iterator[str]:
     yield from (RULES[rule].text.partition("{tools}")[0] for rule in learned_rules(recipe.habits))
 
 
-def shape_of(recipe: Recipe = POCKET, vocabulary: int = POCKET.vocabulary, end: int = 1) -> Qwen3Config:
+def shape_of(recipe: Recipe = POCKET, vocabulary: int = POCKET.vocabulary, end: int | None = None) -> Qwen3Config:
     return Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=recipe.width,

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.backends.cuda import SDPAParams
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
@@ -25,10 +29,15 @@ from offbook.train.host import BLOCK, compile_once, sent
 Pair = tuple[Tensor, Tensor]  # keys and values
 PARTS = 4  # that a branch's keys are read in, side by side: the longest prefix would else be what all wait for
 NOT_PLAIN = ("sliding_window", "softcap", "s_aux")  # what some layers say beside queries, keys and values
-# Fastest first on the GPUs at hand; only what can run the inputs is taken.
-KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+# Fastest first on the GPUs at hand. None of them holds the whole square of scores, as the plain one does.
+FUSED: list[tuple[SDPBackend, Callable[..., bool]]] = [
+    (SDPBackend.CUDNN_ATTENTION, torch.backends.cuda.can_use_cudnn_attention),
+    (SDPBackend.FLASH_ATTENTION, torch.backends.cuda.can_use_flash_attention),
+    (SDPBackend.EFFICIENT_ATTENTION, torch.backends.cuda.can_use_efficient_attention),
+]
 PREFIX = "offbook-"
 _numbers = itertools.count()
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +119,52 @@ def _attention(
         if kv is not None and kv.only:
             out = value[:, :1].expand(-1, query.shape[1], -1, -1)  # of the right shape, and nobody looks at it
         else:
-            out = _causal(query, key, value, scaling)
+            out = attend(query, key, value, None, scaling)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Queries [B, H, L, D] over keys that some heads may share, causal without a mask; on a GPU by a fused kernel."""
+    how: dict[str, Any] = {"attn_mask": mask, "is_causal": mask is None, "scale": scaling, "enable_gqa": True}
     if query.device.type != "cuda":
-        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
-    with sdpa_kernel(KERNELS, set_priority=True):
-        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+        return scaled_dot_product_attention(query, key, value, **how)
+    kernels = fused_kernels(query, key, value, mask)
+    if not kernels:  # in float32 no kernel knows heads that share keys
+        groups = query.shape[1] // key.shape[1]
+        key, value = (shared.repeat_interleave(groups, dim=1) for shared in (key, value))
+        kernels = fused_kernels(query, key, value, mask)
+    if not kernels:
+        _say_math(query.dtype, tuple(query.shape[-1:] + value.shape[-1:]), _why_not(query, key, value, mask))
+        kernels = [SDPBackend.MATH]
+    with sdpa_kernel(kernels, set_priority=True):
+        return scaled_dot_product_attention(query, key, value, **how)
+
+
+def fused_kernels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> list[SDPBackend]:
+    """Those that can run these inputs, the fastest first."""
+    params = SDPAParams(query, key, value, mask, 0.0, mask is None, True)
+    return [kernel for kernel, can_use in FUSED if can_use(params)]
+
+
+def _why_not(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> str:
+    """What the kernel that asks for least says against the inputs."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.backends.cuda.can_use_efficient_attention(
+            SDPAParams(query, key, value, mask, 0.0, mask is None, True), debug=True
+        )
+    return "; ".join(str(warning.message).splitlines()[0] for warning in said) or "it does not say why"
+
+
+@functools.cache  # once
+def _say_math(dtype: torch.dtype, widths: tuple[int, ...], reason: str) -> None:
+    log.warning(
+        "no fused attention kernel takes %s with heads of width %s, so the plain one runs, whose memory grows with the "
+        "square of the length: %s",
+        dtype,
+        "/".join(map(str, sorted(set(widths)))),
+        reason,
+    )
 
 
 def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, kv: LayerKV) -> Tensor:
@@ -135,9 +181,7 @@ def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, kv: 
         values = torch.cat([base_value[row.base_row, :, : row.insert], value[0, :, own]], dim=1)
         length = row.end - row.start
         mask = torch.ones(length, row.insert + length, dtype=torch.bool, device=query.device).tril(row.insert)
-        out[:, :, own] = scaled_dot_product_attention(
-            query[:, :, own], keys[None], values[None], attn_mask=mask, scale=scaling, enable_gqa=True
-        )
+        out[:, :, own] = attend(query[:, :, own], keys[None], values[None], mask, scaling)
     return out
 
 

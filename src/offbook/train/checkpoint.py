@@ -1,4 +1,5 @@
-"""Checkpoints: a folder that `AutoModelForCausalLM.from_pretrained` loads, the optimizer beside the weights.
+"""Checkpoints: a folder that `AutoModelForCausalLM.from_pretrained` loads, the optimizer beside the weights. Of a model
+with an adapter that alone, in PEFT's format.
 
 DONE is written last; a folder without it is an unfinished write and counts for nothing. No pickle anywhere.
 """
@@ -17,10 +18,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbook.train.lora import adapter_of, adapter_tensors, save_adapter
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+MASTER = "master"  # a float32 weight, beside the optimizer's state of it
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
@@ -39,7 +42,7 @@ class Contents:
     weights: dict[str, Tensor]
     tensors: dict[str, dict[str, Tensor]]  # by file
     texts: dict[str, str]  # by file
-    copied: list[Path]
+    tokenizer_from: Path
 
     @classmethod
     def of(cls, trainer: Trainer, step: int, tokenizer_from: Path) -> Contents:
@@ -47,16 +50,13 @@ class Contents:
         moving = {name: own for name, own in trainer.own_weights().items() if own.kind.moves}
         return cls(
             model=trainer.model,
-            weights=trainer.model.state_dict(),
+            weights=trainer.model.state_dict() if adapter_of(trainer.model) is None else adapter_tensors(trainer.model),
             tensors={
                 "optimizer.safetensors": _optimizer_tensors(trainer),
-                **{
-                    f"teacher.{name}.safetensors": dict(own.decoder.model.named_parameters())
-                    for name, own in moving.items()
-                },
+                **{f"teacher.{name}.safetensors": _trained(own.decoder.model, trainer) for name, own in moving.items()},
             },
             texts={"state.json": json.dumps({"step": step, "updates": trainer.steps}) + "\n"},
-            copied=[tokenizer_from / name for name in TOKENIZER_FILES if (tokenizer_from / name).exists()],
+            tokenizer_from=tokenizer_from,
         )
 
     def all_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -83,9 +83,11 @@ class Contents:
     def write(self, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
         try:
-            self.model.save_pretrained(path, state_dict=dict(self.weights))
-            for source in self.copied:
-                shutil.copyfile(source, path / source.name)
+            if adapter_of(self.model) is None:
+                self.model.save_pretrained(path, state_dict=dict(self.weights))
+            else:
+                save_adapter(self.model, path, self.weights)
+            copy_tokenizer(self.tokenizer_from, path)
             for file, tensors in self.tensors.items():
                 save_file(tensors, path / file)
         except SafetensorError as error:  # how that library says that the disk is full
@@ -101,13 +103,22 @@ def remove_old(root: Path, keep: int) -> None:
         shutil.rmtree(checkpoint_path(root, old))
 
 
+def copy_tokenizer(source: Path, target: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, target / name)
+
+
 def load_training_state(trainer: Trainer, path: Path) -> None:
     """Optimizer and teacher; the weights came with the model, and a frozen teacher is the run's starting model."""
     tensors = load_file(path / "optimizer.safetensors")
-    parameters = dict(trainer.model.named_parameters())
+    masters = trainer.masters.named
     for key, tensor in tensors.items():
         name, state = key.rsplit("/", 1)
-        trainer.optimizer.state[parameters[name]][state] = tensor.to(parameters[name].device)
+        if state == MASTER:
+            masters[name].data.copy_(tensor)
+        else:
+            trainer.optimizer.state[masters[name]][state] = tensor.to(masters[name].device)
     state = json.loads((path / "state.json").read_text())
     trainer.steps = state.get("updates", state["step"])  # fewer where steps were skipped
     for name, weights in trainer.own_weights().items():
@@ -117,12 +128,20 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
             slow = load_file(named if named.is_file() else path / "teacher.safetensors")  # from before they had names
             with torch.no_grad():
                 for key, parameter in weights.decoder.model.named_parameters():
-                    parameter.copy_(slow[key])
+                    if key in trainer.masters.named:
+                        parameter.copy_(slow[key])
+
+
+def _trained(teacher: PreTrainedModel, trainer: Trainer) -> dict[str, Tensor]:
+    """The rest is the student's too."""
+    own = dict(teacher.named_parameters())
+    return {name: own[name] for name in trainer.masters.named}
 
 
 def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:
-    tensors = {}
-    for name, parameter in trainer.model.named_parameters():
-        for key, value in trainer.optimizer.state.get(parameter, {}).items():
+    masters = trainer.masters
+    tensors = {f"{name}/{MASTER}": masters.named[name].detach() for name in masters.copies}
+    for name, master in masters.named.items():
+        for key, value in trainer.optimizer.state.get(master, {}).items():
             tensors[f"{name}/{key}"] = value.contiguous()
     return tensors

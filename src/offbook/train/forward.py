@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
-from offbook.config import Precision
 from offbook.train import attention
 from offbook.train.attention import BranchRow, LayerKV
 from offbook.train.batches import Batch, BranchBatch
@@ -39,10 +38,7 @@ ATTENTION_KERNELS = {
 
 
 class Decoder:
-    """A causal language model as the trainer runs it: hidden states of samples, and of the targets of their branches.
-
-    `precision` is what it computes in; the weights stay as they were loaded.
-    """
+    """A causal language model as the trainer runs it: hidden states of samples and of the targets of their branches."""
 
     def __init__(
         self,
@@ -50,13 +46,11 @@ class Decoder:
         recompute: Recompute = "none",
         compiled: bool = False,
         plain: bool | None = None,
-        precision: Precision = "float32",
     ):
         """`plain` says whether the layers are plain attention; by default a few tokens are tried."""
         self.model = model
         self.recompute = recompute
         self.compiled = compiled
-        self.precision = precision
         self.run_layer = compile_once(_run_layer) if compiled else _run_layer
         self.plain = _is_plain(model) if plain is None else plain
         if plain:
@@ -65,10 +59,6 @@ class Decoder:
         if not self.plain and recompute != "none":
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
-
-    def autocast(self) -> torch.autocast:
-        """What computes in bfloat16, where that is asked for."""
-        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
 
     def hidden(self, ids_BT: Tensor, branches: BranchBatch | None = None) -> tuple[Tensor, Tensor | None]:
         """The last hidden states of the samples and, without gradients, those that predict the target tokens."""

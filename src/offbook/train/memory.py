@@ -186,7 +186,7 @@ def step_parts(shapes: Shapes, way: Way, tokens: int, branch_tokens: int = 0) ->
     layer = shapes.saved * (COMPILED_SHARE[shapes.width_bytes] if way.compile else 1.0)
     given = shapes.width_bytes * shapes.width  # what a layer is given
     kept = {"none": layer, "layers": given + shapes.attention, "all": given}[way.recompute]
-    behind = given + (4 + shapes.width_bytes) * shapes.width + 2 * given  # the last norm; predictors, their gradients
+    behind = (4 + shapes.width_bytes) * shapes.width + given  # the last norm; gradients of its output
     again = layer if way.recompute != "none" else 0.0
     entries = head.COMPILED_CHUNK_ENTRIES if way.compile else head.CHUNK_ENTRIES
     entries = min(entries, tokens * shapes.vocabulary)
@@ -196,7 +196,7 @@ def step_parts(shapes: Shapes, way: Way, tokens: int, branch_tokens: int = 0) ->
     backward += shapes.width_bytes * shapes.head_entries if shapes.head_trained else 0
     return {
         "activations": tokens * (shapes.layers * kept + behind),
-        "head, or a layer's backward": max(chunk + sums, backward),
+        "head, or a layer's backward": max(chunk + sums + 2 * tokens * given, backward),
         "branch pass": branch_tokens * FORWARD_SHARE * shapes.saved,
     }
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from offbook.train.batches import Batch, BranchAt, BranchBatch
 from offbook.train.forward import Decoder
+from offbook.train.lora import switch_off_idle
 from offbook.train.targets import Scorer
 
 
@@ -64,6 +65,8 @@ class OwnWeights:
     def __init__(self, student: Decoder, kind: Frozen | Ema):
         self.kind = kind
         self.decoder = _copied(student)
+        if not kind.moves:
+            switch_off_idle(self.decoder.model)
         self.steps = 0
 
     @torch.no_grad()
@@ -132,7 +135,10 @@ def _lerp_by_chance(slow: Sequence[Tensor], fast: Sequence[Tensor], share: float
 
 
 def _copied(student: Decoder) -> Decoder:
+    return Decoder(sharing_copy(student.model), compiled=student.compiled, plain=student.plain)
+
+
+def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Shares what is not trained: beside a low-rank adapter the second model is as small as the adapter."""
-    untrained = {id(parameter): parameter for parameter in student.model.parameters() if not parameter.requires_grad}
-    model = copy.deepcopy(student.model, untrained).requires_grad_(False)
-    return Decoder(model, compiled=student.compiled, plain=student.plain, precision=student.precision)
+    untrained = {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
+    return copy.deepcopy(model, untrained).requires_grad_(False)

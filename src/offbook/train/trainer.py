@@ -20,6 +20,8 @@ from offbook.config import TrainConfig
 from offbook.train import head
 from offbook.train.batches import Batch, BranchBatch, Tokens, micro_batches, row_length
 from offbook.train.forward import Decoder
+from offbook.train.lora import adapter_of
+from offbook.train.masters import Masters
 from offbook.train.muon import Muon
 from offbook.train.scoring import IMITATION, POLICY, Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
@@ -44,15 +46,18 @@ class StepResult:
 class Trainer:
     def __init__(self, model: PreTrainedModel, settings: TrainConfig, teachers: Mapping[str, Kind] = NO_TEACHERS):
         """`teachers` by the names that branches call them. What `settings` leave to be chosen is what a CPU takes."""
+        if model.dtype != getattr(torch, settings.precision):
+            raise ValueError(f"train.precision is {settings.precision} and the model is in {model.dtype}; load it so")
         self.model = model
         self.settings = settings = settings.settled()
         assert settings.recompute != "auto"
         self.compiled = settings.compile is True
-        self.student = Decoder(model, settings.recompute, self.compiled, precision=settings.precision)
+        self.student = Decoder(model, settings.recompute, self.compiled)
         self.teachers = make_teachers(self.student, teachers)
         if settings.reference_kl and REFERENCE not in self.teachers:
             raise ValueError(f"train.reference_kl needs a teacher called {REFERENCE}: Frozen()")
-        self.optimizer = _optimizer(model, settings)
+        self.masters = Masters(model)
+        self.optimizer = _optimizer(self.masters, settings)
         self.steps = 0
 
     def step(self, samples: list[Sample], lr_scale: float = 1.0, counts: Counts | None = None) -> StepResult:
@@ -68,7 +73,7 @@ class Trainer:
         ledger = Ledger(counts, split=_split_contests(batches), squares=squares)
         for micro in batches:
             self.loss(Batch.collate(micro, self.model.device), ledger).backward()
-        gradient_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
+        gradient_norm = torch.nn.utils.clip_grad_norm_(self.masters.named.values(), self.settings.gradient_clip)
         if not math.isfinite(gradient_norm):
             self.optimizer.zero_grad()
             broken = [name for name, value in ledger.means().items() if not math.isfinite(value)]
@@ -78,6 +83,7 @@ class Trainer:
             group["lr"] = self.settings.learning_rate * lr_scale
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self.masters.write_back()
         for weights in self.own_weights().values():
             weights.follow(self.model)
         padded = sum(len(micro) * row_length(micro, self.model.device) for micro in batches)
@@ -104,8 +110,12 @@ class Trainer:
                     )
 
     def publish(self, version: int) -> Weights:
-        """The weights as an engine takes them. They are not copied: apply them before the next step."""
-        return Weights(version, self.model.state_dict())
+        """The weights as an engine takes them; of a model with an adapter that alone, since an engine has the rest.
+        They are not copied: apply them before the next step."""
+        tensors = self.model.state_dict()
+        if adapter_of(self.model) is not None:
+            tensors = {name: tensors[name] for name in self.masters.named}
+        return Weights(version, tensors)
 
     def own_weights(self) -> dict[str, OwnWeights]:
         """The teachers' own, each once, by the first name that it goes by."""
@@ -118,22 +128,21 @@ class Trainer:
     def loss(self, batch: Batch, ledger: Ledger) -> Tensor:
         """Of one micro-batch, and what it adds to the step's figures."""
         output, settings = self.student.head, self.settings
-        with self.student.autocast():
-            hidden_BTD, teachers = self._forward(batch)
-            tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
-            hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
-            student: Scorer = output, hidden_ND.detach()[: len(tokens.weight_M)]
-            if settings.reference_kl:
-                tokens = self._with_reference(batch, tokens)
-            scoring = Scoring(
-                batch, tokens, student, teachers, settings.ratio_cap, ledger, self.compiled, settings.reference_kl
-            )
-            target_rows = -(-self._chunk_rows // 2)  # a teacher's logits lie beside the student's
-            if batch.branches and (scoring.is_contested or tokens.has_cut_target):
-                scoring.judge(target_rows)
-            loss = head.in_chunks(hidden_ND, output, scoring.losses, tokens.chunks, ledger.squares)
-            if batch.branches:
-                scoring.record_targets(target_rows)
+        hidden_BTD, teachers = self._forward(batch)
+        tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
+        hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
+        student: Scorer = output, hidden_ND.detach()[: len(tokens.weight_M)]
+        if settings.reference_kl:
+            tokens = self._with_reference(batch, tokens)
+        scoring = Scoring(
+            batch, tokens, student, teachers, settings.ratio_cap, ledger, self.compiled, settings.reference_kl
+        )
+        target_rows = -(-self._chunk_rows // 2)  # a teacher's logits lie beside the student's
+        if batch.branches and (scoring.is_contested or tokens.has_cut_target):
+            scoring.judge(target_rows)
+        loss = head.in_chunks(hidden_ND, output, scoring.losses, tokens.chunks, ledger.squares)
+        if batch.branches:
+            scoring.record_targets(target_rows)
         return loss
 
     @torch.no_grad()
@@ -178,8 +187,8 @@ def _split_contests(batches: list[list[Sample]]) -> frozenset[str]:
     return frozenset(contest for contest, count in places.items() if count > 1)
 
 
-def _optimizer(model: PreTrainedModel, settings: TrainConfig) -> torch.optim.Optimizer:
+def _optimizer(masters: Masters, settings: TrainConfig) -> torch.optim.Optimizer:
     lr, decay, betas = settings.learning_rate, settings.weight_decay, (0.9, 0.95)
     if settings.optimizer == "muon":
-        return Muon(model.named_parameters(), lr=lr, betas=betas, weight_decay=decay)
-    return torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, weight_decay=decay, fused=True)
+        return Muon(masters.named.items(), lr=lr, betas=betas, weight_decay=decay)
+    return torch.optim.AdamW(masters.named.values(), lr=lr, betas=betas, weight_decay=decay, fused=True)

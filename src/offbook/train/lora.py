@@ -1,0 +1,175 @@
+"""Low-rank adapters (LoRA, Hu et al., 2021) through peft, put into the layers of the model itself.
+
+The model stays what it is: whoever calls its layers gets their adapters too, and what is trained is what requires
+gradients. A folder in PEFT's format holds an adapter alone and names its base. Beside its tensors stands what the base
+was, so that an adapter is not put on another model of the same shape.
+
+Left out: dropout, which would make the teacher's pass another function than the student's; several adapters at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from offbook.config import LoraConfig
+from offbook.types import OffbookError
+
+WEIGHTS = "adapter_model.safetensors"
+NAME = "default"  # as peft calls an adapter that is given no name
+PREFIX = "base_model.model."  # of every tensor in PEFT's files
+BASE = "offbook_base"  # beside the tensors: the fingerprint of their base
+ADDS = "_B"  # of the product of two matrices, the one that is zero at first
+SAMPLED = 64  # entries of each parameter that make the fingerprint
+
+
+def adapter_of(model: PreTrainedModel) -> Any | None:
+    """The settings of the adapter in a model, as peft has them."""
+    return (getattr(model, "peft_config", None) or {}).get(NAME)  # which peft sets, on whatever it is given
+
+
+def make_trainable(model: PreTrainedModel, settings: LoraConfig, base: str, seed: int) -> None:
+    """A fresh adapter or, where the model came with one, that: it alone is trained. Without a rank all weights are."""
+    before = adapter_of(model)
+    if before is not None:
+        _refuse_other_settings(before, settings)
+        return
+    if not settings.rank:
+        return
+    from peft import LoraConfig as PeftLoraConfig
+
+    linear = {name.rsplit(".")[-1] for name, layer in model.base_model.named_modules() if isinstance(layer, nn.Linear)}
+    wanted = PeftLoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=sorted(settings.targets or linear),
+        target_parameters=sorted(settings.parameters) or None,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            _inject(model, wanted)
+        except ValueError as error:
+            names = ", ".join([*settings.targets, *settings.parameters])
+            raise OffbookError(f"train.lora cannot be put on {names}: {str(error).splitlines()[0]}") from None
+
+
+def _refuse_other_settings(adapter: Any, settings: LoraConfig) -> None:
+    found: dict[str, Any] = {"rank": adapter.r, "alpha": adapter.lora_alpha}
+    asked: dict[str, Any] = {"rank": settings.rank, "alpha": settings.alpha}
+    for name, has in (("targets", adapter.target_modules), ("parameters", adapter.target_parameters)):
+        if given := getattr(settings, name):
+            found[name], asked[name] = sorted(has or ()), sorted(given)
+    differing = [name for name in found if found[name] != asked[name]]
+    if differing:
+        told = "; ".join(
+            f"train.lora.{name} is {asked[name]!r} and the adapter's {found[name]!r}" for name in differing
+        )
+        raise OffbookError(
+            f"the model is an adapter, which is trained on as it is ({told}); give its values, or merge it"
+        )
+
+
+def _inject(model: PreTrainedModel, settings: Any) -> None:
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(settings, model, NAME)
+    settings.target_modules = sorted(settings.target_modules)  # a set would be written in another order every time
+
+
+def save_adapter(model: PreTrainedModel, folder: Path, values: dict[str, Tensor] | None = None) -> None:
+    """`values` in the place of its own. As PEFT, transformers and vLLM read it. A config.json beside
+    it would say that the weights are there too."""
+    settings = adapter_of(model)
+    assert settings is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    settings.save_pretrained(folder)
+    tensors = {PREFIX + name: tensor.contiguous() for name, tensor in (values or adapter_tensors(model)).items()}
+    save_file(tensors, folder / WEIGHTS, metadata={BASE: fingerprint(model)})
+
+
+def load_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """An adapter's values into its base, or into a model that has the same one with other values."""
+    _refuse_other_weights(model, folder)
+    if adapter_of(model) is None:
+        _inject_as_in(folder, model)
+    stored = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+    own = adapter_tensors(model)
+    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
+        raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their shapes differ")
+    with torch.no_grad():
+        for name, tensor in stored.items():
+            own[name].copy_(tensor)
+
+
+def _refuse_other_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Adapters from elsewhere do not say what their base was."""
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        base = (file.metadata() or {}).get(BASE, "")
+    if base and base != fingerprint(model):
+        raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their weights differ")
+
+
+def _inject_as_in(folder: Path, model: PreTrainedModel) -> None:
+    from peft import PeftConfig
+
+    settings = PeftConfig.from_pretrained(str(folder))
+    if settings.peft_type != "LORA":
+        raise OffbookError(f"{folder} is an adapter of the kind {settings.peft_type}; only LoRA is known here")
+    settings.inference_mode = False  # or it could not be trained on
+    try:
+        _inject(model, settings)
+    except ValueError as error:
+        problem = str(error).splitlines()[0]
+        raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: {problem}") from None
+
+
+def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The adapter's own, not copies of them, by the names that PEFT's files have."""
+    from peft import get_peft_model_state_dict
+
+    return get_peft_model_state_dict(model, save_embedding_layers=False)
+
+
+@torch.no_grad()
+def fingerprint(model: PreTrainedModel) -> str:
+    """Of the base: some entries of every weight, rounded to bfloat16, so that it is the same in either precision."""
+    named = {name.replace(".base_layer", ""): value for name, value in model.named_parameters() if "lora_" not in name}
+    parts = []
+    for _, value in sorted(named.items()):
+        flat = value.detach().flatten()
+        parts.append(flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].bfloat16())
+    entries = torch.cat(parts).cpu().view(torch.int16)
+    told = "\n".join([model.config.model_type, *sorted(named)]).encode() + entries.numpy().tobytes()
+    return hashlib.sha256(told).hexdigest()[:32]
+
+
+def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """A base with an adapter added to its weights: a model that knows nothing of adapters."""
+    from peft import PeftModel
+
+    _refuse_other_weights(base, folder)
+    return PeftModel.from_pretrained(base, str(folder)).merge_and_unload(safe_merge=True)
+
+
+@torch.no_grad()
+def switch_off_idle(model: PreTrainedModel) -> None:
+    """An adapter that adds nothing, as a fresh one does, is not computed: for a copy that never changes."""
+    if adapter_of(model) is None or any(
+        bool(value.any()) for name, value in adapter_tensors(model).items() if ADDS in name
+    ):
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for layer in model.modules():
+        if isinstance(layer, BaseTunerLayer):
+            layer.enable_adapters(False)

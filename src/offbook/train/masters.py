@@ -1,0 +1,44 @@
+"""What the optimizer steps on: float32 masters of the parameters that are trained.
+
+A parameter in float32 is its own master. One in bfloat16 is a working copy: bfloat16 has 8 bits of mantissa, so a step
+of a small learning rate is rounded away (at 1e-6 under 2% of the entries move in ten steps). Its gradient goes into
+the master's float32 one as soon as the backward pass has it, so that gradients of many micro-batches add up in float32.
+A trained parameter then takes 18 bytes: 2 here, 4 as master, 4 of gradient, 8 of AdamW's state.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+
+class Masters:
+    def __init__(self, model: nn.Module):
+        """Of the parameters of `model` that are trained; those that are tied count once."""
+        self.named: dict[str, nn.Parameter] = {}
+        self.copies: dict[str, nn.Parameter] = {}  # the parameters that are not their own masters
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            self.named[name] = parameter
+            if parameter.dtype != torch.float32:
+                self.named[name], self.copies[name] = nn.Parameter(parameter.detach().float()), parameter
+                parameter.register_post_accumulate_grad_hook(partial(_hand_over, self.named[name]))
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """After a step: each working copy is its master, rounded."""
+        if self.copies:
+            torch._foreach_copy_(list(self.copies.values()), [self.named[name] for name in self.copies])
+
+
+def _hand_over(master: nn.Parameter, working: Tensor) -> None:
+    gradient = working.grad
+    assert gradient is not None
+    if master.grad is None:
+        master.grad = gradient.float()
+    else:
+        master.grad.add_(gradient)
+    working.grad = None

@@ -1,0 +1,292 @@
+"""Adapters: what they train, what their teachers take, their folders, and models made of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TEACHERS, in_bfloat16, saved, tiny_model
+from peft import PeftModel
+from test_branches import hinted_logp, reference_logp, sample_with_branches, teacher_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from offbook.config import Config, EngineConfig, LoraConfig, Precision, TrainConfig, load_config, recipe_for
+from offbook.engine import LocalEngine
+from offbook.loop.models import load_model, load_weights, model_to_sample, model_to_train, write_merged
+from offbook.loop.train import train
+from offbook.runfolder import RunFolder, base_named, latest_checkpoint
+from offbook.train.batches import Batch
+from offbook.train.checkpoint import load_training_state
+from offbook.train.lora import WEIGHTS, adapter_of, load_adapter, make_trainable, save_adapter
+from offbook.train.teachers import Ema, Frozen, Kind
+from offbook.train.trainer import Trainer
+from offbook.types import OffbookError, Sample
+
+RANK = LoraConfig(rank=4, alpha=8)
+FAST = TrainConfig(learning_rate=1e-2, micro_tokens=128, lora=RANK)
+IDS = torch.tensor([[1, 5, 2, 7, 3, 6, 4, 9]])
+
+
+def adapted(model: PreTrainedModel, settings: LoraConfig = RANK) -> PreTrainedModel:
+    make_trainable(model, settings, "", seed=0)
+    return model
+
+
+def stirred(model: PreTrainedModel) -> PreTrainedModel:
+    """With an adapter that does something."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.3)
+    return model
+
+
+def moe_model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    shape = {"vocab_size": 300, "hidden_size": 48, "moe_intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 12}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **heads)).eval()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    tiny_model().save_pretrained(folder)
+    return folder
+
+
+def batch(seed: int = 0) -> list[Sample]:
+    return [sample_with_branches(random.Random(seed))]
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel) -> Tensor:
+    return model(input_ids=IDS, use_cache=False).logits.float()
+
+
+@pytest.mark.parametrize("teacher", ["live", "frozen", "ema", "trust_region"])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_branches_read_what_re_encoding_with_the_adapter_reads(teacher: str, fresh: bool) -> None:
+    model = adapted(tiny_model()) if fresh else stirred(adapted(tiny_model()))
+    trainer = Trainer(model, FAST, TEACHERS[teacher])
+    own = {id(parameter) for parameter in teacher_model(trainer).parameters()}
+    theirs = [p.numel() for p in trainer.model.parameters() if id(p) not in own]
+    assert sum(theirs) == (0 if teacher == "live" else sum(map(torch.Tensor.numel, trainer.masters.named.values())))
+    trainer.step(batch())
+    with torch.no_grad():
+        hinted = hinted_logp(trainer, Batch.collate(batch(), torch.device("cpu")))
+        assert (hinted - reference_logp(trainer, batch())).abs().max() < 1e-4
+    assert trainer.student.plain
+
+
+def test_the_adapter_alone_is_trained_and_a_frozen_teacher_is_the_start() -> None:
+    trainer = Trainer(adapted(tiny_model()), FAST, TEACHERS["frozen"])
+    before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    trainer.step(batch())
+    trainer.step(batch(1))
+    for name, value in trainer.model.named_parameters():
+        assert ("lora_" in name) == bool((value != before[name]).any()), name
+    assert torch.equal(logits(teacher_model(trainer)), logits(tiny_model()))
+    assert not torch.allclose(logits(trainer.model), logits(tiny_model()), atol=1e-2)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("teacher", [Ema(), Frozen()])
+def test_a_checkpoint_is_the_adapter_alone_and_goes_on_bit_for_bit(
+    tmp_path: Path, base: Path, precision: Precision, teacher: Kind
+) -> None:
+    config = Config(model=str(base), train=FAST.model_copy(update={"precision": precision}))
+    straight = Trainer(model_to_train(config, base), config.train, {"live": teacher, "start": Frozen()})
+    for number in range(2):
+        straight.step(batch(number))
+    path = saved(straight, tmp_path, 2, base)
+    stored = logits(straight.model)
+    size = sum(file.stat().st_size for file in path.iterdir())
+    assert size < 600_000, "no base in it"
+    for number in (2, 3):
+        straight.step(batch(number))
+
+    resumed = Trainer(model_to_train(config, base), config.train, {"live": teacher, "start": Frozen()})
+    load_weights(resumed.model, path)
+    load_training_state(resumed, path)
+    assert torch.equal(logits(resumed.model), stored)
+    assert torch.equal(logits(resumed.teachers["start"].own.decoder.model), logits(load_model(base, precision)))
+    for number in (2, 3):
+        resumed.step(batch(number))
+    for name, master in straight.masters.named.items():
+        assert torch.equal(master, resumed.masters.named[name]), name
+
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=precision), path)
+    assert torch.allclose(logits(theirs.eval()), stored, atol=1e-5 if precision == "float32" else 0.1)
+    assert json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    assert torch.equal(logits(load_model(path, precision)), stored), "an adapter's folder is a model"
+    assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(path, dtype=precision)), stored, atol=0.1)
+
+
+@pytest.fixture
+def adapter(base: Path, tmp_path: Path) -> Path:
+    model = load_model(base)
+    make_trainable(model, RANK, str(base), seed=0)
+    save_adapter(stirred(model), tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def test_training_goes_on_with_the_adapter_that_it_starts_from(base: Path, adapter: Path, tmp_path: Path) -> None:
+    config = Config(model=str(adapter), train=FAST)
+    trainer = Trainer(model_to_train(config, adapter), FAST, TEACHERS["frozen"])
+    start = logits(load_model(adapter))
+    assert torch.equal(logits(trainer.model), start)
+    trainer.step(batch())
+    assert torch.equal(logits(teacher_model(trainer)), start)
+    assert all("lora_" in name for name in trainer.masters.named)
+    path = saved(trainer, tmp_path / "ckpt", 1, base)
+    assert json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (LoraConfig(), r"train\.lora\.rank is 0 and the adapter's 4; train\.lora\.alpha is 32"),
+        (LoraConfig(rank=8, alpha=8), r"train\.lora\.rank is 8 and the adapter's 4\)"),
+        (LoraConfig(rank=4, alpha=8, targets=["q_proj"]), r"train\.lora\.targets is \['q_proj'\] and the adapter's"),
+    ],
+)
+def test_an_adapter_with_other_settings_is_refused(adapter: Path, settings: LoraConfig, said: str) -> None:
+    with pytest.raises(OffbookError, match=said):
+        make_trainable(load_model(adapter), settings, "", seed=0)
+
+
+def wider_model() -> PreTrainedModel:
+    config = tiny_model().config
+    config.hidden_size = 96
+    return type(tiny_model())(config)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda: tiny_model(seed=1), "their weights differ"),
+        (lambda: tiny_model("llama"), "their weights differ"),
+        (wider_model, "their weights differ"),
+    ],
+)
+def test_an_adapter_of_another_base_is_refused(adapter: Path, other: Callable[[], PreTrainedModel], said: str) -> None:
+    with pytest.raises(OffbookError, match=f"{adapter} is an adapter of another model than .*: {said}"):
+        load_adapter(other(), adapter)
+
+
+def test_an_adapter_from_elsewhere_is_held_to_its_shapes(adapter: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = adapter / "adapter_model.safetensors"
+    save_file(load_file(weights), weights)  # without what was said of its base
+    load_adapter(tiny_model(seed=1), adapter)
+    with pytest.raises(OffbookError, match="their shapes differ"):
+        load_adapter(wider_model(), adapter)
+
+
+def test_a_base_that_has_moved_is_asked_for(adapter: Path, tmp_path: Path) -> None:
+    settings = adapter / "adapter_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"base_model_name_or_path": "/gone/away"}))
+    with pytest.raises(
+        OffbookError, match=r"no model folder /gone/away.*write where it is into base_model_name_or_path"
+    ):
+        load_model(adapter)
+
+
+def test_names_that_no_layer_has_are_refused() -> None:
+    with pytest.raises(OffbookError, match=r"train\.lora cannot be put on query: .*not found"):
+        adapted(tiny_model(), LoraConfig(rank=4, targets=["query"]))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_an_engine_gets_the_adapter_alone_and_shares_the_base(base: Path, precision: Precision) -> None:
+    config = Config(model=str(base), train=FAST, engine=EngineConfig(precision=precision))
+    trained = model_to_train(config, base)
+    engine = LocalEngine(model_to_sample(config, base, trained), frozenset())
+    trainer = Trainer(trained, FAST)
+    trainer.step([plain(0)])
+    weights = trainer.publish(version=1)
+    assert set(weights.tensors) == set(trainer.masters.named)
+    engine.apply(weights)
+    assert torch.allclose(logits(engine.model), logits(trainer.model), atol=1e-4 if precision == "float32" else 0.5)
+    shared = {id(p) for p in trainer.model.parameters()} & {id(p) for p in engine.model.parameters()}
+    assert bool(shared) == (precision == "float32")
+    trainer.step([plain(1)])
+    assert not torch.equal(logits(engine.model), logits(trainer.model)), "until the next weights are applied"
+
+
+def plain(seed: int) -> Sample:
+    sample = sample_with_branches(random.Random(seed))
+    sample.branches = []
+    return sample
+
+
+def test_a_merged_model_knows_nothing_of_adapters(adapter: Path, base: Path, tmp_path: Path) -> None:
+    write_merged(adapter, tmp_path / "merged")
+    one = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert adapter_of(one) is None
+    assert torch.allclose(logits(one), logits(load_model(adapter)), atol=1e-3)
+    assert one.config.tie_word_embeddings
+    assert one.lm_head.weight is one.model.embed_tokens.weight
+    with pytest.raises(OffbookError, match="is there already"):
+        write_merged(adapter, tmp_path / "merged")
+    with pytest.raises(OffbookError, match="nothing to merge"):
+        write_merged(base, tmp_path / "again")
+
+
+def test_fused_experts_are_trained_by_their_parameters(tmp_path: Path) -> None:
+    settings = LoraConfig(rank=4, parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+    trainer = Trainer(adapted(moe_model(), settings), FAST, TEACHERS["ema"])
+    assert {name.rsplit(".lora")[0].rpartition("layers.0.")[2] for name in trainer.masters.named if ".0." in name} == {
+        *(f"self_attn.{name}_proj" for name in "qkvo"), "mlp.experts", "mlp.experts.base_layer"
+    }  # fmt: skip
+    start = {name: value.detach().clone() for name, value in trainer.masters.named.items()}
+    trainer.step(batch())
+    trainer.step(batch(1))
+    assert all((value != start[name]).any() for name, value in trainer.masters.named.items())
+    with torch.no_grad():
+        hinted = hinted_logp(trainer, Batch.collate(batch(), torch.device("cpu")))
+        assert (hinted - reference_logp(trainer, batch())).abs().max() < 1e-4
+    path = saved(trainer, tmp_path)
+    theirs = PeftModel.from_pretrained(moe_model(), path).eval()
+    assert torch.allclose(logits(theirs), logits(trainer.model), atol=1e-4)
+    again = moe_model()
+    load_adapter(again, path)
+    assert torch.equal(logits(again), logits(trainer.model))
+
+
+def test_bfloat16_adapters_compute_in_bfloat16() -> None:
+    trainer = Trainer(adapted(in_bfloat16(tiny_model())), FAST.model_copy(update={"precision": "bfloat16"}))
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.bfloat16}
+    assert {master.dtype for master in trainer.masters.named.values()} == {torch.float32}
+    trainer.step([plain(0)])
+
+
+def test_a_run_with_adapters_stops_and_goes_on_and_another_starts_from_it(
+    cache: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
+    told = {"tasks.num_train": "4", "tasks.num_heldout": "2", "train.groups": "2", "train.group_size": "3"}
+    told |= {"train.lora.rank": "8", "train.learning_rate": "1e-3"}
+
+    def run(name: str, start: Path, steps: int) -> Path:
+        more = {"model": str(start), "out": str(tmp_path / name), "train.steps": str(steps)}
+        return train(load_config([], {**told, **more})).path
+
+    straight, halved = run("straight", model, 2), run("halved", model, 1)
+    run("halved", model, 2)
+    stored = [folder / "ckpt" / "step_00002" for folder in (straight, halved)]
+    assert stored[0].joinpath(WEIGHTS).read_bytes() == stored[1].joinpath(WEIGHTS).read_bytes()
+    assert not list(straight.glob("ckpt/*/model.safetensors"))
+    (row, last), _ = RunFolder(straight).metrics()
+    assert max(row["rl/mismatch"], last["rl/mismatch"]) < 1e-4, "the engine has the adapter too"
+    assert recipe_for(str(straight)) == "pocket"
+    onward = run("onward", latest_checkpoint(RunFolder(straight)), 1)
+    assert base_named(latest_checkpoint(RunFolder(onward))) == str(model)
