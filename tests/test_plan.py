@@ -213,6 +213,9 @@ def test_the_verb(large: Path) -> None:
     assert found["need_bytes"] == pytest.approx(sum(found["parts"].values()))
     apart = json.loads(CliRunner().invoke(app, [*given, "--gpus", "2"]).stdout)
     assert set(found["parts"]) - set(apart["parts"]) == {"engine weights", "engine KV cache"}
+    assert json.loads(CliRunner().invoke(app, ["plan", "smollm2-135m", "--json"]).stdout)["parameters"] == 134_515_008
+    named = ["plan", "@", "qwen3-8b-lora", "--model", str(large), "--gpu-memory", "80", "--json"]
+    assert json.loads(CliRunner().invoke(app, named).stdout)["fits"]
     here = CliRunner().invoke(app, ["plan", "pocket"])
     assert (here.exit_code, "it has no GPU" in here.stdout) == (0, True)
-    assert "there is no model nowhere" in str(CliRunner().invoke(app, ["plan", "nowhere"]).exception)
+    assert "there is no model folder nowhere" in str(CliRunner().invoke(app, ["plan", "nowhere"]).exception)

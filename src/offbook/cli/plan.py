@@ -28,6 +28,9 @@ def plan(
 
     Only the model's config.json is read. Exit code 1 if it does not fit.
     """
+    if model.startswith("@"):  # a recipe that names its model
+        ctx.args.insert(0, model)
+        model = ""
     config = config_from(ctx, {"model": model} if model else {})
     if not config.model:
         raise ConfigError("there is no model to plan for; give one, as in: offbook plan Qwen/Qwen3-0.6B")
