@@ -69,7 +69,10 @@ def _kind(kind: Any) -> str:
     arguments = typing.get_args(kind)
     origin = typing.get_origin(kind)
     if origin is Literal:
-        return " ".join(f"`{value}`" if value else "empty" for value in arguments)
+        return " ".join(
+            "empty" if value == "" else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+            for value in arguments
+        )
     if origin is typing.Annotated:
         return _kind(arguments[0])
     if origin in (list, tuple):

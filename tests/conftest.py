@@ -92,8 +92,8 @@ def distilled(samples: list[Sample], **how: Any) -> list[Sample]:
     ]
 
 
-def saved(trainer: Trainer, root: Path, step: int = 1) -> Path:
-    """A checkpoint, on disk when this returns."""
-    with Checkpoints(trainer, root, root) as checkpoints:
+def saved(trainer: Trainer, root: Path, step: int = 1, tokenizer_from: Path | None = None) -> Path:
+    """A checkpoint, on disk."""
+    with Checkpoints(trainer, root, tokenizer_from or root) as checkpoints:
         checkpoints.save(step)
     return checkpoint_path(root, step)

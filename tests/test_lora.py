@@ -105,7 +105,7 @@ def test_a_checkpoint_is_the_adapter_alone_and_goes_on_bit_for_bit(
     straight = Trainer(model_to_train(config, base), config.train, {"live": teacher, "start": Frozen()})
     for number in range(2):
         straight.step(batch(number))
-    path = saved(straight, tmp_path, 2)
+    path = saved(straight, tmp_path, 2, base)
     stored = logits(straight.model)
     size = sum(file.stat().st_size for file in path.iterdir())
     assert size < 600_000, "no base in it"
@@ -145,7 +145,7 @@ def test_training_goes_on_with_the_adapter_that_it_starts_from(base: Path, adapt
     trainer.step(batch())
     assert torch.equal(logits(teacher_model(trainer)), start)
     assert all("lora_" in name for name in trainer.masters.named)
-    path = saved(trainer, tmp_path / "ckpt")
+    path = saved(trainer, tmp_path / "ckpt", 1, base)
     assert json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
 
 

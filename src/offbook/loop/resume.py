@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from offbook.config import Config, load_config, with_new_keys
+from offbook.config import Config, TrainConfig, load_config, with_new_keys
 from offbook.lock import only_writer
 from offbook.runfolder import RunFolder, dump_lines, is_adapter, load_lines, write_atomic
 from offbook.types import OffbookError, Rollout, Task
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from offbook.loop.collector import Collector
 
 DECIDES = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors", "eval")  # of a configuration
-# Where a run lies, when it ends, and when it is kept.
-FREE = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes")
+COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a step is, not what it is
+# Where a run lies, when it ends, when it is kept.
+PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes")
+FREE = (*PLACED, *COMPUTED)
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
 BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times
 STATE = ("optimizer.safetensors", "teacher.*safetensors", "state.json")  # what a checkpoint has for training alone
@@ -43,6 +45,16 @@ def refuse_another_run(folder: RunFolder, config: Config) -> None:
     if differing:
         told = "; ".join(f"{key} is {now!r} now and {then!r} there" for key, then, now in differing)
         raise OffbookError(f"{folder.path} holds a run with another configuration ({told}); give another --out")
+
+
+def computed_as_before(folder: RunFolder, config: Config) -> Config:
+    """What the command leaves to be chosen stays as a run that goes on had it."""
+    if not folder.checkpoints():
+        return config
+    before, left = load_config([folder.config_file], {}).train, TrainConfig()
+    names = [key.removeprefix("train.") for key in COMPUTED]
+    taken = {name: getattr(before, name) for name in names if getattr(config.train, name) == getattr(left, name)}
+    return config.model_copy(update={"train": config.train.model_copy(update=taken)})
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

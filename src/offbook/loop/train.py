@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ from offbook.loop.models import (
     model_to_train,
     quiet,
 )
-from offbook.loop.resume import claim_run, refuse_another_run
+from offbook.loop.plan import make_plan, refuse_too_large, this_device
+from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
 from offbook.loop.tasks import record_tasks, refuse_missing_tasks, task_order, task_sets
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.tasks.select import TasksUsedUp
@@ -73,10 +75,15 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
     refuse_missing_tasks(config)
     judges, judge = judges_of(config), judge_of(config.feedback)
     rules = rules_of(config.feedback.files)
+    config = computed_as_before(folder, config)
+    plan = make_plan(config, this_device())
+    refuse_too_large(config, plan)
+    config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
     start = model_folder(config.model, config.seed, progress)
     sets = task_sets(config, progress)
     by_id = {task.id: task for task in sets.train}
     tell(f"model {config.model}, loaded from {start}")
+    tell(str(plan))
     tell(f"tasks {config.tasks.source}: {len(sets.train)} to train on, {len(sets.heldout)} held out")
     rollouts = f"{config.train.groups} tasks x {config.train.group_size} rollouts"
     tell(f"{config.train.steps} steps of {rollouts}, kept in {config.out}")

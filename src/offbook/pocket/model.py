@@ -114,6 +114,23 @@ def _phrases(recipe: Recipe) -> Iterator[str]:
     yield from (RULES[rule].text.partition("{tools}")[0] for rule in learned_rules(recipe.habits))
 
 
+def shape_of(recipe: Recipe = POCKET, vocabulary: int = POCKET.vocabulary, end: int | None = None) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=recipe.width,
+        intermediate_size=3 * recipe.width,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.heads,
+        head_dim=recipe.width // recipe.heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=end,
+        initializer_range=0.05,
+        offbook_profile="pocket",  # how tools are shown to it; a checkpoint made from it says so too
+    )
+
+
 def _clone(
     samples: list[Sample],
     recipe: Recipe,
@@ -124,22 +141,8 @@ def _clone(
 ) -> Qwen3ForCausalLM:
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=tokenizer.get_vocab_size(),
-            hidden_size=recipe.width,
-            intermediate_size=3 * recipe.width,
-            num_hidden_layers=recipe.layers,
-            num_attention_heads=recipe.heads,
-            num_key_value_heads=recipe.heads,
-            head_dim=recipe.width // recipe.heads,
-            max_position_embeddings=2048,
-            tie_word_embeddings=True,
-            eos_token_id=tokenizer.token_to_id(BLOCK_END),
-            initializer_range=0.05,
-            offbook_profile="pocket",  # how tools are shown to it; a checkpoint made from it says so too
-        )
-    ).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = Qwen3ForCausalLM(shape_of(recipe, tokenizer.get_vocab_size(), tokenizer.token_to_id(BLOCK_END)))
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     batches = _batches(samples, recipe.episodes_a_step, random.Random(seed))
     settings = TrainConfig(
         steps=len(batches),

@@ -48,7 +48,7 @@ class Contents:
     weights: dict[str, Tensor]
     tensors: dict[str, dict[str, Tensor]]  # by file
     texts: dict[str, str]  # by file
-    copied: list[Path]
+    tokenizer_from: Path
 
     @classmethod
     def of(cls, trainer: Trainer, step: int, tokenizer_from: Path) -> Contents:
@@ -56,15 +56,13 @@ class Contents:
         model, tensors = trainer.model, {"optimizer.safetensors": _optimizer_tensors(trainer)}
         for name, own in trainer.own_weights().items():
             if own.kind.moves:
-                named = dict(own.decoder.model.named_parameters())
-                trained = {key: named[key] for key in trainer.masters.named}  # the rest is the student's too
-                tensors[f"teacher.{name}.safetensors"] = trained
+                tensors[f"teacher.{name}.safetensors"] = _trained(own.decoder.model, trainer)
         return cls(
             model=model,
             weights=model.state_dict() if adapter_of(model) is None else adapter_tensors(model),
             tensors=tensors,
             texts={"state.json": json.dumps({"step": step, "updates": trainer.steps}) + "\n"},
-            copied=[tokenizer_from / name for name in TOKENIZER_FILES if (tokenizer_from / name).exists()],
+            tokenizer_from=tokenizer_from,
         )
 
     def all_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -95,8 +93,7 @@ class Contents:
                 self.model.save_pretrained(path, state_dict=dict(self.weights))
             else:
                 save_adapter(self.model, self.weights, path)
-            for source in self.copied:
-                shutil.copyfile(source, path / source.name)
+            copy_tokenizer(self.tokenizer_from, path)
             for file, tensors in self.tensors.items():
                 save_file(tensors, path / file)
         except SafetensorError as error:  # how that library says that the disk is full
@@ -139,6 +136,12 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
                 for key, parameter in weights.decoder.model.named_parameters():
                     if key in trainer.masters.named:
                         parameter.copy_(slow[key])
+
+
+def _trained(teacher: PreTrainedModel, trainer: Trainer) -> dict[str, Tensor]:
+    """The rest is the student's too."""
+    own = dict(teacher.named_parameters())
+    return {name: own[name] for name in trainer.masters.named}
 
 
 def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:

@@ -1,15 +1,204 @@
-"""How much memory there is."""
+"""How much memory a training step takes, from the model's shapes alone, and how much there is.
+
+What autograd keeps of a layer is not written down as a formula for each family: the model runs on the meta device,
+where tensors have shapes and no data, and what it saves for the backward pass is counted. Attention is taken to be a
+fused kernel, which keeps queries, keys, values, its output and a float32 number a head and token, and no mask. For a
+Qwen3 layer of width D, feed-forward width F, H query and K key heads of width W, in bfloat16, that comes to
+
+    2 * (8 D + 4 F + 5 W (H + K)) + 8 H + 4 K + 8    bytes a token,
+
+of which RMSNorm's float32 copies are 8 D + 4 W (H + K). Of that the modes of train.recompute keep: `none` all; `layers`
+the layer's input and what attention gave, 2 D + 2 W H + 4 H; `all` the input, 2 D. A compiled layer keeps
+COMPILED_SHARE of what an eager one does.
+
+The peak is taken while several micro-batches add up gradients:
+
+    weights + masters + optimizer + gradients + teachers + activations + max(head, one layer's backward pass)
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from offbook.train import head
+
+# What is measured and not derived. Everything else follows from shapes.
+COMPILED_SHARE = {
+    2: 0.66,
+    4: 0.74,
+}  # by bytes an entry: of an eager layer's saved bytes (the partitioner, Qwen3 shapes)
+CHUNK_BYTES = {2: 16.0, 4: 20.0}  # a logit of an eager chunk: logits, log-probabilities and their gradients
+COMPILED_CHUNK_BYTES = {2: 10.0, 4: 12.0}  # the same of fused kernels
+BACKWARD_SHARE = 0.25  # of what a layer saves, for gradients in flight in its backward pass
+FORWARD_SHARE = 0.5  # of what a layer saves, that is alive at a time in a pass without gradients
+RESERVE_SHARE = 0.05  # of a GPU's memory, for pieces that the allocator cannot use
+CONTEXT_BYTES = 1.0e9  # of CUDA itself, its libraries and workspaces; no part of torch's peak
+
+TRIED_TOKENS = 128
+SHAPES_ONLY = "offbook-shapes"
 CGROUPS = (  # of version 2 and of version 1: limit, use
     ("/sys/fs/cgroup", "memory.max", "memory.current"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 KEPT_FILES = ("active_file", "inactive_file")  # counted as used, and given back when somebody needs it
+Mode = Literal["none", "layers", "all"]
+MODES: tuple[Mode, ...] = ("none", "layers", "all")  # from the fastest to the smallest
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What the memory of a model follows from. `width_bytes`: of an entry of the weights and activations."""
+
+    width_bytes: int
+    parameters: int  # all of them, adapters too
+    trained: int
+    matrices: int  # of those that are trained: in matrices that are no tables, which Muon has one state for
+    width: int
+    layers: int
+    saved: float  # bytes a token and layer for the backward pass
+    attention: float  # of those: the output of attention
+    head_entries: int  # vocabulary times width
+    head_trained: bool
+    kv_entries: int  # keys and values a token, in all layers
+    vocabulary: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a step is computed."""
+
+    recompute: Mode
+    compile: bool
+    micro_tokens: int
+
+
+def shapes_of(model: PreTrainedModel) -> Shapes:
+    """`model` is on the meta device, with adapters where there are any; what is trained requires gradients."""
+    config = model.config.get_text_config()
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    output = model.get_output_embeddings().weight
+    tables = {id(output), id(model.get_input_embeddings().weight)}
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width_bytes = model.dtype.itemsize
+    attended = config.num_attention_heads * (head_width * width_bytes + 4)
+    try:
+        saved = _saved_bytes(model)
+    except (RuntimeError, NotImplementedError, AttributeError, TypeError):  # its layers look at data: routers
+        saved = _guessed_bytes(config, head_width, width_bytes)
+    return Shapes(
+        width_bytes=width_bytes,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        trained=sum(parameter.numel() for parameter in trained),
+        matrices=sum(one.numel() for one in trained if one.ndim == 2 and id(one) not in tables),
+        width=config.hidden_size,
+        layers=config.num_hidden_layers,
+        saved=saved,
+        attention=attended,
+        head_entries=output.numel(),
+        head_trained=output.requires_grad,
+        kv_entries=2 * config.num_hidden_layers * config.num_key_value_heads * head_width,
+        vocabulary=config.vocab_size,
+        positions=config.max_position_embeddings,
+    )
+
+
+class _Fused(torch.autograd.Function):
+    """Saves what a fused attention kernel does."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        rows, heads, tokens, _ = query.shape
+        out = query.new_empty(rows, tokens, heads, value.shape[3]).transpose(1, 2)
+        ctx.save_for_backward(query, key, value, out, query.new_empty(rows, heads, tokens, dtype=torch.float32))
+        return out
+
+
+def _shapes_only(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
+    return _Fused.apply(query, key, value).transpose(1, 2).contiguous(), None
+
+
+def _saved_bytes(model: PreTrainedModel) -> float:
+    """Of the last layer, a token: where a model has layers without experts, they come first."""
+    AttentionInterface.register(SHAPES_ONLY, _shapes_only)
+    AttentionMaskInterface.register(SHAPES_ONLY, lambda *_, **__: None)
+    model.set_attn_implementation(SHAPES_ONLY)
+    base, width = model.base_model, model.config.get_text_config().hidden_size
+    hidden = torch.empty(1, TRIED_TOKENS, width, dtype=model.dtype, device="meta", requires_grad=True)
+    rotary = base.rotary_emb(hidden, torch.arange(TRIED_TOKENS, device="meta")[None])
+    with saved_storages([*model.parameters(), *rotary]) as found:
+        base.layers[-1](hidden, attention_mask=None, position_embeddings=rotary)
+    return sum(found.values()) / TRIED_TOKENS
+
+
+@contextmanager
+def saved_storages(apart: Iterable[Tensor]) -> Iterator[dict[int, int]]:
+    """Bytes of every storage that autograd saves meanwhile, but for those that are there anyway."""
+    known = {tensor.untyped_storage()._cdata for tensor in apart}
+    found: dict[int, int] = {}
+    alive = []  # a storage that is gone leaves its number to the next
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            found[storage._cdata] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield found
+
+
+def _guessed_bytes(config: Any, head_width: int, width_bytes: int) -> float:
+    """The formula above, with as many feed-forward widths as experts see a token."""
+    described = config.to_dict()
+    experts = described.get("num_experts_per_tok") or 1
+    inner = experts * (described.get("moe_intermediate_size") or config.intermediate_size)
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    entries = 8 * config.hidden_size + 4 * inner + 5 * head_width * (heads + shared)
+    return width_bytes * entries + 8 * heads
+
+
+def static_parts(shapes: Shapes, optimizer: str = "adamw", teachers: int = 0) -> dict[str, float]:
+    """Bytes that a trainer holds from step to step, by part. `teachers` have weights of their own."""
+    state = 8 * shapes.trained - (4 * shapes.matrices if optimizer == "muon" else 0)
+    return {
+        "weights": shapes.width_bytes * shapes.parameters,
+        "master weights": 4 * shapes.trained if shapes.width_bytes == 2 else 0,
+        "optimizer state": state,
+        "gradients": 4 * shapes.trained,
+        "teacher copy": teachers * shapes.width_bytes * shapes.trained,
+    }
+
+
+def step_parts(shapes: Shapes, way: Way, tokens: int, branch_tokens: int = 0) -> dict[str, float]:
+    """Bytes that come on top in a step, by part: `tokens` in one forward, `branch_tokens` that ride along."""
+    layer = shapes.saved * (COMPILED_SHARE[shapes.width_bytes] if way.compile else 1.0)
+    given = shapes.width_bytes * shapes.width  # what a layer is given
+    kept = {"none": layer, "layers": given + shapes.attention, "all": given}[way.recompute]
+    behind = (4 + shapes.width_bytes) * shapes.width + given  # the last norm; gradients of its output
+    again = layer if way.recompute != "none" else 0.0
+    entries = head.COMPILED_CHUNK_ENTRIES if way.compile else head.CHUNK_ENTRIES
+    entries = min(entries, tokens * shapes.vocabulary)
+    chunk = entries * (COMPILED_CHUNK_BYTES if way.compile else CHUNK_BYTES)[shapes.width_bytes]
+    sums = (4 + shapes.width_bytes) * shapes.head_entries if shapes.head_trained else 0
+    backward = tokens * (again + BACKWARD_SHARE * layer)
+    backward += shapes.width_bytes * shapes.head_entries if shapes.head_trained else 0
+    return {
+        "activations": tokens * (shapes.layers * kept + behind),
+        "head, or a layer's backward": max(chunk + sums + 2 * tokens * given, backward),
+        "branch pass": branch_tokens * FORWARD_SHARE * shapes.saved,
+    }
 
 
 def free_host_memory() -> int:

@@ -45,12 +45,14 @@ class StepResult:
 
 class Trainer:
     def __init__(self, model: PreTrainedModel, settings: TrainConfig, teachers: Mapping[str, Kind] = NO_TEACHERS):
-        """`teachers` by the names that branches call them."""
+        """`teachers` by the names that branches call them. What `settings` leave to be chosen is what a CPU takes."""
         if model.dtype != getattr(torch, settings.precision):
             raise ValueError(f"train.precision is {settings.precision} and the model is in {model.dtype}; load it so")
         self.model = model
-        self.settings = settings
-        self.student = Decoder(model, settings.recompute, settings.compile)
+        self.settings = settings = settings.settled()
+        assert settings.recompute != "auto"
+        self.compiled = settings.compile is True
+        self.student = Decoder(model, settings.recompute, self.compiled)
         self.teachers = make_teachers(self.student, teachers)
         if settings.reference_kl and REFERENCE not in self.teachers:
             raise ValueError(f"train.reference_kl needs a teacher called {REFERENCE}: Frozen()")
@@ -133,7 +135,7 @@ class Trainer:
         if settings.reference_kl:
             tokens = self._with_reference(batch, tokens)
         scoring = Scoring(
-            batch, tokens, student, teachers, settings.ratio_cap, ledger, settings.compile, settings.reference_kl
+            batch, tokens, student, teachers, settings.ratio_cap, ledger, self.compiled, settings.reference_kl
         )
         target_rows = -(-self._chunk_rows // 2)  # a teacher's logits lie beside the student's
         if batch.branches and (scoring.is_contested or tokens.has_cut_target):
@@ -171,7 +173,7 @@ class Trainer:
 
     @property
     def _chunk_rows(self) -> int:
-        entries = head.COMPILED_CHUNK_ENTRIES if self.settings.compile else head.CHUNK_ENTRIES
+        entries = head.COMPILED_CHUNK_ENTRIES if self.compiled else head.CHUNK_ENTRIES
         return max(1, entries // self.model.config.vocab_size)
 
 

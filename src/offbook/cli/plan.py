@@ -1,0 +1,66 @@
+"""offbook plan: what a training run takes of a GPU's memory, by part, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from offbook.cli.options import Json, config_from, results, say
+from offbook.config import ConfigError
+
+if TYPE_CHECKING:
+    from offbook.loop.plan import Plan
+
+GB = 1e9
+
+
+def plan(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="A hub id, a folder, a config.json, or `pocket`.")] = "",
+    gpus: Annotated[int, typer.Option(min=1, help="With two or more the engine has its own.")] = 1,
+    gpu_memory: Annotated[float, typer.Option(min=0, help="In GB, of a GPU that is not here.")] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Say what training MODEL takes, by part, and the largest context that fits. Configuration as in `offbook train`.
+
+    Only the model's config.json is read. Exit code 1 if it does not fit.
+    """
+    if model.startswith("@"):  # a recipe that names its model
+        ctx.args.insert(0, model)
+        model = ""
+    config = config_from(ctx, {"model": model} if model else {})
+    if not config.model:
+        raise ConfigError("there is no model to plan for; give one, as in: offbook plan Qwen/Qwen3-0.6B")
+    from offbook.loop.plan import make_plan, this_device
+
+    found = make_plan(config, this_device(gpu_memory), engine_apart=gpus > 1)
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        _show(found)
+    if not found.fits:
+        raise typer.Exit(1)
+
+
+def _show(found: Plan) -> None:
+    table = Table("part", "GB", title=f"{found.model}: {found.parameters / GB:.2f}B parameters", title_justify="left")
+    table.columns[1].justify = "right"
+    for part, size in found.parts.items():
+        if size:
+            table.add_row(part, f"{size / GB:.2f}")
+    table.add_section()
+    table.add_row("all of it", f"{found.need / GB:.2f}")
+    table.add_row(f"room in {found.device.name}", f"{found.device.room / GB:.2f}")
+    results.print(table)
+    if found.trained != found.parameters:
+        say(f"trained: {found.trained / 1e6:.1f}M parameters of adapters")
+    way = found.way
+    say(f"recompute {way.recompute}, compile {str(way.compile).lower()}, micro_tokens {way.micro_tokens}")
+    say(f"context {found.context}: {'fits' if found.fits else 'does not fit'}; " + _largest(found))
+
+
+def _largest(found: Plan) -> str:
+    return f"the largest that fits is {found.largest_context}" if found.largest_context else "none fits"

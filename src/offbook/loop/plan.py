@@ -1,0 +1,233 @@
+"""Whether a run fits into memory, before a weight is loaded, and how its steps are computed then.
+
+Trainer, teachers and engine by part, from the model's shapes and the configuration (train/memory.py says how). What the
+configuration leaves to be chosen is the fastest way that fits.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from offbook.config import Config, LoraConfig, TrainConfig
+from offbook.loop.annotate import teachers_of
+from offbook.loop.models import described
+from offbook.train.lora import make_trainable
+from offbook.train.memory import (
+    CONTEXT_BYTES,
+    MODES,
+    RESERVE_SHARE,
+    Mode,
+    Shapes,
+    Way,
+    free_host_memory,
+    shapes_of,
+    static_parts,
+    step_parts,
+)
+from offbook.train.teachers import Live, Mix
+from offbook.types import OffbookError
+
+GB = 1e9
+MICRO_TOKENS = (32_768, 16_384, 8_192)  # that are tried, in each way to recompute; then less
+FEWER_TOKENS = (4_096, 2_048, 1_024)
+HINT_TOKENS = 128
+KV_SHARE = 0.25  # of the memory beside its weights, that the local engine takes for keys and values
+FAR_TOO_LARGE = 1.5  # times the free memory: a CPU's estimate is rough, and it swaps before it fails
+LORA_RANK = 16  # that is proposed
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    name: str
+    memory: float  # bytes
+    is_gpu: bool
+
+    @property
+    def room(self) -> float:
+        """What tensors can take of it."""
+        return self.memory * (1 - RESERVE_SHARE) - CONTEXT_BYTES if self.is_gpu else self.memory
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    model: str
+    device: Device
+    parameters: int
+    trained: int
+    context: int
+    way: Way
+    parts: dict[str, float]  # bytes
+    largest_context: int  # 0 where none fits
+
+    @property
+    def need(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.need <= self.device.room
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "device": self.device.name,
+            "device_bytes": self.device.memory,
+            "room_bytes": self.device.room,
+            "parameters": self.parameters,
+            "trained": self.trained,
+            "context": self.context,
+            "recompute": self.way.recompute,
+            "compile": self.way.compile,
+            "micro_tokens": self.way.micro_tokens,
+            "parts": self.parts,
+            "need_bytes": self.need,
+            "fits": self.fits,
+            "largest_context": self.largest_context,
+        }
+
+    def __str__(self) -> str:
+        how = f"recompute {self.way.recompute}, {'compiled' if self.way.compile else 'not compiled'}"
+        return (
+            f"{self.need / GB:.1f} of {self.device.memory / GB:.0f} GB planned: {how}, {self.way.micro_tokens} tokens"
+        )
+
+
+def this_device(gpu_memory_gb: float = 0.0) -> Device:
+    """What is free here; or a GPU of that size, wherever it is."""
+    if gpu_memory_gb:
+        return Device(f"a GPU of {gpu_memory_gb:g} GB", gpu_memory_gb * GB, is_gpu=True)
+    if torch.cuda.is_available():
+        return Device(torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0], is_gpu=True)
+    return Device("the memory of this machine (it has no GPU)", free_host_memory(), is_gpu=False)
+
+
+def make_plan(config: Config, device: Device, engine_apart: bool = False) -> Plan:
+    """`engine_apart`: it has a GPU of its own."""
+    return _planned(config, _Run.of(config, described(config.model)), device, engine_apart)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What of a configuration decides its memory."""
+
+    shapes: Shapes
+    teachers: int  # with weights of their own
+    branch_tokens: int  # that ride along with a forward
+    context: int
+
+    @classmethod
+    def of(cls, config: Config, model: PreTrainedConfig) -> _Run:
+        shapes = meta_shapes(model, config.train)
+        context = min(config.harness.context, shapes.positions)
+        kinds = teachers_of(config.feedback, reference=config.train.reference_kl > 0).values()
+        own = {kind.own if isinstance(kind, Mix) else kind for kind in kinds if not isinstance(kind, Live)}
+        riding = any(isinstance(kind, Live | Mix) for kind in kinds)
+        targets = config.feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
+        return cls(shapes, len(own), min(targets, context) if riding else 0, context)
+
+
+def meta_shapes(model: PreTrainedConfig, settings: TrainConfig) -> Shapes:
+    with torch.device("meta"):
+        # A copy: how attention runs is written into the configuration.
+        meta = AutoModelForCausalLM.from_config(copy.deepcopy(model), dtype=getattr(torch, settings.precision))
+        make_trainable(meta, settings.lora, "", 0)
+    return shapes_of(meta)
+
+
+def _planned(config: Config, run: _Run, device: Device, engine_apart: bool) -> Plan:
+    def parts(way: Way, context: int) -> dict[str, float]:
+        tokens = max(way.micro_tokens, context)
+        return {
+            **static_parts(run.shapes, config.train.optimizer, run.teachers),
+            **step_parts(run.shapes, way, tokens, run.branch_tokens),
+            **({} if engine_apart else _engine_parts(config, run.shapes, device)),
+        }
+
+    def choose(context: int) -> tuple[Way, bool]:
+        ways = list(_ways(config.train, device))
+        for way in ways:
+            if sum(parts(way, context).values()) <= device.room:
+                return way, True
+        return (ways[-1] if device.is_gpu else ways[0]), False
+
+    way, _ = choose(run.context)
+    contexts = [1024 * 2**power * step // 4 for power in range(1, 12) for step in (4, 5, 6, 7)]
+    fitting = [context for context in contexts if context <= run.shapes.positions and choose(context)[1]]
+    return Plan(
+        model=config.model,
+        device=device,
+        parameters=run.shapes.parameters,
+        trained=run.shapes.trained,
+        context=run.context,
+        way=way,
+        parts=parts(way, run.context),
+        largest_context=max(fitting, default=0),
+    )
+
+
+def _ways(settings: TrainConfig, device: Device) -> list[Way]:
+    """Those that the settings leave open, the fastest first."""
+    if not device.is_gpu:
+        settled = settings.settled()
+        assert settled.recompute != "auto"
+        return [Way(settled.recompute, settled.compile is True, settled.micro_tokens)]
+    compiled = settings.compile is not False
+    modes: tuple[Mode, ...] = MODES if settings.recompute == "auto" else (settings.recompute,)
+    many, few = ((settings.micro_tokens,),) * 2 if settings.micro_tokens else (MICRO_TOKENS, FEWER_TOKENS)
+    ways = [Way(mode, compiled, tokens) for mode in modes for tokens in many]
+    return [*ways, *(Way(modes[-1], compiled, tokens) for tokens in few)]
+
+
+def _engine_parts(config: Config, shapes: Shapes, device: Device) -> dict[str, float]:
+    """Rollouts are sampled by a copy of the weights; beside an adapter the two share the base. Keys and values have
+    their place also while training."""
+    engine = config.engine.model_dump()
+    if engine.get("kind", "local") == "vllm":
+        server = engine["vllm"]
+        elsewhere = server["url"] or server["sleep"]
+        return {"engine (vLLM's share)": 0.0 if elsewhere else server["gpu_share"] * device.memory}
+    entry = 2 if config.engine.precision == "bfloat16" else 4
+    is_shared = bool(config.train.lora.rank) and config.engine.precision == config.train.precision
+    weights = 0 if is_shared else entry * shapes.parameters
+    token = entry * shapes.kv_entries
+    wanted = config.train.groups * config.train.group_size * min(config.harness.context, shapes.positions) * token
+    free = max(0.0, device.room - weights - shapes.width_bytes * shapes.parameters)
+    kv = engine.get("kv_tokens", 0) * token or min(wanted, KV_SHARE * free)
+    return {"engine weights": weights, "engine KV cache": kv if device.is_gpu else 0.0}
+
+
+def refuse_too_large(config: Config, plan: Plan) -> None:
+    """One sentence, with what would fit, before minutes go into a run that dies."""
+    room = plan.device.room * (1 if plan.device.is_gpu else FAR_TOO_LARGE)
+    if plan.need <= room:
+        return
+    told = (
+        f"{config.model} needs {plan.need / GB:.0f} GB here and {plan.device.name} has {plan.device.memory / GB:.0f} GB"
+    )
+    cheaper = _cheaper(config, plan)
+    raise OffbookError(f"{told}; {cheaper or 'take a smaller model or a larger GPU'}")
+
+
+def _cheaper(config: Config, plan: Plan) -> str:
+    """The first change that makes it fit."""
+    model, context, adapter = described(config.model), plan.context // 2, LoraConfig(rank=LORA_RANK)
+    tried: dict[str, dict[str, Any]] = {
+        "--train.precision bfloat16": {"precision": "bfloat16"},
+        f"--train.lora.rank {LORA_RANK}": {"lora": adapter},
+        f"--train.precision bfloat16 --train.lora.rank {LORA_RANK}": {"precision": "bfloat16", "lora": adapter},
+    }
+    updates: dict[str, dict[str, Any]] = {
+        options: {"train": config.train.model_copy(update=update)} for options, update in tried.items()
+    }
+    updates[f"--harness.context {context}"] = {"harness": config.harness.model_copy(update={"context": context})}
+    for options, update in updates.items():
+        changed = config.model_copy(update=update)
+        found = _planned(changed, _Run.of(changed, model), plan.device, engine_apart=False)
+        if found.fits:
+            return f"{options} needs {found.need / GB:.0f} GB"
+    return ""

@@ -1,0 +1,221 @@
+"""What a run takes of memory: estimates against what autograd and the allocator say, and what follows from them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import in_bfloat16, tiny_model
+from torch.profiler import ProfilerActivity, profile
+from transformers import PreTrainedModel, Qwen3Config
+from typer.testing import CliRunner
+
+from offbook.cli import app
+from offbook.config import Config, LoraConfig, TrainConfig, load_config
+from offbook.loop.plan import Device, make_plan, meta_shapes, refuse_too_large, this_device
+from offbook.loop.resume import computed_as_before
+from offbook.runfolder import RunFolder
+from offbook.train import head
+from offbook.train.batches import Batch
+from offbook.train.forward import Decoder
+from offbook.train.lora import make_trainable
+from offbook.train.memory import MODES, Mode, Way, saved_storages, static_parts, step_parts
+from offbook.train.scoring import Counts, Ledger
+from offbook.train.trainer import Trainer
+from offbook.types import OffbookError, Sample
+
+QWEN3_8B = {
+    "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40_960,
+}  # fmt: skip
+GPU = Device("a GPU of 150 GB", 150e9, is_gpu=True)
+
+
+def middle_model(precision: str) -> PreTrainedModel:
+    shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6, "num_attention_heads": 8}
+    config = Qwen3Config(vocab_size=1000, num_key_value_heads=4, head_dim=16, tie_word_embeddings=True, **shape)
+    torch.manual_seed(0)
+    return type(tiny_model())(config).to(getattr(torch, precision)).eval()
+
+
+def sample_of(length: int) -> Sample:
+    ids = [random.Random(length).randrange(1000) for _ in range(length)]
+    return Sample(ids, logprobs=[-7.0] * length, advantage=[0.5] * length, rl_weight=[1.0] * length)
+
+
+def held(run: Callable[[], object]) -> tuple[int, int]:
+    """Bytes that are allocated at most while it runs, and afterwards, over those before."""
+    gc.collect()  # what is freed meanwhile would count
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        kept = run()
+    events = [event for event in trace.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    del kept
+    return most, now
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_what_a_layer_saves_is_what_autograd_counts(kind: str, precision: str) -> None:
+    model = tiny_model(kind)
+    model = model if precision == "float32" else in_bfloat16(model)
+    shapes = meta_shapes(model.config, TrainConfig(precision=precision))
+    ids = torch.randint(0, 300, (1, 200))
+    decoder = Decoder(model, plain=True)
+    with saved_storages(model.parameters()) as found:
+        decoder.hidden(ids)
+    behind = (4 + 2 * (precision == "bfloat16")) * 48 + 4
+    assert sum(found.values()) == pytest.approx(200 * (3 * shapes.saved + behind), rel=0.1)
+    assert shapes.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_formula_is_that_of_a_qwen3_layer() -> None:
+    shapes = meta_shapes(Qwen3Config(**QWEN3_8B), TrainConfig(precision="bfloat16"))
+    d, f, h, k, w = 4096, 12_288, 32, 8, 128
+    assert shapes.saved == 2 * (8 * d + 4 * f + 5 * w * (h + k)) + 8 * h + 4 * k + 8
+    assert (shapes.parameters, shapes.kv_entries) == (8_190_735_360, 2 * 36 * 8 * 128)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mode", MODES)
+def test_activations_are_what_is_held_after_a_forward(mode: Mode, precision: str) -> None:
+    """And the gradient of the head, which is taken there."""
+    model = middle_model(precision)
+    settings = TrainConfig(precision=precision, recompute=mode)
+    trainer, sample = Trainer(model, settings), sample_of(512)
+    batch, ledger = Batch.collate([sample], model.device), Ledger(Counts.of([sample]))
+    _, found = held(lambda: trainer.loss(batch, ledger))
+    shapes = meta_shapes(model.config, settings)
+    parts = step_parts(shapes, Way(mode, False, 512), 512)
+    assert parts["activations"] + shapes.width_bytes * shapes.head_entries == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_estimate_is_near_the_peak_of_a_second_micro_batch(
+    mode: Mode, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When gradients are there already. On a CPU sums of gradients in another type take a copy more."""
+    monkeypatch.setattr(head, "CHUNK_ENTRIES", 2**17)
+    model = middle_model(precision)
+    settings = TrainConfig(precision=precision, recompute=mode)
+    trainer, length, sample = Trainer(model, settings), 512, sample_of(512)
+    batch, ledger = Batch.collate([sample], model.device), Ledger(Counts.of([sample]))
+    trainer.loss(batch, ledger).backward()
+    most, _ = held(lambda: trainer.loss(batch, ledger).backward())
+    found = sum(step_parts(meta_shapes(model.config, settings), Way(mode, False, length), length).values())
+    assert found == pytest.approx(most, rel=0.15)
+
+
+def test_static_parts_are_what_a_trainer_holds() -> None:
+    for precision, rank in (("float32", 0), ("bfloat16", 0), ("bfloat16", 4)):
+        settings = TrainConfig(precision=precision, lora=LoraConfig(rank=rank))
+        model = tiny_model() if precision == "float32" else in_bfloat16(tiny_model())
+        shapes = meta_shapes(model.config, settings)
+        make_trainable(model, settings.lora, "", 0)
+        trainer = Trainer(model, settings)
+        trainer.step([Sample([1, 2, 3], logprobs=[-1.0] * 3, advantage=[1.0] * 3, rl_weight=[1.0] * 3)])
+        parts = static_parts(shapes)
+        weights = sum(parameter.nbytes for parameter in model.parameters())
+        state = [value for one in trainer.optimizer.state.values() for value in one.values() if value.ndim]
+        masters = [master for name, master in trainer.masters.named.items() if name in trainer.masters.copies]
+        assert parts["weights"] == weights
+        assert parts["optimizer state"] == sum(value.nbytes for value in state)
+        assert parts["master weights"] == sum(master.nbytes for master in masters)
+        assert bool(rank) == (shapes.trained < shapes.parameters)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    Qwen3Config(**QWEN3_8B, tie_word_embeddings=False).save_pretrained(tmp_path / "Qwen3-8B")
+    return tmp_path / "Qwen3-8B"
+
+
+HALF = {"train.precision": "bfloat16", "engine.precision": "bfloat16", "harness.context": "16384"}
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_does(large: Path) -> None:
+    config = load_config([], {"model": str(large), **HALF})
+    plan = make_plan(config, GPU)
+    assert not plan.fits
+    with pytest.raises(OffbookError) as caught:
+        refuse_too_large(config, plan)
+    assert str(caught.value).startswith(f"{large} needs ")
+    assert "a GPU of 150 GB has 150 GB; --train.lora.rank 16 needs " in str(caught.value)
+    adapted = load_config([], {"model": str(large), **HALF, "train.lora.rank": "16"})
+    refuse_too_large(adapted, make_plan(adapted, GPU))
+    tiny = Device("a GPU of 4 GB", 4e9, is_gpu=True)
+    with pytest.raises(OffbookError, match="take a smaller model or a larger GPU"):
+        refuse_too_large(adapted, make_plan(adapted, tiny))
+
+
+def test_more_memory_buys_less_recomputing_and_longer_contexts(large: Path) -> None:
+    config = load_config([], {"model": str(large), **HALF, "train.lora.rank": "16"})
+    plans = [make_plan(config, Device("", size * 1e9, is_gpu=True)) for size in (28, 40, 60, 150, 400)]
+    modes = [MODES.index(plan.way.recompute) for plan in plans]
+    assert modes == sorted(modes, reverse=True)
+    assert (modes[0], modes[-1]) == (2, 0)
+    contexts = [plan.largest_context for plan in plans]
+    assert contexts == sorted(contexts)
+    assert contexts[-1] == 40_960, "that is where its positions end"
+    fixed = load_config([], {"model": str(large), **HALF, "train.recompute": "all", "train.compile": "false"})
+    assert make_plan(fixed, plans[-1].device).way.recompute == "all"
+    assert make_plan(fixed, plans[-1].device).way.compile is False
+
+
+def test_teachers_cost_what_they_copy(large: Path) -> None:
+    def copy(teacher: str, rank: int) -> float:
+        options = {"feedback.teacher": teacher, "train.lora.rank": str(rank)}
+        return make_plan(load_config([], {"model": str(large), **HALF, **options}), GPU).parts["teacher copy"]
+
+    assert copy("live", 0) == 0
+    assert copy("frozen", 0) == copy("ema", 0) == copy("trust_region", 0) == 2 * 8_190_735_360
+    assert 0 < copy("frozen", 16) < 0.2e9
+
+
+def test_on_a_cpu_nothing_changes() -> None:
+    plan = make_plan(load_config(["pocket"], {}), this_device())
+    assert (plan.way, plan.fits) == (Way("none", False, 8192), True)
+    assert "no GPU" in plan.device.name
+    assert Trainer(tiny_model(), TrainConfig()).settings.model_dump() == (
+        TrainConfig(recompute="none", compile=False, micro_tokens=8192).model_dump()
+    )
+
+
+def test_a_run_that_goes_on_is_computed_as_before(tmp_path: Path) -> None:
+    then = Config(out=str(tmp_path), train=TrainConfig(recompute="layers", compile=True, micro_tokens=4096))
+    now = Config(out=str(tmp_path), train=TrainConfig(micro_tokens=512))
+    assert computed_as_before(RunFolder(tmp_path), now) == now
+    RunFolder(tmp_path).config_file.write_text(then.to_toml())
+    (tmp_path / "ckpt" / "step_00001").mkdir(parents=True)
+    (tmp_path / "ckpt" / "step_00001" / "DONE").touch()
+    found = computed_as_before(RunFolder(tmp_path), now).train
+    assert (found.recompute, found.compile, found.micro_tokens) == ("layers", True, 512)
+
+
+def test_the_verb(large: Path) -> None:
+    options = [f"--{key}={value}" for key, value in HALF.items()]
+    shown = CliRunner().invoke(app, ["plan", str(large), "--gpu-memory", "150", *options])
+    assert shown.exit_code == 1
+    for line in ("optimizer state", "engine KV cache", "room in a GPU of 150 GB", "does not fit; none fits"):
+        assert line in shown.stdout
+    given = ["plan", str(large / "config.json"), "--gpu-memory", "150", *options, "--train.lora.rank", "16", "--json"]
+    found = json.loads(CliRunner().invoke(app, given).stdout)
+    assert found["fits"]
+    assert found["need_bytes"] == pytest.approx(sum(found["parts"].values()))
+    apart = json.loads(CliRunner().invoke(app, [*given, "--gpus", "2"]).stdout)
+    assert set(found["parts"]) - set(apart["parts"]) == {"engine weights", "engine KV cache"}
+    assert json.loads(CliRunner().invoke(app, ["plan", "smollm2-135m", "--json"]).stdout)["parameters"] == 134_515_008
+    named = ["plan", "@", "qwen3-8b-lora", "--model", str(large), "--gpu-memory", "80", "--json"]
+    assert json.loads(CliRunner().invoke(app, named).stdout)["fits"]
+    here = CliRunner().invoke(app, ["plan", "pocket"])
+    assert (here.exit_code, "it has no GPU" in here.stdout) == (0, True)
+    assert "there is no model folder nowhere" in str(CliRunner().invoke(app, ["plan", "nowhere"]).exception)
