@@ -3,7 +3,7 @@
 Qwen3 shapes with random weights in bfloat16: 0.6B, 1.7B and 4B with all weights trained, 8B and 32B with adapters of
 rank 16. Two rollouts of 16,384 random tokens with 4 targets each and a frozen teacher, in two micro-batches, so that
 gradients add up. The peak is torch's, of the second step: the trainer alone, without an engine, without CUDA's own
-memory. `--recompute` fixes the mode; without, the plan chooses for this GPU. `--tiny` is for trying the script anywhere.
+memory. `--recompute` fixes the mode; without, the plan chooses for this GPU. `--tiny` is for trying the script.
 """
 
 from __future__ import annotations
