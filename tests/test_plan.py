@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import in_bfloat16, tiny_model
 from torch.profiler import ProfilerActivity, profile
-from transformers import PreTrainedModel, Qwen3Config
+from transformers import Gemma3TextConfig, GPT2Config, PreTrainedConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 from typer.testing import CliRunner
 
 from offbook.cli import app
@@ -133,6 +133,21 @@ def test_static_parts_are_what_a_trainer_holds() -> None:
         assert bool(rank) == (shapes.trained < shapes.parameters)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(n_layer=2, n_embd=64, n_head=4),
+        Gemma3TextConfig(num_hidden_layers=2, hidden_size=64, intermediate_size=128, head_dim=16),
+        Qwen3MoeConfig(num_hidden_layers=2, hidden_size=64, intermediate_size=128, num_experts=4),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_every_family_gets_an_estimate(config: PreTrainedConfig) -> None:
+    shapes = meta_shapes(config, TrainConfig())
+    assert shapes.saved > 4 * 8 * 64
+    assert shapes.kv_entries > 0
+
+
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     Qwen3Config(**QWEN3_8B, tie_word_embeddings=False).save_pretrained(tmp_path / "Qwen3-8B")
@@ -152,6 +167,11 @@ def test_a_model_that_does_not_fit_is_refused_with_what_does(large: Path) -> Non
     assert "a GPU of 150 GB has 150 GB; --train.lora.rank 16 needs " in str(caught.value)
     adapted = load_config([], {"model": str(large), **HALF, "train.lora.rank": "16"})
     refuse_too_large(adapted, make_plan(adapted, GPU))
+    whole, host = load_config([], {"model": str(large)}), Device("a machine", 30e9, is_gpu=False)
+    with pytest.raises(OffbookError, match="a machine has 30 GB"):
+        refuse_too_large(whole, make_plan(whole, host))
+    short = load_config([], {"model": "smollm2-135m"})
+    refuse_too_large(short, make_plan(short, Device("a small machine", 5e9, is_gpu=False)))  # its rollouts may be short
     tiny = Device("a GPU of 4 GB", 4e9, is_gpu=True)
     with pytest.raises(OffbookError, match="take a smaller model or a larger GPU"):
         refuse_too_large(adapted, make_plan(adapted, tiny))

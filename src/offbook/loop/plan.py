@@ -19,6 +19,7 @@ from offbook.loop.models import described
 from offbook.train.lora import make_trainable
 from offbook.train.memory import (
     CONTEXT_BYTES,
+    IN_A_STEP,
     MODES,
     RESERVE_SHARE,
     Mode,
@@ -37,7 +38,6 @@ MICRO_TOKENS = (32_768, 16_384, 8_192)  # that are tried, in each way to recompu
 FEWER_TOKENS = (4_096, 2_048, 1_024)
 HINT_TOKENS = 128
 KV_SHARE = 0.25  # of the memory beside its weights, that the local engine takes for keys and values
-FAR_TOO_LARGE = 1.5  # times the free memory: a CPU's estimate is rough, and it swaps before it fails
 LORA_RANK = 16  # that is proposed
 
 
@@ -67,6 +67,11 @@ class Plan:
     @property
     def need(self) -> float:
         return sum(self.parts.values())
+
+    @property
+    def held(self) -> float:
+        """From step to step, whatever the rollouts turn out to be."""
+        return sum(size for part, size in self.parts.items() if part not in IN_A_STEP)
 
     @property
     def fits(self) -> bool:
@@ -202,9 +207,11 @@ def _engine_parts(config: Config, shapes: Shapes, device: Device) -> dict[str, f
 
 
 def refuse_too_large(config: Config, plan: Plan) -> None:
-    """One sentence, with what would fit, before minutes go into a run that dies."""
-    room = plan.device.room * (1 if plan.device.is_gpu else FAR_TOO_LARGE)
-    if plan.need <= room:
+    """One sentence, with what would fit, before minutes go into a run that dies.
+
+    On a CPU, where the memory may be had from elsewhere and few train for long, only what cannot even be held.
+    """
+    if (plan.need if plan.device.is_gpu else plan.held) <= plan.device.room:
         return
     told = (
         f"{config.model} needs {plan.need / GB:.0f} GB here and {plan.device.name} has {plan.device.memory / GB:.0f} GB"

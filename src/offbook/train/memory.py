@@ -50,6 +50,7 @@ CGROUPS = (  # of version 2 and of version 1: limit, use
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 KEPT_FILES = ("active_file", "inactive_file")  # counted as used, and given back when somebody needs it
+IN_A_STEP = ("activations", "head, or a layer's backward", "branch pass")  # the parts of `step_parts`
 Mode = Literal["none", "layers", "all"]
 MODES: tuple[Mode, ...] = ("none", "layers", "all")  # from the fastest to the smallest
 
@@ -85,17 +86,19 @@ class Way:
 def shapes_of(model: PreTrainedModel) -> Shapes:
     """`model` is on the meta device, with adapters where there are any; what is trained requires gradients."""
     config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    shared = getattr(config, "num_key_value_heads", None) or heads  # older families have none
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     output = model.get_output_embeddings().weight
     tables = {id(output), id(model.get_input_embeddings().weight)}
-    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
     width_bytes = model.dtype.itemsize
-    attended = config.num_attention_heads * (head_width * width_bytes + 4)
+    attended = heads * (head_width * width_bytes + 4)
     try:
         saved = _saved_bytes(model)
     except (RuntimeError, NotImplementedError, AttributeError, TypeError):  # its layers look at data: routers
-        saved = _guessed_bytes(config, head_width, width_bytes)
+        saved = _guessed_bytes(config, heads, shared, head_width, width_bytes)
     return Shapes(
         width_bytes=width_bytes,
         parameters=sum(parameter.numel() for parameter in parameters),
@@ -107,7 +110,7 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         attention=attended,
         head_entries=output.numel(),
         head_trained=output.requires_grad,
-        kv_entries=2 * config.num_hidden_layers * config.num_key_value_heads * head_width,
+        kv_entries=2 * config.num_hidden_layers * shared * head_width,
         vocabulary=config.vocab_size,
         positions=config.max_position_embeddings,
     )
@@ -159,12 +162,11 @@ def saved_storages(apart: Iterable[Tensor]) -> Iterator[dict[int, int]]:
         yield found
 
 
-def _guessed_bytes(config: Any, head_width: int, width_bytes: int) -> float:
+def _guessed_bytes(config: Any, heads: int, shared: int, head_width: int, width_bytes: int) -> float:
     """The formula above, with as many feed-forward widths as experts see a token."""
-    described = config.to_dict()
-    experts = described.get("num_experts_per_tok") or 1
-    inner = experts * (described.get("moe_intermediate_size") or config.intermediate_size)
-    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    told = config.to_dict()
+    inner = told.get("moe_intermediate_size") or told.get("intermediate_size") or 4 * config.hidden_size
+    inner *= told.get("num_experts_per_tok") or 1
     entries = 8 * config.hidden_size + 4 * inner + 5 * head_width * (heads + shared)
     return width_bytes * entries + 8 * heads
 
@@ -194,11 +196,9 @@ def step_parts(shapes: Shapes, way: Way, tokens: int, branch_tokens: int = 0) ->
     sums = (4 + shapes.width_bytes) * shapes.head_entries if shapes.head_trained else 0
     backward = tokens * (again + BACKWARD_SHARE * layer)
     backward += shapes.width_bytes * shapes.head_entries if shapes.head_trained else 0
-    return {
-        "activations": tokens * (shapes.layers * kept + behind),
-        "head, or a layer's backward": max(chunk + sums + 2 * tokens * given, backward),
-        "branch pass": branch_tokens * FORWARD_SHARE * shapes.saved,
-    }
+    activations = tokens * (shapes.layers * kept + behind)
+    at_most = max(chunk + sums + 2 * tokens * given, backward)
+    return dict(zip(IN_A_STEP, (activations, at_most, branch_tokens * FORWARD_SHARE * shapes.saved), strict=True))
 
 
 def free_host_memory() -> int:
