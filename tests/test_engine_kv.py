@@ -26,7 +26,7 @@ from offbook.engine.local import LocalSession
 from offbook.engine.padded import PaddedDecoder
 from offbook.engine.prefill import plan_fills
 from offbook.engine.sampling import sample
-from offbook.types import Completion, OffbookError, Prompt, PromptTooLong, Weights
+from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, Weights
 
 STOPS = frozenset({7})
 Turn = tuple[list[int], Completion]  # a prompt and what was written to it
@@ -214,6 +214,23 @@ def test_weights_go_in_while_messages_are_written() -> None:
     assert max(old[:before]) < 1e-5
     assert max(new[before:]) < 1e-5
     assert max(old[before:]) > 0.1
+
+
+def test_weights_that_do_not_fit_are_everybodys_error() -> None:
+    engine = slowed(0.002, mode="continuous")
+
+    async def rollout(session: LocalSession) -> list[Turn]:
+        with pytest.raises(ModelLost, match="is lost with the weights"):
+            await session.complete(Prompt([1, 2, 3]), 10_000)
+        return []
+
+    async def apply(session: LocalSession) -> list[Turn]:
+        await asyncio.sleep(0.1)
+        with pytest.raises(KeyError):
+            await asyncio.to_thread(engine.apply, Weights(1, {}))
+        return []
+
+    run(engine, rollout, apply)
 
 
 def test_in_the_continuous_mode_nobody_waits_for_another() -> None:

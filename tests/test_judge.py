@@ -377,8 +377,9 @@ def test_a_local_model_is_greedy(local: LocalAnswers) -> None:
 
 def test_questions_to_an_engine_are_decoded_together(chat: ChatFormat, local: LocalAnswers) -> None:
     sizes: list[int] = []
-    decode = local.engine._decode  # type: ignore[attr-defined]
-    local.engine._decode = lambda requests: (sizes.append(len(requests)), decode(requests))[1]  # type: ignore[attr-defined]
+    decoder = local.engine.decoder  # type: ignore[attr-defined]
+    admit = decoder.admit
+    decoder.admit = lambda rows, wished: (sizes.append(len(rows)), admit(rows, wished))
     asyncio.run(Judge(local, MISTAKES, at_once=4).read([(conversation(), None)]))
     assert sizes[0] == 4
     assert sum(sizes) == len(MISTAKES.prompts)

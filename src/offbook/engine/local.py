@@ -239,6 +239,9 @@ class LocalEngine:
     def _go_on(self, rows: list[Row], closed: list[LocalSession], wished: int) -> None:
         assert isinstance(self.decoder, Decoder)
         self.decoder.places.forget(closed)
+        running = set(self.decoder.running)
+        if any(row.ids and row not in running for row in rows):
+            raise RuntimeError("what was being written is lost with the weights that could not be put in")
         new = [row for row in rows if not row.ids]
         for row in new:
             row.over = row.abandoned
