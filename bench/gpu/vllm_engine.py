@@ -1,4 +1,4 @@
-"""vLLM as offbook's engine, on one GPU: `python bench/gpu/vllm.py --model FOLDER --json vllm.json`.
+"""vLLM as offbook's engine, on one GPU: `python bench/gpu/vllm_engine.py --model FOLDER --json vllm.json`.
 
 Rows, each by itself, so that one that fails costs the others nothing (`--rows` takes some of them):
   own      vLLM's own `LLM.generate` in a process of its own: random prompts, 128 new tokens each, with and without
@@ -52,7 +52,8 @@ def own(options: argparse.Namespace) -> Row:
     command = [sys.executable, __file__, "--model", options.model, "--inner", "--length", str(options.length)]
     command += ["--counts", *map(str, options.counts), "--share", str(options.share)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=240, check=True)
-    row: Row = json.loads(done.stdout.splitlines()[-1])
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith('{"start_s"')]  # among vLLM's own
+    row: Row = json.loads(said)
     return row
 
 
