@@ -120,7 +120,7 @@ class VllmEngine:
         """Tokens sampled from now on are of these weights and carry their version. They are kept by reference."""
         shared = self._shared
         if weights.adapter is not None and not shared.starts:
-            shared.server.lora_rank = min(rank for rank in LORA_RANKS if rank >= weights.adapter["r"])
+            shared.server.lora_rank = _room_for(weights.adapter["r"])
         line = shared.line
         if line is None or not line.loop.is_running():
             self._replace(weights)
@@ -142,7 +142,8 @@ class VllmEngine:
         shared = self._shared
         if shared.server.settings.sleep and shared.starts and not shared.asleep:
             shared.asleep = 1 if shared.weights is None or shared.weights.adapter is not None else 2
-            shared.server.call(f"/sleep?level={shared.asleep}")
+            with contextlib.suppress(ServerLost):  # whoever wakes it up will see
+                shared.server.call(f"/sleep?level={shared.asleep}")
 
     def _replace(self, weights: Weights) -> None:
         """In a server that runs, or that is started for it: one that died meanwhile comes back with them."""
@@ -335,6 +336,12 @@ class VllmEngine:
             shared.sender.close()
         await asyncio.to_thread(shared.server.stop)
         shared.starts = 0
+
+
+def _room_for(rank: int) -> int:
+    if rank > LORA_RANKS[-1]:
+        raise OffbookError(f"vLLM takes adapters of rank {LORA_RANKS[-1]} at most, not {rank}; lower train.lora.rank")
+    return min(room for room in LORA_RANKS if room >= rank)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
