@@ -25,10 +25,10 @@ from safetensors.torch import load_file, save_file
 
 from offbook import lock
 from offbook.cli import main, quickstart
-from offbook.config import Config, RewardsConfig, TasksConfig, TrainConfig
+from offbook.config import Config, FeedbackConfig, RewardsConfig, TasksConfig, TrainConfig
 from offbook.lock import only_writer
 from offbook.loop.collector import Collector
-from offbook.loop.resume import RolloutFiles, claim_of, refuse_another_run
+from offbook.loop.resume import RolloutFiles, claim_of, claim_run, refuse_another_run
 from offbook.runfolder import RunFolder, dump_lines, load_lines, write_atomic
 from offbook.sandbox.bwrap import arguments
 from offbook.types import Branch, OffbookError, Sample
@@ -210,7 +210,7 @@ def stored(folder: Path, config: Config) -> RunFolder:
 
 
 def test_where_a_run_lies_is_no_part_of_what_it_is(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(model, "copy")
@@ -220,21 +220,31 @@ def test_where_a_run_lies_is_no_part_of_what_it_is(
 
     def config(out: str, model: str, source: str, file: str, **train: Any) -> Config:
         sections = {"tasks": TasksConfig(source=source), "rewards": RewardsConfig(files=[file])}
+        sections["feedback"] = FeedbackConfig(files=[file])
         return Config(out=out, model=model, train=TrainConfig(**train), **sections)
 
     run = stored(Path("k1"), config("k1", "model", "tasks", "own.py"))
+    claim_run(run, config("k1", "model", "tasks", "own.py"))
     for out in ("k1/", "./k1", str(tmp_path / "k1")):
         refuse_another_run(run, config(out, "./model", str(tmp_path / "tasks"), "./own.py"))
     Path("k1").rename("k2")
     moved = RunFolder("k2")
     refuse_another_run(moved, config("k2", "copy/", "tasks/", "same.py", steps=99, on_nonfinite="skip"))
-    Path("same.py").write_text("def tried(task, rollout):\n    return 2.0\n")
+    Path("own.py").rename("moved.py")
+    refuse_another_run(moved, config("k2", "model", "tasks", "moved.py"))
+    assert not caplog.messages
+    for file in ("own.py", "same.py"):
+        Path(file).write_text("def tried(task, rollout):\n    return 2.0\n")
+    refuse_another_run(moved, config("k2", "model", "tasks", "./own.py"))
+    assert caplog.messages == ["./own.py changed since this run last began; it goes on with what is there now"] * 2
+    claim_run(moved, config("k2", "model", "tasks", "own.py"))
+    Path("same.py").write_text("def tried(task, rollout):\n    return 3.0\n")
     Path("others").mkdir()
     other_model = load_file("copy/model.safetensors")
     other_model["model.norm.weight"][7] += 1e-6
     save_file(other_model, "copy/model.safetensors")
     for changed in (("copy", "tasks", "own.py"), ("model", "others", "own.py"), ("model", "tasks", "same.py")):
-        with pytest.raises(OffbookError, match=r"another configuration \((model|tasks.source|rewards.files) is"):
+        with pytest.raises(OffbookError, match=r"another configuration \((model|tasks.source|feedback.files) is"):
             refuse_another_run(moved, config("k2", *changed))
 
 
