@@ -30,6 +30,7 @@ from offbook.loop.evaluate import summarize
 from offbook.loop.resume import RolloutFiles
 from offbook.monitors import drift
 from offbook.rewards import outcome
+from offbook.sandbox import BwrapBox
 from offbook.tasks import load_task
 from offbook.tasks.select import History
 from offbook.tokens import byte_chat
@@ -38,6 +39,7 @@ from offbook.types import Event, ModelLost, OffbookError, Reward, Rollout, Segme
 
 FULL = "This model's maximum context length is 4096 tokens"
 PAGE = Answer("<h1>Welcome to nginx</h1>", headers={"Content-Type": "text/html"})
+NO_SPACE = "No space left on device"
 LOOK = reply("I look.", ("read_file", '{"path": "pkg.py"}'))
 
 
@@ -139,7 +141,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, broken: Ite
     async def function(*arguments: Any, **more: Any) -> Any:
         done.append(next(broken, False))
         if done[-1]:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(errno.ENOSPC, NO_SPACE)
         return await real(*arguments, **more)
 
     monkeypatch.setattr(place, name, function)
@@ -150,18 +152,20 @@ def kinds(rollout: Rollout) -> list[str]:
     return [event.kind for event in rollout.events if event.kind.endswith("fault")]
 
 
-BOX, CHANGES, GRADE = (collecting, "suite_box"), ("offbook.sandbox.BwrapBox", "changes"), (outcome, "grade")
+BOX, CHANGES, GRADE = (collecting, "suite_box"), (BwrapBox, "changes"), (outcome, "grade")
+TOOL = (BwrapBox, "read")
 
 
-@pytest.mark.parametrize("place", [BOX, CHANGES, GRADE])
+@pytest.mark.parametrize("place", [BOX, TOOL, CHANGES, GRADE])
 def test_a_fault_of_the_machine_that_does_not_come_again_is_mended(
     rolled: Callable[..., list[Rollout]], monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str]
 ) -> None:
-    done = breaking(monkeypatch, *_at(place), iter([True]))
-    (rollout,) = rolled(*SOLVING, *(SOLVING if place is CHANGES else []))
+    done = breaking(monkeypatch, *place, iter([True]))
+    first = {TOOL: SOLVING[:1], CHANGES: SOLVING}.get(place, [])  # what the first attempt came to
+    (rollout,) = rolled(*first, *SOLVING)
     assert done[:2] == [True, False]
     assert (rollout.solved, rollout.stop, kinds(rollout)) == (True, "finish", ["mended_fault"])
-    assert rollout.events[-1].detail == "No space left on device"
+    assert rollout.events[-1].detail == NO_SPACE
     assert summarize([[rollout]])["machine_faults"] == 1.0
 
 
@@ -171,26 +175,40 @@ def test_one_that_comes_again_before_the_first_command_is_the_machine_s(
     done = breaking(monkeypatch, *BOX, iter([True] * 9))
     (rollout,) = rolled(*SOLVING)
     assert done == [True, True], "one fresh attempt"
-    assert (rollout.stop, rollout.fault, rollout.cause) == ("crash", *["No space left on device"] * 2)
+    assert (rollout.stop, rollout.fault, rollout.cause) == ("crash", *[NO_SPACE] * 2)
     assert kinds(rollout) == ["machine_fault"]
 
 
-@pytest.mark.parametrize("place", [CHANGES, GRADE])
+@pytest.mark.parametrize("place", [TOOL, CHANGES, GRADE])
 def test_one_that_comes_again_after_commands_is_the_agent_s_own_doing(
     rolled: Callable[..., list[Rollout]], monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str]
 ) -> None:
-    breaking(monkeypatch, *_at(place), iter([True] * 9))
-    (rollout,) = rolled(*SOLVING, *SOLVING)
+    breaking(monkeypatch, *place, iter([True] * 9))
+    attempt = SOLVING[:1] if place is TOOL else SOLVING
+    (rollout,) = rolled(*attempt, *attempt)
     assert (rollout.stop, rollout.solved, rollout.fault, kinds(rollout)) == ("crash", False, "", ["own_fault"])
-    assert rollout.cause == "No space left on device"
+    assert rollout.cause == NO_SPACE
 
 
-def _at(place: tuple[Any, str]) -> tuple[Any, str]:
-    if place is not CHANGES:
-        return place
-    from offbook.sandbox import BwrapBox
+def test_whoever_had_acted_is_judged_by_that_where_a_fresh_attempt_has_no_box(
+    rolled: Callable[..., list[Rollout]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaking(monkeypatch, *TOOL, iter([True]))
+    breaking(monkeypatch, *BOX, iter([False, True]))
+    (rollout,) = rolled(*SOLVING)
+    assert (rollout.stop, rollout.fault, kinds(rollout), rollout.has_acted) == ("crash", "", ["own_fault"], True)
 
-    return BwrapBox, "changes"
+
+@pytest.mark.parametrize(("number", "is_host"), [(errno.EMFILE, True), (errno.EACCES, False), (errno.EDQUOT, False)])
+def test_what_an_agent_can_cause_is_an_answer_to_its_call(
+    rolled: Callable[..., list[Rollout]], monkeypatch: pytest.MonkeyPatch, number: int, is_host: bool
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(*TOOL, fail)
+    (rollout,) = rolled(LOOK, *(GIVING_UP if not is_host else [LOOK]))
+    assert (rollout.stop == "crash", kinds(rollout)) == (is_host, ["own_fault"] if is_host else [])
 
 
 def of_reward(reward: float, *events: str, sampled: bool = True) -> Rollout:
@@ -268,7 +286,7 @@ def test_a_fresh_attempt_has_the_same_random_numbers(tmp_path: Path, monkeypatch
 
     def group(*broken: bool) -> list[Rollout]:
         with monkeypatch.context() as patch:
-            done = breaking(patch, *_at(CHANGES), iter(broken))
+            done = breaking(patch, *CHANGES, iter(broken))
             config = Config(model="http://x/v1", harness={"turns": 1, "message_tokens": 12, "context": 20_000})
             collector = Collector(config, None, "m")
             model = tiny_model(vocabulary=max(chat.stop_ids) + 1)

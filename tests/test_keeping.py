@@ -24,10 +24,11 @@ from conftest import tiny_model
 from safetensors.torch import load_file, save_file
 
 from offbook import lock
-from offbook.config import Config, RewardsConfig, TasksConfig, TrainConfig
+from offbook.cli import main, quickstart
+from offbook.config import Config, FeedbackConfig, RewardsConfig, TasksConfig, TrainConfig
 from offbook.lock import only_writer
 from offbook.loop.collector import Collector
-from offbook.loop.resume import RolloutFiles, claim_of, refuse_another_run
+from offbook.loop.resume import RolloutFiles, claim_of, claim_run, refuse_another_run
 from offbook.runfolder import RunFolder, dump_lines, load_lines, write_atomic
 from offbook.sandbox.bwrap import arguments
 from offbook.types import Branch, OffbookError, Sample
@@ -97,8 +98,11 @@ def test_a_writer_elsewhere_counts_as_long_as_it_gives_signs_of_life(tmp_path: P
     assert not is_free(tmp_path)
     os.utime(path, times=(time.time() - 61,) * 2)
     assert is_free(tmp_path)
-    path.write_text("")  # killed before it had said who it is
+    path.write_text(json.dumps({"pid": 10**30, "host": os.uname().nodename, "since": ""}))
     assert is_free(tmp_path)
+    for unsaid in ("", "[1, 2]", '{"pid": 7}', '{"pid": "7", "host": 1, "since": ""}', "7", "\udcff"):
+        path.write_text(unsaid, errors="surrogateescape")  # killed before it had said who it is, or no lock at all
+        assert is_free(tmp_path)
 
 
 def test_of_many_that_take_a_lock_over_one_gets_it(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -206,7 +210,7 @@ def stored(folder: Path, config: Config) -> RunFolder:
 
 
 def test_where_a_run_lies_is_no_part_of_what_it_is(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(model, "copy")
@@ -216,21 +220,31 @@ def test_where_a_run_lies_is_no_part_of_what_it_is(
 
     def config(out: str, model: str, source: str, file: str, **train: Any) -> Config:
         sections = {"tasks": TasksConfig(source=source), "rewards": RewardsConfig(files=[file])}
+        sections["feedback"] = FeedbackConfig(files=[file])
         return Config(out=out, model=model, train=TrainConfig(**train), **sections)
 
     run = stored(Path("k1"), config("k1", "model", "tasks", "own.py"))
+    claim_run(run, config("k1", "model", "tasks", "own.py"))
     for out in ("k1/", "./k1", str(tmp_path / "k1")):
         refuse_another_run(run, config(out, "./model", str(tmp_path / "tasks"), "./own.py"))
     Path("k1").rename("k2")
     moved = RunFolder("k2")
     refuse_another_run(moved, config("k2", "copy/", "tasks/", "same.py", steps=99, on_nonfinite="skip"))
-    Path("same.py").write_text("def tried(task, rollout):\n    return 2.0\n")
+    Path("own.py").rename("moved.py")
+    refuse_another_run(moved, config("k2", "model", "tasks", "moved.py"))
+    assert not caplog.messages
+    for file in ("own.py", "same.py"):
+        Path(file).write_text("def tried(task, rollout):\n    return 2.0\n")
+    refuse_another_run(moved, config("k2", "model", "tasks", "./own.py"))
+    assert caplog.messages == ["./own.py changed since this run last began; it goes on with what is there now"] * 2
+    claim_run(moved, config("k2", "model", "tasks", "own.py"))
+    Path("same.py").write_text("def tried(task, rollout):\n    return 3.0\n")
     Path("others").mkdir()
     other_model = load_file("copy/model.safetensors")
     other_model["model.norm.weight"][7] += 1e-6
     save_file(other_model, "copy/model.safetensors")
     for changed in (("copy", "tasks", "own.py"), ("model", "others", "own.py"), ("model", "tasks", "same.py")):
-        with pytest.raises(OffbookError, match=r"another configuration \((model|tasks.source|rewards.files) is"):
+        with pytest.raises(OffbookError, match=r"another configuration \((model|tasks.source|feedback.files) is"):
             refuse_another_run(moved, config("k2", *changed))
 
 
@@ -304,3 +318,36 @@ def test_the_comparator_runs_in_a_clone_under_the_system_s_temporary_folder(
         bench.run(bench.plain_bwrap(tmp_path / "tree"))
     finally:
         arguments._view_arguments.cache_clear()
+
+
+def test_a_fresh_quickstart_removes_nothing_but_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["offbook", "quickstart", "--fresh", "--plain", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        assert stopped.value.code
+        return capsys.readouterr().err
+
+    def content() -> set[str]:
+        return {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+
+    earlier, notes = tmp_path / "earlier", tmp_path / "notes"
+    for path in (earlier / "eval" / "before.claim.json", earlier / "rl" / "config.toml", notes / "eval" / "thesis.txt"):
+        write_atomic(path, "")
+    before = content()
+    for option in (["--train.stepz", "3"], ["--tasks.source", "nowhere"], ["--feedback.rules", "nonsense"]):
+        told("--out", str(earlier), *option)
+        assert content() == before
+    assert "is not the folder of a quickstart (it has no eval/before.claim.json)" in told("--out", str(notes))
+    assert content() == before
+    (earlier / "thesis.txt").touch()
+    assert "(a quickstart does not make thesis.txt), so nothing is removed" in told("--out", str(earlier))
+    (earlier / "thesis.txt").unlink()
+    assert content() == before
+    with writer(earlier / "rl"):
+        assert "is being written by process" in told("--out", str(earlier))
+        assert before < content()
+    quickstart._remove_earlier(earlier)
+    assert list(earlier.iterdir()) == []

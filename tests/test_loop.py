@@ -377,7 +377,7 @@ BROKEN = """
 def harmless(task, rollout):
     step = rollout.id.split("/")[0]
     if step == "step2":
-        rollout.segments[0].logprobs[:] = [float("nan")] * len(rollout.segments[0].ids)
+        rollout.segments[0].logprobs[:] = [-float("inf")] * len(rollout.segments[0].ids)
     if step == "step3":
         rollout.segments.clear()
     return 0.0
@@ -392,18 +392,18 @@ def test_what_is_no_number_ends_the_run_or_the_step(cache: Path, model: Path, tm
     stopped = train(cache, model, tmp_path / "run", *more)
     assert stopped.returncode == 1
     (sentence,) = (line for line in stopped.stderr_text.splitlines() if line.startswith("offbook: "))
-    assert "step 2: the gradient is nan (rl/loss" in sentence
-    assert "run/aside/step_00002.samples.jsonl; the last checkpoint, of step 1, is good" in sentence
+    assert "step 2: a sampled token's log-probability" in sentence
+    assert "run/aside/step_00002.samples.jsonl; the last checkpoint is of step 1" in sentence
     assert "Traceback" not in stopped.stderr_text
     folder = RunFolder(tmp_path / "run")
     assert (list(folder.checkpoints()), folder.steps()) == ([1], [1, 2])
     assert [folder.feedback(2)[1], len(folder.rollouts(2)[0]), folder.rollouts(2)[1]] == [0, 6, 0]
     samples, unreadable = load_lines(tmp_path / "run" / "aside" / "step_00002.samples.jsonl", Sample)
     assert unreadable == 0
-    assert all(math.isnan(sample.logprobs[-1]) for sample in samples)
+    assert all(math.isinf(sample.logprobs[-1]) for sample in samples)
     went_on = train(cache, model, tmp_path / "run", *more, "--train.on_nonfinite", "skip")
     assert went_on.returncode == 0, went_on.stderr_text
-    assert "step 2 is skipped: the gradient is nan" in went_on.stderr_text
+    assert "step 2 is skipped: a sampled token" in went_on.stderr_text
     assert "step 3 is skipped: no tokens were sampled" in went_on.stderr_text
     rows = folder.metrics()[0]
     assert [row["skipped_steps"] for row in rows] == [0, 1, 2, 2]
@@ -413,6 +413,21 @@ def test_what_is_no_number_ends_the_run_or_the_step(cache: Path, model: Path, tm
         assert torch.equal(value, second[name])
         assert torch.equal(value, third[name])
         assert last[name].isfinite().all()
+    lost = train(
+        cache,
+        model,
+        tmp_path / "lost",
+        "--train.steps",
+        "3",
+        "--train.learning_rate",
+        "3e38",
+        "--train.on_nonfinite",
+        "skip",
+    )
+    assert (lost.returncode, list(RunFolder(tmp_path / "lost").checkpoints())) == (1, [])
+    (sentence,) = (line for line in lost.stderr_text.splitlines() if line.startswith("offbook: "))
+    assert "step 1: the norm of the weights is inf after it" in sentence
+    assert sentence.endswith("samples.jsonl; there is no checkpoint yet; try a lower train.learning_rate")
     assert any(not torch.equal(value, last[name]) for name, value in first.items())
     resumed = train(cache, model, tmp_path / "run", *more, "--train.steps", "5")
     assert resumed.returncode == 0, resumed.stderr_text

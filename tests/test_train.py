@@ -25,7 +25,7 @@ from offbook.train.memory import free_host_memory
 from offbook.train.muon import Muon, orthogonalize
 from offbook.train.schedule import learning_rate_share
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
-from offbook.train.trainer import NotFinite, Trainer
+from offbook.train.trainer import NotFinite, Trainer, WeightsLost
 from offbook.train.writing import Checkpoints
 from offbook.types import Sample
 
@@ -222,21 +222,36 @@ def test_teachers_of_equal_weights_share_one_copy() -> None:
     assert trainer.teachers["frozen"].own is trainer.teachers["mix"].own
 
 
-@pytest.mark.parametrize("place", ["advantage", "logprobs"])
-def test_a_step_that_is_no_number_changes_nothing(place: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("advantage", math.nan, r"the gradient is nan \(rl/loss"),
+        ("logprobs", math.nan, "a sampled token's log-probability under the policy that sampled it is not finite"),
+        ("logprobs", -math.inf, "a sampled token's log-probability under the policy that sampled it is not finite"),
+    ],
+)
+def test_a_step_that_is_no_number_changes_nothing(place: str, value: float, said: str) -> None:
     trainer = Trainer(tiny_model(), TrainConfig(), TEACHERS["ema"])
     good = sample_with_branches(random.Random(0))
     trainer.step([good])
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     slow = [value.clone() for value in trainer.teachers["live"].own.decoder.model.parameters()]
-    bad = replace(good, **{place: [float("nan")] * 60})
-    with pytest.raises(NotFinite, match=r"the gradient is nan \(rl/loss"):
+    bad = replace(good, **{place: [value] * 60})
+    with pytest.raises(NotFinite, match=said):
         trainer.step([good, bad])
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, before[name]), name
     for value, was in zip(trainer.teachers["live"].own.decoder.model.parameters(), slow, strict=True):
         assert torch.equal(value, was)
     assert trainer.step([good]).metrics["gradient_norm"] > 0, "and it goes on"
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_weights_that_are_no_numbers_are_told(precision: str) -> None:
+    model = tiny_model() if precision == "float32" else in_bfloat16(tiny_model())
+    trainer = Trainer(model, TrainConfig(precision=precision, learning_rate=3e38), TEACHERS["live"])
+    with pytest.raises(WeightsLost, match=r"the norm of the weights is inf after it, of the gradient \d"):
+        trainer.step([sample_with_branches(random.Random(0))])
 
 
 def test_a_step_without_sampled_tokens_changes_nothing_and_says_so() -> None:

@@ -92,16 +92,20 @@ def _alone_with(path: Path) -> Iterator[IO[str]]:
 
 
 def _owner(path: Path) -> dict[str, Any] | None:
+    """None where the file does not say who: whoever took it was killed before it had, or it is no lock of ours."""
     try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):  # or one that was killed before it had written who it is
+        owner = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
         return None
+    kinds = {"pid": int, "host": str, "since": str}
+    is_whole = isinstance(owner, dict) and all(isinstance(owner.get(key), kind) for key, kind in kinds.items())
+    return owner if is_whole else None
 
 
 def _is_gone(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # or a number that no process has
         return True
     except PermissionError:  # of another user
         return False

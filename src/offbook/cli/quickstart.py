@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ import typer
 from offbook.cli.evaluate import table_of
 from offbook.cli.options import Json, Plain, config_from, progress_display, results
 from offbook.config import Config
+from offbook.lock import only_writer
 from offbook.runfolder import RunFolder
 from offbook.types import OffbookError
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 COLUMNS = {"solved": ".1%", "invalid_per_100": ".1f", "turns": ".2f", "tokens": ".0f"}
 ARMS = {"rl": ["--feedback.weight", "0"], "rl_hints": []}
+MADE = (*ARMS, "summary.json", "report.html", ".lock", "eval")  # in a quickstart's folder; it is known by the last
 
 
 def quickstart(
@@ -43,9 +46,11 @@ def quickstart(
     """
     started = time.monotonic()
     out = out or Path(f"runs/quickstart-{seed}")
-    if fresh:
-        shutil.rmtree(out, ignore_errors=True)
+    RunFolder(out).refuse_file()
     config = config_from(ctx, {"seed": str(seed)}, defaults={"model": "pocket"})
+    _refuse_faulty(config)
+    if fresh:
+        _remove_earlier(out)
     arguments = [*ctx.args, "--seed", str(seed), "--model", config.model]
     with progress_display(plain) as progress:
         before = _before(out, config, progress)
@@ -68,6 +73,36 @@ def quickstart(
         rows = [[name, *(f"{row[key]:{COLUMNS[key]}}" for key in COLUMNS)] for name, row in summary.items()]
         results.print(table_of([header, *rows]))
         print(f"{seconds:.0f} s. Look at {report}; the numbers are in {out / 'summary.json'}")
+
+
+def _refuse_faulty(config: Config) -> None:
+    """What can be told of the options before anything is made or removed."""
+    from offbook.loop.collector import judges_of
+    from offbook.loop.tasks import refuse_missing_tasks
+
+    judges_of(config)
+    refuse_missing_tasks(config)
+
+
+def _remove_earlier(out: Path) -> None:
+    """What an earlier quickstart made, if that is all there is in the folder and nobody writes there."""
+    found = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if not found:
+        return
+    foreign = sorted(found.difference(MADE))
+    if foreign or not (out / "eval" / "before.claim.json").is_file():
+        why = f"a quickstart does not make {foreign[0]}" if foreign else "it has no eval/before.claim.json"
+        raise OffbookError(
+            f"{out} is not the folder of a quickstart ({why}), so nothing is removed; give another --out"
+        )
+    with ExitStack() as alone:
+        for folder in (out, *(out / arm for arm in ARMS if (out / arm).is_dir())):
+            alone.enter_context(only_writer(folder))
+        for name in MADE:
+            if (out / name).is_dir():
+                shutil.rmtree(out / name)
+            else:
+                (out / name).unlink(missing_ok=True)
 
 
 def _before(out: Path, config: Config, progress: Progress) -> dict[str, Any]:

@@ -242,6 +242,8 @@ class _Episode:
             return "failed", f"error: {error}"
         except ToolFailed as error:
             return "failed", f"error: {error}"
+        except OSError:  # of the machine: no answer that the agent could learn from
+            raise
         except Exception:  # the border of a tool call: a tool that breaks is an answer and an event
             self.record("tool_crash", traceback.format_exc(limit=-4))
             return "failed", "error: the tool broke; try another way"

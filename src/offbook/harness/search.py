@@ -15,7 +15,7 @@ from itertools import groupby
 from offbook.harness import matching
 from offbook.harness.matching import Hit
 from offbook.harness.tool import ToolFailed
-from offbook.sandbox.box import HISTORY, Box
+from offbook.sandbox.box import HISTORY, HOST_ERRORS, Box
 
 RANKED_IN_PLACE = 20_000  # characters
 FILE_CHARS = 1_000_000
@@ -59,8 +59,8 @@ async def _texts(box: Box, path: str) -> tuple[dict[str, str], int]:
     for name in await _names(box, path):
         try:
             text = await box.read(name)
-        except OSError:
-            if name == path:
+        except OSError as error:
+            if name == path or error.errno in HOST_ERRORS:
                 raise
             text = "\0"  # found and not readable: the agent took its rights away
         if len(text) > FILE_CHARS or "\0" in text or size + len(text) > ALL_CHARS:

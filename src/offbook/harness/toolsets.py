@@ -18,7 +18,7 @@ from types import MappingProxyType
 from offbook.harness.tool import Tool, ToolFailed, Workbench
 from offbook.harness.tools import BASH, TOOLS, submitted
 from offbook.harness.wordings import WORDINGS
-from offbook.sandbox.box import PathRefused
+from offbook.sandbox.box import HOST_ERRORS, PathRefused
 from offbook.tokens import as_json, render_call
 from offbook.types import OffbookError, Role, ToolCall, ToolSpec
 
@@ -74,7 +74,9 @@ class Toolset:
             return await tool.run(bench, call.arguments) + note
         except (ToolFailed, PathRefused) as error:
             raise type(error)(f"{error}{note}") from error
-        except OSError as error:  # no such file, a folder, no permission, no space
+        except OSError as error:  # no such file, a folder, no permission, a full box
+            if error.errno in HOST_ERRORS:
+                raise
             raise ToolFailed(f"{error.strerror or error}{note}") from error
 
     def finishes(self, call: ToolCall, answer: str) -> bool:

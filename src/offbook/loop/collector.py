@@ -199,10 +199,12 @@ class Collector:
 
         That has the same RNG: an agent that broke the machine itself does so again, and gains no second draw by it.
         """
-        rollout = await self._work(task, id, group, session, watch)
-        if first := _machine_fault(rollout):
+        rollout = first = await self._work(task, id, group, session, watch)
+        if fault := _machine_fault(first):
             rollout = await self._work(task, id, group, self.engine.open(id), watch)
-            _settle(rollout, first)
+            if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
+                rollout = first  # whoever had acted and is struck twice is judged by what it did
+            _settle(rollout, fault)
         outcome = await self._graded(task, rollout)
         await self._score(task, rollout, outcome)
         return rollout

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
@@ -27,11 +28,13 @@ from offbook.types import OffbookError, Rollout, Task
 if TYPE_CHECKING:
     from offbook.loop.collector import Collector
 
+log = logging.getLogger(__name__)
 DECIDES = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors", "eval")  # of a configuration
 COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a step is, not what it is
 # Where a run lies, when it ends, when it is kept.
 PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes")
 FREE = (*PLACED, *COMPUTED)
+OWN_FILES = ("rewards.files", "tools.files", "feedback.files")  # of the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
 BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times
 STATE = ("optimizer.safetensors", "teacher.*safetensors", "state.json")  # what a checkpoint has for training alone
@@ -40,11 +43,31 @@ STATE = ("optimizer.safetensors", "teacher.*safetensors", "state.json")  # what 
 def refuse_another_run(folder: RunFolder, config: Config) -> None:
     if not folder.checkpoints():
         return  # nothing to lose
-    old, new = load_config([folder.config_file], {}).model_dump(), config.model_dump()
-    differing = [one for one in _differences(old, new) if one[0] not in FREE]
+    old, new = load_config([folder.config_file], {}), config.model_dump()
+    before, paths = old.model_dump(), _own_files(old)
+    for key, contents in _recorded_contents(folder).items():
+        section, _, name = key.partition(".")
+        before[section][name] = contents
+    differing = []
+    for key, then, now in _differences(before, new):
+        if key in OWN_FILES and list(map(os.path.abspath, paths[key])) == list(map(os.path.abspath, now)):
+            log.warning("%s changed since this run last began; it goes on with what is there now", ", ".join(now))
+        elif key not in FREE:
+            differing.append(f"{key} is {now!r} now and {paths.get(key, then)!r} there")
     if differing:
-        told = "; ".join(f"{key} is {now!r} now and {then!r} there" for key, then, now in differing)
-        raise OffbookError(f"{folder.path} holds a run with another configuration ({told}); give another --out")
+        raise OffbookError(
+            f"{folder.path} holds a run with another configuration ({'; '.join(differing)}); give another --out"
+        )
+
+
+def _own_files(config: Config) -> dict[str, list[str]]:
+    return dict(zip(OWN_FILES, (config.rewards.files, config.tools.files, config.feedback.files), strict=True))
+
+
+def _recorded_contents(folder: RunFolder) -> dict[str, list[str]]:
+    """Of the user's own files when the run last began; empty for runs from before that was kept."""
+    path = folder.path / "own_files.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def computed_as_before(folder: RunFolder, config: Config) -> Config:
@@ -69,7 +92,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> 
 
 def _is_same(key: str, then: Any, now: Any) -> bool:
     """Of settings that name a place: whether the same is there."""
-    if key in ("rewards.files", "tools.files"):
+    if key in OWN_FILES:
         return [_content(file) for file in then or ()] == [_content(file) for file in now or ()]
     if key not in ("model", "tasks.source", "feedback.judge.name") or not (then and now):
         return False
@@ -82,6 +105,8 @@ def _is_same(key: str, then: Any, now: Any) -> bool:
 def claim_run(folder: RunFolder, config: Config) -> int:
     """Write the configuration, clear what an unfinished step left, and say which step was the last finished one."""
     write_atomic(folder.config_file, config.to_toml())
+    contents = {key: list(map(_content, files)) for key, files in _own_files(config).items()}
+    write_atomic(folder.path / "own_files.json", json.dumps(contents, indent=1) + "\n")
     done = max(folder.checkpoints(), default=0)
     folder.truncate_metrics(done)
     for path in (folder.path / "ckpt").glob("step_*"):

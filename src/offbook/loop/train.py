@@ -46,7 +46,7 @@ from offbook.tokens import Chat
 from offbook.train.checkpoint import load_training_state
 from offbook.train.schedule import learning_rate_share
 from offbook.train.targets import Measured
-from offbook.train.trainer import NotFinite, StepResult, Trainer
+from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost
 from offbook.train.writing import Checkpoints
 from offbook.types import Feedback, Likely, OffbookError, Rollout, Sample, Task
 
@@ -137,7 +137,10 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
             except NotFinite as problem:
                 _keep_all_steps(checkpoints, step - 1, done)
                 checkpoints.wait()
-                raise _stopped(step, problem, folder) from None
+                raise _stopped(step, problem, folder, "--train.on_nonfinite skip goes on without such a step") from None
+            except WeightsLost as problem:  # they are not those of any step that can be kept
+                checkpoints.wait()
+                raise _stopped(step, problem, folder, "try a lower train.learning_rate") from None
             row |= {"epoch": order.epoch(step, config.train.groups), "skipped_steps": step - trainer.steps}
             row |= collector.metrics()
             row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected}
@@ -166,10 +169,10 @@ def _keep_all_steps(checkpoints: Checkpoints, last: int, done: int) -> None:
         checkpoints.save(last)
 
 
-def _stopped(step: int, problem: NotFinite, folder: RunFolder) -> OffbookError:
+def _stopped(step: int, problem: OffbookError, folder: RunFolder, way_out: str) -> OffbookError:
     last = max(folder.checkpoints(), default=0)
-    good = f"the last checkpoint, of step {last}, is good" if last else "there is no checkpoint yet"
-    return OffbookError(f"step {step}: {problem}; {good}; --train.on_nonfinite skip goes on without such a step")
+    kept = f"the last checkpoint is of step {last}" if last else "there is no checkpoint yet"
+    return OffbookError(f"step {step}: {problem}; {kept}; {way_out}")
 
 
 def learn(
@@ -192,7 +195,13 @@ def learn(
         result = trainer.step(samples, lr_scale=learning_rate_share(config.train, step))
     except NotFinite as problem:
         folder.write_feedback(step, feedback)
-        result = _set_aside(step, samples, problem, config, folder)
+        what = f"{problem}; nothing was applied, and {_set_aside(step, samples, folder)}"
+        if config.train.on_nonfinite == "stop":
+            raise NotFinite(what) from None
+        result = StepResult({}, skipped=what)
+    except WeightsLost as problem:
+        folder.write_feedback(step, feedback)
+        raise WeightsLost(f"{problem}; they are not kept, and {_set_aside(step, samples, folder)}") from None
     if result.skipped:
         log.warning("step %d is skipped: %s", step, result.skipped)
     for item in feedback:
@@ -212,12 +221,8 @@ def learn(
     }
 
 
-def _set_aside(step: int, samples: list[Sample], problem: NotFinite, config: Config, folder: RunFolder) -> StepResult:
-    """Of a step that gave no number and was not applied. Ends the run, unless it is to go on without."""
-    what = f"{problem}; nothing was applied, and its samples are in {folder.write_samples(step, samples)}"
-    if config.train.on_nonfinite == "skip":
-        return StepResult({}, skipped=what)
-    raise NotFinite(what) from None
+def _set_aside(step: int, samples: list[Sample], folder: RunFolder) -> str:
+    return f"its samples are in {folder.write_samples(step, samples)}"
 
 
 def _with_tasks(groups: list[list[Rollout]], tasks: dict[str, Task]) -> list[tuple[Rollout, Task | None]]:

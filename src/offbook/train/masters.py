@@ -33,6 +33,12 @@ class Masters:
         if self.copies:
             torch._foreach_copy_(list(self.copies.values()), [self.named[name] for name in self.copies])
 
+    @torch.no_grad()
+    def norm(self) -> Tensor:
+        """Of all weights, as the model has them."""
+        working = [self.copies.get(name, master) for name, master in self.named.items()]
+        return torch.stack([norm.float() for norm in torch._foreach_norm(working)]).norm()
+
 
 def _hand_over(master: nn.Parameter, working: Tensor) -> None:
     gradient = working.grad

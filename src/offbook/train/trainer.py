@@ -36,6 +36,10 @@ class NotFinite(OffbookError):
     """A loss or gradient that is no number. Nothing of the step was applied."""
 
 
+class WeightsLost(OffbookError):
+    """Weights that are no numbers after a step. They must not be kept or published."""
+
+
 @dataclass(slots=True)
 class StepResult:
     metrics: dict[str, float]
@@ -84,6 +88,8 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.masters.write_back()
+        if not math.isfinite(norm := self.masters.norm()):
+            raise WeightsLost(f"the norm of the weights is {float(norm)} after it, of the gradient {gradient_norm:.3g}")
         for weights in self.own_weights().values():
             weights.follow(self.model)
         padded = sum(len(micro) * row_length(micro, self.model.device) for micro in batches)
@@ -96,6 +102,8 @@ class Trainer:
     def _refuse_faulty(self, samples: list[Sample]) -> None:
         """What an annotator can get wrong, before anything is computed."""
         for sample in samples:
+            if not all(map(math.isfinite, sample.logprobs)):
+                raise NotFinite("a sampled token's log-probability under the policy that sampled it is not finite")
             for branch in sample.branches:
                 name, part = branch.distill.teacher, branch.distill.part
                 if name not in self.teachers:
