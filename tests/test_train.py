@@ -319,3 +319,18 @@ def test_the_rate_of_imitation_is_what_it_was() -> None:
     for step in range(1500):
         was = min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / 1500))
         assert learning_rate_share(settings, step + 1) == was
+
+
+def test_how_far_trainer_and_engine_are_apart_is_told() -> None:
+    """By tokens whose engine's log-probability is the trainer's, shifted by a known amount."""
+    trainer = Trainer(tiny_model(), TrainConfig(learning_rate=1e-12, ratio_cap=2.0))
+    plain = replace(sample_with_branches(random.Random(0)), branches=[], rl_weight=[0.0, *[1.0] * 59])
+    with torch.no_grad():
+        logp = trainer.model(torch.tensor([plain.ids])).logits[0, :-1].log_softmax(-1)
+    exact = [0.0, *logp.gather(1, torch.tensor(plain.ids)[1:, None])[:, 0].tolist()]
+    shifts = [0.1] * 60
+    shifts[7], shifts[9] = 0.8, -3.0
+    metrics = trainer.step([replace(plain, logprobs=[a - b for a, b in zip(exact, shifts, strict=True)])]).metrics
+    assert metrics["rl/mismatch"] == pytest.approx((57 * 0.1 + 0.8 + 3.0) / 59, rel=1e-4)
+    assert metrics["rl/mismatch_p99"] == pytest.approx(3.0, rel=1e-4)
+    assert metrics["rl/truncated"] == pytest.approx(1 / 59), "the ratio is above 2 once"

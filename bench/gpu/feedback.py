@@ -1,35 +1,36 @@
 """What a hinted teacher costs on top of an RL step, on one GPU: `python bench/gpu/feedback.py --json feedback.json`.
 
-A Qwen3 of 0.6B with random weights in bfloat16. Rollouts of random tokens, every other 400 of them sampled by the
+A Qwen3 of 0.6B with random weights in bfloat16 and float32 masters; with `--lora 16` adapters of that rank alone are
+trained. Rollouts of random tokens, every other 400 of them sampled by the
 model; targets are sampled messages of 400 tokens spread evenly over the rollout, their hints 60 tokens. A step is
 `Trainer.step`: batches, teacher, forward, backward, clipping, AdamW. `naive` encodes prefix + hint + message again for
 each target, with the same kernels. `sdpo_rl` and `sdpo` are TRL's trainer, where that is installed, without and with
 the targets (sdpo.py). `--mixed` takes rollouts of ever different lengths instead.
 
 The ceiling is a bfloat16 matrix product measured in the same run. Operations counted: 2 a weight and token forward,
-4 backward, what is recomputed once more; causal attention half of the square, its backward pass 2.5 times the forward
-one.
+4 backward (2 where a weight is not trained), what is recomputed once more; causal attention half of the square, its
+backward pass 2.5 times the forward one.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib.util
 import json
+import math
 import random
 import statistics
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from shapes import DEVICE, VOCABULARY, allocated_gib, forget, free_memory, make_model, time_once
 from torch.autograd import DeviceType
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
-from offbook.config import TrainConfig
+from offbook.config import LoraConfig, TrainConfig
 from offbook.train.batches import Batch, BranchAt, BranchBatch
 from offbook.train.targets import Scorer
 from offbook.train.teachers import Ema, Frozen, Live, Mix, make_teachers
@@ -37,7 +38,7 @@ from offbook.train.trainer import StepResult, Trainer
 from offbook.types import Branch, Distill, Sample
 
 MESSAGE, HEADER, HINT = 400, 3, 60
-VOCABULARY = 151_936
+MODEL = "0.6B" if DEVICE == "cuda" else "tiny"
 KINDS = {"live": Live(), "frozen": Frozen(), "ema": Ema(), "trust_region": Mix(Frozen(), 0.1)}
 OURS = ("rl", *KINDS, "naive")
 THEIRS = ("sdpo_rl", "sdpo")
@@ -59,6 +60,7 @@ class Shape:
 
 
 SHAPES = {"32k": Shape(1, 32_768, 8), "8x4k": Shape(8, 4_096, 2), "100k": Shape(1, 100_000, 10)}
+TRY = {"tiny": Shape(1, 2_048, 2)}  # where there is no GPU: whether it runs
 
 
 class NaiveTeacher:
@@ -75,26 +77,9 @@ class NaiveTeacher:
         for row, branch in branches:
             ids = [*batch.samples[row].ids[: branch.insert], *branch.inserted]
             ids += batch.samples[row].ids[branch.insert : branch.end]
-            states = self.student.hidden(torch.tensor([ids], device="cuda"))[0]
+            states = self.student.hidden(torch.tensor([ids], device=DEVICE))[0]
             hidden.append(states[0, -branch.num_targets - 1 : -1])
         return [(self.student.head, torch.cat(hidden))]
-
-
-def make_model() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=131_072,
-        tie_word_embeddings=True,
-    )
-    with torch.device("cuda"):
-        return Qwen3ForCausalLM(config).to(torch.bfloat16)
 
 
 def make_samples(shape: Shape, teacher: str = "", seed: int = 0) -> list[Sample]:
@@ -128,7 +113,7 @@ def _ids(rng: random.Random, count: int) -> list[int]:
 
 def matrix_ceiling(size: int = 8192, repeats: int = 20) -> float:
     """Operations a second of a bfloat16 product of random matrices, the median of single products."""
-    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    a, b = (torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     times = []
     for _ in range(repeats + 5):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -140,25 +125,35 @@ def matrix_ceiling(size: int = 8192, repeats: int = 20) -> float:
     return 2 * size**3 / statistics.median(times[5:])
 
 
-def operations(model: Qwen3ForCausalLM, shape: Shape, recompute: str) -> float:
+def operations(model: PreTrainedModel, shape: Shape, recompute: str) -> float:
     """Of an RL step alone."""
     config = model.config
     tokens = shape.rollouts * shape.tokens
-    weights = sum(p.numel() for name, p in model.named_parameters() if "layers" in name and p.ndim == 2)
+    matrices = [p for name, p in model.named_parameters() if "layers" in name and p.ndim == 2]
+    weights = [sum(p.numel() for p in matrices if p.requires_grad == trained) for trained in (False, True)]
     heads = config.num_attention_heads * config.head_dim * config.num_hidden_layers
     attention = 2 * shape.rollouts * shape.tokens**2 * heads
     sampled = sum(weight != 0 for sample in make_samples(shape) for weight in sample.rl_weight)
     again = {"none": (0, 0), "layers": (1, 0), "all": (1, 1)}[recompute]
     return (
-        2 * tokens * weights * (3 + again[0])
+        2 * tokens * (weights[0] * (2 + again[0]) + weights[1] * (3 + again[0]))
         + attention * (3.5 + again[1])
-        + 2 * sampled * config.hidden_size * config.vocab_size * 3
+        + 2
+        * sampled
+        * config.hidden_size
+        * config.vocab_size
+        * (2 + model.get_output_embeddings().weight.requires_grad)
     )
+
+
+def make_trainer(settings: TrainConfig) -> Trainer:
+    return Trainer(make_model(MODEL, settings.precision, settings.lora.rank), settings, {"live": Live()})
 
 
 def time_ours(trainer: Trainer, arm: str, shape: Shape, repeats: int) -> dict[str, Any]:
     free_memory()
     trainer.teachers = {"naive": NaiveTeacher(trainer)}
+    forget(trainer.model, trainer.masters.named)
     if arm in KINDS:
         trainer.teachers = make_teachers(trainer.student, {arm: KINDS[arm]})
     samples = make_samples(shape, "" if arm == "rl" else arm)
@@ -172,50 +167,43 @@ def time_theirs(arm: str, shape: Shape, repeats: int) -> dict[str, Any]:
 
     free_memory()
     try:
-        step = SdpoStep(make_model(), make_samples(shape, "live"), with_targets=arm == "sdpo").step
+        step = SdpoStep(make_model(MODEL), make_samples(shape, "live"), with_targets=arm == "sdpo").step
         return time_steps(step, shape, 0 if shape.is_long else repeats)
     except DidNotFit as trouble:
         return {"failed": str(trouble)}
 
 
-def free_memory() -> None:
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def time_once(step: Callable[[], Any]) -> float:
-    torch.cuda.synchronize()
-    started = time.monotonic()
-    step()
-    torch.cuda.synchronize()
-    return time.monotonic() - started
-
-
 def time_steps(step: Callable[[], Any], shape: Shape, repeats: int) -> dict[str, Any]:
     """Seconds of a step, the median, and the peak of allocated memory. Without repeats the first step is taken."""
-    torch.cuda.reset_peak_memory_stats()
+    free_memory()
     warm_s = time_once(step)
     if not shape.is_long:
         step()
     if repeats:
-        torch.cuda.reset_peak_memory_stats()
+        free_memory()
     times = [time_once(step) for _ in range(repeats)] or [warm_s]
     return {
         "step_s": statistics.median(times),
         "spread_s": max(times) - min(times),
         "first_s": warm_s,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "peak_gib": allocated_gib(peak=True),
         "tokens_per_s": shape.rollouts * shape.tokens / statistics.median(times),
     }
 
 
 def bench(shape: Shape, arms: list[str], settings: TrainConfig, repeats: int, ceiling: float) -> dict[str, Any]:
     torch._dynamo.reset()
-    trainer = Trainer(make_model(), settings, {"live": Live()})
+    trainer = make_trainer(settings)
     work = operations(trainer.model, shape, settings.recompute)
     rows = {}
     for arm in [*(arm for arm in arms if arm in OURS), "rl again"]:
-        rows[arm] = time_ours(trainer, arm.removesuffix(" again"), shape, repeats)
+        try:
+            rows[arm] = time_ours(trainer, arm.removesuffix(" again"), shape, repeats)
+        except torch.OutOfMemoryError as error:  # the other arms are worth their minutes
+            rows[arm] = {"failed": str(error).split(". GPU")[0]}
+            trainer.optimizer.zero_grad()
+            print(f"  {arm}: {rows[arm]['failed']}", flush=True)
+            continue
         print(f"  {arm}: {rows[arm]['step_s']:.3f} s, the first {rows[arm]['first_s']:.0f} s", flush=True)
     apart = difference(trainer, shape) if shape.rollouts > 1 else None
     del trainer
@@ -224,7 +212,7 @@ def bench(shape: Shape, arms: list[str], settings: TrainConfig, repeats: int, ce
         print(f"  {arm}: {rows[arm].get('step_s', rows[arm].get('failed'))}", flush=True)
     compare(rows, "rl", (*OURS, "rl again"))
     compare(rows, "sdpo_rl", THEIRS)
-    if "rl" in rows:
+    if "step_s" in rows.get("rl", {}):
         rows["rl"]["ceiling_share"] = work / rows["rl"]["step_s"] / ceiling
     return {
         "shape": asdict(shape),
@@ -238,7 +226,7 @@ def bench(shape: Shape, arms: list[str], settings: TrainConfig, repeats: int, ce
 @torch.no_grad()
 def difference(trainer: Trainer, shape: Shape) -> float:
     """How far the hidden states of hinted targets are from those of re-encoding, as a share of their norm."""
-    batch = Batch.collate(make_samples(shape, "live"), torch.device("cuda"))
+    batch = Batch.collate(make_samples(shape, "live"), torch.device(DEVICE))
     _, found = trainer.student.hidden(batch.ids_BT, BranchBatch.collate(batch, batch.branches))
     ((_, wanted),) = NaiveTeacher(trainer).own_scorers(batch, batch.branches)
     assert found is not None
@@ -257,7 +245,7 @@ def compare(rows: dict[str, dict[str, Any]], base: str, arms: Iterable[str]) -> 
 def mixed(settings: TrainConfig, longest: int = 32_768, count: int = 8) -> dict[str, Any]:
     """Rollouts whose lengths differ from step to step, as real ones do: tokens a second when a length is met for the
     first time, and when all have been met. Two steps of other lengths come first, so that compiling is not counted."""
-    trainer = Trainer(make_model(), settings, {"live": Live()})
+    trainer = make_trainer(settings)
     rng = random.Random(0)
     lengths = [rng.randrange(longest * 3 // 4, longest) for _ in range(count + 2)]
     rows = {}
@@ -277,7 +265,7 @@ def mixed(settings: TrainConfig, longest: int = 32_768, count: int = 8) -> dict[
 def profile(shape: Shape, settings: TrainConfig) -> dict[str, Any]:
     """Where the time of the hinted step goes: kernels by how much longer they take than in the RL step, in ms; and
     where the GPU waits for the processor."""
-    trainer = Trainer(make_model(), settings, {"live": Live()})
+    trainer = make_trainer(settings)
     spent: dict[str, list[float]] = {}
     for column, teacher in enumerate(("", "live")):
         samples = make_samples(shape, teacher)
@@ -338,27 +326,40 @@ def show(entry: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    shapes = SHAPES if DEVICE == "cuda" else TRY
+    parser.add_argument("--shapes", nargs="+", choices=shapes, default=list(shapes))
     installed = THEIRS if importlib.util.find_spec("trl") else ()
     parser.add_argument("--arms", nargs="+", choices=(*OURS, *THEIRS), default=[*OURS, *installed])
     parser.add_argument("--recompute", choices=("none", "layers", "all"), default="layers")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters of this rank alone")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="instead: which kernels the first shape's hints cost")
     parser.add_argument("--mixed", action="store_true", help="instead: rollouts of different lengths")
     options = parser.parse_args()
-    ceiling = matrix_ceiling()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {ceiling / 1e12:.0f} TFLOP/s in bf16 products")
-    settings = TrainConfig(micro_tokens=131_072, recompute=options.recompute, compile=True, learning_rate=1e-6)
+    gpu = torch.cuda.get_device_name() if DEVICE == "cuda" else "no GPU"
+    ceiling = matrix_ceiling() if DEVICE == "cuda" else math.inf
+    print(f"{gpu}, torch {torch.__version__}: {ceiling / 1e12:.0f} TFLOP/s in bf16 products")
+    print(f"Qwen3-{MODEL}, {options.precision}, " + (f"LoRA of rank {options.lora}" if options.lora else "all weights"))
+    settings = TrainConfig(
+        micro_tokens=131_072,
+        recompute=options.recompute,
+        compile=DEVICE == "cuda",
+        learning_rate=1e-6,
+        precision=options.precision,
+        lora=LoraConfig(rank=options.lora),
+    )
     if options.profile or options.mixed:
-        figures = mixed(settings) if options.mixed else profile(SHAPES[options.shapes[0]], settings)
+        figures = mixed(settings) if options.mixed else profile(shapes[options.shapes[0]], settings)
         if options.json:
             options.json.write_text(json.dumps(figures, indent=2) + "\n")
         return
     entries = []
     for name in options.shapes:
-        repeats = max(3, options.repeats // 2) if SHAPES[name].is_long else options.repeats
-        entry = bench(SHAPES[name], options.arms, settings, repeats, ceiling)
-        entries.append({"ceiling_tflops": ceiling / 1e12, "gpu": torch.cuda.get_device_name(), **entry})
+        repeats = max(3, options.repeats // 2) if shapes[name].is_long else options.repeats
+        entry = bench(shapes[name], options.arms, settings, repeats, ceiling)
+        trained = {"precision": options.precision, "lora": options.lora}
+        entries.append({"ceiling_tflops": ceiling / 1e12, "gpu": gpu, **trained, **entry})
         show(entry)
         if options.json:
             options.json.write_text(json.dumps(entries, indent=2) + "\n")

@@ -89,6 +89,8 @@ class Decoder:
     ) -> tuple[Tensor, Tensor | None]:
         base = self.model.base_model
         hidden_BTD, rotary = _embed(base, ids_BT, torch.arange(ids_BT.shape[1], device=ids_BT.device)[None])
+        if self.compiled and torch.is_grad_enabled():
+            hidden_BTD.requires_grad_()  # under adapters it does not; the first layer would be compiled as another one
         if branches is None:
             for layer in base.layers:
                 hidden_BTD = self._base_layer(layer, hidden_BTD, rotary, None)

@@ -74,9 +74,8 @@ def _refuse_other_settings(adapter: Any, settings: LoraConfig) -> None:
         told = "; ".join(
             f"train.lora.{name} is {asked[name]!r} and the adapter's {found[name]!r}" for name in differing
         )
-        raise OffbookError(
-            f"the model is an adapter, which is trained on as it is ({told}); give its values, or merge it"
-        )
+        mend = "give its values, or merge it first (offbook export --merged)"
+        raise OffbookError(f"the model is an adapter, which is trained on as it is ({told}); {mend}")
 
 
 def _inject(model: PreTrainedModel, settings: Any) -> None:

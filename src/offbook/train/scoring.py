@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
@@ -56,6 +57,7 @@ class Ledger:
     sums: dict[str, list[Tensor]] = field(default_factory=dict)
     over: dict[str, int] = field(default_factory=dict)  # what each sum is divided by
     squares: dict[str, Tensor] | None = None  # of the norm of each part's gradient, where that is asked for
+    apart: list[Tensor] = field(default_factory=list)  # trainer from engine, of each sampled token; else -1
     reports: list[BranchReport] = field(default_factory=list)
     split: frozenset[str] = frozenset()  # contests whose branches are in several micro-batches
     entered: Counter[str] = field(default_factory=Counter)  # branches of those so far
@@ -67,7 +69,11 @@ class Ledger:
 
     def means(self) -> dict[str, float]:
         """`rl/loss` is a mean over the tokens of that part, `PART/kl` over those of a part that branches name."""
-        return {name: sum(torch.stack(values).tolist()) / self.over[name] for name, values in self.sums.items()}
+        means = {name: sum(torch.stack(values).tolist()) / self.over[name] for name, values in self.sums.items()}
+        apart = torch.cat([values[values >= 0] for values in self.apart]) if self.apart else torch.empty(0)
+        if len(apart):
+            means["rl/mismatch_p99"] = float(apart.kthvalue(math.ceil(0.99 * len(apart))).values)
+        return means
 
     def measured(self) -> dict[str, Measured]:
         """By the branch's key. After the means, which wait for the device."""
@@ -146,8 +152,11 @@ class Scoring:
             self.scores.append(terms.scores)
         if count := counts[POLICY]:
             sampled_N = (rows.rl_weight_N != 0).float()
+            above_N = terms.logp_N - rows.behaviour_N
             self.ledger.add("rl/loss", terms.rl, count)
-            self.ledger.add("rl/mismatch", (terms.logp_N - rows.behaviour_N).abs() * sampled_N, count)
+            self.ledger.add("rl/mismatch", above_N.abs() * sampled_N, count)
+            self.ledger.add("rl/truncated", (above_N > math.log(self.ratio_cap)) * sampled_N, count)
+            self.ledger.apart.append(torch.where(sampled_N > 0, above_N.abs(), -1.0))
             self.ledger.add("rl/entropy", terms.entropy_N * sampled_N, count)
             if rows.reference_N is not None:
                 self.ledger.add("rl/reference_kl", k1(terms.logp_N, rows.reference_N) * sampled_N, count)
