@@ -86,13 +86,17 @@ def test_branches_read_what_re_encoding_with_the_adapter_reads(teacher: str, fre
 
 
 def test_the_adapter_alone_is_trained_and_a_frozen_teacher_is_the_start() -> None:
-    trainer = Trainer(adapted(tiny_model()), FAST, TEACHERS["frozen"])
+    trainer, idle = Trainer(adapted(tiny_model()), FAST, TEACHERS["frozen"]), []
+    for name, layer in teacher_model(trainer).named_modules():
+        if name.endswith("lora_A.default"):
+            layer.register_forward_hook(lambda *_: idle.append(1))
     before = {name: value.clone() for name, value in trainer.model.named_parameters()}
     trainer.step(batch())
     trainer.step(batch(1))
     for name, value in trainer.model.named_parameters():
         assert ("lora_" in name) == bool((value != before[name]).any()), name
     assert torch.equal(logits(teacher_model(trainer)), logits(tiny_model()))
+    assert not idle, "a fresh adapter is not computed"
     assert not torch.allclose(logits(trainer.model), logits(tiny_model()), atol=1e-2)
 
 

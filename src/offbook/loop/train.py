@@ -83,10 +83,10 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
     sets = task_sets(config, progress)
     by_id = {task.id: task for task in sets.train}
     tell(f"model {config.model}, loaded from {start}")
-    tell(str(plan))
     tell(f"tasks {config.tasks.source}: {len(sets.train)} to train on, {len(sets.heldout)} held out")
     rollouts = f"{config.train.groups} tasks x {config.train.group_size} rollouts"
     tell(f"{config.train.steps} steps of {rollouts}, kept in {config.out}")
+    tell(str(plan))
     trained = model_to_train(config, start)
     sampled = model_to_sample(config, start, trained)
     collector = Collector(config, start, judges=judges, progress=progress, loaded=sampled)

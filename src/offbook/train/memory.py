@@ -13,7 +13,7 @@ COMPILED_SHARE of what an eager one does.
 
 The peak is taken while several micro-batches add up gradients:
 
-    weights + masters + optimizer + gradients + teachers + activations + max(head, one layer's backward pass)
+    weights + masters + optimizer + gradients + teachers + activations + max(head, one layer's backward pass, ...)
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Shapes:
     attention: float  # of those: the output of attention
     head_entries: int  # vocabulary times width
     head_trained: bool
+    tied: bool  # the head is the table of embeddings
     kv_entries: int  # keys and values a token, in all layers
     vocabulary: int
     positions: int
@@ -110,6 +111,7 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         attention=attended,
         head_entries=output.numel(),
         head_trained=output.requires_grad,
+        tied=len(tables) == 1,
         kv_entries=2 * config.num_hidden_layers * shared * head_width,
         vocabulary=config.vocab_size,
         positions=config.max_position_embeddings,
@@ -193,12 +195,14 @@ def step_parts(shapes: Shapes, way: Way, tokens: int, branch_tokens: int = 0) ->
     entries = head.COMPILED_CHUNK_ENTRIES if way.compile else head.CHUNK_ENTRIES
     entries = min(entries, tokens * shapes.vocabulary)
     chunk = entries * (COMPILED_CHUNK_BYTES if way.compile else CHUNK_BYTES)[shapes.width_bytes]
-    sums = (4 + shapes.width_bytes) * shapes.head_entries if shapes.head_trained else 0
-    backward = tokens * (again + BACKWARD_SHARE * layer)
-    backward += shapes.width_bytes * shapes.head_entries if shapes.head_trained else 0
+    table = shapes.head_entries if shapes.head_trained else 0
     activations = tokens * (shapes.layers * kept + behind)
-    at_most = max(chunk + sums + 2 * tokens * given, backward)
-    return dict(zip(IN_A_STEP, (activations, at_most, branch_tokens * FORWARD_SHARE * shapes.saved), strict=True))
+    at_head = chunk + (4 + shapes.width_bytes) * table + 2 * tokens * given  # a chunk's gradient and their sum
+    in_layer = tokens * (again + BACKWARD_SHARE * layer) + shapes.width_bytes * table
+    # At the end no activations are left. Gradients of a table that is tied meet there: the head's, its own, their sum.
+    at_end = 3 * shapes.width_bytes * table * shapes.tied - activations
+    most = max(at_head, in_layer, at_end)
+    return dict(zip(IN_A_STEP, (activations, most, branch_tokens * FORWARD_SHARE * shapes.saved), strict=True))
 
 
 def free_host_memory() -> int:
