@@ -42,7 +42,8 @@ def interpreter(folder: Path, version: str = "0.32.0", said: str = "", seconds: 
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     (folder / "said").write_text(said)
     python = folder / "python"
-    serve = f"cat {folder}/said; sleep {seconds}; exit 1"
+    child = f"{sys.executable} -c 'import time; time.sleep({seconds})' {folder}/child"
+    serve = f"cat {folder}/said; {child}; exit 1"
     python.write_text(
         f'#!/bin/sh\nif [ "$1" = -c ]; then PYTHONPATH={folder}/site exec {sys.executable} "$@"; fi\n'
         + (serve if said or seconds else f'exec {sys.executable} "$@"')
@@ -111,7 +112,7 @@ def test_a_server_that_does_not_come_up_in_time_is_ended(tmp_path: Path) -> None
     late = server(tmp_path, python=interpreter(tmp_path, seconds=60), start_s=0.5)
     with pytest.raises(ServerLost, match=r"does not answer after 0\.5 s \(engine\.vllm\.start_s\)"):
         late.start()
-    assert not _running(str(tmp_path / "python"))
+    assert not _running(str(tmp_path))  # nor what it has started
 
 
 def _running(words: str) -> list[str]:

@@ -160,11 +160,9 @@ class Client:
         return kind(*(text.replace(self._key, "[key]") if is_secret else text for text in texts))
 
 
-def connections(is_local: bool = False) -> httpx2.AsyncClient:
-    """To be closed, in the event loop in which they are used. Deadlines are the client's. A server that offbook runs on
-    this machine is reached without the proxy that the environment names."""
-    limits = httpx2.Limits(max_connections=None)
-    return httpx2.AsyncClient(timeout=None, limits=limits, verify=_certificates(), trust_env=not is_local)
+def connections() -> httpx2.AsyncClient:
+    """To be closed, in the event loop in which they are used. Deadlines are the client's."""
+    return httpx2.AsyncClient(timeout=None, limits=httpx2.Limits(max_connections=None), verify=_certificates())
 
 
 @functools.cache

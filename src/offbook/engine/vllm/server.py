@@ -28,6 +28,7 @@ from offbook.types import ModelLost, OffbookError, ServerLost
 INSIDE = Path(__file__).parent / "inside"  # what runs in vLLM's environment
 POLL_S = 0.2
 STOP_S = 10.0  # to end by itself
+GONE_S = 5.0  # for what was killed to be gone
 CALL_S = 60.0
 BATCHED_TOKENS = 16_384  # in one forward, on a GPU: what vLLM takes for itself where it is not a server
 # What its log says on the way up.
@@ -107,9 +108,13 @@ class Server:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_S)
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # what says that the group is empty, and the GPU's memory free
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            process.wait()
+            deadline = time.monotonic() + GONE_S
+            while time.monotonic() < deadline:
+                os.killpg(process.pid, 0)
+                time.sleep(0.02)
         assert process.stdin is not None
         process.stdin.close()
 

@@ -99,11 +99,11 @@ class Sender:
 
     def _in_file(self, size: int) -> Tensor:
         path = self._folder / "weights"
-        path.unlink(missing_ok=True)
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, size)  # a full /dev/shm would else kill the process on a write
         flat = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
         self.server.rpc("offbook_open", json.dumps({"path": str(path), "bytes": size}), LOAD_S)
+        path.unlink()  # both have it: its memory goes with them, however they end
         return flat
 
 
