@@ -282,6 +282,7 @@ def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) ->
         (["train", "--seed"], 2, "--seed needs a value"),
         (["train", *POCKET, "--out", "a-file"], 1, "a-file is a file; --out is the folder of a run"),
         ([*DRY, "--tasks.source", "absent"], 1, "there is no task folder absent"),
+        ([*DRY, "--tasks.source", "."], 1, "train holds no task folders"),
         ([*DRY, "--feedback.rules", '["unknown_tol"]'], 1, "there is no rule unknown_tol"),
         ([*DRY, "--monitors.policy.tsts", "zero"], 1, "monitors.policy.tsts: there is no such finding"),
         ([*DRY, "--rewards.weights.nope", "1"], 1, "there is no reward nope"),
@@ -413,7 +414,17 @@ def test_what_is_no_number_ends_the_run_or_the_step(cache: Path, model: Path, tm
         assert torch.equal(value, second[name])
         assert torch.equal(value, third[name])
         assert last[name].isfinite().all()
-    lost = train(cache, model, tmp_path / "lost", "--train.steps", "3", "--train.learning_rate", "3e38", "--train.on_nonfinite", "skip")
+    lost = train(
+        cache,
+        model,
+        tmp_path / "lost",
+        "--train.steps",
+        "3",
+        "--train.learning_rate",
+        "3e38",
+        "--train.on_nonfinite",
+        "skip",
+    )
     assert (lost.returncode, list(RunFolder(tmp_path / "lost").checkpoints())) == (1, [])
     (sentence,) = (line for line in lost.stderr_text.splitlines() if line.startswith("offbook: "))
     assert "step 1: the norm of the weights is inf after it" in sentence

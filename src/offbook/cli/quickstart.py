@@ -81,7 +81,7 @@ def _refuse_faulty(config: Config) -> None:
     from offbook.loop.tasks import refuse_missing_tasks
 
     judges_of(config)
-    refuse_missing_tasks(config)
+    refuse_missing_tasks(config, "train")
 
 
 def _remove_earlier(out: Path) -> None:
@@ -92,7 +92,9 @@ def _remove_earlier(out: Path) -> None:
     foreign = sorted(found.difference(MADE))
     if foreign or not (out / "eval" / "before.claim.json").is_file():
         why = f"a quickstart does not make {foreign[0]}" if foreign else "it has no eval/before.claim.json"
-        raise OffbookError(f"{out} is not the folder of a quickstart ({why}), so nothing is removed; give another --out")
+        raise OffbookError(
+            f"{out} is not the folder of a quickstart ({why}), so nothing is removed; give another --out"
+        )
     with ExitStack() as alone:
         for folder in (out, *(out / arm for arm in ARMS if (out / arm).is_dir())):
             alone.enter_context(only_writer(folder))

@@ -110,7 +110,7 @@ class Difference:
 
 
 def compare_paired(base: Ratio, other: Ratio) -> Difference:
-    """The same tasks in the same order on both sides. Two shares that differ alike in all tasks have Newcombe's interval."""
+    """The same tasks in the same order on both sides. Shares that differ alike in all have Newcombe's interval."""
     num_tasks = len(base.above_T)
     value = None if base.value is None or other.value is None else other.value - base.value
     if value is None or num_tasks < 2:
