@@ -358,9 +358,8 @@ def test_the_report_of_a_quickstart(browser: Any, tmp_path: Path) -> None:
     expect(page.get_by_text("Outcome withheld: What rollouts that a monitor found to be cheating")).to_be_visible()
     assert not set(RIDDLES) & set(page.locator(".panel strong").all_inner_texts())
     page.get_by_text("other numbers").click()
-    assert set(RIDDLES) <= set(page.locator(".panel strong").all_inner_texts())
-    for note in RIDDLES.values():
-        expect(page.locator(".panel").get_by_text(note)).to_be_visible()
+    for label, note in RIDDLES.items():
+        expect(page.locator(".panel", has_text=label).get_by_text(note)).to_be_visible()
     example = page.locator("#example")
     example.locator(".strip").evaluate("(strip) => strip.scrollIntoView()")  # what is off the screen is not laid out
     assert "available tools are read_file" in example.locator(".hint").inner_text()
