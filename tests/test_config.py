@@ -41,8 +41,14 @@ def test_the_resolved_tree_reads_back_as_itself() -> None:
     ],
 )
 def test_an_unknown_key_is_named_and_the_nearest_suggested(key: str, suggestion: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown configuration key {key}; did you mean {suggestion}"):
+    with pytest.raises(
+        ConfigError, match=f"unknown configuration key {key}; did you mean {suggestion}, as in: --{suggestion} "
+    ):
         load_config([], {key: "1"})
+    with pytest.raises(
+        ConfigError, match="unknown configuration key zzz; `offbook train --model pocket --dry-run` prints"
+    ):
+        load_config([], {"zzz": "1"})
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,8 @@ def test_an_unknown_key_is_named_and_the_nearest_suggested(key: str, suggestion:
     [
         ({"feedback.weight": "x"}, "feedback.weight = 'x'"),
         ({"train.steps": "0"}, "train.steps = 0"),
+        ({"train.steps": "x"}, f", as in: --train.steps {Config().train.steps}"),
+        ({"feedback.teacher": "wise"}, ", as in: --feedback.teacher frozen"),
         ({"feedback.teacher": "wise"}, "feedback.teacher = 'wise'"),
         ({"train": "3"}, "train = 3"),
     ],

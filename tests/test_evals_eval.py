@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from test_remote import KEY, Answer, Server, reply, serving
 
+from offbook.cli.evaluate import _files
 from offbook.config import Config, EvalConfig
 from offbook.evals.compare import find_evaluation
 from offbook.evals.run import Subject, run_eval
@@ -135,6 +136,12 @@ def test_a_server_that_is_lost_is_not_measured(suite: Path, tmp_path: Path) -> N
         server.answers = tuple(GIVING_UP)
         result = run_eval(right, suites, files)
         assert (result["rollouts"], result["crashed"], result["resumed"]) == (3, 0, 1)
+
+
+def test_a_quick_look_is_in_nobody_s_way(tmp_path: Path) -> None:
+    names = [_files(None, tmp_path, "m", suite, limit).results.name for suite in (None, ["pocket"]) for limit in (0, 2)]
+    assert names == ["final.json", "first-2.json", "pocket.json", "pocket-first-2.json"]
+    assert _files(None, None, "pocket", None, 2).results == Path("runs/eval-pocket-first-2/results.json")
 
 
 def test_a_run_s_evaluation_gives_way_to_that_of_another_checkpoint_alone(suite: Path, tmp_path: Path) -> None:

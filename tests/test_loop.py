@@ -282,6 +282,7 @@ def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) ->
         (["train", "--seed"], 2, "--seed needs a value"),
         (["train", *POCKET, "--out", "a-file"], 1, "a-file is a file; --out is the folder of a run"),
         ([*DRY, "--tasks.source", "absent"], 1, "there is no task folder absent"),
+        ([*DRY, "--tasks.source", "."], 1, "train holds no task folders"),
         ([*DRY, "--feedback.rules", '["unknown_tol"]'], 1, "there is no rule unknown_tol"),
         ([*DRY, "--monitors.policy.tsts", "zero"], 1, "monitors.policy.tsts: there is no such finding"),
         ([*DRY, "--rewards.weights.nope", "1"], 1, "there is no reward nope"),

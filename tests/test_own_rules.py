@@ -88,7 +88,11 @@ def test_a_rule_that_breaks_is_named(tmp_path: Path, chat: ChatFormat, body: str
     [
         ("def rule(acts): ...", [], "the rule rule of .*my_rules.py needs a docstring, which is its hint"),
         (DOCUMENTED.replace("rule", "edited_tests") + "return []", [], "there are two rules called edited_tests"),
-        (DOCUMENTED + "return []", ["edited_tests"], "my_rules.py has rule; feedback.rules has to name one of them"),
+        (
+            DOCUMENTED + "return []",
+            ["edited_tests"],
+            "my_rules.py has rule; feedback.rules has to .*, as in --feedback.rules edited_tests,rule, or",
+        ),
         ("_hidden = 1", [], "my_rules.py has no functions"),
         (DOCUMENTED + "return []", ["rule", "rul"], "there is no rule rul; the rules are unknown_tool.*, rule$"),
     ],

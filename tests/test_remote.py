@@ -576,18 +576,27 @@ def test_a_hung_server_is_one_line(
     )
 
 
+def test_a_server_that_hangs_past_every_deadline_is_told_too(
+    ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "SILENCE_S", 0.3)
+    with serving(Answer("", delay_s=0.3)) as server, pytest.raises(NoAnswer, match="after 5 attempts"):
+        ask(server, timeout_s=0.1, max_retries=4)
+    assert caplog.messages[0].startswith("the model server 127.0.0.1 has not answered for 0.3 s; each request")
+
+
 def test_a_server_that_answers_is_not_called_silent(ask: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
     with serving(reply("ok")) as server:
         ask(server)
     assert not caplog.messages
 
 
-@pytest.mark.parametrize(("key", "shown"), [("e", "seven letters, e"), ("EMPTY", "EMPTY"), (KEY, "[key]")])
+@pytest.mark.parametrize(("key", "shown"), [("e", "e"), ("EMPTY", "[key]"), ("sk-1234", "[key]"), (KEY, "[key]")])
 def test_a_key_that_is_no_secret_takes_no_letters_away(
     ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, key: str, shown: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    said = "seven letters, e" if key == "e" else key
+    said = f"seven letters, an EMPTYING: {key}"
     with serving(Answer({"detail": said}, 400)) as server, pytest.raises(OffbookError, match="answered 400") as error:
         ask(server)
-    assert str(error.value) == f"the model server 127.0.0.1 answered 400: {shown}"
+    assert str(error.value) == f"the model server 127.0.0.1 answered 400: seven letters, an EMPTYING: {shown}"

@@ -308,9 +308,9 @@ def test_gradient_norms_of_the_parts_are_reported_where_asked() -> None:
     }
     for part, only in alone.items():
         metrics = Trainer(tiny_model(), TrainConfig(log_parts=1), TEACHERS["frozen"]).step([only]).metrics
-        assert metrics[f"{part}/gradient"] == pytest.approx(found[f"{part}/gradient"], rel=1e-5)
-        assert metrics[f"{part}/gradient"] > 0
-    assert "rl/gradient" not in asked.step([sample]).metrics, "every second step"
+        assert metrics[f"{part}/hidden_gradient"] == pytest.approx(found[f"{part}/hidden_gradient"], rel=1e-5)
+        assert metrics[f"{part}/hidden_gradient"] > 0
+    assert "rl/hidden_gradient" not in asked.step([sample]).metrics, "every second step"
 
 
 def test_the_learning_rate_rises_and_falls() -> None:

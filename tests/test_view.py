@@ -165,6 +165,12 @@ def test_the_example_is_clear(tmp_path: Path) -> None:
     assert (example["source"], example["number"], example["task"], example["group"]) == ("step_00002", 2, TASKS[0], "g")
     assert example["hint"]["target"]["rollout"] == "clear"
     assert len(example["hint"]["pieces"]) == 7
+    for name in ("unclear", "long", "clear", "skipped"):
+        for side in ("pieces", "student", "teacher", "divergence"):
+            setattr(found[name], side, getattr(found[name], side) * 10)
+    folder.write_feedback(2, list(found.values()))
+    again = answer([RunIndex("rl_hints", folder.path)], "api/run/0/example")
+    assert again["hint"]["target"]["rollout"] == "rare", "nobody reads 70 tokens at a glance"
 
 
 def test_every_way_to_end_has_words() -> None:

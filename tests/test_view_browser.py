@@ -39,6 +39,7 @@ STRONGEST = """() => {
   token.closest(".message").previousElementSibling.scrollIntoView();
   token.focus({ preventScroll: true });
 }"""
+RIDDLES = {"Engine against trainer": "comes of rounding", "Outcome withheld": "would have earned by solving"}
 PHONE = {"width": 390, "height": 844}
 
 
@@ -331,6 +332,7 @@ def test_the_report_of_a_quickstart(browser: Any, tmp_path: Path) -> None:
         make_run(root, name, hinted=name == "rl_hints", extra=HOSTILE)
     before = {"solved": 0.25, "invalid_per_100": 30.0, "turns": 4.0, "tokens": 1234.0, "rollouts": 1}
     before["reward/open_todos"] = -0.125
+    before["reward/outcome_withheld"] = 0.5
     RunFolder(root).write_eval("before", before, [make_rollout("before/0", "otter-birch", "b", solved=False)])
     runs = [RunIndex(name, path) for name, path in _folders([root]).items()]
     write_single(tmp_path / "report.html", runs, "offbook quickstart", lambda runs: f"What came out. {HOSTILE}")
@@ -349,11 +351,17 @@ def test_the_report_of_a_quickstart(browser: Any, tmp_path: Path) -> None:
     assert rows.nth(2).locator(".change").all_inner_texts() == changes
     page.get_by_text("Parts of the reward").click()
     assert page.locator(".parts tbody tr").all_inner_texts() == [
-        "before\t\u22120.125",
-        "rl\t\u2014",
-        "rl_hints\t\u2014",
+        "before\t\u22120.125\t0.500",
+        "rl\t\u2014\t\u2014",
+        "rl_hints\t\u2014\t\u2014",
     ]
+    expect(page.get_by_text("Outcome withheld: What rollouts that a monitor found to be cheating")).to_be_visible()
+    assert not set(RIDDLES) & set(page.locator(".panel strong").all_inner_texts())
+    page.get_by_text("other numbers").click()
+    for label, note in RIDDLES.items():
+        expect(page.locator(".panel", has_text=label).get_by_text(note)).to_be_visible()
     example = page.locator("#example")
+    example.locator(".strip").evaluate("(strip) => strip.scrollIntoView()")  # what is off the screen is not laid out
     assert "available tools are read_file" in example.locator(".hint").inner_text()
     assert "write_file" in example.locator(".strip").inner_text()
     assert "25 times less likely" in example.locator(".effect").inner_text()  # .6 x .84 / (.02 x .99)
@@ -405,6 +413,25 @@ def test_what_went_wrong_is_said_first_and_what_is_unseen_is_shown(browser: Any,
         target = page.locator(".message.target")
         assert "did not score" in target.inner_text()
         assert target.locator(".tool-name").inner_text() == "write_file"
+        watched.check()
+        watched.context.close()
+
+
+def test_rollouts_without_training_are_not_said_to_be_trained_on(browser: Any, tmp_path: Path) -> None:
+    for name in ("rollout", "eval"):
+        folder = RunFolder(tmp_path / name)
+        folder.write_rollouts(0, [make_rollout("r/t/0", "t", "t", solved=True)])
+        folder.config_file.write_text("")
+        (folder.path / "claim.json").write_text("{}")
+    RunFolder(tmp_path / "rollout").append_metrics({"step": 0, "solved": 0.5, "turns": 3.0})
+    (tmp_path / "eval" / "results.json").write_text('{"solved": 0.25}')
+    with serving(*(RunIndex(name, tmp_path / name) for name in ("rollout", "eval"))) as server:
+        watched = Watched(browser, server.url)
+        page = watched.open("/run/0", "#numbers")
+        assert page.locator("#numbers tr").all_inner_texts() == ["solved\t50.0%\t", "turns\t3\t"]
+        for address, selector in (("/run/0", "#numbers"), ("/run/1", "#result"), ("/compare", "#closer")):
+            said = watched.open(address, selector).locator("main").inner_text()
+            assert not any(word in said for word in ("in training", "training tasks", "No step is", "No monitor"))
         watched.check()
         watched.context.close()
 

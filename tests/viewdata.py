@@ -122,6 +122,8 @@ def metrics(step: int, hinted: bool) -> dict[str, Any]:
         "staleness": 0.5,
         "flagged": 0.1,
         "flags/test_edit": 1,
+        "rl/mismatch": 0.001,
+        "reward/outcome_withheld": 0.1,
         "train_s": 1.2,
     }
     return row | ({"hint/kl": 0.4 / step, "targets/unknown_tool": 4, "hinted_targets": 4} if hinted else {})

@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 KEY = "OPENAI_API_KEY"  # the variable with the server's key, if it wants one
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 SILENCE_S = 10.0  # after which people are told that they wait for a server
-LEAST_KEY = 8  # characters; what is shorter is no secret, and may be a word or a letter of every sentence
+LEAST_KEY = 4  # characters; what is shorter is no secret, and may be a letter of every sentence
+LONG_KEY = 8  # a shorter one may be part of a word, and is taken out where it stands alone
 TRY_AGAIN = frozenset({408, 409, 425, 429})  # besides every 5xx
 # The server and not the request: no key, no credit, no such model, too busy, nothing behind the gateway.
 LOST = frozenset({401, 402, 403, 404, 429, 502, 503, 504})
@@ -102,9 +103,11 @@ class Client:
 
     async def post(self, body: dict[str, Any], http: httpx2.AsyncClient) -> Reply:
         """One reply, after as many attempts as it takes. A server that does not want this request is asked once."""
+        loop = asyncio.get_running_loop()
+        heard = loop.time()  # of the server last: attempts that end without a word are one silence
         for attempt in range(self.max_retries + 1):
             pause_s, kind = FIRST_PAUSE_S * 2**attempt, NoAnswer
-            silence = asyncio.get_running_loop().call_later(self._patience_s, self._tell_silence, self._patience_s)
+            silence = loop.call_at(heard + self._patience_s, self._tell_silence, self._patience_s)
             try:
                 async with asyncio.timeout(self.timeout_s):
                     response = await http.post(self.url, json={"model": self.model, **body}, headers=self._headers)
@@ -114,6 +117,7 @@ class Client:
                 reason = _cause(error)
                 problem, kind = f"cannot be reached ({reason})", NoServer
             else:
+                heard = loop.time()
                 if response.is_success:
                     return self._parse(response)
                 status, said = response.status_code, _refusal(response)
@@ -156,8 +160,11 @@ class Client:
 
     def _error(self, problem: str, reason: str, kind: type[NoAnswer] = NoAnswer) -> NoAnswer:
         texts = f"the model server {self.host} {problem}", reason
-        is_secret = len(self._key) >= LEAST_KEY
-        return kind(*(text.replace(self._key, "[key]") if is_secret else text for text in texts))
+        if len(self._key) < LEAST_KEY:
+            return kind(*texts)
+        ends = ("", "") if len(self._key) >= LONG_KEY else (r"(?<!\w)", r"(?!\w)")
+        found = re.escape(self._key).join(ends)
+        return kind(*(re.sub(found, "[key]", text) for text in texts))
 
 
 def connections() -> httpx2.AsyncClient:

@@ -44,7 +44,7 @@ def evaluate(
     """Measure on tasks: solved, effort, cost and behaviour together, each with an interval.
 
     The same command goes on with an evaluation that was stopped. A run folder's own configuration is the base, its
-    held-out tasks are the suite, and the result is kept in its eval/ folder.
+    held-out tasks are the suite, and the result is kept in its eval/ folder, as `final`; with --limit 2 as `first-2`.
     """
     chosen = model or model_option
     if not chosen or (model and model_option):
@@ -72,7 +72,10 @@ def evaluate(
         suites = load_suites(suite or [config.tasks.source], config, limit, progress)
     source = train or (config.tasks.source if run else "")  # of other models somebody has to say
     trained = train_tasks(source, config) if source else None
-    subject, files = Subject(name if folder is None else chosen, config, folder, name), _files(out, run, chosen, suite)
+    subject, files = (
+        Subject(name if folder is None else chosen, config, folder, name),
+        _files(out, run, chosen, suite, limit),
+    )
     total = len(suites.tasks) * config.eval.samples
     with rollout_display(f"measuring {subject.label}", total, plain) as watch:
         result = run_eval(subject, suites, files, watch, trained, fresh, parallel)
@@ -88,10 +91,12 @@ def evaluate(
     print(files.results)
 
 
-def _files(out: Path | None, run: Path | None, chosen: str, suite: list[str] | None) -> RolloutFiles:
+def _files(out: Path | None, run: Path | None, chosen: str, suite: list[str] | None, limit: int) -> RolloutFiles:
+    """Some tasks have a place of their own: a quick look is in nobody's way."""
     from offbook.loop.resume import RolloutFiles
 
-    label = "-".join(_slug(name) for name in suite or [])
+    first = [f"first-{limit}"] if limit else []
+    label = "-".join([*(_slug(name) for name in suite or []), *first])
     if run and not out:
         return RolloutFiles.in_run(run, label or "final")
     return RolloutFiles.folder(out or Path("runs") / "-".join(filter(None, ["eval", _slug(chosen), label])))

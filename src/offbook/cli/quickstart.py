@@ -81,7 +81,7 @@ def _refuse_faulty(config: Config) -> None:
     from offbook.loop.tasks import refuse_missing_tasks
 
     judges_of(config)
-    refuse_missing_tasks(config)
+    refuse_missing_tasks(config, "train")
 
 
 def _remove_earlier(out: Path) -> None:

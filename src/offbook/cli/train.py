@@ -42,7 +42,7 @@ def train(
         from offbook.loop.tasks import refuse_missing_tasks
 
         judges_of(config)
-        refuse_missing_tasks(config)
+        refuse_missing_tasks(config, "train")
         print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
         return
     from offbook.loop.train import train as run

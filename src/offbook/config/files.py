@@ -72,7 +72,8 @@ def load_config(
         if first["type"] == "value_error":  # a sentence of our own
             raise ConfigError(str(first["ctx"]["error"])) from None
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        problem = f"{where} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        raise ConfigError(problem + _example(where)) from None
 
 
 def with_new_keys(tree: dict[str, Any]) -> dict[str, Any]:
@@ -165,5 +166,15 @@ def _unknown_key(key: str) -> str:
     known = _paths(Config)
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     same_leaf = [path for path in known if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-    suggestion = "".join(f"; did you mean {path}?" for path in (same_leaf or near)[:1])
-    return f"unknown configuration key {key}{suggestion}"
+    for path in (same_leaf or near)[:1]:
+        return f"unknown configuration key {key}; did you mean {path}{_example(path)}?"
+    return f"unknown configuration key {key}; `offbook train --model pocket --dry-run` prints all of them"
+
+
+def _example(key: str) -> str:
+    """How a key is given, with the value that it has if nobody does; nothing for a section, or where that is empty."""
+    value: Any = Config()
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    shown = str(value).lower() if isinstance(value, bool) else value
+    return f", as in: --{key} {shown}" if isinstance(value, str | int | float) and value != "" else ""

@@ -172,7 +172,10 @@ class TrainConfig(Section):
         description="taken from the advantage of each token, times log(policy / the run's start) there (k1, detached)",
     )
     log_parts: int = Field(
-        default=0, ge=0, description="steps between reports of each loss part's gradient norm; 0 is never"
+        default=0,
+        ge=0,
+        description="steps between reports of `PART/hidden_gradient`, the norm of a loss part's gradient at the "
+        "hidden states before the output layer, where `gradient_norm` is of all parts at all weights; 0 is never",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         default="stop", description="what a step does whose gradient is no number: end the run, or change nothing"

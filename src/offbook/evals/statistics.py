@@ -55,7 +55,8 @@ class Ratio:
 def interval(ratio: Ratio, seed: int = 0, draws: int = DRAWS) -> tuple[float, float] | None:
     """Percentile bootstrap over tasks; the rollouts of a task stay together. None for fewer than two tasks.
 
-    A share of none or of all has the interval of Wilson, with tasks for trials: drawn again they are still all alike.
+    Where all tasks are alike they are so drawn again, which says nothing about others: None, and for a share of none or
+    of all the interval of Wilson, with tasks for trials.
     """
     num_tasks = len(ratio.above_T)
     if num_tasks < 2:
@@ -66,12 +67,35 @@ def interval(ratio: Ratio, seed: int = 0, draws: int = DRAWS) -> tuple[float, fl
     return _percentiles(_divided(counts_DT @ ratio.above_T, counts_DT @ ratio.below_T))
 
 
-def wilson(num_hits: int, num_trials: int) -> tuple[float, float]:
+def wilson(num_hits: float, num_trials: int) -> tuple[float, float]:
     """The score interval of a share (Wilson 1927)."""
     share, z2 = num_hits / num_trials, NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
     middle = (share + z2 / (2 * num_trials)) / (1 + z2 / num_trials)
     reach = math.sqrt(z2 * (share * (1 - share) + z2 / (4 * num_trials)) / num_trials) / (1 + z2 / num_trials)
     return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def newcombe(base_T: Floats, other_T: Floats) -> tuple[float, float]:
+    """The score interval of the difference of two shares on the same tasks (Newcombe 1998, method 10).
+
+    From Wilson's intervals of both and their correlation phi, which has a continuity correction: results that are the
+    same task by task leave room for others that are not.
+    """
+    num_tasks = len(base_T)
+    both, neither = float((base_T * other_T).sum()), float(((1 - base_T) * (1 - other_T)).sum())
+    one, another = float((base_T * (1 - other_T)).sum()), float(((1 - base_T) * other_T).sum())
+    apart = both * neither - one * another
+    apart = apart if apart < 0 else max(0.0, apart - num_tasks / 2)
+    spread = math.sqrt((both + one) * (another + neither) * (both + another) * (one + neither))
+    phi = apart / spread if spread else 0.0
+    first, second = float(base_T.mean()), float(other_T.mean())
+    (low_1, high_1), (low_2, high_2) = (wilson(num_tasks * share, num_tasks) for share in (first, second))
+
+    def reach(here: float, there: float) -> float:
+        return math.sqrt(max(0.0, here**2 - 2 * phi * here * there + there**2))
+
+    value = second - first
+    return value - reach(second - low_2, high_1 - first), value + reach(high_2 - second, first - low_1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +110,18 @@ class Difference:
 
 
 def compare_paired(base: Ratio, other: Ratio) -> Difference:
-    """The same tasks in the same order on both sides."""
+    """The same tasks in the same order on both sides. Shares that differ alike in all have Newcombe's interval."""
     num_tasks = len(base.above_T)
     value = None if base.value is None or other.value is None else other.value - base.value
     if value is None or num_tasks < 2:
         return Difference(value, None, None, num_tasks, True)
     counts_DT = _resampled(num_tasks, 0, DRAWS)
     sides = [_divided(counts_DT @ side.above_T, counts_DT @ side.below_T) for side in (base, other)]
+    around = _percentiles(sides[1] - sides[0])
+    if around is None and base.is_share and other.is_share:
+        around = newcombe(base.above_T, other.above_T)
     p, exact = swap_test(base, other)
-    return Difference(value, _percentiles(sides[1] - sides[0]), p, num_tasks, exact)
+    return Difference(value, around, p, num_tasks, exact)
 
 
 def swap_test(base: Ratio, other: Ratio, draws: int = DRAWS) -> tuple[float, bool]:
@@ -133,13 +160,14 @@ def _resampled(num_tasks: int, seed: int, draws: int) -> Floats:
 
 
 def _divided(above_D: Floats, below_D: Floats) -> Floats:
-    """Draws without anything to divide by say nothing."""
+    """Not a number for draws without anything to divide by."""
     return np.divide(above_D, below_D, out=np.full(len(above_D), np.nan), where=below_D != 0)
 
 
 def _percentiles(values_D: Floats) -> tuple[float, float] | None:
+    """None where all draws are the same, or where so many are none that an end of the interval may be among them."""
     known = values_D[~np.isnan(values_D)]
-    if not len(known):
+    if len(known) < len(values_D) * (1 + LEVEL) / 2 or known.max() - known.min() < TINY:
         return None
     low, high = np.percentile(known, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
     return float(low), float(high)

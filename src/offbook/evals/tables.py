@@ -33,7 +33,7 @@ def said_of(result: Mapping[str, Any]) -> list[str]:
     """The sentences below a table: what was measured, what was left out, what the training tasks have of it."""
     said = [
         f"{result['rollouts']} rollouts of {result['tasks']} tasks ({', '.join(result['suites'])}); intervals by "
-        "bootstrap over tasks"
+        "bootstrap over tasks, of shares that are none or all by Wilson's score"
     ]
     if result["resumed"]:
         said[0] += f"; {result['resumed']} rollouts were there from before"

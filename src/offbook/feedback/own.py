@@ -21,8 +21,13 @@ def rules_of(files: Sequence[str], chosen: Collection[str] = (), weighted: Colle
     for file in files:
         found = functions_in(Path(file), "feedback.files", "rules", rules)
         if not found or (chosen and found.keys().isdisjoint(chosen)):
-            has = ", ".join(found) or "no functions"
-            raise OffbookError(f"{file} has {has}; feedback.rules has to name one of them, or nothing at all")
+            if not found:
+                raise OffbookError(f"{file} has no functions; each rule is one")
+            given = f"--feedback.rules {','.join([*chosen, *found])}"
+            raise OffbookError(
+                f"{file} has {', '.join(found)}; feedback.rules has to name one of them, as in {given}, "
+                "or nothing at all, which is all rules: --feedback.rules '[]'"
+            )
         for name, function in found.items():
             hint = " ".join((inspect.getdoc(function) or "").split())
             if not hint:

@@ -30,10 +30,14 @@ class TaskSets:
     heldout: list[Task]
 
 
-def refuse_missing_tasks(config: Config) -> None:
-    """Before minutes go into a model: is the task folder there?"""
-    if config.tasks.source != "pocket" and not Path(config.tasks.source).is_dir():
+def refuse_missing_tasks(config: Config, part: str = "") -> None:
+    """Before minutes go into a model: is the task folder there, and is anything in that part of it?"""
+    if config.tasks.source == "pocket":
+        return
+    if not Path(config.tasks.source).is_dir():
         raise OffbookError(f"there is no task folder {config.tasks.source}")
+    if not any((Path(config.tasks.source) / part).glob("[!.]*/")):
+        raise OffbookError(f"{Path(config.tasks.source) / part} holds no task folders")
 
 
 def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:

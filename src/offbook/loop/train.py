@@ -72,7 +72,7 @@ def train(
 
 def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progress, tell: Tell) -> None:
     torch.set_num_threads(config.threads)
-    refuse_missing_tasks(config)
+    refuse_missing_tasks(config, "train")
     judges, judge = judges_of(config), judge_of(config.feedback)
     rules = rules_of(config.feedback.files)
     config = computed_as_before(folder, config)

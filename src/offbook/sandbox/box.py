@@ -12,7 +12,7 @@ from offbook.sandbox.access import Opened
 Names = list[str]  # inside a class with a method called `list`, the builtin cannot be named
 Backend = Literal["bwrap", "container", "process"]
 HISTORY = "/history"  # where the agent finds what the harness published: it can read there and not write
-# Errors that no command in a box brings about by itself: those are the machine's. Not EDQUOT, which says that the box is
+# Errors that no command in a box brings about by itself: those are the machine's. Not EDQUOT, which says that a box is
 # full, nor EAGAIN, which a command can cause that holds a lease on a file or forks where there are no control groups.
 HOST_ERRORS = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ENOSPC, errno.ESTALE, errno.EROFS, errno.ENODEV}

@@ -96,7 +96,7 @@ class Trainer:
         used = sum(len(sample.ids) for sample in samples)
         padding = 1 - used / max(1, padded)
         metrics = {"gradient_norm": float(gradient_norm), "train_tokens": used, "padding_share": padding}
-        norms = {f"{part}/gradient": float(square) ** 0.5 for part, square in (squares or {}).items()}
+        norms = {f"{part}/hidden_gradient": float(square) ** 0.5 for part, square in (squares or {}).items()}
         return StepResult({**ledger.means(), **metrics, **norms}, ledger.measured())
 
     def _refuse_faulty(self, samples: list[Sample]) -> None:

@@ -14,7 +14,8 @@ from offbook.view.scales import smooth, thin
 
 COLUMNS = ["source", "number", *SUMMARY, "rules", "peak"]
 MAX_POINTS = 240  # of a curve
-NUM_MOVED = 200  # targets among which the example is looked for: those that a hint moved most
+NUM_MOVED = 50  # targets of a rule among which the example is looked for: those that a hint moved most
+AT_A_GLANCE = 60  # tokens of a message that is read in one
 
 
 def to_json(value: Any) -> bytes:
@@ -92,9 +93,10 @@ def example(run: RunIndex) -> dict[str, Any]:
     """
     targets = [(place.said, source) for source, lines in run.feedback.items() for place in lines.places]
     often = Counter(said["rule"] for said, _ in targets)
-    targets.sort(key=lambda pair: (-often[pair[0]["rule"]], -pair[0]["peak"]))
+    targets.sort(key=lambda pair: -pair[0]["peak"])
+    most_moved = [pair for rule in often for pair in [one for one in targets if one[0]["rule"] == rule][:NUM_MOVED]]
     found: list[dict[str, Any]] = []
-    for said, source in targets[:NUM_MOVED]:
+    for said, source in most_moved:
         for number, one in enumerate(said_in(run.rollouts, source)):
             if one["id"] == said["rollout"]:
                 where = {"source": source, "number": number, "task": one["task"], "group": one["group"]}
@@ -116,7 +118,8 @@ def _dimness(hint: Said, often: Counter[str]) -> tuple[float, ...]:
         if len(piece.strip()) > 2 and piece.strip() in hint["target"]["evidence"]
     ]
     unclear = max(drops, default=0.0) < 0.5
-    return bool(hint.get("skipped")), unclear, -often[hint["target"]["rule"]], len(hint["pieces"])
+    length = len(hint["pieces"])
+    return bool(hint.get("skipped")), unclear, length > AT_A_GLANCE, -often[hint["target"]["rule"]], length
 
 
 def tasks(run: RunIndex) -> dict[str, Any]:

@@ -50,7 +50,7 @@ function frameOf(steps, low, high, right, percent, onlyWhole) {
 
 const shortName = (name) => (name.length <= 10 ? name : `${name.slice(0, 3)}\u2026${name.slice(-6)}`);
 
-// panel: {label, aside, percent, fromZero}; lines: [{name, kind, points, smooth, skipped}]
+// panel: {label, aside, note, percent, fromZero}; lines: [{name, kind, points, smooth, skipped}]
 function linePanel(panel, lines) {
   const drawn = lines.filter((line) => line.points.length);
   if (!drawn.length) return null;
@@ -71,7 +71,7 @@ function linePanel(panel, lines) {
   const labels = drawn.map((line, index) => svg("text", { x: frame.end + 8, y: ends[index] + 3.8, class: `name ${line.kind}` },
     named ? shortName(line.name) : shown(line.smooth.at(-1)[1])));
   const skipped = lines.reduce((sum, line) => sum + line.skipped, 0);
-  const note = skipped ? `${plural(skipped, "value")} that are not finite numbers are not drawn` : "";
+  const left = skipped && `${plural(skipped, "value")} that are not finite numbers are not drawn`, note = [panel.note, left].filter(Boolean).join(" ");
   return figure(panel, [...frame.grid, ...groups, ...labels], frame, drawn, shown, note);
 }
 

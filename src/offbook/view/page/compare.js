@@ -65,7 +65,7 @@ function comparison(chosen, curves) {
     measured: section("result", "Measured on held-out tasks",
       rows.length ? resultTable(rows) : empty("None of these runs was measured yet: ", h("code", null, "offbook eval RUN"), " does.")),
     more: [
-      h("section", { id: "curves" }, curvesHead("Training", chosen.some((run) => curves[run.index].thinned)),
+      chosen.some((run) => run.trains) && h("section", { id: "curves" }, curvesHead("Training", chosen.some((run) => curves[run.index].thinned)),
         shown.length ? h("div", { class: "panels" }, shown.map(draw)) : empty("No step is recorded yet."),
         foldedPanels(rest, draw, plural(rest.length, "other number")), chosen.map(hintsOf)),
       doorRows(chosen),

@@ -9,12 +9,18 @@ const PANELS = [
   { key: "hint/kl", label: "Divergence from teacher", aside: "nats a token", fromZero: true },
   { key: "rl/kl", label: "KL from the start", aside: "nats a token", fromZero: true },
   { key: "staleness", label: "Staleness", aside: "steps behind", fromZero: true },
-  { key: "rl/mismatch", label: "Engine against trainer", aside: "nats a token", fromZero: true },
   { key: "tokens", label: "Effort: tokens", aside: "sampled, per rollout", fromZero: true },
   { key: "turns", label: "Effort: turns", aside: "per rollout" },
   { key: "hinted_targets", label: "Messages hinted", aside: "per step", fromZero: true },
   { key: "flagged", label: "Flagged rollouts", aside: "share of all", percent: true, fromZero: true },
 ];
+// Folded away, each with a sentence: for whoever looks for a fault.
+const EXPLAINED = {
+  "rl/mismatch": { label: "Engine against trainer", aside: "nats a token", fromZero: true,
+    note: "How far apart the engine that sampled a token and the trainer are on its probability. It comes of rounding; if it grows, something is wrong." },
+  "reward/outcome_withheld": { label: "Outcome withheld", aside: "per rollout", fromZero: true,
+    note: "What rollouts that a monitor found to be cheating would have earned by solving the task. It was not paid." },
+};
 const FRACTIONS = /^(solved|flagged|padding_share|hint\/capped|stop\/.*)$/;
 const SAID_ELSEWHERE = /^(reward\/outcome|targets\/.*|flags\/.*)$/; // by `solved` and by the stacked bars
 const MEASURES = [["solved", "solved", 1], ["invalid_per_100", "invalid calls per 100", -1], ["turns", "turns", 0], ["tokens", "tokens", 0]];
@@ -24,13 +30,13 @@ const section = (id, heading, ...inside) => h("section", { id }, h("h2", null, h
 // Which curves are shown at once, and which are folded away: every number of metrics.jsonl is in one of the two.
 function panelsOf(keys) {
   const drawn = keys.filter((key) => !SAID_ELSEWHERE.test(key));
-  const parts = drawn.filter((key) => key.startsWith("reward/"))
+  const parts = drawn.filter((key) => key.startsWith("reward/") && !(key in EXPLAINED))
     .map((key) => ({ key, label: `Reward part: ${spaced(key.slice(7))}`, aside: "before its weight" }));
   const stale = drawn.filter((key) => key.includes("stale") && key !== "staleness")
     .map((key) => ({ key, label: spaced(key), aside: "steps behind", fromZero: true }));
   const shown = [...PANELS.slice(0, 3), ...parts, ...PANELS.slice(3), ...stale].filter((panel) => drawn.includes(panel.key));
   const rest = drawn.filter((key) => !shown.some((panel) => panel.key === key));
-  return { shown, rest: rest.map((key) => ({ key, label: spaced(key), percent: FRACTIONS.test(key) })) };
+  return { shown, rest: rest.map((key) => ({ key, label: spaced(key), percent: FRACTIONS.test(key), ...EXPLAINED[key] })) };
 }
 
 const lineOf = (curves, key, name, kind) => ({ name, kind, points: [], smooth: [], skipped: 0, ...curves.series[key] });
@@ -68,7 +74,16 @@ function stackRow(run, stack, filter, heading) {
 const curvesHead = (heading, thinned) => h("div", { class: "key" }, h("h2", null, heading),
   h("p", { class: "aside" }, `Faint: ${thinned ? "means of neighbouring steps" : "every step"}. Bold: a moving average. Rollouts on training tasks.`));
 
+// Of rollouts without training: one value each.
+function numbersSection({ series }) {
+  const rows = Object.entries(series).map(([key, { points }]) => h("tr", null, h("th", { scope: "row" }, spaced(key)),
+    h("td", null, FRACTIONS.test(key) ? share(points[0][1]) : number(points[0][1])),
+    h("td", null, EXPLAINED[key]?.note)));
+  return rows.length > 0 && section("numbers", "Numbers", h("div", { class: "scroll" }, h("table", { class: "differences" }, h("tbody", null, rows))));
+}
+
 function curveSections(run, curves) {
+  if (!state.runs[run].trains && state.runs[run].rollouts) return numbersSection(curves);
   const keys = Object.keys(curves.series), { shown, rest } = panelsOf(keys), name = state.runs[run].name;
   if (!keys.length) return section("curves", "Curves", empty("No step is recorded yet. The curves appear after the first one."));
   const draw = (panel) => linePanel(panel, [lineOf(curves, panel.key, name, kindOf(state.runs[run], run))]);
@@ -123,7 +138,8 @@ function partTable(rows) {
   const figure = (value) => h("td", null, Number.isFinite(value) ? value.toFixed(3).replace("-", MINUS) : "\u2014");
   const line = ({ name, result }) => h("tr", null, h("th", { scope: "row" }, name), parts.map((key) => figure(result[key])));
   return h("details", { class: "more" }, h("summary", null, "Parts of the reward, before their weights"),
-    h("div", { class: "scroll" }, h("table", { class: "parts" }, h("thead", null, head), h("tbody", null, rows.map(line)))));
+    h("div", { class: "scroll" }, h("table", { class: "parts" }, h("thead", null, head), h("tbody", null, rows.map(line)))),
+    parts.filter((key) => key in EXPLAINED).map((key) => h("p", { class: "aside" }, `${EXPLAINED[key].label}: ${EXPLAINED[key].note}`)));
 }
 
 function unreadableNote(runs) {
