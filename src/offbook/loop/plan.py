@@ -191,18 +191,17 @@ def _ways(settings: TrainConfig, device: Device) -> list[Way]:
 def _engine_parts(config: Config, shapes: Shapes, device: Device) -> dict[str, float]:
     """Rollouts are sampled by a copy of the weights; beside an adapter the two share the base. Keys and values have
     their place also while training."""
-    engine = config.engine.model_dump()
-    if engine.get("kind", "local") == "vllm":
-        server = engine["vllm"]
-        elsewhere = server["url"] or server["sleep"]
-        return {"engine (vLLM's share)": 0.0 if elsewhere else server["gpu_share"] * device.memory}
+    if config.engine.kind == "vllm":
+        server = config.engine.vllm
+        elsewhere = server.url or server.sleep
+        return {"engine (vLLM's share)": 0.0 if elsewhere else server.gpu_share * device.memory}
     entry = 2 if config.engine.precision == "bfloat16" else 4
     is_shared = bool(config.train.lora.rank) and config.engine.precision == config.train.precision
     weights = 0 if is_shared else entry * shapes.parameters
     token = entry * shapes.kv_entries
     wanted = config.train.groups * config.train.group_size * min(config.harness.context, shapes.positions) * token
     free = max(0.0, device.room - weights - shapes.width_bytes * shapes.parameters)
-    kv = engine.get("kv_tokens", 0) * token or min(wanted, KV_SHARE * free)
+    kv = config.engine.kv_tokens * token or min(wanted, KV_SHARE * free)
     return {"engine weights": weights, "engine KV cache": kv if device.is_gpu else 0.0}
 
 

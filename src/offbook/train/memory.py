@@ -32,10 +32,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from offbook.train import head
 
 # What is measured and not derived. Everything else follows from shapes.
-COMPILED_SHARE = {
-    2: 0.66,
-    4: 0.74,
-}  # by bytes an entry: of an eager layer's saved bytes (the partitioner, Qwen3 shapes)
+COMPILED_SHARE = {2: 0.66, 4: 0.74}  # by bytes an entry: of an eager layer's saved bytes (the partitioner, Qwen3)
+COMPILED_ADAPTER_SHARE = {2: 0.47, 4: 0.53}  # the same under adapters (an H200, Qwen3-8B; float32 by proportion)
 CHUNK_BYTES = {2: 16.0, 4: 20.0}  # a logit of an eager chunk: logits, log-probabilities and their gradients
 COMPILED_CHUNK_BYTES = {2: 10.0, 4: 12.0}  # the same of fused kernels
 BACKWARD_SHARE = 0.25  # of what a layer saves, for gradients in flight in its backward pass
@@ -187,7 +185,8 @@ def static_parts(shapes: Shapes, optimizer: str = "adamw", teachers: int = 0) ->
 
 def step_parts(shapes: Shapes, way: Way, tokens: int, branch_tokens: int = 0) -> dict[str, float]:
     """Bytes that come on top in a step, by part: `tokens` in one forward, `branch_tokens` that ride along."""
-    layer = shapes.saved * (COMPILED_SHARE[shapes.width_bytes] if way.compile else 1.0)
+    share = COMPILED_SHARE if shapes.trained == shapes.parameters else COMPILED_ADAPTER_SHARE
+    layer = shapes.saved * (share[shapes.width_bytes] if way.compile else 1.0)
     given = shapes.width_bytes * shapes.width  # what a layer is given
     kept = {"none": layer, "layers": given + shapes.attention, "all": given}[way.recompute]
     behind = (4 + shapes.width_bytes) * shapes.width + given  # the last norm; gradients of its output
