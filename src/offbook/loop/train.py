@@ -10,24 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 
-from offbook.algo import target_key
 from offbook.config import Config
-from offbook.engine import RemoteEngine
-from offbook.feedback import Rule, hints_in, rules_of
-from offbook.judge import Judgement
+from offbook.engine import RemoteEngine, Trainable
+from offbook.feedback import rules_of
+from offbook.judge import Judge, Judgement
 from offbook.lock import only_writer
-from offbook.loop.annotate import annotate, teachers_of
+from offbook.loop.annotate import teachers_of
 from offbook.loop.collector import Collector, judges_of
-from offbook.loop.evaluate import summarize
-from offbook.loop.judge import judge_of, judge_row, local_judge
+from offbook.loop.judge import judge_of, local_judge
+from offbook.loop.learn import Lessons, learn
 from offbook.loop.models import (
     Progress,
     chat_folder,
@@ -39,16 +37,13 @@ from offbook.loop.models import (
 )
 from offbook.loop.plan import make_plan, refuse_too_large, this_device
 from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
-from offbook.loop.tasks import record_tasks, refuse_missing_tasks, task_order, task_sets
+from offbook.loop.tasks import Selected, Shuffled, record_tasks, refuse_missing_tasks, task_order, task_sets
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.tasks.select import TasksUsedUp
-from offbook.tokens import Chat
 from offbook.train.checkpoint import load_training_state
-from offbook.train.schedule import learning_rate_share
-from offbook.train.targets import Measured
-from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost
+from offbook.train.trainer import NotFinite, Trainer, WeightsLost
 from offbook.train.writing import Checkpoints
-from offbook.types import Feedback, Likely, OffbookError, Rollout, Sample, Task
+from offbook.types import OffbookError, Task
 
 OnStep = Callable[[dict[str, Any]], None]
 Tell = Callable[[str], None]  # a line for people
@@ -70,7 +65,44 @@ def train(
     return folder
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """All that takes part in a run."""
+
+    lessons: Lessons
+    collector: Collector
+    engine: Trainable
+    judge: Judge | None
+    order: Shuffled | Selected
+    checkpoints: Checkpoints
+    done: int  # steps, before this process began
+
+
 def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progress, tell: Tell) -> None:
+    run = _prepared(config, folder, progress, tell)
+    last = run.lessons.config.train.steps
+    with run.checkpoints, asyncio.Runner() as runner, _closed(run.collector, runner):
+        for step in range(run.done + 1, last + 1):
+            try:
+                tasks = run.order.tasks_of(step, config.train.groups)
+            except TasksUsedUp as reason:
+                if step == 1:
+                    raise
+                _keep_all_steps(run, step - 1)
+                log.warning("the run ends after step %d of %d: %s", step - 1, last, reason)
+                return
+            row = _step(run, step, tasks, runner)
+            is_due = run.checkpoints.is_due(step) or step == last
+            if is_due and (waited := run.checkpoints.wait()):
+                row["checkpoint_wait_s"] = waited
+            folder.append_metrics(row)
+            if is_due:
+                run.checkpoints.save(step)
+            on_step(row)
+
+
+def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell) -> _Run:
+    """What can be refused is refused first, from the cheapest on; models are loaded last."""
     torch.set_num_threads(config.threads)
     refuse_missing_tasks(config, "train")
     judges, judge = judges_of(config), judge_of(config.feedback)
@@ -81,7 +113,6 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
     config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
     start = model_folder(config.model, config.seed, progress)
     sets = task_sets(config, progress)
-    by_id = {task.id: task for task in sets.train}
     tell(f"model {config.model}, loaded from {start}")
     tell(f"tasks {config.tasks.source}: {len(sets.train)} to train on, {len(sets.heldout)} held out")
     rollouts = f"{config.train.groups} tasks x {config.train.group_size} rollouts"
@@ -105,52 +136,38 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
         collector.recall(folder.rollouts(step)[0])
     judge = judge or local_judge(config, engine, chat, progress)
     order = task_order(config, sets.train, folder, done)
-    with (
-        Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), config.checkpoint) as checkpoints,
-        asyncio.Runner() as runner,
-        _closed(collector, runner),
-    ):
-        tell(str(checkpoints))
-        for step in range(done + 1, config.train.steps + 1):
-            started = time.monotonic()
-            try:
-                tasks = order.tasks_of(step, config.train.groups)
-            except TasksUsedUp as reason:
-                if step == 1:
-                    raise
-                _keep_all_steps(checkpoints, step - 1, done)
-                log.warning("the run ends after step %d of %d: %s", step - 1, config.train.steps, reason)
-                return
-            try:
-                engine.apply(trainer.publish(version=step - 1))
-                groups = runner.run(collector.groups(tasks, config.train.group_size, f"step{step}"))
-                checkpoints.check()
-                collected = time.monotonic()
-                order.learn(groups)
-                judgement = Judgement() if judge is None else runner.run(judge.read(_with_tasks(groups, by_id)))
-                collector.rest()
-            except BaseException:  # also Ctrl-C
-                _keep_all_steps(checkpoints, step - 1, done)
-                raise
-            try:
-                row = {"step": step, **learn(step, groups, by_id, judgement, config, chat, trainer, folder, rules)}
-            except NotFinite as problem:
-                _keep_all_steps(checkpoints, step - 1, done)
-                checkpoints.wait()
-                raise _stopped(step, problem, folder, "--train.on_nonfinite skip goes on without such a step") from None
-            except WeightsLost as problem:  # they are not those of any step that can be kept
-                checkpoints.wait()
-                raise _stopped(step, problem, folder, "try a lower train.learning_rate") from None
-            row |= {"epoch": order.epoch(step, config.train.groups), "skipped_steps": step - trainer.steps}
-            row |= collector.metrics()
-            row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected}
-            is_due = checkpoints.is_due(step) or step == config.train.steps
-            if is_due and (waited := checkpoints.wait()):
-                row["checkpoint_wait_s"] = waited
-            folder.append_metrics(row)
-            if is_due:
-                checkpoints.save(step)
-            on_step(row)
+    checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), config.checkpoint)
+    tell(str(checkpoints))
+    lessons = Lessons(config, folder, {task.id: task for task in sets.train}, rules, chat, trainer)
+    return _Run(lessons, collector, engine, judge, order, checkpoints, done)
+
+
+def _step(run: _Run, step: int, tasks: list[Task], runner: asyncio.Runner) -> dict[str, Any]:
+    """Once around the circle. What fails outside of the optimizer's step loses none of those before it."""
+    lessons, collector, order = run.lessons, run.collector, run.order
+    settings, started = lessons.config.train, time.monotonic()
+    try:
+        run.engine.apply(lessons.trainer.publish(version=step - 1))
+        groups = runner.run(collector.groups(tasks, settings.group_size, f"step{step}"))
+        run.checkpoints.check()
+        collected = time.monotonic()
+        order.learn(groups)
+        read = [(rollout, lessons.tasks.get(rollout.task)) for group in groups for rollout in group]
+        judgement = Judgement() if run.judge is None else runner.run(run.judge.read(read))
+        collector.rest()
+    except BaseException:  # also Ctrl-C
+        _keep_all_steps(run, step - 1)
+        raise
+    try:
+        row = {"step": step, **learn(step, groups, judgement, lessons)}
+    except NotFinite as problem:
+        _keep_all_steps(run, step - 1)
+        raise _stopped(run, step, problem, "--train.on_nonfinite skip goes on without such a step") from None
+    except WeightsLost as problem:  # they are not those of any step that can be kept
+        raise _stopped(run, step, problem, "try a lower train.learning_rate") from None
+    row |= {"epoch": order.epoch(step, settings.groups), "skipped_steps": step - lessons.trainer.steps}
+    row |= collector.metrics()
+    return row | {"rollout_s": collected - started, "train_s": time.monotonic() - collected}
 
 
 @contextmanager
@@ -162,80 +179,15 @@ def _closed(collector: Collector, runner: asyncio.Runner) -> Iterator[None]:
         runner.run(collector.aclose())
 
 
-def _keep_all_steps(checkpoints: Checkpoints, last: int, done: int) -> None:
+def _keep_all_steps(run: _Run, last: int) -> None:
     """Those since the last checkpoint too. Only between steps, where the weights are whole."""
-    if last > max(done, checkpoints.last):
+    if last > max(run.done, run.checkpoints.last):
         log.warning("the checkpoint of step %d is written before the run ends", last)
-        checkpoints.save(last)
+        run.checkpoints.save(last)
 
 
-def _stopped(step: int, problem: OffbookError, folder: RunFolder, way_out: str) -> OffbookError:
-    last = max(folder.checkpoints(), default=0)
+def _stopped(run: _Run, step: int, problem: OffbookError, way_out: str) -> OffbookError:
+    run.checkpoints.wait()
+    last = max(run.lessons.folder.checkpoints(), default=0)
     kept = f"the last checkpoint is of step {last}" if last else "there is no checkpoint yet"
     return OffbookError(f"step {step}: {problem}; {kept}; {way_out}")
-
-
-def learn(
-    step: int,
-    groups: list[list[Rollout]],
-    tasks: dict[str, Task],
-    judgement: Judgement,
-    config: Config,
-    chat: Chat,
-    trainer: Trainer,
-    folder: RunFolder,
-    rules: Mapping[str, Rule],
-) -> dict[str, Any]:
-    """One optimizer step on scored rollouts. They and what the hints did to them go to the run folder."""
-    counts: Counter[str] = Counter()
-    temperature, written = config.engine.temperature, hints_in(judgement)
-    samples, feedback = annotate(groups, config.feedback, chat, step, tasks, written, counts, temperature, rules)
-    folder.write_rollouts(step, [rollout for group in groups for rollout in group])
-    try:
-        result = trainer.step(samples, lr_scale=learning_rate_share(config.train, step))
-    except NotFinite as problem:
-        folder.write_feedback(step, feedback)
-        what = f"{problem}; nothing was applied, and {_set_aside(step, samples, folder)}"
-        if config.train.on_nonfinite == "stop":
-            raise NotFinite(what) from None
-        result = StepResult({}, skipped=what)
-    except WeightsLost as problem:
-        folder.write_feedback(step, feedback)
-        raise WeightsLost(f"{problem}; they are not kept, and {_set_aside(step, samples, folder)}") from None
-    if result.skipped:
-        log.warning("step %d is skipped: %s", step, result.skipped)
-    for item in feedback:
-        if measured := result.measured.get(target_key(item.target)):
-            record(item, measured, chat)
-    folder.write_feedback(step, feedback)
-    by_rule = Counter(item.target.rule for item in feedback)
-    counts.update(f"left_out/{item.skipped}" for item in feedback if item.skipped)
-    return {
-        **summarize(groups),
-        **result.metrics,
-        "hinted_targets": len(feedback),
-        **{f"targets/{rule}": count for rule, count in sorted(by_rule.items())},
-        **dict(sorted(counts.items())),
-        **judge_row(judgement),
-        "groups_without_signal": sum(len({rollout.reward.total for rollout in group}) == 1 for group in groups),
-    }
-
-
-def _set_aside(step: int, samples: list[Sample], folder: RunFolder) -> str:
-    return f"its samples are in {folder.write_samples(step, samples)}"
-
-
-def _with_tasks(groups: list[list[Rollout]], tasks: dict[str, Task]) -> list[tuple[Rollout, Task | None]]:
-    return [(rollout, tasks.get(rollout.task)) for group in groups for rollout in group]
-
-
-def record(item: Feedback, measured: Measured, chat: Chat) -> None:
-    """What the hint did to its message, for people and for `offbook view`."""
-    item.student, item.teacher, item.divergence = measured.student, measured.teacher, measured.divergence
-    item.skipped = measured.skipped
-    item.student_top = [_as_text(likely, chat) for likely in measured.student_top]
-    item.teacher_top = [_as_text(likely, chat) for likely in measured.teacher_top]
-
-
-def _as_text(likely: Likely, chat: Chat) -> list[tuple[str, float]]:
-    return [(chat.decode([token]), round(logprob, 3)) for token, logprob in likely]
