@@ -211,6 +211,19 @@ def test_what_an_agent_can_cause_is_an_answer_to_its_call(
     assert (rollout.stop == "crash", kinds(rollout)) == (is_host, ["own_fault"] if is_host else [])
 
 
+def test_what_commands_can_bring_about_is_no_fault_once_there_were_some(
+    rolled: Callable[..., list[Rollout]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is closed to its own owner, for instance: failing must not buy a second attempt."""
+
+    async def closed(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "no")
+
+    monkeypatch.setattr(*CHANGES, closed)
+    (rollout,) = rolled(*SOLVING)
+    assert (rollout.stop, rollout.fault, kinds(rollout)) == ("crash", "", [])
+
+
 def of_reward(reward: float, *events: str, sampled: bool = True) -> Rollout:
     segment = Segment([1, 2], [False, sampled], [0.0, -0.5], [-1, 0])
     rollout = Rollout("r", "t", "g", (), [segment], reward=Reward({"outcome": reward}))

@@ -98,11 +98,18 @@ def test_a_writer_elsewhere_counts_as_long_as_it_gives_signs_of_life(tmp_path: P
     assert not is_free(tmp_path)
     os.utime(path, times=(time.time() - 61,) * 2)
     assert is_free(tmp_path)
-    path.write_text(json.dumps({"pid": 10**30, "host": os.uname().nodename, "since": ""}))
-    assert is_free(tmp_path)
+    for pid in (10**30, 0, -1, True):
+        path.write_text(json.dumps({"pid": pid, "host": os.uname().nodename, "since": ""}))
+        assert is_free(tmp_path)
     for unsaid in ("", "[1, 2]", '{"pid": 7}', '{"pid": "7", "host": 1, "since": ""}', "7", "\udcff"):
         path.write_text(unsaid, errors="surrogateescape")  # killed before it had said who it is, or no lock at all
         assert is_free(tmp_path)
+    path.unlink(missing_ok=True)
+    path.symlink_to(tmp_path / "precious")
+    (tmp_path / "precious").write_text("kept")
+    with pytest.raises(OffbookError):
+        only_writer(tmp_path).__enter__()
+    assert (tmp_path / "precious").read_text() == "kept"
 
 
 def test_of_many_that_take_a_lock_over_one_gets_it(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -345,6 +352,9 @@ def test_a_fresh_quickstart_removes_nothing_but_an_earlier_one(
     (earlier / "thesis.txt").touch()
     assert "(a quickstart does not make thesis.txt), so nothing is removed" in told("--out", str(earlier))
     (earlier / "thesis.txt").unlink()
+    (earlier / "rl_hints").symlink_to(notes)
+    assert "(a quickstart does not make rl_hints)" in told("--out", str(earlier))
+    (earlier / "rl_hints").unlink()
     assert content() == before
     with writer(earlier / "rl"):
         assert "is being written by process" in told("--out", str(earlier))

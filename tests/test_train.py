@@ -192,7 +192,7 @@ def test_what_ends_the_writing_ends_the_run(tmp_path: Path) -> None:
         capture_output=True, text=True, env=environment, timeout=120,
     )  # fmt: skip
     assert "OffbookError: cannot write the checkpoint" in done.stderr, done.stderr
-    assert "the last finished one is kept" in done.stderr
+    assert "the last finished one, of step 1, is kept" in done.stderr
     assert finished_steps(tmp_path) == [1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import fcntl
 import json
 import logging
@@ -82,7 +83,7 @@ def _take(path: Path) -> dict[str, Any]:
 def _alone_with(path: Path) -> Iterator[IO[str]]:
     """The file, for this process alone: of two that would take a lock over, one comes second and sees the first."""
     while True:
-        with open(path, "a") as file:
+        with open(path, "a", opener=_not_through_links) as file:
             with suppress(OSError):  # some network file systems have no such locks
                 fcntl.flock(file, fcntl.LOCK_EX)
             if not os.fstat(file.fileno()).st_nlink:
@@ -91,18 +92,29 @@ def _alone_with(path: Path) -> Iterator[IO[str]]:
             return
 
 
+def _not_through_links(name: str, flags: int) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OffbookError(f"{name} is a link, and a lock is never one; remove it") from None
+
+
 def _owner(path: Path) -> dict[str, Any] | None:
     """None where the file does not say who: whoever took it was killed before it had, or it is no lock of ours."""
     try:
         owner = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     kinds = {"pid": int, "host": str, "since": str}
-    is_whole = isinstance(owner, dict) and all(isinstance(owner.get(key), kind) for key, kind in kinds.items())
+    is_whole = isinstance(owner, dict) and all(type(owner.get(key)) is kind for key, kind in kinds.items())
     return owner if is_whole else None
 
 
 def _is_gone(pid: int) -> bool:
+    if pid <= 0:  # a group of processes, or all
+        return True
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):  # or a number that no process has

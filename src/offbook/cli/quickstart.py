@@ -54,7 +54,8 @@ def quickstart(
     arguments = [*ctx.args, "--seed", str(seed), "--model", config.model]
     with progress_display(plain) as progress:
         before = _before(out, config, progress)
-        _run_arms(out, arguments, config.train.steps, progress)
+        with only_writer(out):  # the arms have locks of their own, and not all the time
+            _run_arms(out, arguments, config.train.steps, progress)
     measured = {"before": before, **{arm: RunFolder(out / arm).read_eval("final") or {} for arm in ARMS}}
     summary = {name: {key: result[key] for key in COLUMNS} for name, result in measured.items()}
     seconds = time.monotonic() - started
@@ -89,7 +90,7 @@ def _remove_earlier(out: Path) -> None:
     found = {path.name for path in out.iterdir()} if out.is_dir() else set()
     if not found:
         return
-    foreign = sorted(found.difference(MADE))
+    foreign = sorted(name for name in found if name not in MADE or (out / name).is_symlink())
     if foreign or not (out / "eval" / "before.claim.json").is_file():
         why = f"a quickstart does not make {foreign[0]}" if foreign else "it has no eval/before.claim.json"
         raise OffbookError(

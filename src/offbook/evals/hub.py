@@ -43,7 +43,9 @@ def push(folder: RunFolder, name: str) -> str:
         hub.create_commit(name, changes, commit_message=f"{checkpoint.name} of {folder.path.name}, by offbook")
     except (HTTPError, HFValidationError, OSError, RuntimeError, ValueError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise OffbookError(f"cannot push to {name}: {reason}; `hf auth login` or HF_TOKEN says who you are") from None
+        status = getattr(getattr(error, "response", None), "status_code", 401 if "token" in reason.lower() else 0)
+        way_out = "; `hf auth login` or HF_TOKEN says who you are" if status in (401, 403) else ""
+        raise OffbookError(f"cannot push to {name}: {reason}{way_out}") from None
     return str(url)
 
 

@@ -20,6 +20,7 @@ from offbook.harness.tool import Tool, ToolFailed, Workbench
 from offbook.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.sandbox import HISTORY, Box, PathRefused
 from offbook.sandbox.access import MAX_KEPT, describe, notable, own_packages
+from offbook.sandbox.box import HOST_ERRORS
 from offbook.tokens import Chat, Transcript
 from offbook.types import (
     INVALID,
@@ -41,6 +42,7 @@ from offbook.types import (
 )
 
 OUTPUT_CUT = "\n[the rest was cut: the context is nearly full]"
+ENDED_FROM_OUTSIDE = {None, errno.EPIPE, errno.ECONNRESET, *HOST_ERRORS}  # what no command brings about by itself
 OnTurn = Callable[[Rollout], None]
 
 
@@ -109,7 +111,8 @@ async def run_agent(
 def record_crash(rollout: Rollout, error: Exception) -> None:
     """On the rollout, and whether it looks like a fault of the machine or of the model's server.
 
-    The limits of a box are no fault: whoever fills its disk has done that.
+    The limits of a box are no fault: whoever fills its disk has done that. Nor is anything else that commands can bring
+    about, once there were some.
     """
     rollout.stop = "crash"
     segment = len(rollout.segments) - 1
@@ -121,7 +124,7 @@ def record_crash(rollout: Rollout, error: Exception) -> None:
     record("crash", "".join(traceback.format_exception(error, limit=-4)))
     if isinstance(error, NoAnswer):
         record("server_fault", error.reason)
-    elif isinstance(error, OSError) and error.errno != errno.EDQUOT:
+    elif isinstance(error, OSError) and (error.errno in ENDED_FROM_OUTSIDE or not rollout.has_acted):
         record("machine_fault", error.strerror or str(error) or type(error).__name__)
 
 

@@ -67,7 +67,11 @@ def _own_files(config: Config) -> dict[str, list[str]]:
 def _recorded_contents(folder: RunFolder) -> dict[str, list[str]]:
     """Of the user's own files when the run last began; empty for runs from before that was kept."""
     path = folder.path / "own_files.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    try:
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):  # or torn
+        return {}
+    return {key: found[key] for key in OWN_FILES if key in found} if isinstance(found, dict) else {}
 
 
 def computed_as_before(folder: RunFolder, config: Config) -> Config:

@@ -97,7 +97,9 @@ class Contents:
             for file, tensors in self.tensors.items():
                 save_file(tensors, path / file)
         except SafetensorError as error:  # how that library says that the disk is full
-            raise OffbookError(f"cannot write the checkpoint {path}: {error}; the last finished one is kept") from None
+            kept = max(finished_steps(path.parent), default=0)
+            last = f"the last finished one, of step {kept}, is kept" if kept else "there is no finished one"
+            raise OffbookError(f"cannot write the checkpoint {path}: {error}; {last}") from None
         for file, text in self.texts.items():
             (path / file).write_text(text)
         (path / "DONE").touch()

@@ -122,7 +122,8 @@ def _changes_at(
         gone = dict.fromkeys(base.files(place))
     if entry is None or entry.kind != "file":
         return gone
-    with suppress(FileNotFoundError):  # a command is running and took it away
+    # A command is running and took it away, or it was closed to its own owner, and is nobody's to hand in.
+    with suppress(FileNotFoundError, PermissionError):
         content = read_regular(place[-1], entry.descriptor)
         with suppress(OSError, PathRefused):
             if content == below.read(place[-1]):
