@@ -245,3 +245,11 @@ def test_only_keys_that_are_lists_are_split() -> None:
     assert (config.model, config.tools.files, config.feedback.files) == ("a,b", ["own.py"], [])
     with pytest.raises(ConfigError, match="should be a valid list"):
         load_config([], {"feedback.rules": "[unknown_tool]"})
+
+
+def test_an_engine_is_as_exact_as_the_trainer_unless_told() -> None:
+    assert load_config([], {"train.precision": "bfloat16"}).engine.precision == "bfloat16"
+    assert load_config([], {"train.precision": "bfloat16", "engine.precision": "float32"}).engine.precision == "float32"
+    assert load_config([], {}).engine.precision == "float32"
+    with pytest.raises(ConfigError, match=r"train\.precision"):
+        load_config([], {"train.precision": "fp8"})

@@ -22,10 +22,11 @@ from transformers import (
 )
 
 from offbook.engine import LocalEngine, decode
+from offbook.engine.decode import Decoder, Row
 from offbook.engine.local import LocalSession
 from offbook.engine.padded import PaddedDecoder
 from offbook.engine.prefill import plan_fills
-from offbook.engine.sampling import sample
+from offbook.engine.sampling import sample, uniforms
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, Weights
 
 STOPS = frozenset({7})
@@ -214,6 +215,28 @@ def test_weights_go_in_while_messages_are_written() -> None:
     assert max(old[:before]) < 1e-5
     assert max(new[before:]) < 1e-5
     assert max(old[before:]) > 0.1
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_row_that_moves_for_new_weights_is_read_again(static: bool) -> None:
+    """Those that ended leave gaps, which others are moved into."""
+    decoder = Decoder(tiny_model(), frozenset(), 1.0, 100_000, static)
+    rows = [Row(n, [(7 * n + k) % 61 for k in range(15)], 30 if n else 3, uniforms(0, "", n, 30)) for n in range(4)]
+    decoder.admit(rows, 4)
+    while not rows[0].over:
+        decoder.step()
+    new = tiny_model(seed=1)
+    decoder.model.load_state_dict(new.state_dict())
+    decoder.renew(1)
+    while decoder.running:
+        decoder.step()
+    for row in rows[1:]:
+        first = row.versions.index(1)
+        with torch.no_grad():
+            logp = new(torch.tensor([[*row.prompt_ids, *row.ids]])).logits[0].log_softmax(-1)
+        for place in range(first, len(row.ids)):
+            expected = logp[len(row.prompt_ids) + place - 1, row.ids[place]].item()
+            assert row.logprobs[place] == pytest.approx(expected, abs=1e-4)
 
 
 def test_weights_that_do_not_fit_are_everybodys_error() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -122,7 +122,9 @@ class EngineConfig(Section):
         description="local models: tokens whose keys and values are held; 0 is a quarter of a GPU's free memory, or"
         " 131,072 on a CPU",
     )
-    precision: Precision = Field(default="float32", description="of the engine's copy of the weights")
+    precision: Precision = Field(
+        default="float32", description="of the engine's copy of the weights; where it is not given, train.precision"
+    )
     timeout_s: float = Field(
         default=300.0, gt=0, description="that a model behind a URL has for one answer, and vLLM for any of many"
     )
@@ -371,6 +373,18 @@ class Config(Section):
     monitors: MonitorsConfig = MonitorsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_precision(cls, tree: Any) -> Any:
+        """An engine of which nothing else is said samples in the trainer's precision, and may share its base."""
+        if not isinstance(tree, dict):
+            return tree
+        train, engine = tree.get("train", {}), tree.get("engine", {})
+        precision = train.get("precision") if isinstance(train, dict) else train.precision
+        if precision not in get_args(Precision) or not isinstance(engine, dict):
+            return tree
+        return {**tree, "engine": {"precision": precision, **engine}}
 
     @model_validator(mode="after")
     def _refuse_idle(self) -> Self:

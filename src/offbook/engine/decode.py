@@ -164,8 +164,8 @@ class Decoder:
         """After new weights: what is kept was computed by the old ones. Rows that write have theirs computed again, so
         that each of their tokens has the probability that the weights of its version give it after all before it."""
         self.version = version
+        self._close_ranks(wholly=True)  # first: whoever moves takes along what its place has
         self.places.ids = [[] for _ in range(self.places.count)]
-        self._close_ranks(wholly=True)
         if self.rows:
             self._read({place: row.fed for place, row in enumerate(self.running)})
 

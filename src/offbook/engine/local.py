@@ -150,8 +150,8 @@ class LocalEngine:
     @torch.no_grad()
     def _swap(self, weights: Weights) -> None:
         own = self.model.state_dict() if weights.adapter is None else _adapter_tensors(self.model)
-        for name, tensor in weights.tensors.items():
-            own[name].copy_(tensor)
+        for name, tensor in own.items():
+            tensor.copy_(weights.tensors[name])
         self.version = weights.version
         self.decoder.renew(weights.version)
 

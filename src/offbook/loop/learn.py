@@ -66,6 +66,7 @@ def learn(step: int, groups: list[list[Rollout]], judgement: Judgement, by: Less
     return {
         **summarize(groups),
         **result.metrics,
+        "learning_rate": config.train.learning_rate * learning_rate_share(config.train, step),
         "hinted_targets": len(feedback),
         **{f"targets/{rule}": count for rule, count in sorted(by_rule.items())},
         **dict(sorted(counts.items())),

@@ -161,7 +161,7 @@ def _planned(config: Config, run: _Run, device: Device, engine_apart: bool) -> P
         return (ways[-1] if device.is_gpu else ways[0]), False
 
     way, _ = choose(run.context)
-    contexts = [1024 * 2**power * step // 4 for power in range(1, 12) for step in (4, 5, 6, 7)]
+    contexts = [run.context, *(1024 * 2**power * step // 4 for power in range(1, 12) for step in (4, 5, 6, 7))]
     fitting = [context for context in contexts if context <= run.shapes.positions and choose(context)[1]]
     return Plan(
         model=config.model,
@@ -227,9 +227,11 @@ def _cheaper(config: Config, plan: Plan) -> str:
         f"--train.lora.rank {LORA_RANK}": {"lora": adapter},
         f"--train.precision bfloat16 --train.lora.rank {LORA_RANK}": {"precision": "bfloat16", "lora": adapter},
     }
-    updates: dict[str, dict[str, Any]] = {
-        options: {"train": config.train.model_copy(update=update)} for options, update in tried.items()
-    }
+    updates: dict[str, dict[str, Any]] = {}
+    for options, update in tried.items():
+        updates[options] = {"train": config.train.model_copy(update=update)}
+        if precision := update.get("precision"):  # the engine's goes with it
+            updates[options]["engine"] = config.engine.model_copy(update={"precision": precision})
     updates[f"--harness.context {context}"] = {"harness": config.harness.model_copy(update={"context": context})}
     for options, update in updates.items():
         changed = config.model_copy(update=update)

@@ -23,7 +23,7 @@ from offbook.feedback import rules_of
 from offbook.judge import Judge, Judgement
 from offbook.lock import only_writer
 from offbook.loop.annotate import teachers_of
-from offbook.loop.collector import Collector, judges_of
+from offbook.loop.collector import Collector, judges_of, refuse_missing_engine
 from offbook.loop.judge import judge_of, local_judge
 from offbook.loop.learn import Lessons, learn
 from offbook.loop.models import (
@@ -107,6 +107,7 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell)
     refuse_missing_tasks(config, "train")
     judges, judge = judges_of(config), judge_of(config.feedback)
     rules = rules_of(config.feedback.files)
+    refuse_missing_engine(config)
     config = computed_as_before(folder, config)
     plan = make_plan(config, this_device())
     refuse_too_large(config, plan)

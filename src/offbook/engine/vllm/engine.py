@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from offbook.engine.vllm.server import Server
-from offbook.engine.vllm.weights import LOAD_S, Sender
+from offbook.engine.vllm.weights import Sender
 from offbook.engine.vllm.wire import Broken, Wire
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, ServerLost, Weights
 
@@ -165,7 +165,8 @@ class VllmEngine:
         with shared.changing:
             if not shared.starts:
                 shared.server.start()
-                shared.sender = Sender(shared.server, torch.float32 if shared.server.on_cpu else torch.bfloat16)
+                dtype = torch.float32 if shared.server.on_cpu else torch.bfloat16
+                shared.sender = Sender(shared.server, dtype, self.timeout_s)
                 shared.starts = 1
             if shared.asleep:
                 shared.server.call("/wake_up")
@@ -201,7 +202,7 @@ class VllmEngine:
     def _load_adapter(self, folder: Path, version: int) -> None:
         """A new name and path for each version, loaded before the old one goes: vLLM answers 200 when it is in."""
         server, old = self._shared.server, self._shared.weights
-        server.call("/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)}, LOAD_S)
+        server.call("/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)}, self.timeout_s)
         if old is not None and old.adapter is not None and old.version != version:
             server.call("/v1/unload_lora_adapter", {"lora_name": f"adapter-{old.version}"})
             assert self._shared.sender is not None

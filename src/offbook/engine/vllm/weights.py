@@ -28,16 +28,15 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 256 << 20
 ALIGN = 256  # bytes, so that any dtype may begin there
-LOAD_S = 300.0  # for one bucket, or an adapter
 
 Place = tuple[str, Tensor, int]  # a tensor's name, the tensor as it is sent, and the byte where it begins
 
 
 class Sender:
-    """Of all updates to one server. `dtype` is what the server keeps matrices in."""
+    """Of all updates to one server. `dtype` is what the server keeps matrices in; `deadline_s` is for one bucket."""
 
-    def __init__(self, server: Server, dtype: torch.dtype):
-        self.server, self.dtype = server, dtype
+    def __init__(self, server: Server, dtype: torch.dtype, deadline_s: float = 300.0):
+        self.server, self.dtype, self.deadline_s = server, dtype, deadline_s
         self._flat: Tensor | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="offbook-vllm-", dir=_memory_folder()))
 
@@ -62,7 +61,7 @@ class Sender:
                 told.append([name, str(dtype).removeprefix("torch."), list(tensor.shape), start])
             total = int(flat[:end].view(torch.int32).sum(dtype=torch.int64))  # waits for the copies, too
             about = {"tensors": told, "bytes": end, "first": not number, "last": number == len(buckets) - 1}
-            for answer in self.server.rpc("offbook_load", json.dumps(about), LOAD_S):
+            for answer in self.server.rpc("offbook_load", json.dumps(about), self.deadline_s):
                 _refuse_lost(answer, total)
 
     def adapter(self, weights: Weights) -> Path:
@@ -92,7 +91,7 @@ class Sender:
             _, *parts = flat.untyped_storage()._share_cuda_()
             coded = [base64.b64encode(part).decode() if isinstance(part, bytes) else part for part in parts]
             gpu = str(torch.cuda.get_device_properties(device).uuid)
-            opened = self.server.rpc("offbook_open", json.dumps({"gpu": gpu, "handle": coded}), LOAD_S)
+            opened = self.server.rpc("offbook_open", json.dumps({"gpu": gpu, "handle": coded}), self.deadline_s)
             if not any(answer.get("problem") for answer in opened):
                 return flat
         return None
@@ -102,7 +101,7 @@ class Sender:
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, size)  # a full /dev/shm would else kill the process on a write
         flat = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
-        self.server.rpc("offbook_open", json.dumps({"path": str(path), "bytes": size}), LOAD_S)
+        self.server.rpc("offbook_open", json.dumps({"path": str(path), "bytes": size}), self.deadline_s)
         path.unlink()  # both have it: its memory goes with them, however they end
         return flat
 
