@@ -145,7 +145,7 @@ def test_a_writer_touches_its_lock_and_ends_when_it_has_lost_it(
             os.utime(path, times=(0, 0))
             time.sleep(0.5)
             assert path.stat().st_mtime > 0
-            path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": ""}))
+            write_atomic(path, json.dumps({"pid": 1, "host": "elsewhere", "since": ""}))
             time.sleep(30)
 
     with pytest.raises(KeyboardInterrupt):

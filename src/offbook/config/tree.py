@@ -381,7 +381,7 @@ class Config(Section):
         if not isinstance(tree, dict):
             return tree
         train, engine = tree.get("train", {}), tree.get("engine", {})
-        precision = train.get("precision") if isinstance(train, dict) else train.precision
+        precision = train.get("precision") if isinstance(train, dict) else getattr(train, "precision", None)
         if precision not in get_args(Precision) or not isinstance(engine, dict):
             return tree
         return {**tree, "engine": {"precision": precision, **engine}}
