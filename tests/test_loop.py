@@ -134,7 +134,10 @@ def test_a_checkpoint_loads_with_from_pretrained(uninterrupted: Path) -> None:
     assert network(ids).logits.shape[-1] == network.config.vocab_size
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.9, 1.7])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("delay_s", [pytest.param(0.0, marks=SLOW), 0.9, pytest.param(1.7, marks=SLOW)])
 def test_a_killed_run_ends_at_the_same_weights(
     cache: Path, model: Path, uninterrupted: Path, tmp_path: Path, delay_s: float
 ) -> None:

@@ -100,7 +100,13 @@ def test_activations_are_what_is_held_after_a_forward(mode: Mode, precision: str
 
 @pytest.mark.parametrize(
     ("precision", "mode", "vocabulary"),
-    [*((precision, mode, 1000) for precision in ("float32", "bfloat16") for mode in MODES), ("float32", "all", 40_000)],
+    [
+        ("float32", "none", 1000),
+        ("bfloat16", "layers", 1000),
+        *(pytest.param("float32", mode, 1000, marks=pytest.mark.slow) for mode in ("layers", "all")),
+        *(pytest.param("bfloat16", mode, 1000, marks=pytest.mark.slow) for mode in ("none", "all")),
+        pytest.param("float32", "all", 40_000, marks=pytest.mark.slow),
+    ],
 )
 def test_the_estimate_is_near_the_peak_of_a_second_micro_batch(
     precision: str, mode: Mode, vocabulary: int, monkeypatch: pytest.MonkeyPatch
