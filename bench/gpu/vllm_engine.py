@@ -215,7 +215,16 @@ def train(options: argparse.Namespace) -> Row:
             raise RuntimeError(f"{done.stdout[-3000:]}\n{tail}")
         rows = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
     steady = rows[1:]
-    kept = ("rollout_s", "train_s", "turns", "tokens", "train_tokens", "rl/mismatch", "solved")
+    kept = (
+        "rollout_s",
+        "train_s",
+        *(f"slowest/{part}_s" for part in ("model", "tools", "scoring")),
+        "turns",
+        "tokens",
+        "train_tokens",
+        "rl/mismatch",
+        "solved",
+    )
     each = [{key: row.get(key) for key in kept} for row in steady]
     step_s = [row["rollout_s"] + row["train_s"] for row in steady]
     why = "" if boxes["ok"] else boxes["detail"]

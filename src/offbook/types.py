@@ -195,7 +195,9 @@ class Usage:
     output_tokens: int = 0  # of tool output; part of the prompt tokens
     drift: int = 0  # turns whose prompt did not extend the turn before: must be 0
     cost: float = 0.0
-    seconds: float = 0.0
+    seconds: float = 0.0  # until the agent was done
+    model_seconds: float = 0.0  # of these, waiting for messages; the others went to tools
+    scoring_seconds: float = 0.0  # after these: grading, rewards, monitors
 
 
 @dataclass(frozen=True, slots=True)

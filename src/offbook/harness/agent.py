@@ -199,8 +199,9 @@ class _Episode:
     async def _sample(self, room: int) -> Message:
         ids = self.transcript.prompt()
         self.rollout.usage.drift += ids[: len(self.fed)] != self.fed
-        messages = tuple(self.transcript.segment.messages)
+        messages, asked = tuple(self.transcript.segment.messages), time.monotonic()
         completion = await self.policy.complete(Prompt(ids, messages, self.toolset.specs()), room)
+        self.rollout.usage.model_seconds += time.monotonic() - asked
         self.fed = [*ids, *completion.ids]
         prices = self.harness.prices
         read, written = completion.billed or (len(ids), len(completion.ids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -211,8 +212,10 @@ class Collector:
             if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
                 rollout = first  # whoever had acted and is struck twice is judged by what it did
             _settle(rollout, fault)
+        began = time.monotonic()
         outcome = await self._graded(task, rollout)
         await self._score(task, rollout, outcome)
+        rollout.usage.scoring_seconds = time.monotonic() - began
         return rollout
 
     async def _work(self, task: Task, id: str, group: str, session: Session, watch: Watch) -> Rollout:

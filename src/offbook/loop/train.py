@@ -43,7 +43,7 @@ from offbook.tasks.select import TasksUsedUp
 from offbook.train.checkpoint import load_training_state
 from offbook.train.trainer import NotFinite, Trainer, WeightsLost
 from offbook.train.writing import Checkpoints
-from offbook.types import OffbookError, Task
+from offbook.types import OffbookError, Rollout, Task
 
 OnStep = Callable[[dict[str, Any]], None]
 Tell = Callable[[str], None]  # a line for people
@@ -167,8 +167,19 @@ def _step(run: _Run, step: int, tasks: list[Task], runner: asyncio.Runner) -> di
     except WeightsLost as problem:  # they are not those of any step that can be kept
         raise _stopped(run, step, problem, "try a lower train.learning_rate") from None
     row |= {"epoch": order.epoch(step, settings.groups), "skipped_steps": step - lessons.trainer.steps}
-    row |= collector.metrics()
+    row |= collector.metrics() | _slowest(groups)
     return row | {"rollout_s": collected - started, "train_s": time.monotonic() - collected}
+
+
+def _slowest(groups: list[list[Rollout]]) -> dict[str, float]:
+    """What the rollout that the step waited for spent its seconds on."""
+    usage = max((one.usage for group in groups for one in group), key=lambda each: each.seconds + each.scoring_seconds)
+    tools_s = usage.seconds - usage.model_seconds
+    return {
+        "slowest/model_s": usage.model_seconds,
+        "slowest/tools_s": tools_s,
+        "slowest/scoring_s": usage.scoring_seconds,
+    }
 
 
 @contextmanager
