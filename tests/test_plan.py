@@ -192,8 +192,8 @@ def test_a_model_that_does_not_fit_is_refused_with_what_does(large: Path) -> Non
         ({"engine.kv_tokens": "8191"}, GPU, "holds 8191; raise engine.kv_tokens to 8192 or more, or lower harness.con"),
         ({"engine.kv_tokens": "8191"}, Device("a machine", 150e9, is_gpu=False), "holds 8191; raise engine.kv_tokens"),
         (
-            {"harness.context": "40960"},
-            Device("", 43e9, is_gpu=True),
+            {"harness.context": "40960", "engine.precision": "float32"},
+            Device("", 95e9, is_gpu=True),
             r"holds \d+ in a quarter of the GPU's memory; lower harness.context, or set",
         ),
         (
