@@ -142,7 +142,7 @@ def test_what_rows_add_is_attended_to_side_by_side(
         found = NewTokens(held, parts, torch.device("cpu")).attend(0, query, key, value, None)[0]
     for part in parts:
         keys, values = (tensor[part.place, :, : part.upto].repeat_interleave(shared, 0) for tensor in kept)
-        seen = torch.ones(part.count, part.upto, dtype=torch.bool).tril(part.start)
+        seen = torch.ones(part.size, part.upto, dtype=torch.bool).tril(part.start)
         alone = scaled_dot_product_attention(query[0, :, part.begin : part.end], keys, values, attn_mask=seen)
         assert (found[part.begin : part.end].transpose(0, 1) - alone).abs().max() < 1e-5
 
@@ -153,7 +153,7 @@ def test_rows_of_like_size_are_one_call_of_attention() -> None:
     far = [*like, Part(64, 30_000, 6400, 6401)]
     assert len(side_by_side(far, 3, 192, on_gpu=True)) == 2
     (long,) = side_by_side([Part(0, 16_384, 0, 4096)], 8, 1024, on_gpu=True)[:1]
-    assert len(long) * 8 * long[0].count * long[0].upto <= places.MASK_ENTRIES
+    assert len(long) * 8 * long[0].size * long[0].upto <= places.MASK_ENTRIES
 
 
 def test_long_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

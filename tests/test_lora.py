@@ -365,6 +365,7 @@ def test_a_run_with_adapters_stops_and_goes_on_and_another_starts_from_it(
     assert not list(straight.glob("ckpt/*/model.safetensors"))
     (row, last), _ = RunFolder(straight).metrics()
     assert max(row["rl/mismatch"], last["rl/mismatch"]) < 1e-4, "the engine has the adapter too"
+    assert last["reread_tokens"] == 0
     assert recipe_for(str(straight)) == "pocket"
     onward = run("onward", latest_checkpoint(RunFolder(straight)), 1)
     assert base_named(latest_checkpoint(RunFolder(onward))) == str(model)

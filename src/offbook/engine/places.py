@@ -230,12 +230,12 @@ class Part(NamedTuple):
     end: int
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         return self.end - self.begin
 
     @property
     def upto(self) -> int:
-        return self.start + self.count
+        return self.start + self.size
 
 
 class NewTokens:
@@ -291,23 +291,23 @@ def side_by_side(parts: list[Part], shared: int, key_entries: int, on_gpu: bool)
     groups: list[list[Part]] = []
     count = upto = 0  # the most of the last group
     pieces = [piece for part in parts for piece in _pieces(part, MASK_ENTRIES // (shared * part.upto))]
-    for part in sorted(pieces, key=lambda part: (bucket(part.count), part.upto)):
+    for part in sorted(pieces, key=lambda part: (bucket(part.size), part.upto)):
         rows = len(groups[-1]) + 1 if groups else 1
-        wider, longer = max(count, part.count), max(upto, part.upto)
-        apart = (rows - 1) * count * upto + part.count * part.upto + call
+        wider, longer = max(count, part.size), max(upto, part.upto)
+        apart = (rows - 1) * count * upto + part.size * part.upto + call
         fits = rows * wider * longer * shared <= MASK_ENTRIES and rows * longer * key_entries <= KEY_ENTRIES
         if groups and fits and rows * wider * longer <= apart:
             groups[-1].append(part)
             count, upto = wider, longer
         else:
             groups.append([part])
-            count, upto = part.count, part.upto
+            count, upto = part.size, part.upto
     return groups
 
 
 def _pieces(part: Part, size: int) -> list[Part]:
     size = max(size, FEWEST)
-    cuts = [*range(0, part.count, size), part.count]
+    cuts = [*range(0, part.size, size), part.size]
     return [
         Part(part.place, part.start + first, part.begin + first, part.begin + last) for first, last in pairwise(cuts)
     ]
@@ -322,7 +322,7 @@ class _Group:
 
     def __init__(self, length: int, parts: list[Part], query: Tensor, key: Tensor):
         parts, device = sorted(parts), query.device
-        count, upto = max(part.count for part in parts), max(part.upto for part in parts)
+        count, upto = max(part.size for part in parts), max(part.upto for part in parts)
         self.length = min(-(-upto // 8) * 8, length)  # masks of other lengths are copied by kernels
         self.shared = query.shape[1] // key.shape[1]
         first, numbers = parts[0].place, [part.place for part in parts]
