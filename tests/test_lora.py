@@ -347,16 +347,17 @@ def test_bfloat16_adapters_compute_in_bfloat16() -> None:
 
 
 def test_a_run_with_adapters_stops_and_goes_on_and_another_starts_from_it(
-    cache: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The other with an engine that holds two rollouts of six."""
     monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
     told = {"tasks.num_train": "4", "tasks.num_heldout": "2", "train.groups": "2", "train.group_size": "3"}
     told |= {"train.learning_rate": "1e-3"}
 
     def run(name: str, start: Path, steps: int) -> Path:
-        rank = {"train.lora.rank": "8"} if start == model else {}  # an adapter has its own
+        own = {"train.lora.rank": "8"} if start == model else {"engine.kv_tokens": "1024"}  # an adapter has its rank
         more = {"model": str(start), "out": str(tmp_path / name), "train.steps": str(steps)}
-        return train(load_config([], {**told, **rank, **more})).path
+        return train(load_config([], {**told, **own, **more})).path
 
     straight, halved = run("straight", model, 2), run("halved", model, 1)
     run("halved", model, 2)
@@ -369,3 +370,5 @@ def test_a_run_with_adapters_stops_and_goes_on_and_another_starts_from_it(
     assert recipe_for(str(straight)) == "pocket"
     onward = run("onward", latest_checkpoint(RunFolder(straight)), 1)
     assert base_named(latest_checkpoint(RunFolder(onward))) == str(model)
+    assert "too few for 6 rollouts at once" in caplog.text
+    assert RunFolder(onward).metrics()[0][0]["reread_tokens"] > 0

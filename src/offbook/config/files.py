@@ -58,6 +58,8 @@ def _adapters(model: str) -> list[dict[str, Any]]:
     for path in (path for folder in _folders(model) for path in folder.glob("adapter_config.json")):
         try:
             found.append(json.loads(path.read_text()))
+        except FileNotFoundError:  # a run that goes on has dropped this checkpoint
+            continue
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
     return found
@@ -79,7 +81,7 @@ def _take_adapters(tree: dict[str, Any], in_files: dict[str, Any], in_options: d
     if not adapters or not isinstance(tree.setdefault("train", {}), dict):
         return
     about = adapters[-1]
-    own = {"rank": about["r"], "alpha": about["lora_alpha"]}
+    own = {"rank": about.get("r", 8), "alpha": about.get("lora_alpha", 8)}  # peft's own defaults
     for name, peft_name in (("targets", "target_modules"), ("parameters", "target_parameters")):
         names = about.get(peft_name)
         own[name] = sorted(names) if isinstance(names, list) else []  # it may be an expression

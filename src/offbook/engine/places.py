@@ -275,8 +275,12 @@ class NewTokens:
             q, k, v = (each[0, :, begin:end].unflatten(1, (count, -1)).transpose(0, 1) for each in (query, key, value))
             out_THD[begin:end] = _causal(q, k, v, scaling).transpose(1, 2).flatten(0, 1)
         if self._groups is None:  # they are the same in all layers
-            grown = side_by_side(self.grown, query.shape[1] // key.shape[1], key.shape[1] * key.shape[3], key.is_cuda)
-            self._groups = [_Group(self.places.length, parts, query, key) for parts in grown]
+            shared = query.shape[1] // key.shape[1]
+            grown = side_by_side(self.grown, shared, key.shape[1] * key.shape[3], key.is_cuda)
+            self._groups = [_Group(self.places.length, parts, shared, query) for parts in grown]
+            if sum(map(len, self._groups)) <= MASK_ENTRIES:
+                for group in self._groups:
+                    group.mask = group.make_mask()
         for group in self._groups:
             out_THD[group.token_N] = group.attend(query, *pair, scaling)
         return out_THD[None]
@@ -317,41 +321,48 @@ class _Group:
     """Attention of some parts in one call: queries padded to the longest part, keys to the longest row.
 
     The query heads that share a K/V head are rows of one query, as in NextTokens. A query that is padding is its part's
-    last, again. Axes: N real queries of R parts.
+    last, again. The mask is made for every layer anew, unless it is set: those of long rows are large. Axes: N real
+    queries of R parts.
     """
 
-    def __init__(self, length: int, parts: list[Part], query: Tensor, key: Tensor):
+    def __init__(self, length: int, parts: list[Part], shared: int, query: Tensor):
         parts, device = sorted(parts), query.device
         count, upto = max(part.size for part in parts), max(part.upto for part in parts)
         self.length = min(-(-upto // 8) * 8, length)  # masks of other lengths are copied by kernels
-        self.shared = query.shape[1] // key.shape[1]
+        self.shared, self.dtype = shared, query.dtype
+        self.mask: Tensor | None = None
         first, numbers = parts[0].place, [part.place for part in parts]
         in_a_row = numbers == list(range(first, first + len(parts)))
         self.place_R = slice(first, first + len(parts)) if in_a_row else torch.tensor(numbers, device=device)
         begin_R, last_R, start_R = torch.tensor([[p.begin, p.end - 1, p.start] for p in parts]).T
-        self.token_RT = torch.minimum(begin_R[:, None] + torch.arange(count), last_R[:, None])
+        token_RT = torch.minimum(begin_R[:, None] + torch.arange(count), last_R[:, None])
         real_RT = torch.arange(count) <= (last_R - begin_R)[:, None]
-        self.token_N = self.token_RT[real_RT].to(device)
+        self.token_RT, self.token_N = token_RT.to(device), token_RT[real_RT].to(device)
         self.real_N = None if bool(real_RT.all()) else real_RT.flatten().nonzero()[:, 0].to(device)
-        position_RT = (self.token_RT - begin_R[:, None] + start_R[:, None]).to(device)
-        self.token_RT = self.token_RT.to(device)
-        hidden_RTL = torch.arange(self.length, device=device) > position_RT[:, :, None]
-        bias_RTL = torch.zeros_like(hidden_RTL, dtype=query.dtype).masked_fill_(hidden_RTL, -math.inf)
-        self.bias = bias_RTL.repeat(1, self.shared, 1)[:, None]
+        self.position_RT = (token_RT + (start_R - begin_R)[:, None]).to(device)
+
+    def __len__(self) -> int:
+        """Entries of its mask."""
+        return self.token_RT.numel() * self.shared * self.length
+
+    def make_mask(self) -> Tensor:
+        hidden_RTL = torch.arange(self.length, device=self.position_RT.device) > self.position_RT[:, :, None]
+        bias_RTL = torch.zeros_like(hidden_RTL, dtype=self.dtype).masked_fill_(hidden_RTL, -math.inf)
+        return bias_RTL.repeat(1, self.shared, 1)[:, None]
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
         rows, count = self.token_RT.shape
         query_HGRTD = query[0][:, self.token_RT].unflatten(0, (-1, self.shared))
         query_RHQD = query_HGRTD.permute(2, 0, 1, 3, 4).flatten(2, 3)
         key, value = (kept[self.place_R, :, : self.length] for kept in (keys, values))
-        out_RHQD = _masked(query_RHQD, key, value, self.bias, scaling)
-        out = (
-            out_RHQD.unflatten(2, (self.shared, count)).permute(0, 3, 1, 2, 4).reshape(rows * count, query.shape[1], -1)
-        )
+        mask = self.make_mask() if self.mask is None else self.mask
+        out_RHQD = _masked(query_RHQD, key, value, mask, scaling)
+        out_RTHGD = out_RHQD.unflatten(2, (self.shared, count)).permute(0, 3, 1, 2, 4)
+        out = out_RTHGD.reshape(rows * count, query.shape[1], -1)
         return out if self.real_N is None else out[self.real_N]
 
 
-def _masked(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scaling: float | None) -> Tensor:
+def _masked(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float | None) -> Tensor:
     if not query.is_cuda:
         return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):  # those that take a mask of any shape
