@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 import torch
 from conftest import random_ids, tiny_model
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     MistralConfig,
     MistralForCausalLM,
@@ -21,10 +22,11 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from offbook.engine import LocalEngine, decode
+from offbook.engine import LocalEngine, decode, places
 from offbook.engine.decode import Decoder, Row
 from offbook.engine.local import LocalSession
 from offbook.engine.padded import PaddedDecoder
+from offbook.engine.places import NewTokens, Part, Places, side_by_side
 from offbook.engine.prefill import plan_fills
 from offbook.engine.sampling import sample, uniforms
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, Weights
@@ -111,6 +113,49 @@ def test_logprobs_equal_a_full_forward(make: Callable[[], PreTrainedModel], how:
         assert max(errors(model, turns, 0.8)) < 1e-5
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, 90), st.integers(1, 150)), min_size=1, max_size=7),
+    st.sampled_from([(1, 1), (2, 3)]),
+    st.sampled_from([0, 2**13, 2**20]),
+    st.sampled_from([2**10, 2**26]),
+    st.randoms(use_true_random=False),
+)
+def test_what_rows_add_is_attended_to_side_by_side(
+    sizes: list[tuple[int, int]], heads: tuple[int, int], call: int, mask: int, rng: random.Random
+) -> None:
+    """As if each row were alone, wherever its place is and however large masks may be."""
+    kv_heads, shared = heads
+    torch.manual_seed(0)
+    held = Places(budget=10_000)
+    held.arrange(len(sizes) + 2, 0, 256)
+    numbers, parts, end = rng.sample(range(len(sizes) + 2), len(sizes)), list[Part](), 0
+    for place, (start, count) in zip(numbers, sizes, strict=True):
+        parts.append(Part(place, start, end, end := end + count))
+    query, key, value = (torch.randn(1, kv_heads * times, end, 8) for times in (shared, 1, 1))
+    kept = held.layer(0, key, value)
+    for tensor in kept:
+        tensor.normal_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(places, "CPU_CALL", call)
+        patch.setattr(places, "MASK_ENTRIES", mask)
+        found = NewTokens(held, parts, torch.device("cpu")).attend(0, query, key, value, None)[0]
+    for part in parts:
+        keys, values = (tensor[part.place, :, : part.upto].repeat_interleave(shared, 0) for tensor in kept)
+        seen = torch.ones(part.size, part.upto, dtype=torch.bool).tril(part.start)
+        alone = scaled_dot_product_attention(query[0, :, part.begin : part.end], keys, values, attn_mask=seen)
+        assert (found[part.begin : part.end].transpose(0, 1) - alone).abs().max() < 1e-5
+
+
+def test_rows_of_like_size_are_one_call_of_attention() -> None:
+    like = [Part(place, 900 + place, 100 * place, 100 * place + 90) for place in range(64)]
+    assert len(side_by_side(like, 3, 192, on_gpu=True)) == 1
+    far = [*like, Part(64, 30_000, 6400, 6401)]
+    assert len(side_by_side(far, 3, 192, on_gpu=True)) == 2
+    (long,) = side_by_side([Part(0, 16_384, 0, 4096)], 8, 1024, on_gpu=True)[:1]
+    assert len(long) * 8 * long[0].size * long[0].upto <= places.MASK_ENTRIES
+
+
 def test_long_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "PREFILL_TOKENS", 16)
     for turns in run(LocalEngine(tiny_model(), STOPS), *conversations()):
@@ -126,8 +171,8 @@ def test_tokens_are_the_same_in_every_mode_and_memory(how: dict) -> None:
     assert [[(ids, it.ids) for ids, it in turns] for turns in usual] == [
         [(ids, it.ids) for ids, it in turns] for turns in other
     ]
-    places = engine.decoder.places
-    assert places.count * places.length <= engine.budget
+    held = engine.decoder.places
+    assert held.count * held.length <= engine.budget
     again = run(LocalEngine(tiny_model(), STOPS, **how), *conversations())
     assert again == other or "mode" in how  # to the last bit
 
@@ -146,6 +191,30 @@ def test_nothing_is_read_twice() -> None:
 
     run(engine, *[rollout] * 8)
     assert engine.tokens_prefilled == 50 + 2 * 8 * (1 + 3)  # the last token of a message was written and not read yet
+
+
+def test_what_is_lost_for_want_of_room_is_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    def rollout(number: int) -> Callable:
+        async def one(session: LocalSession) -> list[Turn]:
+            rng = random.Random(number)
+            ids, done = random_ids(rng, 50), []
+            for _ in range(3):
+                done.append((ids, await session.complete(Prompt(ids), 5)))
+                ids = [*ids, *done[-1][1].ids, *random_ids(rng, 3)]
+            return done
+
+        return one
+
+    large, small = (LocalEngine(tiny_model(), frozenset(), kv_tokens=tokens) for tokens in (4096, 256))
+    run(large, *map(rollout, range(3)))
+    assert (large.tokens_reread, caplog.messages) == (0, [])
+    run(small, *map(rollout, range(3)))  # one place for all of them
+    assert small.tokens_reread == 3 * (54 + 62)
+    assert small.tokens_prefilled == large.tokens_prefilled + small.tokens_reread
+    (said,) = caplog.messages
+    assert "holds keys and values of 256 tokens, too few for 3 rollouts at once" in said
+    assert "raise engine.kv_tokens, to 768 by now" in said
+    assert not small.decoder.places.lost.keys() - set(small.closed)
 
 
 def test_a_beginning_that_is_being_written_behind_is_shared_too() -> None:

@@ -14,15 +14,34 @@ from peft import PeftModel
 from test_branches import hinted_logp, reference_logp, sample_with_branches, teacher_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from typer.testing import CliRunner
 
-from offbook.config import Config, EngineConfig, LoraConfig, Precision, TrainConfig, load_config, recipe_for
+from offbook.cli import app
+from offbook.config import (
+    Config,
+    ConfigError,
+    EngineConfig,
+    LoraConfig,
+    Precision,
+    TrainConfig,
+    load_config,
+    recipe_for,
+)
 from offbook.engine import LocalEngine
 from offbook.loop.models import load_model, load_weights, model_to_sample, model_to_train, write_merged
 from offbook.loop.train import train
 from offbook.runfolder import RunFolder, base_named, latest_checkpoint
 from offbook.train.batches import Batch
 from offbook.train.checkpoint import load_training_state
-from offbook.train.lora import WEIGHTS, adapter_of, adapter_tensors, load_adapter, make_trainable, save_adapter
+from offbook.train.lora import (
+    WEIGHTS,
+    adapter_of,
+    adapter_tensors,
+    load_adapter,
+    make_trainable,
+    save_adapter,
+    stored_adapter,
+)
 from offbook.train.teachers import Ema, Frozen, Kind
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError, Sample
@@ -155,17 +174,68 @@ def test_training_goes_on_with_the_adapter_that_it_starts_from(base: Path, adapt
     assert json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
 
 
+def test_an_adapter_brings_its_own_settings(adapter: Path, base: Path, tmp_path: Path) -> None:
+    """Over a recipe's and those of a run's file in which all weights were trained."""
+    targets = sorted({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+    own = LoraConfig(rank=4, alpha=8, targets=targets)
+    (tmp_path / "full.toml").write_text(Config(model=str(base)).to_toml())
+    given = {"model": str(adapter)}
+    for files in ([], ["qwen3-8b-lora"], [tmp_path / "full.toml"]):
+        assert load_config(files, given).train.lora == own
+    same = {"train.lora.rank": "4", "train.lora.targets": "[]"}
+    assert load_config([], given | same).train.lora == own
+    run = tmp_path / "run" / "ckpt" / "step_00003"
+    run.parent.mkdir(parents=True)
+    run.symlink_to(adapter)
+    assert load_config([], {"model": str(tmp_path / "run")}).train.lora == own
+    assert model_to_train(load_config([], given), adapter).peft_config["default"].r == 4
+    planned = CliRunner().invoke(app, ["plan", str(adapter), "--json"])
+    assert json.loads(planned.stdout)["trained"] == sum(
+        tensor.numel() for tensor in stored_adapter(adapter).tensors.values()
+    )
+
+
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("asked", "said"),
     [
-        (LoraConfig(), r"train\.lora\.rank is 0 and the adapter's 4; train\.lora\.alpha is 32"),
-        (LoraConfig(rank=8, alpha=8), r"train\.lora\.rank is 8 and the adapter's 4\)"),
-        (LoraConfig(rank=4, alpha=8, targets=["q_proj"]), r"train\.lora\.targets is \['q_proj'\] and the adapter's"),
+        ({"rank": "0"}, r"\(train\.lora\.rank is 0 and the adapter's 4\)"),
+        ({"rank": "8"}, r"train\.lora\.rank is 8 and the adapter's 4\); leave train\.lora out, or merge it first"),
+        (
+            {"alpha": "4", "targets": "q_proj"},
+            r"alpha is 4 .* 8; train\.lora\.targets is \['q_proj'\] and the adapter's",
+        ),
     ],
 )
-def test_an_adapter_with_other_settings_is_refused(adapter: Path, settings: LoraConfig, said: str) -> None:
-    with pytest.raises(OffbookError, match=said):
-        make_trainable(load_model(adapter), settings, "", seed=0)
+def test_other_settings_than_the_adapters_are_refused(
+    adapter: Path, asked: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    options = {f"train.lora.{name}": value for name, value in asked.items()}
+    with pytest.raises(ConfigError, match=rf"{adapter} is an adapter, which is trained on as it is .*{said}"):
+        load_config([], {"model": str(adapter), **options})
+    if "alpha" not in asked and asked["rank"] != "0":
+        (tmp_path / "mine.toml").write_text("[train.lora]\nrank = 8\n")
+        with pytest.raises(ConfigError, match=said):
+            load_config([tmp_path / "mine.toml"], {"model": str(adapter)})
+
+
+def test_an_adapter_whose_settings_cannot_be_read(adapter: Path) -> None:
+    (adapter / "adapter_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"adapter_config\.json cannot be read: "):
+        load_config([], {"model": str(adapter)})
+
+
+def test_an_adapter_on_layers_by_an_expression_is_kept_so(base: Path, adapter: Path, tmp_path: Path) -> None:
+    settings = adapter / "adapter_config.json"
+    about = json.loads(settings.read_text()) | {"target_modules": r".*\.[qkvo_gateupdwnproj]+_proj"}
+    settings.write_text(json.dumps(about))
+    config = load_config([], {"model": str(adapter)})
+    assert (config.train.lora.rank, config.train.lora.targets) == (4, [])
+    model = model_to_train(config, adapter)
+    save_adapter(model, adapter_tensors(model), tmp_path / "again")
+    assert (
+        json.loads((tmp_path / "again" / "adapter_config.json").read_text())["target_modules"]
+        == about["target_modules"]
+    )
 
 
 def wider_model() -> PreTrainedModel:
@@ -277,15 +347,17 @@ def test_bfloat16_adapters_compute_in_bfloat16() -> None:
 
 
 def test_a_run_with_adapters_stops_and_goes_on_and_another_starts_from_it(
-    cache: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The other with an engine that holds two rollouts of six."""
     monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
     told = {"tasks.num_train": "4", "tasks.num_heldout": "2", "train.groups": "2", "train.group_size": "3"}
-    told |= {"train.lora.rank": "8", "train.learning_rate": "1e-3"}
+    told |= {"train.learning_rate": "1e-3"}
 
     def run(name: str, start: Path, steps: int) -> Path:
+        own = {"train.lora.rank": "8"} if start == model else {"engine.kv_tokens": "1024"}  # an adapter has its rank
         more = {"model": str(start), "out": str(tmp_path / name), "train.steps": str(steps)}
-        return train(load_config([], {**told, **more})).path
+        return train(load_config([], {**told, **own, **more})).path
 
     straight, halved = run("straight", model, 2), run("halved", model, 1)
     run("halved", model, 2)
@@ -294,6 +366,9 @@ def test_a_run_with_adapters_stops_and_goes_on_and_another_starts_from_it(
     assert not list(straight.glob("ckpt/*/model.safetensors"))
     (row, last), _ = RunFolder(straight).metrics()
     assert max(row["rl/mismatch"], last["rl/mismatch"]) < 1e-4, "the engine has the adapter too"
+    assert last["reread_tokens"] == 0
     assert recipe_for(str(straight)) == "pocket"
     onward = run("onward", latest_checkpoint(RunFolder(straight)), 1)
     assert base_named(latest_checkpoint(RunFolder(onward))) == str(model)
+    assert "too few for 6 rollouts at once" in caplog.text
+    assert RunFolder(onward).metrics()[0][0]["reread_tokens"] > 0

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from offbook.cli import app
 from offbook.config import Config, LoraConfig, TrainConfig, load_config
+from offbook.loop import plan as plan_room
 from offbook.loop.plan import Device, make_plan, meta_shapes, refuse_too_large, this_device
 from offbook.loop.resume import computed_as_before
 from offbook.runfolder import RunFolder
@@ -183,6 +184,58 @@ def test_a_model_that_does_not_fit_is_refused_with_what_does(large: Path) -> Non
     tiny = Device("a GPU of 4 GB", 4e9, is_gpu=True)
     with pytest.raises(OffbookError, match="take a smaller model or a larger GPU"):
         refuse_too_large(adapted, make_plan(adapted, tiny))
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "said"),
+    [
+        ({"engine.kv_tokens": "8191"}, GPU, "holds 8191; raise engine.kv_tokens to 8192 or more, or lower harness.con"),
+        ({"engine.kv_tokens": "8191"}, Device("a machine", 150e9, is_gpu=False), "holds 8191; raise engine.kv_tokens"),
+        (
+            {"harness.context": "40960", "engine.precision": "float32"},
+            Device("", 95e9, is_gpu=True),
+            r"holds \d+ in a quarter of the GPU's memory; lower harness.context, or set",
+        ),
+        (
+            {"engine.kind": "vllm", "engine.vllm.gpu_share": "0.1"},
+            GPU,
+            "holds 0 in its share of the GPU; raise engine.v",
+        ),
+    ],
+)
+def test_an_engine_that_cannot_hold_one_rollout_is_refused(
+    large: Path, options: dict[str, str], device: Device, said: str
+) -> None:
+    told = {"model": str(large), **HALF, "harness.context": "8192", "train.lora.rank": "16", **options}
+    config = load_config([], told)
+    plan = make_plan(config, device)
+    assert not plan.fits
+    with pytest.raises(
+        OffbookError, match=rf"^a rollout may have {plan.context} tokens \(harness.context\) and the engine {said}"
+    ):
+        refuse_too_large(config, plan)
+    enough = (
+        {"engine.kv_tokens": str(plan.context)} if "engine.kind" not in options else {"engine.vllm.gpu_share": "0.2"}
+    )
+    config = load_config([], {**told, **enough})
+    refuse_too_large(config, make_plan(config, device))
+    assert 0 <= plan.largest_context < plan.context
+
+
+def test_a_dry_run_shows_the_plan_and_what_train_would_say(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["train", "--model", str(large), "--dry-run", *(f"--{key}={value}" for key, value in HALF.items())]
+    monkeypatch.setattr(plan_room, "this_device", lambda: GPU)
+    on_gpu = CliRunner().invoke(app, given)
+    assert on_gpu.exit_code == 0
+    assert load_config([], {"model": str(large), **HALF}).to_toml() == on_gpu.stdout, "which may go to a file"
+    for line in ("optimizer state", "room in a GPU of 150 GB", "does not fit; none fits", "--train.lora.rank 16 needs"):
+        assert line in on_gpu.stderr
+    monkeypatch.undo()
+    on_cpu = CliRunner().invoke(app, ["train", "--model", "pocket", "--dry-run"])
+    for line in ("optimizer state", "it has no GPU", "holds keys and values of 131072 tokens", "fits; the largest"):
+        assert line in on_cpu.stderr
+    unknown = CliRunner().invoke(app, ["train", "--model", "nowhere", "--dry-run"])
+    assert (unknown.exit_code, "on this machine: there is no model folder nowhere" in unknown.stderr) == (0, True)
 
 
 def test_more_memory_buys_less_recomputing_and_longer_contexts(large: Path) -> None:

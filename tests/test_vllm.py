@@ -7,6 +7,8 @@ Without vLLM, interpreters that say what vLLM says and a server that plays its a
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import json
 import os
 import signal
@@ -28,7 +30,6 @@ from test_engines_contract import POSITIONS, STOPS, error, model, prompts
 from offbook.config import VllmConfig
 from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server, find_vllm
-from offbook.engine.vllm.server import INSIDE
 from offbook.engine.vllm.weights import Sender, _buckets, _distinct
 from offbook.engine.vllm.wire import Broken, Wire
 from offbook.loop.train import train
@@ -46,7 +47,7 @@ def interpreter(folder: Path, version: str = "0.32.0", said: str = "", seconds: 
     serve = f"cat {folder}/said; {child}; exit 1"
     python.write_text(
         f'#!/bin/sh\nif [ "$1" = -c ]; then PYTHONPATH={folder}/site exec {sys.executable} "$@"; fi\n'
-        + (serve if said or seconds else f'exec {sys.executable} "$@"')
+        + (serve if said or seconds else f'PYTHONPATH="$PYTHONPATH:{folder}/site" exec {sys.executable} "$@"')
     )
     python.chmod(0o755)
     return str(python)
@@ -112,18 +113,76 @@ def test_a_server_that_does_not_come_up_in_time_is_ended(tmp_path: Path) -> None
     late = server(tmp_path, python=interpreter(tmp_path, seconds=60), start_s=0.5)
     with pytest.raises(ServerLost, match=r"does not answer after 0\.5 s \(engine\.vllm\.start_s\)"):
         late.start()
-    assert not _running(str(tmp_path))  # nor what it has started
+    assert _is_gone(str(tmp_path))  # and what it has started
 
 
-def _running(words: str) -> list[str]:
-    """Processes that have these words on their command line."""
-    lines = []
+def _running(words: str = "") -> list[int]:
+    """Processes that have these words on their command line; of one that is dead it is empty."""
+    found = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            lines.append(place.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        except OSError:  # gone
-            continue
-    return [line for line in lines if words in line]
+        with contextlib.suppress(OSError):  # gone
+            line = place.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found += [int(place.parent.name)] if line and words in line else []
+    return found
+
+
+def _group(leader: int) -> list[int]:
+    found = []
+    for process in _running():
+        with contextlib.suppress(ProcessLookupError):
+            found += [process] if os.getpgid(process) == leader else []
+    return found
+
+
+def _is_gone(words: str, within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while _running(words) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not _running(words)
+
+
+STARTER = """
+import sys
+from pathlib import Path
+from offbook.config import VllmConfig
+from offbook.engine.vllm import Server
+folder, python, *options = sys.argv[1:]
+settings = VllmConfig(python=python, start_s=100, options=options)
+Server(Path(folder, "model"), settings, 64, Path(folder, "vllm.log"), lambda what, share: None).start()
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+def start_and_kill(folder: Path, python: str, stop: Callable[[], None], *options: str) -> None:
+    """A process that has a server is killed, after something was done to the server."""
+    command = [sys.executable, "-c", STARTER, str(folder), python, *options]
+    starter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        stop()
+    finally:
+        starter.kill()
+        starter.communicate()
+
+
+@pytest.mark.parametrize("state", ["runs", "is stopped"])
+def test_a_server_goes_down_with_whoever_started_it(state: str, tmp_path: Path) -> None:
+    """A plain process stands for it here, with a worker that it has started."""
+    python, module = interpreter(tmp_path), tmp_path / "site" / "vllm" / "entrypoints" / "openai" / "api_server.py"
+    module.parent.mkdir(parents=True)
+    worker = f"[sys.executable, '-c', 'import time; time.sleep(100)', {str(tmp_path / 'worker')!r}]"
+    module.write_text(f"import subprocess, sys, time\nsubprocess.Popen({worker})\ntime.sleep(100)\n")
+
+    def stop() -> None:
+        deadline = time.monotonic() + 20
+        while not (workers := _running(str(tmp_path / "worker"))) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert _running(f"--model {tmp_path}")
+        if state == "is stopped":
+            os.killpg(os.getpgid(workers[0]), signal.SIGSTOP)
+
+    start_and_kill(tmp_path, python, stop)
+    assert _is_gone(str(tmp_path))
 
 
 # A server that plays answers
@@ -308,6 +367,26 @@ def test_weights_that_do_not_arrive_are_an_error(tmp_path: Path) -> None:
         server(tmp_path, url=played.url).call("/sleep?level=1")
 
 
+def test_a_server_that_hangs_while_it_gets_weights_gets_them_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(path: str, body: bytes) -> tuple[int, bytes] | None:
+        if path == "/offbook/tokens":
+            return tokens([5, 7])
+        if json.loads(body)["method"] == "offbook_open":
+            return 200, b'{"results": [{}]}'
+        return (200, b'{"results": [{"sum": "0"}]}') if len(played.of("/collective_rpc")) > 2 else None
+
+    played = Played(answer)
+    engine, began = engine_of(played, tmp_path, timeout_s=0.5), time.monotonic()
+    engine.apply(Weights(4, {"a": torch.zeros(4)}))
+    assert 0.5 < time.monotonic() - began < 2
+    told = "vLLM hangs: no answer to /collective_rpc for 0.5 s; it is waited for, and gets version 4 of the weights"
+    assert caplog.messages == [told]
+    assert [json.loads(body)["method"] for body in played.of("/collective_rpc")] == ["offbook_open", "offbook_load"] * 2
+    assert asyncio.run(complete(engine)).versions == [4, 4]
+
+
 # The real one
 
 
@@ -325,7 +404,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmEngine,
     engine = VllmEngine(running, STOPS, temperature=0.8)
     yield engine, running
     asyncio.run(engine.aclose())
-    assert not _running(str(folder / "model"))
+    assert _is_gone(str(folder / "model"))
 
 
 async def all_of(engine: VllmEngine, asked: list[list[int]], max_tokens: int = 24) -> list[Completion]:
@@ -384,23 +463,47 @@ def test_a_server_that_died_comes_back_with_the_current_weights(
 
 
 @pytest.mark.vllm
-def test_it_goes_down_with_whoever_started_it(real: tuple[VllmEngine, Server], tmp_path: Path) -> None:
-    script = f"""
-import subprocess, sys, time
-subprocess.Popen([{find_vllm().python!r}, {str(INSIDE / "offbook_serve.py")!r}, "--model", {str(tmp_path)!r}],
-                 stdin=subprocess.PIPE, start_new_session=True)
-time.sleep(100)
-"""
-    starter = subprocess.Popen([sys.executable, "-c", script])
-    deadline = time.monotonic() + 60
-    while not _running(f"--model {tmp_path}") and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert _running(f"--model {tmp_path}")
-    starter.kill()
-    starter.wait()
-    while _running(f"--model {tmp_path}") and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not _running(f"--model {tmp_path}")
+@pytest.mark.parametrize("who", ["all", "the engine"])
+def test_a_server_that_is_stopped_while_it_gets_weights_comes_back_with_them(
+    who: str, real: tuple[VllmEngine, Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, running = real
+    engine = copy.copy(engine)
+    asked, (before, _), (given, merged) = prompts(4), adapter(4, 4), adapter(5, 5)
+    engine.apply(before)
+    engine.timeout_s = 2.0
+    assert running._process is not None
+    for process in _group(running._process.pid):
+        if who == "all" or process != running._process.pid:
+            os.kill(process, signal.SIGSTOP)
+    began = time.monotonic()
+    engine.apply(given)
+    assert caplog.messages[0].startswith("vLLM hangs: no answer to /v1/load_lora_adapter for 2 s; it is started again")
+    print(f"back after {time.monotonic() - began:.1f} s")
+    engine.timeout_s = 60.0
+    for prompt, completion in zip(asked, asyncio.run(all_of(engine, asked)), strict=True):
+        assert set(completion.versions) == {5}
+        assert error(merged, prompt, completion) < 1e-3
+
+
+@pytest.mark.vllm
+def test_a_stopped_vllm_goes_down_with_whoever_started_it(real: tuple[VllmEngine, Server], tmp_path: Path) -> None:
+    found = find_vllm()
+    model(0).save_pretrained(tmp_path / "model")
+
+    def stop() -> None:
+        deadline, log = time.monotonic() + 120, tmp_path / "vllm.log"
+        while not (log.is_file() and "EngineCore" in log.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        stopped.extend(max(map(_group, _running(f"--model {tmp_path}")), key=len))  # the guard is alone in its own
+        for process in stopped:
+            os.kill(process, signal.SIGSTOP)
+
+    stopped: list[int] = []
+    start_and_kill(tmp_path, found.python, stop, *(["--enforce-eager"] if found.on_cpu else []))
+    assert len(stopped) > 1, "the engine is a process of its own"
+    assert _is_gone(f"--model {tmp_path}")
+    assert not set(stopped) & set(_running())
 
 
 @pytest.mark.vllm
@@ -421,4 +524,4 @@ def test_two_steps_of_training(tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["rl/mismatch"] < (1e-4 if found.on_cpu else 0.1) for row in rows)
     assert (tmp_path / "run" / "logs" / "vllm.log").is_file()
-    assert not _running(str(folder))
+    assert _is_gone(str(folder))

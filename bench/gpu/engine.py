@@ -2,7 +2,9 @@
 
 Many prompts at once, as a step of training asks them: tokens a second end to end (prefill, decoding, event loop), with
 CUDA graphs and without, in both modes; what one prefill and one decode step take; log-probabilities against a plain
-float32 forward; and conversations of several turns with keys and values kept, against reading all of it every turn.
+float32 forward; and conversations of several turns, in which tools add 20 to 180 tokens, with keys and values
+kept, against reading all of it every turn, each with its seconds of prefill and of decoding (which are waited for, so
+that the sum is a little more than without a clock); `a row at a time` is without rows side by side in attention.
 Without --model the weights are random, in SmolLM2-135M's shape. --tiny is a shape for a CPU, to try the script itself.
 """
 
@@ -21,7 +23,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from offbook.engine import LocalEngine
+from offbook.engine import LocalEngine, places
 from offbook.engine.decode import Decoder, Row
 from offbook.engine.sampling import uniforms
 from offbook.types import Completion, Prompt
@@ -77,14 +79,14 @@ def single_turn(engine: LocalEngine, prompts: list[list[int]], new: int) -> tupl
     return time.perf_counter() - started, completions
 
 
-def many_turns(engine: LocalEngine, prompts: list[list[int]], new: int, turns: int, added: int, keep: bool) -> float:
+def many_turns(engine: LocalEngine, prompts: list[list[int]], new: int, turns: int, keep: bool) -> float:
     """`keep` or not: a session of its own for each turn has nothing kept."""
 
     async def one(number: int) -> None:
         rng, ids, session = random.Random(number), prompts[number], sessions[number]
         for turn in range(turns):
             completion = await session.complete(Prompt(ids), new)
-            ids = [*ids, *completion.ids, *(rng.randrange(400) for _ in range(added))]
+            ids = [*ids, *completion.ids, *(rng.randrange(400) for _ in range(rng.randrange(20, 181)))]
             if not keep and turn < turns - 1:
                 following = engine.open(session.key)
                 session.close()
@@ -156,11 +158,45 @@ def exactness(args: argparse.Namespace, model: PreTrainedModel, dtype: torch.dty
 
 def conversations(args: argparse.Namespace, model: PreTrainedModel, keep: bool) -> dict[str, float]:
     engine = LocalEngine(model, frozenset(), kv_tokens=args.kv_tokens, static=True)
+    assert isinstance(engine.decoder, Decoder)
     prompts = make_prompts(args, model.config.vocab_size)
     new = max(1, args.new // 2)
-    seconds = min(many_turns(engine, prompts, new, args.turns, 100, keep) for _ in range(2))
-    prefilled = engine.tokens_prefilled / 2
-    return {"tokens/s": args.rows * new * args.turns / seconds, "seconds": seconds, "prefilled": prefilled}
+    seconds = min(many_turns(engine, prompts, new, args.turns, keep) for _ in range(2))
+    prefilled, reread = engine.tokens_prefilled / 2, engine.tokens_reread / 2
+    clocks = {"prefill s": Clock(engine.decoder.admit), "decode s": Clock(engine.decoder.step)}
+    engine.decoder.admit, engine.decoder.step = clocks.values()  # type: ignore[method-assign]
+    clocked = many_turns(engine, prompts, new, args.turns, keep)
+    split = {name: clock.seconds for name, clock in clocks.items()}
+    return {
+        "tokens/s": args.rows * new * args.turns / seconds,
+        "seconds": seconds,
+        "prefilled": prefilled,
+        "of it reread": reread,
+        **split,
+        "else s": clocked - sum(split.values()),
+    }
+
+
+def a_row_at_a_time(args: argparse.Namespace, model: PreTrainedModel) -> dict[str, float]:
+    before, places.KEY_ENTRIES = places.KEY_ENTRIES, 0
+    try:
+        return conversations(args, model, True)
+    finally:
+        places.KEY_ENTRIES = before
+
+
+class Clock:
+    """Seconds that a function takes, until the device has done it."""
+
+    def __init__(self, call: Callable[..., None]):
+        self.call, self.seconds = call, 0.0
+
+    def __call__(self, *given: object) -> None:
+        synchronize()
+        started = time.perf_counter()
+        self.call(*given)
+        synchronize()
+        self.seconds += time.perf_counter() - started
 
 
 def main() -> None:
@@ -173,22 +209,25 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--kv-tokens", type=int, default=0)
+    parser.add_argument("--only", default="", help="rows with this in their name, as in: turns")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
     low = torch.bfloat16 if args.device == "cuda" else torch.float32
     model = make_model(args, low)
-    runs: dict[str, Callable[[], dict[str, float]]] = {
+    every: dict[str, Callable[[], dict[str, float]]] = {
         "lockstep, graphs": lambda: tokens_a_second(args, model, True, "lockstep"),
         "lockstep, no graphs": lambda: tokens_a_second(args, model, False, "lockstep"),
         "continuous, graphs": lambda: tokens_a_second(args, model, True, "continuous"),
         "parts, graphs": lambda: parts(args, model, True),
         "parts, no graphs": lambda: parts(args, model, False),
         f"{args.turns} turns, kept": lambda: conversations(args, model, True),
+        f"{args.turns} turns, kept, a row at a time": lambda: a_row_at_a_time(args, model),
         f"{args.turns} turns, read again": lambda: conversations(args, model, False),
         f"|logprob - float32 forward|, {low}": lambda: exactness(args, model, low),
         "|logprob - float32 forward|, float32": lambda: exactness(args, make_model(args, torch.float32), torch.float32),
     }
+    runs = {name: measure for name, measure in every.items() if args.only in name}
     about = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     print(f"{about}, torch {torch.__version__}: {args.rows} x {args.prompt} + {args.new}")
     results: dict[str, dict[str, float] | str] = {}

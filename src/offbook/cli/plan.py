@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from offbook.cli.options import Json, config_from, results, say
@@ -40,12 +41,12 @@ def plan(
     if as_json:
         print(json.dumps(found.to_dict()))
     else:
-        _show(found)
+        show_plan(found)
     if not found.fits:
         raise typer.Exit(1)
 
 
-def _show(found: Plan) -> None:
+def show_plan(found: Plan, to: Console = results) -> None:
     table = Table("part", "GB", title=f"{found.model}: {found.parameters / GB:.2f}B parameters", title_justify="left")
     table.columns[1].justify = "right"
     for part, size in found.parts.items():
@@ -54,12 +55,14 @@ def _show(found: Plan) -> None:
     table.add_section()
     table.add_row("all of it", f"{found.need / GB:.2f}")
     table.add_row(f"room in {found.device.name}", f"{found.device.room / GB:.2f}")
-    results.print(table)
+    to.print(table)
     if found.trained != found.parameters:
-        say(f"trained: {found.trained / 1e6:.1f}M parameters of adapters")
+        say(f"trained: {found.trained / 1e6:.1f}M parameters of adapters", to=to)
     way = found.way
-    say(f"recompute {way.recompute}, compile {str(way.compile).lower()}, micro_tokens {way.micro_tokens}")
-    say(f"context {found.context}: {'fits' if found.fits else 'does not fit'}; " + _largest(found))
+    say(f"recompute {way.recompute}, compile {str(way.compile).lower()}, micro_tokens {way.micro_tokens}", to=to)
+    if found.kv_tokens is not None:
+        say(f"the engine holds keys and values of {found.kv_tokens} tokens", to=to)
+    say(f"context {found.context}: {'fits' if found.fits else 'does not fit'}; " + _largest(found), to=to)
 
 
 def _largest(found: Plan) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from offbook.cli.options import Json, Plain, config_from, console, progress_display, say
 from offbook.config import Config, ConfigError
+from offbook.types import OffbookError
 
 if TYPE_CHECKING:
     from offbook.loop.trackers import Kind, Tracker
@@ -23,14 +24,17 @@ def train(
     log: Annotated[
         Literal["trackio", "wandb", "tensorboard"] | None, typer.Option(help="Show the metrics there, too.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved configuration and the memory plan, and stop.")
+    ] = False,
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
     """Train. Configuration: @ FILE.toml ... and --KEY VALUE, such as --model, --tasks.source, --train.steps.
 
-    --dry-run prints all keys with their values. --model is `pocket`, `smollm2-135m`, a run or model folder, a hub id;
-    it gets the recipe that fits it, unless one is named: @ pocket, small or standard.
+    --dry-run prints all keys with their values and, on stderr, what `offbook plan` does. --model is `pocket`,
+    `smollm2-135m`, a run or model folder, a hub id; it gets the recipe that fits it, unless one is named: @ pocket,
+    small or standard.
     The same command goes on where the run (--out) stopped: at its last checkpoint.
     """
     config = config_from(ctx, {"out": out} if out else {})
@@ -44,6 +48,7 @@ def train(
         judges_of(config)
         refuse_missing_tasks(config, "train")
         print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
+        _show_plan(config)
         return
     from offbook.loop.train import train as run
 
@@ -66,6 +71,19 @@ def train(
     done, wanted = rows[-1]["step"], config.train.steps
     print(f"{config.out}: {done} steps done" if done >= wanted else f"{config.out}: {done} of {wanted} steps done")
     say(f"next: offbook eval {config.out}, or offbook view {config.out}", to=console)
+
+
+def _show_plan(config: Config) -> None:
+    """For people: what is printed of the configuration may go to a file. The machine that trains may be another."""
+    from offbook.cli.plan import show_plan
+    from offbook.loop.plan import make_plan, refuse_too_large, this_device
+
+    try:
+        found = make_plan(config, this_device())
+        show_plan(found, to=console)
+        refuse_too_large(config, found)
+    except OffbookError as reason:  # no hub to ask for the model's shape, or `train` would say so
+        say(f"on this machine: {reason}", to=console)
 
 
 def _tracker(kind: Kind, config: Config) -> Tracker:

@@ -37,15 +37,63 @@ def recipes() -> list[str]:
 def recipe_for(model: str) -> str:
     """The name of the recipe that fits a model. Checkpoints of the pocket model say that they are, adapters by their
     base."""
-    folders = [Path(model), *Path(model).glob("ckpt/step_*")]  # of a model, or of a run
-    adapters = [json.loads(path.read_text()) for folder in folders for path in folder.glob("adapter_config.json")]
-    folders += [Path(base) for adapter in adapters if (base := adapter.get("base_model_name_or_path"))]
+    folders = _folders(model)
+    folders += [Path(base) for adapter in _adapters(model) if (base := adapter.get("base_model_name_or_path"))]
     described = [path for folder in folders for path in folder.glob("config.json")]
     if model == "pocket" or any("offbook_profile" in path.read_text() for path in described):
         return "pocket"
     if is_url(model):
         return "remote"
     return "small" if model == "smollm2-135m" else "standard"
+
+
+def _folders(model: str) -> list[Path]:
+    """Of a model, or of a run and its checkpoints, the newest last."""
+    return [Path(model), *sorted(Path(model).glob("ckpt/step_*"))]
+
+
+def _adapters(model: str) -> list[dict[str, Any]]:
+    """What peft says of those in a model's folders."""
+    found = []
+    for path in (path for folder in _folders(model) for path in folder.glob("adapter_config.json")):
+        try:
+            found.append(json.loads(path.read_text()))
+        except FileNotFoundError:  # a run that goes on has dropped this checkpoint
+            continue
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    return found
+
+
+def _asked_of_adapters(branches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    asked: dict[str, Any] = {}
+    for branch in branches:
+        train = branch.get("train")
+        lora = train.get("lora") if isinstance(train, dict) else None
+        asked |= lora if isinstance(lora, dict) else {}
+    return asked
+
+
+def _take_adapters(tree: dict[str, Any], in_files: dict[str, Any], in_options: dict[str, Any]) -> None:
+    """A model that is an adapter brings its own `train.lora`, and whoever asks for another is told so. The recipes ask
+    for nothing here, nor does the file of a run in which all weights were trained."""
+    adapters = [one for one in _adapters(str(tree.get("model", ""))) if one.get("peft_type") == "LORA"]
+    if not adapters or not isinstance(tree.setdefault("train", {}), dict):
+        return
+    about = adapters[-1]
+    own = {"rank": about.get("r", 8), "alpha": about.get("lora_alpha", 8)}  # peft's own defaults
+    for name, peft_name in (("targets", "target_modules"), ("parameters", "target_parameters")):
+        names = about.get(peft_name)
+        own[name] = sorted(names) if isinstance(names, list) else []  # it may be an expression
+    tree["train"]["lora"] = own
+    differing = []
+    for name, asked in {**(in_files if in_files.get("rank") else {}), **in_options}.items():
+        wanted = sorted(asked) if isinstance(asked, list) else asked
+        if name in own and wanted not in ([], own[name]):
+            differing.append(f"train.lora.{name} is {wanted!r} and the adapter's {own[name]!r}")
+    if differing:
+        told = f"{tree['model']} is an adapter, which is trained on as it is ({'; '.join(differing)})"
+        raise ConfigError(f"{told}; leave train.lora out, or merge it first (offbook export --merged)")
 
 
 def load_config(
@@ -57,14 +105,19 @@ def load_config(
     `defaults`, of a verb, are what a file or an override does not say.
     """
     paths = [_recipe_or_file(str(file)) for file in files]
+    are_ours = [path.resolve().parent == RECIPES.resolve() for path in paths]
+    read, options = list(map(_read_toml, paths)), list(_branches(overrides))
+    theirs = [branch for branch, is_ours in zip(read, are_ours, strict=True) if not is_ours]
+    asked = _asked_of_adapters(theirs), _asked_of_adapters(options)
     given: dict[str, Any] = {}
-    for branch in (*_branches(defaults or {}), *map(_read_toml, paths), *_branches(overrides)):
+    for branch in (*_branches(defaults or {}), *read, *options):
         _merge(given, with_new_keys(branch))
     tree: dict[str, Any] = {}
-    if all(path.resolve().parent != RECIPES.resolve() for path in paths):
+    if not any(are_ours):
         _merge(tree, _read_toml(RECIPES / f"{recipe_for(str(given.get('model', '')))}.toml"))
     _merge(tree, given)
     _refuse_unknown(tree, Config, "")
+    _take_adapters(tree, *asked)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:

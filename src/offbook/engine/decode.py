@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from offbook.engine.places import NewTokens, NextTokens, Part, Places, bucket, install
-from offbook.engine.prefill import Fill, plan_fills
+from offbook.engine.prefill import Fill, common_prefix, plan_fills
 from offbook.engine.sampling import sample
 
 PREFILL_TOKENS = 16_384  # in one forward
@@ -93,6 +93,7 @@ class Decoder:
         self._dtype = model.dtype
         self.version = 0
         self.tokens_sampled = self.tokens_prefilled = 0
+        self.tokens_reread = 0  # of those prefilled: kept before, and lost for want of room
         self.places = Places(budget)
         self.reset()
 
@@ -134,7 +135,15 @@ class Decoder:
         by_owner = {row.owner: row for row in rows}
         new = slice(busy, busy + len(rows))
         seated = [by_owner[owner] for owner in self.places.owners[new]]
+        had_room = not self.tokens_reread
         logits_RV = self._read({busy + number: row.prompt_ids for number, row in enumerate(seated)})
+        if had_room and self.tokens_reread:
+            enough = wished * self.places.rounded(max(row.need for row in self.running + rows))
+            log.warning(
+                "the engine holds keys and values of %d tokens, too few for %d rollouts at once: what they lose is read"
+                " again (reread_tokens in metrics.jsonl); raise engine.kv_tokens, to %d by now",
+                *(self.places.budget, wished, enough),
+            )
         carried, device = self._carried, self.model.device
         uniform_RL = pad_sequence([row.uniforms for row in seated], batch_first=True)
         carried.uniform_SL[new, : uniform_RL.shape[1]] = uniform_RL.to(device)
@@ -166,6 +175,7 @@ class Decoder:
         self.version = version
         self._close_ranks(wholly=True)  # first: whoever moves takes along what its place has
         self.places.ids = [[] for _ in range(self.places.count)]
+        self.places.lost.clear()
         if self.rows:
             self._read({place: row.fed for place, row in enumerate(self.running)})
 
@@ -190,6 +200,9 @@ class Decoder:
         """Ids to places. Returns the logits behind the last token of each, in the order of the places."""
         ends: dict[int, Tensor] = {}
         fills = plan_fills(wanted, dict(enumerate(self.places.ids)))
+        for fill in fills:
+            lost = self.places.lost.pop(self.places.owners[fill.place], [])
+            self.tokens_reread += max(0, common_prefix(fill.ids, lost) - fill.shared)
         for _, wave in groupby(fills, key=lambda fill: fill.wave):
             new = list(wave)
             copies = sorted((fill.source, fill.shared, fill.place) for fill in new if fill.source is not None)

@@ -137,6 +137,11 @@ class LocalEngine:
     def tokens_prefilled(self) -> int:
         return self.decoder.tokens_prefilled
 
+    @property
+    def tokens_reread(self) -> int:
+        """Of those prefilled: they were kept before, and lost because `kv_tokens` were too few."""
+        return self.decoder.tokens_reread
+
     def open(self, key: str) -> LocalSession:
         """In lockstep, open all sessions of a batch before the first one asks, or the first is decoded alone."""
         self.open_sessions += 1

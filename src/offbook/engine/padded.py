@@ -20,6 +20,7 @@ class PaddedDecoder:
         self.model, self.stop_ids, self.temperature, self.budget = model, stop_ids, temperature, budget
         self.version = 0
         self.tokens_sampled = self.tokens_prefilled = 0
+        self.tokens_reread = 0  # nothing is kept that could be lost
 
     def fitting(self, rows: list[Row]) -> int:
         need = 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -26,6 +26,11 @@ from transformers.masking_utils import sdpa_mask
 
 NAME = "offbook_places"  # of the attention function; not what the trainer's begin with
 SHORTEST = 256
+# Attention to what rows add: a call more costs as much as so many entries of a mask (the GPU's number is a guess) ...
+GPU_CALL, CPU_CALL = 2**20, 2**13
+MASK_ENTRIES = 2**26  # ... in one mask there are at most so many,
+KEY_ENTRIES = 2**27  # and so many of keys, which are copied where places do not lie side by side
+FEWEST = 64  # queries of a part, however long its row is
 
 
 def has_plain_attention(model: PreTrainedModel) -> bool:
@@ -82,6 +87,7 @@ class Places:
     length: int = 0
     owners: list[Hashable | None] = field(default_factory=list)
     ids: list[list[int]] = field(default_factory=list)
+    lost: dict[Hashable, list[int]] = field(default_factory=dict)  # what owners had before others needed the room
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def rounded(self, length: int) -> int:
@@ -105,6 +111,9 @@ class Places:
             for new, old in zip((keys, values), pair, strict=True):
                 new[:kept, :, :upto] = old[:kept, :, :upto]
             self.layers[layer] = keys, values
+        for place, ids in enumerate(self.ids):
+            if place >= kept or len(ids) >= length:
+                self._lose(place)
         self.owners = [*self.owners[:kept], *[None] * (count - kept)]
         self.ids = [*(ids if len(ids) < length else [] for ids in self.ids[:kept]), *([] for _ in range(count - kept))]
         self.count, self.length = count, length
@@ -127,10 +136,15 @@ class Places:
         for owner in owners:
             if owner not in by_owner:
                 by_owner[owner] = place = self._free(busy, wanted)
+                self._lose(place)
                 self.owners[place], self.ids[place] = owner, []
         outside = [by_owner[owner] for owner in owners if by_owner[owner] not in ours]
         given = [place for place in ours if self.owners[place] not in wanted]
         self.swap(outside, given[: len(outside)])
+
+    def _lose(self, place: int) -> None:
+        if (owner := self.owners[place]) is not None and self.ids[place]:
+            self.lost[owner] = self.ids[place]
 
     def _free(self, busy: int, wanted: set[Hashable]) -> int:
         def price(place: int) -> tuple[bool, int, int]:
@@ -156,6 +170,8 @@ class Places:
 
     def forget(self, owners: Iterable[Hashable]) -> None:
         gone = set(owners)
+        for owner in gone:
+            self.lost.pop(owner, None)
         for place, owner in enumerate(self.owners):
             if owner in gone:
                 self.owners[place], self.ids[place] = None, []
@@ -213,6 +229,14 @@ class Part(NamedTuple):
     begin: int
     end: int
 
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def upto(self) -> int:
+        return self.start + self.size
+
 
 class NewTokens:
     """A forward of many parts in one flat row, each for a place of its own."""
@@ -233,7 +257,7 @@ class NewTokens:
             else:
                 self.fresh.append((part.begin, part.end, 1))
         self._index: dict[int, Tensor] = {}
-        self._bias: dict[Part, Tensor] = {}
+        self._groups: list[_Group] | None = None
 
     def _where(self, heads: int) -> Tensor:
         if heads not in self._index:
@@ -250,26 +274,95 @@ class NewTokens:
         for begin, end, count in self.fresh:
             q, k, v = (each[0, :, begin:end].unflatten(1, (count, -1)).transpose(0, 1) for each in (query, key, value))
             out_THD[begin:end] = _causal(q, k, v, scaling).transpose(1, 2).flatten(0, 1)
-        for part in self.grown:
-            new, upto = slice(part.begin, part.end), part.start + part.end - part.begin
-            shape = (key.shape[1], -1, part.end - part.begin, query.shape[3])  # a K/V head is a row of the batch
-            share = (-1, query.shape[1] // key.shape[1], -1, -1)
-            k, v = (kept[part.place, :, None, :upto].expand(share) for kept in pair)
-            out_HGTD = _masked(query[0, :, new].reshape(shape), k, v, self._mask(part, query.dtype), scaling)
-            out_THD[new] = out_HGTD.flatten(0, 1).transpose(0, 1)
+        if self._groups is None:  # they are the same in all layers
+            shared = query.shape[1] // key.shape[1]
+            grown = side_by_side(self.grown, shared, key.shape[1] * key.shape[3], key.is_cuda)
+            self._groups = [_Group(self.places.length, parts, shared, query) for parts in grown]
+            if sum(map(len, self._groups)) <= MASK_ENTRIES:
+                for group in self._groups:
+                    group.mask = group.make_mask()
+        for group in self._groups:
+            out_THD[group.token_N] = group.attend(query, *pair, scaling)
         return out_THD[None]
 
-    def _mask(self, part: Part, dtype: torch.dtype) -> Tensor | None:
-        count = part.end - part.begin
-        if count == 1:
-            return None
-        if part not in self._bias:
-            full = torch.full((count, part.start + count), -math.inf, dtype=dtype, device=self.place_T.device)
-            self._bias[part] = full.triu(part.start + 1)
-        return self._bias[part]
+
+def side_by_side(parts: list[Part], shared: int, key_entries: int, on_gpu: bool) -> list[list[Part]]:
+    """Parts in groups, for each of which attention is one call: together where padding costs less than a call more.
+
+    `shared` query heads have a K/V head together. Parts whose mask would be too large come in several.
+    """
+    call = GPU_CALL if on_gpu else CPU_CALL
+    groups: list[list[Part]] = []
+    count = upto = 0  # the most of the last group
+    pieces = [piece for part in parts for piece in _pieces(part, MASK_ENTRIES // (shared * part.upto))]
+    for part in sorted(pieces, key=lambda part: (bucket(part.size), part.upto)):
+        rows = len(groups[-1]) + 1 if groups else 1
+        wider, longer = max(count, part.size), max(upto, part.upto)
+        apart = (rows - 1) * count * upto + part.size * part.upto + call
+        fits = rows * wider * longer * shared <= MASK_ENTRIES and rows * longer * key_entries <= KEY_ENTRIES
+        if groups and fits and rows * wider * longer <= apart:
+            groups[-1].append(part)
+            count, upto = wider, longer
+        else:
+            groups.append([part])
+            count, upto = part.size, part.upto
+    return groups
 
 
-def _masked(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scaling: float | None) -> Tensor:
+def _pieces(part: Part, size: int) -> list[Part]:
+    size = max(size, FEWEST)
+    cuts = [*range(0, part.size, size), part.size]
+    return [
+        Part(part.place, part.start + first, part.begin + first, part.begin + last) for first, last in pairwise(cuts)
+    ]
+
+
+class _Group:
+    """Attention of some parts in one call: queries padded to the longest part, keys to the longest row.
+
+    The query heads that share a K/V head are rows of one query, as in NextTokens. A query that is padding is its part's
+    last, again. The mask is made for every layer anew, unless it is set: those of long rows are large. Axes: N real
+    queries of R parts.
+    """
+
+    def __init__(self, length: int, parts: list[Part], shared: int, query: Tensor):
+        parts, device = sorted(parts), query.device
+        count, upto = max(part.size for part in parts), max(part.upto for part in parts)
+        self.length = min(-(-upto // 8) * 8, length)  # masks of other lengths are copied by kernels
+        self.shared, self.dtype = shared, query.dtype
+        self.mask: Tensor | None = None
+        first, numbers = parts[0].place, [part.place for part in parts]
+        in_a_row = numbers == list(range(first, first + len(parts)))
+        self.place_R = slice(first, first + len(parts)) if in_a_row else torch.tensor(numbers, device=device)
+        begin_R, last_R, start_R = torch.tensor([[p.begin, p.end - 1, p.start] for p in parts]).T
+        token_RT = torch.minimum(begin_R[:, None] + torch.arange(count), last_R[:, None])
+        real_RT = torch.arange(count) <= (last_R - begin_R)[:, None]
+        self.token_RT, self.token_N = token_RT.to(device), token_RT[real_RT].to(device)
+        self.real_N = None if bool(real_RT.all()) else real_RT.flatten().nonzero()[:, 0].to(device)
+        self.position_RT = (token_RT + (start_R - begin_R)[:, None]).to(device)
+
+    def __len__(self) -> int:
+        """Entries of its mask."""
+        return self.token_RT.numel() * self.shared * self.length
+
+    def make_mask(self) -> Tensor:
+        hidden_RTL = torch.arange(self.length, device=self.position_RT.device) > self.position_RT[:, :, None]
+        bias_RTL = torch.zeros_like(hidden_RTL, dtype=self.dtype).masked_fill_(hidden_RTL, -math.inf)
+        return bias_RTL.repeat(1, self.shared, 1)[:, None]
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
+        rows, count = self.token_RT.shape
+        query_HGRTD = query[0][:, self.token_RT].unflatten(0, (-1, self.shared))
+        query_RHQD = query_HGRTD.permute(2, 0, 1, 3, 4).flatten(2, 3)
+        key, value = (kept[self.place_R, :, : self.length] for kept in (keys, values))
+        mask = self.make_mask() if self.mask is None else self.mask
+        out_RHQD = _masked(query_RHQD, key, value, mask, scaling)
+        out_RTHGD = out_RHQD.unflatten(2, (self.shared, count)).permute(0, 3, 1, 2, 4)
+        out = out_RTHGD.reshape(rows * count, query.shape[1], -1)
+        return out if self.real_N is None else out[self.real_N]
+
+
+def _masked(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float | None) -> Tensor:
     if not query.is_cuda:
         return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):  # those that take a mask of any shape

@@ -146,7 +146,9 @@ class Collector:
     def metrics(self) -> dict[str, int]:
         """So far, not of the last call."""
         aside = {} if self.monitors is None else {"quarantined": len(self.monitors.quarantined)}
-        return {"grades": self._grader.runs, **aside}
+        engine = self.__dict__.get("engine")  # where no rollout was wanted there is none
+        reread = {"reread_tokens": engine.tokens_reread} if isinstance(engine, LocalEngine) else {}
+        return {"grades": self._grader.runs, **reread, **aside}
 
     async def groups(
         self,

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from offbook.config import Config, LoraConfig, TrainConfig
+from offbook.engine.local import CPU_TOKENS
 from offbook.loop.annotate import teachers_of
 from offbook.loop.models import described
 from offbook.train.lora import make_trainable
@@ -62,6 +63,7 @@ class Plan:
     context: int
     way: Way
     parts: dict[str, float]  # bytes
+    kv_tokens: int | None  # that the engine holds keys and values of; None where a server of its own decides it
     largest_context: int  # 0 where none fits
 
     @property
@@ -74,8 +76,13 @@ class Plan:
         return sum(size for part, size in self.parts.items() if part not in IN_A_STEP)
 
     @property
+    def holds_a_rollout(self) -> bool:
+        """A context ends with the message that is written in it."""
+        return self.kv_tokens is None or self.context <= self.kv_tokens
+
+    @property
     def fits(self) -> bool:
-        return self.need <= self.device.room
+        return self.need <= self.device.room and self.holds_a_rollout
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -91,6 +98,7 @@ class Plan:
             "micro_tokens": self.way.micro_tokens,
             "parts": self.parts,
             "need_bytes": self.need,
+            "kv_tokens": self.kv_tokens,
             "fits": self.fits,
             "largest_context": self.largest_context,
         }
@@ -153,11 +161,13 @@ def _planned(config: Config, run: _Run, device: Device, engine_apart: bool) -> P
             **({} if engine_apart else _engine_parts(config, run.shapes, device)),
         }
 
+    kv_tokens = _kv_tokens(config, run.shapes, device)
+
     def choose(context: int) -> tuple[Way, bool]:
         ways = list(_ways(config.train, device))
         for way in ways:
             if sum(parts(way, context).values()) <= device.room:
-                return way, True
+                return way, kv_tokens is None or context <= kv_tokens
         return (ways[-1] if device.is_gpu else ways[0]), False
 
     way, _ = choose(run.context)
@@ -171,6 +181,7 @@ def _planned(config: Config, run: _Run, device: Device, engine_apart: bool) -> P
         context=run.context,
         way=way,
         parts=parts(way, run.context),
+        kv_tokens=kv_tokens,
         largest_context=max(fitting, default=0),
     )
 
@@ -195,14 +206,32 @@ def _engine_parts(config: Config, shapes: Shapes, device: Device) -> dict[str, f
         server = config.engine.vllm
         elsewhere = server.url or server.sleep
         return {"engine (vLLM's share)": 0.0 if elsewhere else server.gpu_share * device.memory}
+    weights, token = _local_engine(config, shapes)
+    kv = token * (_kv_tokens(config, shapes, device) or 0)
+    wanted = config.train.groups * config.train.group_size * min(config.harness.context, shapes.positions) * token
+    taken = kv if config.engine.kv_tokens else min(wanted, kv)
+    return {"engine weights": weights, "engine KV cache": taken if device.is_gpu else 0.0}
+
+
+def _local_engine(config: Config, shapes: Shapes) -> tuple[int, int]:
+    """Bytes of its weights, and of a token's keys and values."""
     entry = 2 if config.engine.precision == "bfloat16" else 4
     is_shared = bool(config.train.lora.rank) and config.engine.precision == config.train.precision
-    weights = 0 if is_shared else entry * shapes.parameters
-    token = entry * shapes.kv_entries
-    wanted = config.train.groups * config.train.group_size * min(config.harness.context, shapes.positions) * token
-    free = max(0.0, device.room - weights - shapes.width_bytes * shapes.parameters)
-    kv = config.engine.kv_tokens * token or min(wanted, KV_SHARE * free)
-    return {"engine weights": weights, "engine KV cache": kv if device.is_gpu else 0.0}
+    return (0 if is_shared else entry * shapes.parameters), entry * shapes.kv_entries
+
+
+def _kv_tokens(config: Config, shapes: Shapes, device: Device) -> int | None:
+    """How many tokens' keys and values the engine holds; None where that is seen when its server starts."""
+    if config.engine.kind == "vllm":
+        server = config.engine.vllm
+        if server.url or not device.is_gpu:
+            return None
+        share = server.gpus * (server.gpu_share * device.memory - CONTEXT_BYTES)
+        return max(0, int(share - 2 * shapes.parameters) // (2 * shapes.kv_entries))
+    if config.engine.kv_tokens or not device.is_gpu:
+        return config.engine.kv_tokens or CPU_TOKENS
+    weights, token = _local_engine(config, shapes)
+    return max(0, int(KV_SHARE * (device.room - weights - shapes.width_bytes * shapes.parameters)) // token)
 
 
 def refuse_too_large(config: Config, plan: Plan) -> None:
@@ -210,13 +239,21 @@ def refuse_too_large(config: Config, plan: Plan) -> None:
 
     On a CPU, where the memory may be had from elsewhere and few train for long, only what cannot even be held.
     """
-    if (plan.need if plan.device.is_gpu else plan.held) <= plan.device.room:
-        return
-    told = (
-        f"{config.model} needs {plan.need / GB:.0f} GB here and {plan.device.name} has {plan.device.memory / GB:.0f} GB"
-    )
-    cheaper = _cheaper(config, plan)
-    raise OffbookError(f"{told}; {cheaper or 'take a smaller model or a larger GPU'}")
+    if (plan.need if plan.device.is_gpu else plan.held) > plan.device.room:
+        needs = f"{config.model} needs {plan.need / GB:.0f} GB here"
+        told = f"{needs} and {plan.device.name} has {plan.device.memory / GB:.0f} GB"
+        raise OffbookError(f"{told}; {_cheaper(config, plan) or 'take a smaller model or a larger GPU'}")
+    if not plan.holds_a_rollout:
+        raise OffbookError(_too_long(config, plan))
+
+
+def _too_long(config: Config, plan: Plan) -> str:
+    told = f"a rollout may have {plan.context} tokens (harness.context) and the engine holds {plan.kv_tokens}"
+    if config.engine.kind == "vllm":
+        return f"{told} in its share of the GPU; raise engine.vllm.gpu_share or lower harness.context"
+    if config.engine.kv_tokens or not plan.device.is_gpu:
+        return f"{told}; raise engine.kv_tokens to {plan.context} or more, or lower harness.context"
+    return f"{told} in a quarter of the GPU's memory; lower harness.context, or set engine.kv_tokens to {plan.context}"
 
 
 def _cheaper(config: Config, plan: Plan) -> str:

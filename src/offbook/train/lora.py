@@ -38,10 +38,11 @@ def adapter_of(model: PreTrainedModel) -> Any | None:
 
 
 def make_trainable(model: PreTrainedModel, settings: LoraConfig, base: str, seed: int) -> None:
-    """A fresh adapter or, where the model came with one, that: it alone is trained. Without a rank all weights are."""
+    """A fresh adapter or, where the model came with one, that: it alone is trained. Without either all weights are."""
     before = adapter_of(model)
     if before is not None:
-        _refuse_other_settings(before, settings)
+        if settings.rank not in (0, before.r):
+            raise ValueError(f"train.lora.rank is {settings.rank} and that of the model's adapter {before.r}")
         return
     if not settings.rank:
         return
@@ -65,26 +66,12 @@ def make_trainable(model: PreTrainedModel, settings: LoraConfig, base: str, seed
             raise OffbookError(f"train.lora cannot be put on {names}: {str(error).splitlines()[0]}") from None
 
 
-def _refuse_other_settings(adapter: Any, settings: LoraConfig) -> None:
-    found: dict[str, Any] = {"rank": adapter.r, "alpha": adapter.lora_alpha}
-    asked: dict[str, Any] = {"rank": settings.rank, "alpha": settings.alpha}
-    for name, has in (("targets", adapter.target_modules), ("parameters", adapter.target_parameters)):
-        if given := getattr(settings, name):
-            found[name], asked[name] = sorted(has or ()), sorted(given)
-    differing = [name for name in found if found[name] != asked[name]]
-    if differing:
-        told = "; ".join(
-            f"train.lora.{name} is {asked[name]!r} and the adapter's {found[name]!r}" for name in differing
-        )
-        mend = "give its values, or merge it first (offbook export --merged)"
-        raise OffbookError(f"the model is an adapter, which is trained on as it is ({told}); {mend}")
-
-
 def _inject(model: PreTrainedModel, settings: Any) -> None:
     from peft import inject_adapter_in_model
 
     inject_adapter_in_model(settings, model, NAME)
-    settings.target_modules = sorted(settings.target_modules)  # a set would be written in another order every time
+    if not isinstance(settings.target_modules, str):  # that is an expression
+        settings.target_modules = sorted(settings.target_modules)  # a set is written in another order every time
 
 
 def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from offbook.engine.vllm.server import Server
+from offbook.engine.vllm.server import CALL_S, Server
 from offbook.engine.vllm.weights import Sender
 from offbook.engine.vllm.wire import Broken, Wire
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, ServerLost, Weights
@@ -131,9 +131,8 @@ class VllmEngine:
             self._replace(weights)
             return
         try:
-            asyncio.run_coroutine_threadsafe(self._halt(line), line.loop).result()
-            self._replace(weights)
-            shared.server.call("/resume")
+            problem = asyncio.run_coroutine_threadsafe(self._halt(line), line.loop).result()
+            self._replace(weights, problem, is_paused=True)
         finally:
             line.loop.call_soon_threadsafe(line.may_send.set)
 
@@ -143,21 +142,35 @@ class VllmEngine:
         if shared.server.settings.sleep and shared.starts and not shared.asleep:
             shared.asleep = 1 if shared.weights is None or shared.weights.adapter is not None else 2
             with contextlib.suppress(ServerLost):  # whoever wakes it up will see
-                shared.server.call(f"/sleep?level={shared.asleep}")
+                self._call(f"/sleep?level={shared.asleep}")
 
-    def _replace(self, weights: Weights) -> None:
-        """In a server that runs, or that is started for it: one that died meanwhile comes back with them."""
+    def _call(self, path: str, body: dict[str, str] | None = None) -> None:
+        self._shared.server.call(path, body, min(CALL_S, self.timeout_s))
+
+    def _replace(self, weights: Weights, found: ServerLost | None = None, is_paused: bool = False) -> None:
+        """In a server that runs, or that is started for it: one that died or hangs, as was `found` or is now, comes
+        back with them."""
         shared = self._shared
         with shared.changing:
             try:
+                if found is not None:
+                    raise found
                 self._start(for_weights=True)
                 self._update(weights)
+                if is_paused:
+                    self._call("/resume")
             except ServerLost as problem:
                 if not shared.starts:
                     raise
-                log.warning(f"{problem}; it is started again, or waited for")
+                log.warning(f"{problem}; it is {self._comes_back}, and gets version {weights.version} of the weights")
                 shared.weights = weights
                 self._restart(shared.starts)
+                if is_paused and not shared.server.is_ours:  # it may be the same one
+                    self._call("/resume")
+
+    @property
+    def _comes_back(self) -> str:
+        return "started again" if self._shared.server.is_ours else "waited for"
 
     def _start(self, for_weights: bool = False) -> None:
         """Up and awake. What a sleeping server has forgotten is sent again, unless other weights follow."""
@@ -169,10 +182,16 @@ class VllmEngine:
                 shared.sender = Sender(shared.server, dtype, self.timeout_s)
                 shared.starts = 1
             if shared.asleep:
-                shared.server.call("/wake_up")
-                if shared.asleep == 2 and not for_weights:
-                    assert shared.weights is not None
-                    self._update(shared.weights)
+                try:
+                    self._call("/wake_up")
+                    if shared.asleep == 2 and not for_weights:
+                        assert shared.weights is not None
+                        self._update(shared.weights)
+                except ServerLost as problem:
+                    if for_weights:  # it is started again for these
+                        raise
+                    log.warning(f"{problem}; it is {self._comes_back}")
+                    self._restart(shared.starts)
                 shared.asleep = 0
 
     def _restart(self, starts: int) -> None:
@@ -204,26 +223,31 @@ class VllmEngine:
         server, old = self._shared.server, self._shared.weights
         server.call("/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)}, self.timeout_s)
         if old is not None and old.adapter is not None and old.version != version:
-            server.call("/v1/unload_lora_adapter", {"lora_name": f"adapter-{old.version}"})
+            self._call("/v1/unload_lora_adapter", {"lora_name": f"adapter-{old.version}"})
             assert self._shared.sender is not None
             self._shared.sender.drop_adapter(old.version)
 
-    async def _halt(self, line: _Line) -> None:
+    async def _halt(self, line: _Line) -> ServerLost | None:
         """No request is on its way when this returns, so none is sampled by two versions.
 
         The server ends those it works on and returns what they have. One that has not come back then had not begun,
-        or its answer is lost: it is given up and sent again.
+        or its answer is lost: it is given up and sent again. A server that does not even do that has to be started
+        again.
         """
         line.may_send.clear()
         if not line.posts:
-            return
-        with contextlib.suppress(ServerLost):  # it is started again for the weights, then
-            await asyncio.to_thread(self._shared.server.call, "/pause?mode=abort&clear_cache=false")
+            return None
+        problem = None
+        try:
+            await asyncio.to_thread(self._call, "/pause?mode=abort&clear_cache=false")
+        except ServerLost as lost:
+            problem = lost
         _, late = await asyncio.wait(line.posts, timeout=LATE_S) if line.posts else ((), ())
         for post in late:
             post.cancel()
         if late:
             await asyncio.wait(late)
+        return problem
 
     # Messages
 
@@ -308,7 +332,7 @@ class VllmEngine:
         async with line.mending:
             if shared.starts != starts:
                 return
-            how = "started again" if shared.server.is_ours else "waited for"
+            how = self._comes_back
             if shared.restarts == RESTARTS:
                 raise ServerLost(f"vLLM {problem}, after it was {how} {RESTARTS} times{shared.server.where_it_talks}")
             shared.restarts += 1

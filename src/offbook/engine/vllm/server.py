@@ -122,6 +122,8 @@ class Server:
         """A call that has to succeed."""
         try:
             response = self._http.post(self.url + path, json=body or {}, headers=self.headers, timeout=deadline_s)
+        except httpx2.TimeoutException:
+            raise ServerLost(f"vLLM hangs: no answer to {path.partition('?')[0]} for {deadline_s:g} s") from None
         except httpx2.RequestError as error:
             raise ServerLost(f"vLLM does not answer {path.partition('?')[0]} ({type(error).__name__})") from None
         if response.is_success:
@@ -133,9 +135,9 @@ class Server:
         raise ModelLost(f"vLLM refused {path.partition('?')[0]} with {response.status_code}: {said}")
 
     def rpc(self, method: str, argument: str, deadline_s: float) -> list[dict[str, Any]]:
-        """A method of every worker."""
-        body = {"method": method, "args": [argument], "timeout": deadline_s}
-        answers: list[dict[str, Any]] = self.call("/collective_rpc", body, deadline_s + 5).json()["results"]
+        """A method of every worker. The server's own deadline is later: it would call a worker that hangs an error."""
+        body = {"method": method, "args": [argument], "timeout": deadline_s + 5}
+        answers: list[dict[str, Any]] = self.call("/collective_rpc", body, deadline_s).json()["results"]
         return answers
 
     def command(self, found: Found, port: int) -> list[str]:
