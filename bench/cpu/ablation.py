@@ -119,7 +119,7 @@ def prepare(seed: int, arguments: argparse.Namespace) -> None:
     model, tasks = arguments.out / f"model-{seed}", arguments.out / f"tasks-{seed}"
     if not model.exists():
         recipe = Recipe(habits=habits_of(arguments))
-        made = make_pocket(arguments.out / "models", seed, lambda what, share: None, recipe, threads=1)
+        made = make_pocket(arguments.out / "models", seed, lambda what, share: None, recipe)
         model.symlink_to(made.resolve())
     if not tasks.exists():
         asyncio.run(make_pocket_tasks(tasks, seed, 120, 48, lambda share: None))

@@ -93,7 +93,7 @@ def run_seed(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     started = time.monotonic()
     out = arguments.out / f"seed-{seed}"
     recipe = Recipe(habits=HABITS, episodes=arguments.episodes)
-    model = make_pocket(arguments.out / "models", seed, progress, recipe, threads=1)  # seeds may run side by side
+    model = make_pocket(arguments.out / "models", seed, progress, recipe)
     tasks = arguments.out / f"tasks-{seed}"
     make_tasks(tasks, seed, arguments.tasks, arguments.tasks // 3)
     common = {**COMMON, "seed": str(seed), "model": str(model), "tasks.source": str(tasks)}

@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 COLUMNS = {"solved": ".1%", "invalid_per_100": ".1f", "turns": ".2f", "tokens": ".0f"}
 ARMS = {"rl": ["--feedback.weight", "0"], "rl_hints": []}
+IN_TURN = "from offbook.cli.quickstart import in_turn; in_turn()"
+Running = tuple[subprocess.Popen[bytes], IO[bytes]]  # and its log
 MADE = (*ARMS, "summary.json", "report.html", ".lock", "eval")  # in a quickstart's folder; it is known by the last
 
 
@@ -53,9 +56,13 @@ def quickstart(
         _remove_earlier(out)
     arguments = [*ctx.args, "--seed", str(seed), "--model", config.model]
     with progress_display(plain) as progress:
-        before = _before(out, config, progress)
-        with only_writer(out):  # the arms have locks of their own, and not all the time
-            _run_arms(out, arguments, config.train.steps, progress)
+        measure = _prepared(out, config, progress)
+        with only_writer(out):
+            """Refused before the arms are started, if somebody else writes there."""
+        with _arms(out, arguments) as running:
+            before = measure()
+            with only_writer(out):  # the arms have locks of their own, and not all the time
+                _wait_for(running, out, config.train.steps, progress)
     measured = {"before": before, **{arm: RunFolder(out / arm).read_eval("final") or {} for arm in ARMS}}
     summary = {name: {key: result[key] for key in COLUMNS} for name, result in measured.items()}
     seconds = time.monotonic() - started
@@ -106,8 +113,8 @@ def _remove_earlier(out: Path) -> None:
                 (out / name).unlink(missing_ok=True)
 
 
-def _before(out: Path, config: Config, progress: Progress) -> dict[str, Any]:
-    """Make the model and the tasks, and measure the start."""
+def _prepared(out: Path, config: Config, progress: Progress) -> Callable[[], dict[str, Any]]:
+    """Make the model and the tasks. What is returned measures the start."""
     from offbook.evals.run import Subject, run_eval
     from offbook.evals.suites import load_suites
     from offbook.loop.models import model_folder
@@ -117,38 +124,27 @@ def _before(out: Path, config: Config, progress: Progress) -> dict[str, Any]:
     model = model_folder(config.model, config.seed, progress)
     task_sets(config, progress)  # made, or refused where there is nothing to train on
     suites = load_suites([config.tasks.source], config)
-    if before := RunFolder(out).read_eval("before"):
+
+    def measure() -> dict[str, Any]:
+        if before := RunFolder(out).read_eval("before"):
+            return before
+        progress("measuring before", 0.0)
+        before = run_eval(Subject(config.model, config, model), suites, RolloutFiles.in_run(out, "before"))
+        progress("measuring before", 1.0)
         return before
-    progress("measuring before", 0.0)
-    before = run_eval(Subject(config.model, config, model), suites, RolloutFiles.in_run(out, "before"))
-    progress("measuring before", 1.0)
-    return before
+
+    return measure
 
 
-def _run_arms(out: Path, arguments: list[str], steps: int, progress: Progress) -> None:
+@contextmanager
+def _arms(out: Path, arguments: list[str]) -> Iterator[dict[str, Running]]:
     """Both runs at once, each a process of its own with one thread: two cores are used without sharing a model."""
-    running: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
+    running: dict[str, Running] = {}
     try:
         for arm, extra in ARMS.items():
-            running[arm] = _start(out / arm, ["train", *arguments, *extra, "--out", str(out / arm)])
-        measuring: set[str] = set()
-        while running:
-            time.sleep(0.2)
-            for arm, (process, log) in list(running.items()):
-                if arm not in measuring:
-                    progress(f"training {arm}", _steps_done(out / arm) / steps)
-                if process.poll() is None:
-                    continue
-                log.close()
-                del running[arm]
-                if process.returncode:
-                    raise OffbookError(f"{arm} failed; see {log.name}")
-                if arm not in measuring:
-                    measuring.add(arm)
-                    progress(f"measuring {arm}", 0.0)
-                    running[arm] = _start(out / arm, ["eval", str(out / arm)])
-                else:
-                    progress(f"measuring {arm}", 1.0)
+            folder = str(out / arm)
+            running[arm] = _start(out / arm, ["train", *arguments, *extra, "--out", folder], ["eval", folder])
+        yield running
     finally:
         for process, log in running.values():
             process.terminate()
@@ -156,11 +152,42 @@ def _run_arms(out: Path, arguments: list[str], steps: int, progress: Progress) -
             log.close()
 
 
-def _start(folder: Path, arguments: list[str]) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+def _wait_for(running: dict[str, Running], out: Path, steps: int, progress: Progress) -> None:
+    while running:
+        time.sleep(0.2)
+        for arm, (process, log) in list(running.items()):
+            done = _steps_done(out / arm)
+            progress(f"training {arm}", done / steps)
+            if done >= steps:
+                progress(f"measuring {arm}", 0.0)
+            if process.poll() is None:
+                continue
+            log.close()
+            del running[arm]
+            if process.returncode:
+                raise OffbookError(f"{arm} failed; see {log.name}")
+            progress(f"measuring {arm}", 1.0)
+
+
+def _start(folder: Path, *verbs: list[str]) -> Running:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    log = open(folder / "logs" / f"{arguments[0]}.log", "ab")  # noqa: SIM115  (closed by whoever waits for the process)
-    command = [sys.executable, "-m", "offbook", *arguments, "--plain"]
+    log = open(folder / "logs" / "train.log", "ab")  # noqa: SIM115  (closed by whoever waits for the process)
+    command = [sys.executable, "-c", IN_TURN, *(json.dumps([*verb, "--plain"]) for verb in verbs)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT), log
+
+
+def in_turn() -> None:
+    """Verbs of the command line, one after the other, until one fails. In one process: what they import takes longer
+    than some of them do."""
+    from offbook.cli import main
+
+    for verb in sys.argv[1:]:
+        sys.argv = ["offbook", *json.loads(verb)]
+        try:
+            main()
+        except SystemExit as end:
+            if end.code:
+                raise
 
 
 def _steps_done(run: Path) -> int:

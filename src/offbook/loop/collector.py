@@ -20,7 +20,7 @@ from offbook.engine import LocalEngine, RemoteEngine, Session, VllmEngine
 from offbook.engine.vllm import Server, find_vllm
 from offbook.feedback import rules_of
 from offbook.harness import Harness, own_tools, record_crash, run_agent
-from offbook.loop.models import Progress, chat_folder, load_model, positions, quiet
+from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
 from offbook.monitors import Monitors, monitors_of, withhold
 from offbook.rewards import Grader, Rewards, compose
 from offbook.runfolder import is_adapter
@@ -97,7 +97,8 @@ class Collector:
             added=tuple(config.tools.add),
         )
         self._box = replace(spec, watch=self.monitors is not None and self.monitors.watch)
-        self._grader = Grader(spec, config.rewards.grade_s, config.rewards.partial)
+        grades = pocket_cache() / "grades" if config.tasks.source == "pocket" else None
+        self._grader = Grader(spec, config.rewards.grade_s, config.rewards.partial, grades)
 
     @cached_property
     def chat(self) -> Chat:

@@ -14,18 +14,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from offbook.config import TrainConfig
 from offbook.feedback import RULES, write_hint
 from offbook.harness import make_toolset
 from offbook.harness.toolsets import prompt
 from offbook.pocket.demonstrations import learned_rules, make_demonstrations
+from offbook.pocket.imitation import imitate
 from offbook.pocket.script import Habits, Script
 from offbook.runfolder import whole_folder
 from offbook.taskgen.pocket import draft_tasks
 from offbook.tokens import BLOCK_END, BLOCK_START, CALL_END, CALL_START
-from offbook.train.schedule import learning_rate_share
-from offbook.train.trainer import Trainer
-from offbook.types import Sample
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -50,9 +47,7 @@ class Recipe:
 POCKET = Recipe()
 
 
-def make_pocket(
-    cache: Path, seed: int, progress: Callable[[str, float], None], recipe: Recipe = POCKET, threads: int = 2
-) -> Path:
+def make_pocket(cache: Path, seed: int, progress: Callable[[str, float], None], recipe: Recipe = POCKET) -> Path:
     """The folder of the pocket model of this seed, made if it is not there. The same seed gives the same weights."""
     written = json.dumps(asdict(recipe), indent=2, sort_keys=True)
     folder = cache / f"pocket-{seed}-{hashlib.sha256(written.encode()).hexdigest()[:8]}"
@@ -62,7 +57,11 @@ def make_pocket(
     samples = make_demonstrations(
         tokenizer, seed, recipe.episodes, recipe.habits, lambda share: progress("pocket: demonstrations", share)
     )
-    model = _clone(samples, recipe, tokenizer, seed, threads, lambda share: progress("pocket: imitation", share))
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(shape_of(recipe, tokenizer.get_vocab_size(), tokenizer.token_to_id(BLOCK_END)))
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    steps = recipe.episodes_a_step, recipe.learning_rate, seed
+    imitate(model, samples, *steps, lambda share: progress("pocket: imitation", share))
     transformers_logging.disable_progress_bar()
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=BLOCK_END, pad_token=BLOCK_END, chat_template=CHAT_TEMPLATE
@@ -129,42 +128,3 @@ def shape_of(recipe: Recipe = POCKET, vocabulary: int = POCKET.vocabulary, end: 
         initializer_range=0.05,
         offbook_profile="pocket",  # how tools are shown to it; a checkpoint made from it says so too
     )
-
-
-def _clone(
-    samples: list[Sample],
-    recipe: Recipe,
-    tokenizer: Tokenizer,
-    seed: int,
-    threads: int,
-    progress: Callable[[float], None],
-) -> Qwen3ForCausalLM:
-    torch.set_num_threads(threads)
-    torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(shape_of(recipe, tokenizer.get_vocab_size(), tokenizer.token_to_id(BLOCK_END)))
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    batches = _batches(samples, recipe.episodes_a_step, random.Random(seed))
-    settings = TrainConfig(
-        steps=len(batches),
-        optimizer="muon",
-        learning_rate=recipe.learning_rate,
-        schedule="cosine",
-        warmup_steps=20,
-        final_share=0.0,
-        weight_decay=0.01,
-    )
-    trainer = Trainer(model, settings)
-    for step, batch in enumerate(batches, start=1):
-        trainer.step(batch, lr_scale=learning_rate_share(settings, step))
-        progress(step / len(batches))
-    return model
-
-
-def _batches(samples: list[Sample], size: int, rng: random.Random, window: int = 256) -> list[list[Sample]]:
-    """Episodes of like length together, because padding is wasted work; batches in random order within a window."""
-    batches = []
-    for start in range(0, len(samples), window):
-        part = sorted(samples[start : start + window], key=lambda sample: len(sample.ids))
-        inside = [part[place : place + size] for place in range(0, len(part), size)]
-        batches += rng.sample(inside, len(inside))
-    return batches

@@ -6,21 +6,34 @@ How it is found out, and what of the agent's changes counts, is in tasks/grade.p
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import json
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO
 
 from offbook.sandbox import BoxSpec
 from offbook.tasks.grade import Grade, counted, grade
 from offbook.tasks.script import reward_by_script
+from offbook.tasks.suite import SuiteRun
 from offbook.types import Rollout, Task
 
 
 class Grader:
-    """Scores rollouts, several at a time. The same changes to the same task are graded once and remembered."""
+    """Scores rollouts, several at a time. The same changes to the same task are graded once and remembered.
 
-    def __init__(self, spec: BoxSpec | None = None, timeout_s: float = 60.0, partial: bool = False):
+    In the folder `shared`, where one is given, also for other processes: of tasks that lie beside it, are made on the
+    spot and never change.
+    """
+
+    def __init__(
+        self, spec: BoxSpec | None = None, timeout_s: float = 60.0, partial: bool = False, shared: Path | None = None
+    ):
         self.runs = 0
+        self._shared = shared
         self._spec = spec or BoxSpec()
         self._timeout_s = timeout_s
         self._partial = partial
@@ -57,7 +70,33 @@ class Grader:
     async def _grade(self, task: Task, changes: dict[str, str | None]) -> Grade:
         async with self._slots:
             self.runs += 1
-            return await grade(task, changes, self._spec, self._timeout_s)
+            if self._shared is None or not task.folder.is_relative_to(self._shared.parent):
+                return await grade(task, changes, self._spec, self._timeout_s)
+            asked = json.dumps([str(task.folder), changes, str(self._spec), self._timeout_s], sort_keys=True)
+            self._shared.mkdir(parents=True, exist_ok=True)
+            async with _alone_with(self._shared / hashlib.sha256(asked.encode()).hexdigest()) as file:
+                if (known := file.read()).endswith("}"):  # or whoever wrote it was killed
+                    found = json.loads(known)
+                    return Grade(SuiteRun(False, "", ""), frozenset(found["missing"]), found["invalid"])
+                result = await grade(task, changes, self._spec, self._timeout_s)
+                if not result.run.timed_out:  # which may be the machine's fault
+                    file.truncate(0)
+                    file.write(json.dumps({"missing": sorted(result.missing), "invalid": result.invalid}))
+                return result
+
+
+@asynccontextmanager
+async def _alone_with(path: Path) -> AsyncIterator[IO[str]]:
+    """The file, for this process alone. Whoever has it is grading the same changes."""
+    with open(path, "a+") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(0.02)
+        file.seek(0)
+        yield file
 
 
 def _edited(task: Task, rollout: Rollout) -> bool:

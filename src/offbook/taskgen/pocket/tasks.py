@@ -151,15 +151,14 @@ async def _make_split(folder: Path, seed: int, split: Split, num_tasks: int, mad
 async def _verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task, Contents]], list[str]]:
     """The drafts of one repository that behave as drafted, as tasks for `folder`, and why the others do not."""
     repository = drafts[0].gold
-    gold = await _run(repository.files, repository.test_files)
+    trees = [delete_function(repository.files, draft.path, draft.function.name, draft.fail_to_pass) for draft in drafts]
+    hidden_tests = {path: repository.files[path] for path in repository.test_files}
+    gold, *runs = await _run(repository, [{**tree, **hidden_tests} for tree in trees])
     if gold.failed or gold.broken or not gold.passed:
         why = f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"
         return [], [why] * len(drafts)
     verified, refused = list[tuple[Task, Contents]](), list[str]()
-    hidden_tests = {path: repository.files[path] for path in repository.test_files}
-    for draft in drafts:
-        tree = delete_function(repository.files, draft.path, draft.function.name, draft.fail_to_pass)
-        run = await _run({**tree, **hidden_tests}, repository.test_files)
+    for draft, tree, run in zip(drafts, trees, runs, strict=True):
         fail_to_pass = frozenset(draft.fail_to_pass)
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
             contents = Contents(tree, {draft.path: repository.files[draft.path]}, hidden_tests)
@@ -190,9 +189,13 @@ def _last_words(run: SuiteRun) -> str:
     return (run.output.strip().splitlines() or ["no output"])[-1]
 
 
-async def _run(files: Mapping[str, str], test_files: Sequence[str]) -> SuiteRun:
+async def _run(repository: Repository, trees: Sequence[Mapping[str, str]]) -> list[SuiteRun]:
+    """The tests on the repository as it is, and then on each of these trees. It is our own code, so one box will do,
+    and Python and pytest start once."""
+    tests = repository.test_files
+    changes = [{path: text for path, text in tree.items() if text != repository.files[path]} for tree in trees]
+    rounds = [Round(tests), *(Round(tests, changes=each) for each in changes)]
     with tempfile.TemporaryDirectory(prefix="offbook-verify-") as tree:
-        write_files(Path(tree), files)
+        write_files(Path(tree), repository.files)
         async with await suite_box(Path(tree), Suite(), BoxSpec(backend="process")) as box:
-            (run,) = await run_rounds(box, Suite(), [Round(test_files)], TIMEOUT_S)
-            return run
+            return await run_rounds(box, Suite(), rounds, TIMEOUT_S)
