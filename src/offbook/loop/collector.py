@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -27,10 +29,22 @@ from offbook.sandbox import BoxSpec
 from offbook.tasks.suite import suite_box
 from offbook.tokens import Chat, byte_chat, chat_for, render_call
 from offbook.train.lora import stored_adapter
-from offbook.types import MENDED_FAULT, OWN_FAULT, Event, OffbookError, Prices, Rollout, Task
+from offbook.types import (
+    MENDED_FAULT,
+    OWN_FAULT,
+    Completion,
+    Event,
+    OffbookError,
+    Policy,
+    Prices,
+    Prompt,
+    Rollout,
+    Task,
+)
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
 Judges = tuple[Rewards, Monitors | None]
+AnyEngine = LocalEngine | VllmEngine | RemoteEngine
 
 
 def unwatched(rollout: Rollout, over: bool) -> None:
@@ -69,7 +83,7 @@ class Collector:
 
     The model is in the folder `model` or, without one, behind the URL `config.model`, where it is called `remote_name`.
     It is loaded when the first rollout asks for it: where all are there from before, none does. `loaded` is there
-    already, as beside a trainer.
+    already, as beside a trainer. `lent` is an engine of somebody else's, who closes it.
     """
 
     def __init__(
@@ -80,9 +94,11 @@ class Collector:
         judges: Judges | None = None,
         progress: Progress = quiet,
         loaded: PreTrainedModel | None = None,
+        lent: AnyEngine | None = None,
     ):
         self.config, self.model, self.remote_name = config, model, remote_name
-        self._progress, self._loaded = progress, loaded
+        self._progress, self._loaded, self._lent = progress, loaded, lent
+        self._seconds: dict[str, float] = defaultdict(float)
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
         prices = Prices(settings.price_input, settings.price_output)
@@ -103,8 +119,12 @@ class Collector:
         return chat_of(self.model, self.config)
 
     @cached_property
-    def engine(self) -> LocalEngine | VllmEngine | RemoteEngine:
+    def engine(self) -> AnyEngine:
         settings, chat = self.config.engine, self.chat
+        if isinstance(self._lent, LocalEngine):
+            self._lent.seed = self.config.seed
+        if self._lent is not None:
+            return self._lent
         if self.model is not None and settings.kind == "vllm":
             base = chat_folder(self.model)
             context = min(self.config.harness.context, positions(base))
@@ -129,7 +149,7 @@ class Collector:
         )
 
     async def aclose(self) -> None:
-        if "engine" in self.__dict__ and not isinstance(self.engine, LocalEngine):
+        if self._lent is None and "engine" in self.__dict__ and not isinstance(self.engine, LocalEngine):
             await self.engine.aclose()
 
     def rest(self) -> None:
@@ -142,10 +162,13 @@ class Collector:
         if self.monitors is not None:
             self.monitors.recall(rollouts)
 
-    def metrics(self) -> dict[str, int]:
-        """So far, not of the last call."""
+    def metrics(self) -> dict[str, float]:
+        """Counts so far; and of the last call the seconds of a rollout, a mean: rollouts run side by side, and in
+        lockstep they wait for one another."""
         aside = {} if self.monitors is None else {"quarantined": len(self.monitors.quarantined)}
-        return {"grades": self._grader.runs, **aside}
+        number = max(1.0, self._seconds["rollouts"])
+        spent = {f"{part}_s": self._seconds[part] / number for part in ("engine", "tools", "grading")}
+        return {"grades": self._grader.runs, **aside, **spent}
 
     async def groups(
         self,
@@ -163,6 +186,7 @@ class Collector:
         server one follows the other.
         """
         before = {rollout.id: rollout for rollout in kept}
+        self._seconds.clear()
         self.recall(kept)
         missing = [[(task, id) for id in rollout_ids(name, task, size) if id not in before] for task in tasks]
         left = [of_task for of_task in missing if of_task]
@@ -211,22 +235,27 @@ class Collector:
             if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
                 rollout = first  # whoever had acted and is struck twice is judged by what it did
             _settle(rollout, fault)
+        started = time.monotonic()
         outcome = await self._graded(task, rollout)
+        self._seconds["grading"] += time.monotonic() - started
+        self._seconds["rollouts"] += 1
         await self._score(task, rollout, outcome)
         return rollout
 
     async def _work(self, task: Task, id: str, group: str, session: Session, watch: Watch) -> Rollout:
         """One attempt, not graded yet. Without a box it is a crashed one, of which nothing but the fault is known."""
-        rollout = Rollout(id, task.id, group, task.tools)
+        rollout, timed, started = Rollout(id, task.id, group, task.tools), _Timed(session), time.monotonic()
         try:
             async with await suite_box(task.tree, task.suite, self._box) as box:
                 rollout = await run_agent(
-                    task, box, session, self.chat, self._harness, id, group, lambda rollout: watch(rollout, False)
+                    task, box, timed, self.chat, self._harness, id, group, lambda rollout: watch(rollout, False)
                 )
         except OSError as error:  # no space, no processes, a box that was killed from outside
             record_crash(rollout, error)
         finally:
             session.close()
+        self._seconds["engine"] += timed.seconds
+        self._seconds["tools"] += time.monotonic() - started - timed.seconds
         return rollout
 
     async def _graded(self, task: Task, rollout: Rollout) -> float:
@@ -251,6 +280,21 @@ class Collector:
         self.rewards.score(task, rollout)
         if self.monitors is not None and is_hack:
             withhold(rollout, outcome, self.monitors.penalty if action == "penalise" else 0.0)
+
+
+@dataclass(slots=True)
+class _Timed:
+    """A policy, and how long it was waited for."""
+
+    policy: Policy
+    seconds: float = 0.0
+
+    async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
+        started = time.monotonic()
+        try:
+            return await self.policy.complete(prompt, max_tokens)
+        finally:
+            self.seconds += time.monotonic() - started
 
 
 def _machine_fault(rollout: Rollout) -> str:

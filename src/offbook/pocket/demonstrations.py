@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +29,8 @@ from offbook.sandbox import ProcessBox
 from offbook.sandbox.box import ExecResult
 from offbook.taskgen.pocket import Draft, Level, draft_tasks
 from offbook.taskgen.pocket.tasks import SHORT_LEVEL, TEST_COMMAND
-from offbook.tokens import ChatFormat
+from offbook.tasks.folder import write_files
+from offbook.tokens import Chat, ChatFormat
 from offbook.types import Completion, Limits, Prompt, Rollout, Sample, Task
 
 HARNESS = Harness(Limits(turns=12, tokens=1024, context=1024, message_tokens=256), profile="pocket")
@@ -46,7 +47,7 @@ TELLING = "final_names_nothing"  # and this one, where some episodes end by nami
 class Demonstrator:
     """The script as a Policy, so that demonstrations come out of the real harness, ids and tool output alike."""
 
-    def __init__(self, script: Script, chat: ChatFormat):
+    def __init__(self, script: Script, chat: Chat):
         self.script = script
         self.chat = chat
 
@@ -111,30 +112,28 @@ def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits, le
 
 async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits) -> list[Sample]:
     samples = []
+    async for script, rollout in episodes(chat, drafts, rng, habits):
+        hints = _hints(rollout, chat, rng)
+        if script.tells and rollout.stop == "finish":
+            hints[_last(rollout)] = hint_block(chat, write_hint(TELLING, rollout.tools))
+        samples.append(sft_sample(rollout.segments[0], hints, CONTEXT_WEIGHT))
+    return samples
+
+
+async def episodes(
+    chat: Chat, drafts: list[Draft], rng: random.Random, habits: Habits
+) -> AsyncIterator[tuple[Script, Rollout]]:
     with tempfile.TemporaryDirectory(prefix="offbook-demo-") as place:
         for number, draft in enumerate(_some_pathless(drafts, rng, habits)):
             tree = Path(place) / str(number)
-            for path, text in draft.files.items():
-                (tree / path).parent.mkdir(parents=True, exist_ok=True)
-                (tree / path).write_text(text)
+            write_files(tree, draft.files)
             script = (LongScript if draft.is_long else Script)(draft, rng, habits)
             harness = LONG_HARNESS if draft.is_long else HARNESS
+            task, policy = _task(draft, number, tree), Demonstrator(script, chat)
             async with QuickBox(tree) as box:
-                rollout = await run_agent(
-                    _task(draft, number, tree),
-                    box,
-                    Demonstrator(script, chat),
-                    chat,
-                    harness,
-                    str(number),
-                    "demonstration",
-                )
+                rollout = await run_agent(task, box, policy, chat, harness, str(number), "demonstration")
             assert rollout.stop != "crash", rollout.events
-            hints = _hints(rollout, chat, rng)
-            if script.tells and rollout.stop == "finish":
-                hints[_last(rollout)] = hint_block(chat, write_hint(TELLING, rollout.tools))
-            samples.append(sft_sample(rollout.segments[0], hints, CONTEXT_WEIGHT))
-    return samples
+            yield script, rollout
 
 
 def _task(draft: Draft, number: int, tree: Path) -> Task:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 import re
 import tempfile
@@ -26,7 +27,7 @@ from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 from offbook.types import OffbookError, Suite, Task
 
 TASKS_PER_REPOSITORY = 3
-REPOSITORIES_AT_ONCE = 2
+REPOSITORIES_AT_ONCE = max(2, os.cpu_count() or 2)
 TIMEOUT_S = 60.0
 
 INSTRUCTIONS = (
