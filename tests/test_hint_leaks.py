@@ -12,7 +12,7 @@ import pytest
 from little_repo import FILES
 
 from offbook.feedback.leaks import CODE, NAME, NUMBER, TEST, WORDS, given_away, leak, secrets_of
-from offbook.taskgen.delete.delete import delete_function
+from offbook.taskgen.delete.delete import delete_functions
 from offbook.tasks import load_task
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.types import Task
@@ -36,7 +36,7 @@ def made(folder: Path, path: str, name: str, tests: tuple[str, ...]) -> Task:
     """A task folder of the little repository, deleted and written as all task folders are."""
     more = {"little/post.py": PRICE, "tests/test_post.py": PRICE_TESTS}
     files = {file: dedent(text).lstrip("\n") for file, text in {**FILES, **more}.items()}
-    tree = delete_function(files, path, name, tests)
+    tree = delete_functions(files, [(path, name)], tests)
     whole = re.search(rf"^def {name}\(.*?(?=^def |\Z)", files[path], re.M | re.S)
     hidden = {file: text for file, text in files.items() if file.startswith("tests/")}
     contents = Contents(

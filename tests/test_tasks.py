@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from offbook.rewards import Grader
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.delete.delete import delete_function
+from offbook.taskgen.delete.delete import delete_functions
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.pocket import Draft, draft_tasks, make_pocket_tasks
 from offbook.taskgen.pocket.functions import ALL_STEPS, Function, Step, body_of, evaluate, mistakes, passes
-from offbook.taskgen.pocket.repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, render_tests
+from offbook.taskgen.pocket.repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, Spot, render_tests
 from offbook.tasks import load_task, load_tasks, suite
 from offbook.tasks.check import check
 from offbook.tasks.folder import Contents, places, write_files, write_task
@@ -122,7 +122,7 @@ def test_a_name_that_is_not_there_is_an_error() -> None:
     source = "def f():\n    def inner(): pass\n\n\nclass A: pass\n"
     for name in ("g", "inner", "f.inner", "A", "A.f"):
         with pytest.raises(ValueError, match=re.escape(f"there is no function {name} ")):
-            delete_function({"a.py": source}, "a.py", name, ())
+            delete_functions({"a.py": source}, [("a.py", name)], ())
 
 
 def test_deleting_a_feature_takes_its_tests_along() -> None:
@@ -134,7 +134,7 @@ def test_deleting_a_feature_takes_its_tests_along() -> None:
         ),
     }
     failing = ["tests/test_f.py::test_f[a::b]", "tests/test_f.py::test_f[2]", "tests/test_more.py::TestF::test_a"]
-    assert delete_function(files, "pkg.py", "f", failing) == {
+    assert delete_functions(files, [("pkg.py", "f")], failing) == {
         "pkg.py": 'def f(x):\n    raise NotImplementedError("f")\n',
         "tests/test_more.py": "class TestF:\n\n    def test_b(self): ...\n\n\ndef test_c(): ...\n",
     }
@@ -253,7 +253,7 @@ two_steps = st.tuples(st.sampled_from(ALL_STEPS), st.sampled_from(ALL_STEPS)).fi
 
 def passes_its_tests(function: Function, body: str) -> bool:
     namespace: dict[str, Any] = {}
-    exec(function.source(body) + render_tests(function.name, function.examples), namespace)
+    exec(function.source(body) + "".join(render_tests(function.name, function.examples).values()), namespace)
     try:
         namespace["test_amber"]()
         namespace["test_amber_more"]()
@@ -301,13 +301,11 @@ def drafts(split: Split, count: int, seed: int = 1) -> list[Draft]:
 
 def test_drafts_are_what_real_deletion_makes() -> None:
     for draft in [*drafts("train", 20), *drafts("heldout", 20)]:
-        assert draft.files == delete_function(draft.gold.files, draft.path, draft.function.name, draft.fail_to_pass)
-        assert draft.files[draft.path].count(draft.old) == 1
-        assert draft.files[draft.path].replace(draft.old, draft.new) == draft.gold.files[draft.path]
-        assert (
-            draft.files[draft.path].replace(draft.old, wrong_body(draft.function, random.Random(0)))
-            != draft.gold.files[draft.path]
-        )
+        (spot,), gold = draft.spots, draft.gold.files
+        assert draft.files == delete_functions(gold, [(spot.path, spot.name)], draft.fail_to_pass)
+        assert draft.files[spot.path].count(spot.old) == 1
+        assert spot.with_body(spot.new, draft.files) == gold[spot.path]
+        assert spot.with_body(wrong_body(spot.function, random.Random(0)), draft.files) != gold[spot.path]
 
 
 def test_test_files_begin_with_a_line_that_can_be_guessed() -> None:
@@ -335,33 +333,24 @@ def test_toolsets_differ_and_always_suffice() -> None:
     assert len(toolsets) == 12
 
 
-def pairs(module: str, function: Function) -> set[tuple[str, str, str | int]]:
+def pairs(spot: Spot) -> set[tuple[str, str, str]]:
     return {
         pair
-        for step in function.steps
-        for pair in (
-            ("name", step.op.phrase, function.name),
-            ("module", step.op.phrase, module),
-        )
+        for step in spot.function.steps
+        for pair in (("name", step.op.phrase, spot.name), ("module", step.op.phrase, spot.module.name))
     }
 
 
 def test_held_out_pairs_are_nowhere_in_train_repositories() -> None:
-    train = {
-        pair
-        for draft in drafts("train", 3000)
-        for module in draft.gold.modules
-        for function in module.functions
-        for pair in pairs(module.name, function)
-    }
-    heldout = {pair for draft in drafts("heldout", 1000) for pair in pairs(draft.module.name, draft.function)}
+    train = {pair for draft in drafts("train", 3000) for spot in draft.gold.spots for pair in pairs(spot)}
+    heldout = {pair for draft in drafts("heldout", 1000) for pair in pairs(draft.spots[0])}
     assert not train & heldout
     assert {phrase for _, phrase, _ in heldout} == {phrase for _, phrase, _ in train}  # every op is on both sides
 
 
 def test_both_difficulties_occur_on_both_sides() -> None:
     for split in ("train", "heldout"):
-        hard = [draft.function.difficulty for draft in drafts(split, 300)].count("hard")
+        hard = [draft.difficulty for draft in drafts(split, 300)].count("hard")
         assert 20 < hard < 120
 
 
@@ -371,10 +360,12 @@ def test_a_gold_body_passes_and_a_wrong_one_fails(tmp_path: Path, split: Split) 
         tests = {path: draft.gold.files[path] for path in draft.gold.test_files}
 
         def run_with(body: str, draft: Draft = draft, tests: dict[str, str] = tests) -> SuiteRun:
-            solved = draft.files[draft.path].replace(draft.old, body)
-            return run_files(tmp_path / "tree", {**draft.files, draft.path: solved, **tests}, tests)
+            (spot,) = draft.spots
+            solved = spot.with_body(body, draft.files)
+            return run_files(tmp_path / "tree", {**draft.files, spot.path: solved, **tests}, tests)
 
-        gold, wrong = run_with(draft.new), run_with(wrong_body(draft.function, random.Random(0)))
+        function = draft.spots[0].function
+        gold, wrong = run_with(function.body), run_with(wrong_body(function, random.Random(0)))
         assert gold.passed >= set(draft.fail_to_pass)
         assert not gold.failed
         assert wrong.failed.keys() & set(draft.fail_to_pass)

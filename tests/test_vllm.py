@@ -240,7 +240,7 @@ def test_what_is_asked_for_and_what_comes_back(tmp_path: Path) -> None:
     played = Played(lambda path, body: tokens([5, 6, 7]))
     assert asyncio.run(complete(engine_of(played, tmp_path))) == Completion([5, 6, 7], [-1.0] * 3, [0] * 3)
     line, _, ids = played.of("/offbook/tokens")[0].partition(b"\n")
-    about = {"max_tokens": 8, "temperature": 1.0, "stop_ids": [7], "salt": "version 0", "adapter": ""}
+    about = {"max_tokens": 8, "temperature": 1.0, "stop_ids": [7], "salt": "weights 0", "adapter": ""}
     assert json.loads(line) == about
     assert array("i", ids).tolist() == [1, 2, 3]
 

@@ -195,20 +195,23 @@ def _judge(num_tasks: int, bad: Mapping[str, Sequence[object]], words: str, answ
 
 @app.command("show", epilog="For example: offbook tasks show tasks --run runs/train")
 def show(
-    places: Annotated[list[Path], typer.Argument(help="Task folders, folders of them, or `pocket`.")],
+    places: Annotated[list[Path], typer.Argument(help="Task folders, folders of them, `pocket` or `pocket-long`.")],
     runs: Annotated[list[Path] | None, typer.Option("--run", help="Run folders: pass rates are taken there.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Of `pocket`, make only so many; 0 is all.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Of those, make only so many; 0 is all.")] = 0,
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
     """One task in full, or a table of many; with --run, how often each was solved.
 
-    `pocket` is the held-out pocket tasks; they are made if they are not there yet.
+    `pocket` is the held-out pocket tasks, `pocket-long` those that lack several functions, `pocket-long-3-8` with a
+    number of them; they are made if they are not there yet.
     """
+    from offbook.taskgen.pocket import level_named
     from offbook.tasks.select import History
 
-    pocket = [place for place in places if str(place) == POCKET]
-    tasks = [*(_pocket(limit, plain) if pocket else []), *tasks_in([place for place in places if place not in pocket])]
+    made = [place for place in places if level_named(str(place))]
+    tasks = [task for place in made for task in _made(str(place), limit, plain)]
+    tasks += tasks_in([place for place in places if place not in made])
     history = History.of_runs(runs or [])
     rows = [_facts(task, history) for task in tasks]
     if as_json:
@@ -219,12 +222,12 @@ def show(
         _show_many(rows)
 
 
-def _pocket(limit: int, plain: bool) -> list[Task]:
+def _made(source: str, limit: int, plain: bool) -> list[Task]:
     from offbook.loop.tasks import task_sets
 
     few = {"tasks.num_train": "1", "tasks.num_heldout": str(limit)} if limit else {}
     with progress_display(plain) as progress:
-        return task_sets(load_config([POCKET], few), progress).heldout
+        return task_sets(load_config([POCKET], {"tasks.source": source, **few}), progress).heldout
 
 
 def _show_many(rows: list[dict[str, Any]]) -> None:

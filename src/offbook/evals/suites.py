@@ -11,7 +11,8 @@ import offbook
 from offbook.config import Config, cache_folder
 from offbook.evals.sides import NUM_TASKS, SIDES, make_side
 from offbook.loop.models import Progress, quiet
-from offbook.loop.tasks import held_out, task_sets, tasks_at
+from offbook.loop.tasks import held_out, task_sets, tasks_at, with_source
+from offbook.taskgen.pocket import level_named
 from offbook.tasks import load_tasks
 from offbook.types import OffbookError, Task
 
@@ -49,19 +50,22 @@ def tasks_of(name: str, config: Config, progress: Progress = quiet, limit: int =
     """Of a folder with train/ and heldout/ in it, those that are held out. No more than `limit` have to be made."""
     if name in SIDES:
         return load_tasks(side_folder(name, config.seed, progress, limit))
-    if name != "pocket" and any((Path(name) / split).is_dir() for split in ("train", "heldout")):
+    if level_named(name):
+        return tasks_at(name, config, progress)
+    if any((Path(name) / split).is_dir() for split in ("train", "heldout")):
         if tasks := held_out(Path(name), config.tasks.wording):
             return tasks
         raise OffbookError(f"{name} has no held-out tasks; `--suite {Path(name) / 'train'}` measures on the others")
-    if name != "pocket" and not Path(name).is_dir():
-        raise OffbookError(f"there is no suite {name}; give a folder of tasks, `pocket`, {', '.join(SIDES)} or `sides`")
+    if not Path(name).is_dir():
+        made = f"`pocket`, `pocket-long`, {', '.join(SIDES)} or `sides`"
+        raise OffbookError(f"there is no suite {name}; give a folder of tasks, {made}")
     return tasks_at(name, config, progress)
 
 
 def train_tasks(source: str, config: Config) -> list[Task]:
     """What was trained on: the train/ part of a folder that has one, else all of it."""
-    if source == "pocket":
-        return task_sets(config).train
+    if level_named(source):
+        return task_sets(with_source(config, source)).train
     folder = Path(source) / "train" if (Path(source) / "train").is_dir() else Path(source)
     if not folder.is_dir():
         raise OffbookError(f"there is no folder {source} with training tasks")

@@ -28,10 +28,19 @@ from offbook.sandbox import BoxSpec
 from offbook.tasks.suite import suite_box
 from offbook.tokens import Chat, byte_chat, chat_for, render_call
 from offbook.train.lora import stored_adapter
-from offbook.types import MENDED_FAULT, OWN_FAULT, Event, OffbookError, Prices, Rollout, Task
+from offbook.types import (
+    MENDED_FAULT,
+    OWN_FAULT,
+    Event,
+    OffbookError,
+    Prices,
+    Rollout,
+    Task,
+)
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
 Judges = tuple[Rewards, Monitors | None]
+AnyEngine = LocalEngine | VllmEngine | RemoteEngine
 
 
 def unwatched(rollout: Rollout, over: bool) -> None:
@@ -70,7 +79,7 @@ class Collector:
 
     The model is in the folder `model` or, without one, behind the URL `config.model`, where it is called `remote_name`.
     It is loaded when the first rollout asks for it: where all are there from before, none does. `loaded` is there
-    already, as beside a trainer.
+    already, as beside a trainer. `lent` is an engine of somebody else's, who closes it.
     """
 
     def __init__(
@@ -81,9 +90,10 @@ class Collector:
         judges: Judges | None = None,
         progress: Progress = quiet,
         loaded: PreTrainedModel | None = None,
+        lent: AnyEngine | None = None,
     ):
         self.config, self.model, self.remote_name = config, model, remote_name
-        self._progress, self._loaded = progress, loaded
+        self._progress, self._loaded, self._lent = progress, loaded, lent
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
         prices = Prices(settings.price_input, settings.price_output)
@@ -105,8 +115,12 @@ class Collector:
         return chat_of(self.model, self.config)
 
     @cached_property
-    def engine(self) -> LocalEngine | VllmEngine | RemoteEngine:
+    def engine(self) -> AnyEngine:
         settings, chat = self.config.engine, self.chat
+        if isinstance(self._lent, LocalEngine):
+            self._lent.seed = self.config.seed
+        if self._lent is not None:
+            return self._lent
         if self.model is not None and settings.kind == "vllm":
             base = chat_folder(self.model)
             context = min(self.config.harness.context, positions(base))
@@ -131,7 +145,7 @@ class Collector:
         )
 
     async def aclose(self) -> None:
-        if "engine" in self.__dict__ and not isinstance(self.engine, LocalEngine):
+        if self._lent is None and "engine" in self.__dict__ and not isinstance(self.engine, LocalEngine):
             await self.engine.aclose()
 
     def rest(self) -> None:

@@ -8,13 +8,14 @@ import logging
 import random
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from offbook.config import Config
 from offbook.loop.models import Progress, pocket_cache, quiet
 from offbook.runfolder import RunFolder, write_atomic
-from offbook.taskgen.pocket import make_pocket_tasks
+from offbook.taskgen.pocket import level_named, make_pocket_tasks
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.select import History, Sampler, TasksUsedUp
 from offbook.types import OffbookError, Rollout, Task
@@ -32,7 +33,7 @@ class TaskSets:
 
 def refuse_missing_tasks(config: Config, part: str = "") -> None:
     """Before minutes go into a model: is the task folder there, and is anything in that part of it?"""
-    if config.tasks.source == "pocket":
+    if level_named(config.tasks.source):
         return
     if not Path(config.tasks.source).is_dir():
         raise OffbookError(f"there is no task folder {config.tasks.source}")
@@ -43,11 +44,13 @@ def refuse_missing_tasks(config: Config, part: str = "") -> None:
 def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
     """The train and held-out tasks of a configuration; pocket tasks are made and verified if they are not there yet."""
     root = Path(config.tasks.source)
-    if config.tasks.source == "pocket":
+    if level := level_named(config.tasks.source):
         wanted = config.tasks.num_train, config.tasks.num_heldout
-        root = pocket_cache() / f"tasks-{config.seed}-{wanted[0]}-{wanted[1]}"
+        which = "tasks" if not level.is_long else f"long-{level.fewest}-{level.most}"
+        root = pocket_cache() / f"{which}-{config.seed}-{wanted[0]}-{wanted[1]}"
         if not root.is_dir():
-            asyncio.run(make_pocket_tasks(root, config.seed, *wanted, lambda share: progress("making tasks", share)))
+            told = partial(progress, "making tasks")
+            asyncio.run(make_pocket_tasks(root, config.seed, *wanted, told, level))
     sets = TaskSets(load_tasks(root / "train", config.tasks.wording), held_out(root, config.tasks.wording))
     if both := {task.id for task in sets.train} & {task.id for task in sets.heldout}:
         raise OffbookError(
@@ -65,14 +68,18 @@ def held_out(root: Path, wording: str = "") -> list[Task]:
 
 
 def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Task]:
-    """`pocket` for the held-out pocket tasks, a task folder, or a folder of task folders."""
-    if source == "pocket":
-        return task_sets(config, progress).heldout
+    """`pocket` and `pocket-long` for the held-out ones of these, a task folder, or a folder of task folders."""
+    if level_named(source):
+        return task_sets(with_source(config, source), progress).heldout
     folder = Path(source)
     if not folder.is_dir():
-        raise OffbookError(f"there is no task folder {source}; give one, or `pocket`")
+        raise OffbookError(f"there is no task folder {source}; give one, `pocket` or `pocket-long`")
     wording = config.tasks.wording
     return [load_task(folder, wording)] if (folder / "task.toml").is_file() else load_tasks(folder, wording)
+
+
+def with_source(config: Config, source: str) -> Config:
+    return config.model_copy(update={"tasks": config.tasks.model_copy(update={"source": source})})
 
 
 class Shuffled:

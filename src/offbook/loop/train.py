@@ -13,17 +13,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from offbook.config import Config
-from offbook.engine import RemoteEngine, Trainable
+from offbook.engine import LocalEngine, RemoteEngine, Trainable, VllmEngine
 from offbook.feedback import rules_of
 from offbook.judge import Judge, Judgement
 from offbook.lock import only_writer
 from offbook.loop.annotate import teachers_of
-from offbook.loop.collector import Collector, judges_of, refuse_missing_engine
+from offbook.loop.collector import AnyEngine, Collector, judges_of, refuse_missing_engine
 from offbook.loop.judge import judge_of, local_judge
 from offbook.loop.learn import Lessons, learn
 from offbook.loop.models import (
@@ -41,7 +43,7 @@ from offbook.loop.tasks import Selected, Shuffled, record_tasks, refuse_missing_
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.tasks.select import TasksUsedUp
 from offbook.train.checkpoint import load_training_state
-from offbook.train.trainer import NotFinite, Trainer, WeightsLost
+from offbook.train.trainer import NotFinite, Trainer, WeightsLost, weights_of
 from offbook.train.writing import Checkpoints
 from offbook.types import OffbookError, Rollout, Task
 
@@ -50,18 +52,46 @@ Tell = Callable[[str], None]  # a line for people
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class Held:
+    """The model and the engine that runs of one process have in common, one after the other: to load and compile the
+    one and to start the other takes longer than many steps. Runs put their own weights in. Their starts have the same
+    shape, precision and adapter. Whoever holds them closes the engine."""
+
+    trained: PreTrainedModel | None = None
+    engine: AnyEngine | None = None
+
+    def load(self, config: Config, weights: Path, progress: Progress = quiet) -> PreTrainedModel:
+        """The model with these weights in it."""
+        if self.trained is not None:
+            load_weights(self.trained, weights)
+            return self.trained
+        self.trained = model_to_train(config, weights)
+        sampled = model_to_sample(config, weights, self.trained)
+        self.engine = Collector(config, weights, progress=progress, loaded=sampled).engine
+        return self.trained
+
+    def publish(self, version: int) -> AnyEngine:
+        """The engine with the weights that are in the model."""
+        assert self.trained is not None
+        assert isinstance(self.engine, LocalEngine | VllmEngine)
+        self.engine.apply(weights_of(self.trained, version))
+        return self.engine
+
+
 def train(
     config: Config,
     on_step: OnStep = lambda row: None,
     progress: Progress = quiet,
     tell: Tell = lambda line: None,
+    held: Held | None = None,
 ) -> RunFolder:
     """Run, or go on with, the training that `config` describes. Returns when its last step is in a checkpoint."""
     folder = RunFolder(config.out)
     folder.refuse_file()
     with only_writer(folder.path):
         refuse_another_run(folder, config)
-        _train(config, folder, on_step, progress, tell)
+        _train(config, folder, on_step, progress, tell, held)
     return folder
 
 
@@ -78,8 +108,10 @@ class _Run:
     done: int  # steps, before this process began
 
 
-def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progress, tell: Tell) -> None:
-    run = _prepared(config, folder, progress, tell)
+def _train(
+    config: Config, folder: RunFolder, on_step: OnStep, progress: Progress, tell: Tell, held: Held | None
+) -> None:
+    run = _prepared(config, folder, progress, tell, held)
     last = run.lessons.config.train.steps
     with run.checkpoints, asyncio.Runner() as runner, _closed(run.collector, runner):
         for step in range(run.done + 1, last + 1):
@@ -101,7 +133,7 @@ def _train(config: Config, folder: RunFolder, on_step: OnStep, progress: Progres
             on_step(row)
 
 
-def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell) -> _Run:
+def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell, held: Held | None) -> _Run:
     """What can be refused is refused first, from the cheapest on; models are loaded last."""
     torch.set_num_threads(config.threads)
     refuse_missing_tasks(config, "train")
@@ -119,9 +151,13 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell)
     rollouts = f"{config.train.groups} tasks x {config.train.group_size} rollouts"
     tell(f"{config.train.steps} steps of {rollouts}, kept in {config.out}")
     tell(str(plan))
-    trained = model_to_train(config, start)
-    sampled = model_to_sample(config, start, trained)
-    collector = Collector(config, start, judges=judges, progress=progress, loaded=sampled)
+    if held is None:
+        trained = model_to_train(config, start)
+        sampled = model_to_sample(config, start, trained)
+        collector = Collector(config, start, judges=judges, progress=progress, loaded=sampled)
+    else:
+        trained = held.load(config, start, progress)
+        collector = Collector(config, start, judges=judges, progress=progress, lent=held.engine)
     engine, chat = collector.engine, collector.chat
     assert not isinstance(engine, RemoteEngine)  # a model that is trained is here
     done = claim_run(folder, config)

@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,13 +23,18 @@ from tokenizers import Tokenizer
 from offbook.algo import hint_block, sft_sample
 from offbook.feedback import read_rollout, write_hint
 from offbook.harness import Harness, run_agent
-from offbook.pocket.script import Habits, Script
+from offbook.pocket.script import Habits, LongScript, Script
+from offbook.pocket.testing import report as test_report
 from offbook.sandbox import ProcessBox
-from offbook.taskgen.pocket import Draft, draft_tasks
-from offbook.tokens import ChatFormat
+from offbook.sandbox.box import ExecResult
+from offbook.taskgen.pocket import Draft, Level, draft_tasks
+from offbook.taskgen.pocket.tasks import SHORT_LEVEL, TEST_COMMAND
+from offbook.tasks.folder import write_files
+from offbook.tokens import Chat, ChatFormat
 from offbook.types import Completion, Limits, Prompt, Rollout, Sample, Task
 
 HARNESS = Harness(Limits(turns=12, tokens=1024, context=1024, message_tokens=256), profile="pocket")
+LONG_HARNESS = Harness(Limits(turns=80, tokens=8192, context=8192, message_tokens=512), profile="pocket")
 HINTED_EPISODES = 0.6
 HINTED_MESSAGES = 0.5
 CONTEXT_WEIGHT = 0.1
@@ -42,7 +47,7 @@ TELLING = "final_names_nothing"  # and this one, where some episodes end by nami
 class Demonstrator:
     """The script as a Policy, so that demonstrations come out of the real harness, ids and tool output alike."""
 
-    def __init__(self, script: Script, chat: ChatFormat):
+    def __init__(self, script: Script, chat: Chat):
         self.script = script
         self.chat = chat
 
@@ -51,11 +56,28 @@ class Demonstrator:
         return Completion(ids, [0.0] * len(ids), [-1] * len(ids))
 
 
+class QuickBox(ProcessBox):
+    """For our own script's work, which is trusted. Test runs are worked out and not run."""
+
+    async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
+        if not command.startswith(TEST_COMMAND):
+            return await super().exec(command, timeout_s, report)
+        files = {path: await self.read(path) for path in await self.files() if path.endswith(".py")}
+        exit_code, output = test_report(files, command.removeprefix(TEST_COMMAND).strip())
+        return ExecResult(exit_code, output, timed_out=False, truncated=False)
+
+
 def make_demonstrations(
-    tokenizer: Tokenizer, seed: int, count: int, habits: Habits, progress: Callable[[float], None]
+    tokenizer: Tokenizer,
+    seed: int,
+    count: int,
+    habits: Habits,
+    progress: Callable[[float], None],
+    level: Level = SHORT_LEVEL,
 ) -> list[Sample]:
     """`count` imitation samples in a fixed order, made by all cores."""
-    chunks = [(tokenizer.to_str(), seed, start, min(CHUNK, count - start), habits) for start in range(0, count, CHUNK)]
+    spelled = tokenizer.to_str()
+    chunks = [(spelled, seed, start, min(CHUNK, count - start), habits, level) for start in range(0, count, CHUNK)]
     samples: list[Sample] = []
     context = multiprocessing.get_context("spawn")
     with _without_main(), ProcessPoolExecutor(os.cpu_count(), mp_context=context, initializer=_in_memory) as pool:
@@ -82,39 +104,60 @@ def _in_memory() -> None:
         tempfile.tempdir = SHARED_MEMORY
 
 
-def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits) -> list[Sample]:
+def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits, level: Level) -> list[Sample]:
     chat = ChatFormat(Tokenizer.from_str(tokenizer))
-    drafts = draft_tasks(seed=seed * 1_000_003 + start, count=count, split="train")
+    drafts = draft_tasks(seed=seed * 1_000_003 + start, count=count, split="train", level=level)
     return asyncio.run(_demonstrate(chat, list(drafts), random.Random(f"{seed}/{start}"), habits))
 
 
 async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits) -> list[Sample]:
     samples = []
+    async for script, rollout in episodes(chat, drafts, rng, habits):
+        hints = _hints(rollout, chat, rng)
+        if script.tells and rollout.stop == "finish":
+            hints[_last(rollout)] = hint_block(chat, write_hint(TELLING, rollout.tools))
+        samples.append(sft_sample(rollout.segments[0], hints, CONTEXT_WEIGHT))
+    return samples
+
+
+async def episodes(
+    chat: Chat, drafts: list[Draft], rng: random.Random, habits: Habits
+) -> AsyncIterator[tuple[Script, Rollout]]:
     with tempfile.TemporaryDirectory(prefix="offbook-demo-") as place:
         for number, draft in enumerate(_some_pathless(drafts, rng, habits)):
             tree = Path(place) / str(number)
-            for path, text in draft.files.items():
-                (tree / path).parent.mkdir(parents=True, exist_ok=True)
-                (tree / path).write_text(text)
-            task = Task(str(number), tree, draft.instruction, tree, tree, (), (), (), draft.tools, draft.repository)
-            script = Script(draft, rng, habits)
-            policy = Demonstrator(script, chat)
-            async with ProcessBox(tree) as box:  # our own script's work, so it is trusted
-                rollout = await run_agent(task, box, policy, chat, HARNESS, str(number), "demonstration")
+            write_files(tree, draft.files)
+            script = (LongScript if draft.is_long else Script)(draft, rng, habits)
+            harness = LONG_HARNESS if draft.is_long else HARNESS
+            task, policy = _task(draft, number, tree), Demonstrator(script, chat)
+            async with QuickBox(tree) as box:
+                rollout = await run_agent(task, box, policy, chat, harness, str(number), "demonstration")
             assert rollout.stop != "crash", rollout.events
-            hints = _hints(rollout, chat, rng)
-            if script.tells and rollout.stop == "finish":
-                hints[_last(rollout)] = hint_block(chat, write_hint(TELLING, rollout.tools))
-            samples.append(sft_sample(rollout.segments[0], hints, CONTEXT_WEIGHT))
-    return samples
+            yield script, rollout
+
+
+def _task(draft: Draft, number: int, tree: Path) -> Task:
+    return Task(
+        id=str(number),
+        folder=tree,
+        instruction=draft.instruction,
+        tree=tree,
+        hidden_tests=tree,
+        test_files=(),
+        fail_to_pass=(),
+        pass_to_pass=(),
+        tools=draft.tools,
+        origin=draft.repository,
+        test_command=draft.test_command,
+    )
 
 
 def _some_pathless(drafts: list[Draft], rng: random.Random, habits: Habits) -> Iterator[Draft]:
     """Some of the drafts that can be searched lose the path in their instruction. Habits without it draw nothing."""
     for draft in drafts:
-        searchable = habits.pathless and "search_codebase" in draft.tools
+        searchable = habits.pathless and "search_codebase" in draft.tools and not draft.is_long
         pathless = searchable and rng.random() < habits.pathless
-        yield replace(draft, instruction=without_path(draft.instruction, draft.path)) if pathless else draft
+        yield replace(draft, instruction=without_path(draft.instruction, draft.paths[0])) if pathless else draft
 
 
 def without_path(instruction: str, path: str) -> str:
@@ -134,7 +177,7 @@ def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, 
     """Hint blocks before some messages that broke no rule: whoever reads a hint follows it."""
     if rng.random() > HINTED_EPISODES:
         return {}
-    faulty = {target.message for target in read_rollout(rollout, HARNESS.limits.turns, rules=LEARNED)}
+    faulty = {target.message for target in read_rollout(rollout, LONG_HARNESS.limits.turns, rules=LEARNED)}
     messages = rollout.segments[0].messages
     good = [index for index, message in enumerate(messages) if message.calls and index not in faulty]
     rules = sorted(LEARNED)

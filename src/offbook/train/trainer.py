@@ -118,12 +118,8 @@ class Trainer:
                     )
 
     def publish(self, version: int) -> Weights:
-        """The weights as an engine takes them; of a model with an adapter that alone, since an engine has the rest.
-        They are not copied: apply them before the next step."""
-        adapter = adapter_of(self.model)
-        if adapter is None:
-            return Weights(version, self.model.state_dict())
-        return Weights(version, adapter_tensors(self.model), adapter.to_dict())
+        """They are not copied: apply them before the next step."""
+        return weights_of(self.model, version)
 
     def own_weights(self) -> dict[str, OwnWeights]:
         """The teachers' own, each once, by the first name that it goes by."""
@@ -183,6 +179,14 @@ class Trainer:
     def _chunk_rows(self) -> int:
         entries = head.COMPILED_CHUNK_ENTRIES if self.compiled else head.CHUNK_ENTRIES
         return max(1, entries // self.model.config.vocab_size)
+
+
+def weights_of(model: PreTrainedModel, version: int) -> Weights:
+    """As an engine takes them; of a model with an adapter that alone, since an engine has the rest."""
+    adapter = adapter_of(model)
+    if adapter is None:
+        return Weights(version, model.state_dict())
+    return Weights(version, adapter_tensors(model), adapter.to_dict())
 
 
 def _split_contests(batches: list[list[Sample]]) -> frozenset[str]:

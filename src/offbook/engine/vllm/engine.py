@@ -2,8 +2,8 @@
 
 Every request is sampled by one policy version from its first token to its last, which is how tokens get their versions
 from a server that reports none. New weights while requests run end these early: each returns what it has, of the old
-version, and goes on behind that with the new one, its prefix computed anew. Prefixes are salted by version, so none
-outlives the weights it was computed with.
+version, and goes on behind that with the new one, its prefix computed anew. Prefixes are salted by the weights, so none
+outlives those it was computed with.
 
 A server that died or hangs is started again, is given the current weights and is asked again. Left out: a seed for
 each rollout. vLLM would launch a kernel a row and step for it, and still sample other tokens in another batch.
@@ -21,7 +21,6 @@ import threading
 import time
 from array import array
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -76,6 +75,8 @@ class _Shared:
     server: Server
     version: int = 0
     weights: Weights | None = None  # the last that were applied; a server that is started again gets them
+    applied: int = 0  # how often: what names weights, since runs that share a server have the same versions
+    adapter: str = ""  # the name of the one that the server has
     sender: Sender | None = None
     line: _Line | None = None
     starts: int = 0
@@ -203,7 +204,7 @@ class VllmEngine:
             assert shared.sender is not None
             shared.server.start()
             shared.sender.forget()
-            shared.asleep = 0
+            shared.asleep, shared.adapter = 0, ""
             if shared.weights is not None:
                 self._update(shared.weights)
             shared.answered = time.monotonic()
@@ -212,20 +213,24 @@ class VllmEngine:
     def _update(self, weights: Weights) -> None:
         shared = self._shared
         assert shared.sender is not None
+        shared.applied += 1
         if weights.adapter is None:
             shared.sender.send(weights.tensors)
         else:
-            self._load_adapter(shared.sender.adapter(weights), weights.version)
+            self._load_adapter(shared.sender, weights)
         shared.weights, shared.version = weights, weights.version
 
-    def _load_adapter(self, folder: Path, version: int) -> None:
-        """A new name and path for each version, loaded before the old one goes: vLLM answers 200 when it is in."""
-        server, old = self._shared.server, self._shared.weights
-        server.call("/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)}, self.timeout_s)
-        if old is not None and old.adapter is not None and old.version != version:
-            self._call("/v1/unload_lora_adapter", {"lora_name": f"adapter-{old.version}"})
-            assert self._shared.sender is not None
-            self._shared.sender.drop_adapter(old.version)
+    def _load_adapter(self, sender: Sender, weights: Weights) -> None:
+        """A new name and path each time, loaded before the old one goes: vLLM answers 200 when it is in."""
+        shared = self._shared
+        folder = sender.adapter(weights, f"adapter-{shared.applied}")
+        shared.server.call(
+            "/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)}, self.timeout_s
+        )
+        if shared.adapter:
+            self._call("/v1/unload_lora_adapter", {"lora_name": shared.adapter})
+            sender.drop_adapter(shared.adapter)
+        shared.adapter = folder.name
 
     async def _halt(self, line: _Line) -> ServerLost | None:
         """No request is on its way when this returns, so none is sampled by two versions.
@@ -296,8 +301,8 @@ class VllmEngine:
             "max_tokens": max_tokens,
             "temperature": self.temperature,
             "stop_ids": self._stop_ids,
-            "salt": f"version {shared.version}",
-            "adapter": f"adapter-{shared.version}" if has_adapter else "",
+            "salt": f"weights {shared.applied}",
+            "adapter": shared.adapter if has_adapter else "",
         }
         body = json.dumps(about).encode() + b"\n" + array("i", ids).tobytes()
         url = shared.server.url
@@ -360,7 +365,7 @@ class VllmEngine:
         if shared.sender is not None:
             shared.sender.close()
         await asyncio.to_thread(shared.server.stop)
-        shared.starts = 0
+        shared.starts, shared.adapter = 0, ""
 
 
 def _room_for(rank: int) -> int:

@@ -64,17 +64,17 @@ class Sender:
             for answer in self.server.rpc("offbook_load", json.dumps(about), self.deadline_s):
                 _refuse_lost(answer, total)
 
-    def adapter(self, weights: Weights) -> Path:
-        """A folder in PEFT's format. Each version has its own: vLLM's prefix cache goes by name and path."""
-        folder = self._folder / f"adapter-{weights.version}"
+    def adapter(self, weights: Weights, name: str) -> Path:
+        """A folder in PEFT's format. All have names of their own: vLLM's prefix cache goes by name and path."""
+        folder = self._folder / name
         folder.mkdir(exist_ok=True)
         tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.tensors.items()}
         save_file(tensors, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(weights.adapter, default=sorted))  # it has sets in it
         return folder
 
-    def drop_adapter(self, version: int) -> None:
-        shutil.rmtree(self._folder / f"adapter-{version}", ignore_errors=True)
+    def drop_adapter(self, name: str) -> None:
+        shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def _buffer(self, size: int, device: torch.device) -> Tensor:
         """One that the server has opened and that is large enough."""

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.delete.delete import delete_function
-from offbook.taskgen.pocket.functions import Function
-from offbook.taskgen.pocket.repos import Module, Repository, make_repository
+from offbook.taskgen.delete.delete import delete_functions
+from offbook.taskgen.pocket.repos import Repository, Spot, make_repository
 from offbook.tasks.check import gold_changes
 from offbook.tasks.folder import Contents, load_task, places, write_task
 from offbook.tasks.grade import grade
@@ -24,36 +22,6 @@ TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command",
 REQUEST_TESTS = "tests/test_request.py"
 REQUEST_NODE = f"{REQUEST_TESTS}::test_request"
 TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A function of a repository, and where it is."""
-
-    repository: Repository
-    module: Module
-    function: Function
-
-    @property
-    def name(self) -> str:
-        return self.function.name
-
-    @property
-    def path(self) -> str:
-        return self.repository.path(self.module.name)
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The tests that need it."""
-        return self.repository.tests_of(self.module, self.function)
-
-    @property
-    def callers(self) -> list[str]:
-        return [caller.name for caller in self.repository.callers if caller.needs(self.function)]
-
-    def with_body(self, body: str, files: Mapping[str, str]) -> str:
-        """Its file with another body in the place of the stub."""
-        return files[self.path].replace(self.function.stub, body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +59,7 @@ def draw_spots(rng: random.Random, number: int, count: int, one_step: bool = Fal
     """Functions of one repository, in modules of their own."""
     while True:
         repository = make_repository(rng, "heldout", number)
-        spots = [
-            Spot(repository, module, function)
-            for module in repository.modules
-            for function in module.functions
-            if not one_step or len(function.steps) == 1
-        ]
+        spots = [spot for spot in repository.spots if not one_step or len(spot.function.steps) == 1]
         first_of = {spot.module.name: spot for spot in reversed(spots)}
         if len(first_of) >= count:
             return rng.sample([first_of[name] for name in sorted(first_of)], count)
@@ -104,11 +67,8 @@ def draw_spots(rng: random.Random, number: int, count: int, one_step: bool = Fal
 
 def without(repository: Repository, *spots: Spot) -> Scene:
     """Deleted are these functions and, in what the agent sees, the tests that need them."""
-    files = dict(repository.files)
-    gone: set[str] = set()
-    for spot in spots:
-        files = delete_function(files, spot.path, spot.name, [node for node in spot.nodes if node not in gone])
-        gone.update(spot.nodes)
+    gone = {node for spot in spots for node in spot.nodes}
+    files = delete_functions(repository.files, [(spot.path, spot.name) for spot in spots], gone)
     tests = {path: repository.files[path] for path in repository.test_files}
     found = [(path, name) for path in tests for name in re.findall(r"^def (test_\w+)", tests[path], re.MULTILINE)]
     nodes = tuple(f"{path}::{name}" for path, name in found if f"{path}::{name}" not in gone)

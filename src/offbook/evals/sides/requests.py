@@ -195,7 +195,7 @@ def _another_behaviour(rng: random.Random, first: Spot, after_turns: int, number
         gold={first.path: first.with_body(new.body, scene.tree)},
         wrong={"does what was asked first": {first.path: first.with_body(first.function.body, scene.tree)}},
         fail_to_pass=(f"{REQUEST_TESTS}::test_{new.name}", f"{REQUEST_TESTS}::test_{new.name}_more"),
-        request_tests=head + render_tests(new.name, new.examples),
+        request_tests=head + "".join(render_tests(new.name, new.examples).values()),
         interrupt=Interrupt(after_turns, said),
     )
 

@@ -37,13 +37,20 @@ def delete(files: Mapping[str, str], symbols: Symbols, feature: Feature, level: 
     return Deletion(feature, level, changed, attempt.removed, tuple(sorted(stubbed)), tuple(sorted(deleted)))
 
 
-def delete_function(files: Mapping[str, str], path: str, name: str, failing: Iterable[str]) -> dict[str, str]:
-    """The tree with one function stubbed and without the tests that fail then; all else keeps its bytes, imports that
-    nothing uses any more included."""
-    after = operate(files[path], Orders(stub={name}))
-    if name not in after.removed:
-        raise ValueError(f"there is no function {name} with a body in {path}")
-    changed = {path: after.source, **without_tests(files, tuple(failing))}
+def delete_functions(
+    files: Mapping[str, str], names: Iterable[tuple[str, str]], failing: Iterable[str]
+) -> dict[str, str]:
+    """The tree with some functions stubbed, each a path and a name, and without the tests that fail then; all else
+    keeps its bytes, imports that nothing uses any more included."""
+    by_file: dict[str, set[str]] = {}
+    for path, name in names:
+        by_file.setdefault(path, set()).add(name)
+    changed: dict[str, str | None] = {**without_tests(files, tuple(failing))}
+    for path, stubbed in by_file.items():
+        after = operate(files[path], Orders(stub=stubbed))
+        if lacking := stubbed - after.removed.keys():
+            raise ValueError(f"there is no function {min(lacking)} with a body in {path}")
+        changed[path] = after.source
     return {path: text for path in files if (text := changed.get(path, files[path])) is not None}
 
 

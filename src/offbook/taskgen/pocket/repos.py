@@ -11,13 +11,14 @@ holds no other.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 from offbook.taskgen.pocket.functions import OPS, Example, Function, Kind, Op, Step, evaluate, is_constant
 
+T = TypeVar("T")
 Split = Literal["train", "heldout"]
 
 PACKAGES = ("badger", "falcon", "heron", "marten", "otter", "raven")
@@ -30,6 +31,11 @@ NAMES = (
 )
 # fmt: on
 ARGUMENTS: dict[Kind, tuple[str, ...]] = {"number": ("value", "number", "amount"), "items": ("entries", "cells")}
+
+OUTDATED = 2  # modules
+MORE = "_more"  # the second test of a function
+# Short reports: what a test run prints stays in the agent's window.
+SETTINGS = {"pytest.ini": "[pytest]\naddopts = -q --tb=no -p no:cacheprovider\nconsole_output_style = classic\n"}
 
 
 @dataclass(frozen=True)
@@ -60,15 +66,33 @@ class Module:
     functions: tuple[Function, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large repositories are, the module of callers included."""
+
+    modules: tuple[int, ...]
+    functions: tuple[int, ...]  # of a module
+    is_long: bool = False
+
+
+SHORT = Shape((4, 5), (1, 2))
+LONG = Shape((6, 7), (2, 3), is_long=True)
+
+
 @dataclass(frozen=True)
 class Repository:
-    """A package, its tests and a README. `name` tells repositories with the same package apart."""
+    """A package, its tests and a README. `name` tells repositories with the same package apart.
+
+    A long one has settings for its test runs, and outdated copies of some modules in old/, where everything has another
+    constant.
+    """
 
     name: str
     package: str
     modules: tuple[Module, ...]
     callers_module: str
     callers: tuple[Caller, ...]
+    outdated: tuple[Module, ...] = ()
 
     @cached_property
     def files(self) -> dict[str, str]:
@@ -76,12 +100,18 @@ class Repository:
             "README.md": self._readme(),
             f"{self.package}/__init__.py": f'"""The {self.package} package."""\n',
             self.path(self.callers_module): self._callers_source(),
-            path_of_tests(self.callers_module): self._tests_source(self.callers_module, self.callers, self.callers),
+            path_of_tests(self.callers_module): self._tests_source(self.callers_module, self.callers),
         }
         for module in self.modules:
             files[self.path(module.name)] = self._module_source(module)
-            files[path_of_tests(module.name)] = self._tests_source(module.name, module.functions, module.functions)
+            files[path_of_tests(module.name)] = self._tests_source(module.name, module.functions)
+        if self.outdated:
+            files |= {f"old/{module.name}.py": self._module_source(module) for module in self.outdated} | SETTINGS
         return files
+
+    @property
+    def spots(self) -> list[Spot]:
+        return [Spot(self, module, function) for module in self.modules for function in module.functions]
 
     @property
     def module_names(self) -> tuple[str, ...]:
@@ -94,39 +124,25 @@ class Repository:
     def path(self, module_name: str) -> str:
         return f"{self.package}/{module_name}.py"
 
-    def tests_of(self, module: Module, function: Function) -> tuple[str, ...]:
-        """The node ids of the tests that need the function, directly or through a caller."""
-        tested = [(module.name, function.name)]
-        tested += [(self.callers_module, caller.name) for caller in self.callers if caller.needs(function)]
-        return tuple(
-            f"{path_of_tests(module_name)}::test_{name}{suffix}"
-            for module_name, name in tested
-            for suffix in ("", "_more")
-        )
+    def without(self, functions: Collection[Function], unseen: Collection[str]) -> dict[str, str]:
+        """The same files that `delete_functions` makes, rendered instead of parsed: demonstrations need thousands.
 
-    def without(self, module: Module, function: Function) -> dict[str, str]:
-        """The same files that `delete_function` makes, rendered instead of parsed: demonstrations need thousands."""
-        tree = dict(self.files)
-        tree[self.path(module.name)] = self._module_source(module, stubbed=function)
-        others = [other for other in module.functions if other != function]
-        callers = [caller for caller in self.callers if not caller.needs(function)]
-        for name, imported, tested in (
-            (module.name, module.functions, others),
-            (self.callers_module, self.callers, callers),
-        ):
-            if tested:
-                tree[path_of_tests(name)] = self._tests_source(name, imported, tested)
-            else:
-                del tree[path_of_tests(name)]
-        return tree
+        `unseen` are the tests that go.
+        """
+        sources = {self.path(module.name): self._module_source(module, functions) for module in self.modules}
+        tested: dict[str, Sequence[Function | Caller]] = {module.name: module.functions for module in self.modules}
+        tested[self.callers_module] = self.callers
+        tests = {path_of_tests(name): self._tests_source(name, of_module, unseen) for name, of_module in tested.items()}
+        tree = self.files | sources | tests
+        return {path: text for path, text in tree.items() if path not in tests or "\ndef " in text}
 
     def _readme(self) -> str:
         modules = "".join(f"- {name}\n" for name in self.module_names)
         return f"# {self.package}\n\nModules:\n\n{modules}\nRun the tests with python -m pytest.\n"
 
-    def _module_source(self, module: Module, stubbed: Function | None = None) -> str:
+    def _module_source(self, module: Module, stubbed: Collection[Function] = ()) -> str:
         functions = (
-            function.source(function.stub if function == stubbed else function.body) for function in module.functions
+            function.source(function.stub if function in stubbed else function.body) for function in module.functions
         )
         return "\n\n".join(functions)
 
@@ -139,44 +155,110 @@ class Repository:
         )
         return imports + "".join(f"\n\n{caller.source()}" for caller in self.callers)
 
-    def _tests_source(
-        self, module_name: str, imported: Sequence[Function | Caller], tested: Sequence[Function | Caller]
-    ) -> str:
-        names = ", ".join(sorted(function.name for function in imported))
+    def _tests_source(self, module_name: str, tested: Sequence[Function | Caller], unseen: Collection[str] = ()) -> str:
+        """All names are imported, also those that no test uses any more."""
+        names = ", ".join(sorted(function.name for function in tested))
         header = f'"""Tests of {module_name}."""\n\nfrom {self.package}.{module_name} import {names}\n'
-        return header + "".join(render_tests(function.name, function.examples) for function in tested)
+        path = path_of_tests(module_name)
+        tests = (test for function in tested for test in render_tests(function.name, function.examples).items())
+        return header + "".join(text for name, text in tests if f"{path}::{name}" not in unseen)
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A function of a repository, and where it is."""
+
+    repository: Repository
+    module: Module
+    function: Function
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+    @property
+    def path(self) -> str:
+        return self.repository.path(self.module.name)
+
+    @property
+    def callers(self) -> list[str]:
+        return [caller.name for caller in self.repository.callers if caller.needs(self.function)]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The tests that need it, directly or through a caller."""
+        tested = [(self.module.name, self.name), *((self.repository.callers_module, name) for name in self.callers)]
+        return tuple(
+            f"{path_of_tests(module)}::test_{name}{suffix}" for module, name in tested for suffix in ("", MORE)
+        )
+
+    @property
+    def old(self) -> str:
+        """What an edit of `path` has to replace ..."""
+        return self.function.stub
+
+    @property
+    def new(self) -> str:
+        """... and what it should put there."""
+        return self.function.body
+
+    def with_body(self, body: str, files: Mapping[str, str]) -> str:
+        """Its file with another body in the place of the stub."""
+        return files[self.path].replace(self.old, body)
 
 
 def path_of_tests(module_name: str) -> str:
     return f"tests/test_{module_name}.py"
 
 
-def render_tests(name: str, examples: Sequence[Example]) -> str:
+def render_tests(name: str, examples: Sequence[Example]) -> dict[str, str]:
+    """The two tests of a function, by name."""
     asserts = [
         f"    assert {name}({given!r}) {'is' if isinstance(expected, bool) else '=='} {expected!r}\n"
         for given, expected in examples
     ]
-    half = (len(asserts) + 1) // 2
-    return f"\n\ndef test_{name}():\n{''.join(asserts[:half])}\n\ndef test_{name}_more():\n{''.join(asserts[half:])}"
+    halves = {f"test_{name}": seen_by_first(asserts), f"test_{name}{MORE}": asserts[len(seen_by_first(asserts)) :]}
+    return {test: f"\n\ndef {test}():\n{''.join(lines)}" for test, lines in halves.items()}
 
 
-def make_repository(rng: random.Random, split: Split, number: int) -> Repository:
-    """Three or four modules of one or two functions, and a module of callers."""
+def seen_by_first(examples: Sequence[T]) -> Sequence[T]:
+    """The part of a function's examples that its first test has."""
+    return examples[: (len(examples) + 1) // 2]
+
+
+def make_repository(rng: random.Random, split: Split, number: int, shape: Shape = SHORT) -> Repository:
+    """Modules of a few functions, and a module of callers."""
     package = rng.choice(PACKAGES)
-    *names, callers_module = rng.sample(MODULES, rng.choice((4, 5)))
+    *names, callers_module = rng.sample(MODULES, rng.choice(shape.modules))
     taken: set[str] = set()
     modules = []
     for name in names:
         functions = []
-        for _ in range(rng.choice((1, 2))):
+        for _ in range(rng.choice(shape.functions)):
             function = _draw_function(rng, split, name, taken)
             taken.add(function.name)
             functions.append(function)
         modules.append(Module(name, tuple(functions)))
     callers = _draw_callers(rng, modules, taken)
     if not callers:  # no function takes what another gives
-        return make_repository(rng, split, number)
-    return Repository(f"{package}-{split}-{number}", package, tuple(modules), callers_module, callers)
+        return make_repository(rng, split, number, shape)
+    name = f"{package}-{split}-{number}"
+    if not shape.is_long:
+        return Repository(name, package, tuple(modules), callers_module, callers)
+    outdated = tuple(_outdated(rng, module) for module in rng.sample(modules, OUTDATED))
+    return Repository(f"{name}-long", package, tuple(modules), callers_module, callers, outdated)
+
+
+def _outdated(rng: random.Random, module: Module) -> Module:
+    """The same functions with other constants: ops, and so the split, stay."""
+    return Module(module.name, tuple(with_other_constant(rng, function) for function in module.functions))
+
+
+def with_other_constant(rng: random.Random, function: Function) -> Function:
+    """What somebody writes who does not look closely."""
+    *before, last = function.steps
+    constant = rng.choice([constant for constant in last.op.constants if constant != last.constant])
+    return replace(function, steps=(*before, Step(last.op, constant)))
 
 
 def _draw_function(rng: random.Random, split: Split, module: str, taken: Collection[str]) -> Function:

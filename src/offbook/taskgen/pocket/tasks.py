@@ -1,13 +1,17 @@
-"""Feature-deletion tasks for the pocket model: drafted by the thousand, or verified and written as task folders.
+"""Feature-deletion tasks for small models: drafted by the thousand, or verified and written as task folders.
 
-The toolset differs from task to task, so that calling a tool which another task had is a mistake the model can make.
+`pocket` tasks lack one function, `pocket-long` tasks several, over several files, and keep the first test of each, so
+that a test run says what is left to do. The toolset differs from task to task, so that calling a tool which another
+task had is a mistake the model can make.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +20,14 @@ from pathlib import Path
 
 from offbook.runfolder import whole_folder
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.delete.delete import delete_function
-from offbook.taskgen.pocket.functions import Function
-from offbook.taskgen.pocket.repos import Module, Repository, Split, make_repository
+from offbook.taskgen.delete.delete import delete_functions
+from offbook.taskgen.pocket.repos import LONG, MORE, SHORT, Repository, Split, Spot, make_repository
 from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 from offbook.types import OffbookError, Suite, Task
 
 TASKS_PER_REPOSITORY = 3
-REPOSITORIES_AT_ONCE = 2
+REPOSITORIES_AT_ONCE = max(2, os.cpu_count() or 2)
 TIMEOUT_S = 60.0
 
 INSTRUCTIONS = (
@@ -34,9 +37,50 @@ INSTRUCTIONS = (
     "{name} in {path} is missing its body. Restore it.",
     "Make {name} in {path} do what its docstring says.",
 )
+LONG_INSTRUCTIONS = (
+    "Bring back {functions}. Run the tests before you finish.",
+    "Write the bodies of {functions}. Then run the tests.",
+    "Restore what is missing: {functions}. Check your work with the tests.",
+    "Some functions in {files} have lost their bodies. Restore them and run the tests.",
+    "Implement the functions in {files} that raise NotImplementedError. Run the tests before you finish.",
+)
+TEST_COMMAND = "python -m pytest"  # with the repository's own settings
 # Without one of these the agent cannot see the docstring. Mostly it has only one of them.
 READING_TOOLS = (("read_file",), ("read_file",), ("run_command",), ("run_command",), ("read_file", "run_command"))
 FINDING_TOOLS = ((), ("search_codebase",), ("list_dir",), ("search_codebase", "list_dir"))
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How many functions a task lacks, at least and at most. Tasks that lack one are short."""
+
+    fewest: int = 1
+    most: int = 1
+
+    @property
+    def is_long(self) -> bool:
+        return self.most > 1
+
+
+SHORT_LEVEL = Level()
+LONG_LEVEL = Level(4, 6)
+FUNCTIONS = range(2, 11)  # that a long task may lack: the smallest repository has ten
+
+
+def level_named(source: str) -> Level | None:
+    """Of `pocket`, `pocket-long`, `pocket-long-5` (functions) and `pocket-long-3-8`; None of anything else."""
+    found = re.fullmatch(r"pocket(-long(?:-(\d+)(?:-(\d+))?)?)?", source)
+    if found is None:
+        return None
+    is_long, fewest, most = found.groups()
+    if not fewest:
+        return LONG_LEVEL if is_long else SHORT_LEVEL
+    level = Level(int(fewest), int(most or fewest))
+    if not FUNCTIONS[0] <= level.fewest <= level.most <= FUNCTIONS[-1]:
+        raise OffbookError(
+            f"{source}: a long task lacks {FUNCTIONS[0]} to {FUNCTIONS[-1]} functions, as in pocket-long-3-8"
+        )
+    return level
 
 
 @dataclass(frozen=True)
@@ -44,69 +88,92 @@ class Draft:
     """A task that nobody has verified and that is on no disk."""
 
     gold: Repository  # before the deletion
-    module: Module
-    function: Function
+    spots: tuple[Spot, ...]  # what is deleted, file by file
     instruction: str
     tools: tuple[str, ...]
+    is_long: bool = False
 
     @property
     def id(self) -> str:
-        return f"{self.gold.name}-{self.function.name}"
+        return self.gold.name if self.is_long else f"{self.gold.name}-{self.spots[0].name}"
 
     @property
     def repository(self) -> str:
         return self.gold.name
 
     @property
-    def path(self) -> str:
-        return self.gold.path(self.module.name)
+    def paths(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(spot.path for spot in self.spots))
+
+    @property
+    def difficulty(self) -> str:
+        return "long" if self.is_long else self.spots[0].function.difficulty
+
+    @property
+    def test_command(self) -> str:
+        return TEST_COMMAND if self.is_long else ""
 
     @property
     def fail_to_pass(self) -> tuple[str, ...]:
-        return self.gold.tests_of(self.module, self.function)
+        return tuple(dict.fromkeys(node for spot in self.spots for node in spot.nodes))
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """The tests that the agent does not see."""
+        return tuple(node for node in self.fail_to_pass if not self.is_long or node.endswith(MORE))
 
     @cached_property
     def files(self) -> dict[str, str]:
         """What the agent sees."""
-        return self.gold.without(self.module, self.function)
-
-    @property
-    def old(self) -> str:
-        """What an edit of `path` has to replace ..."""
-        return self.function.stub
-
-    @property
-    def new(self) -> str:
-        """... and what it should put there."""
-        return self.function.body
+        return self.gold.without([spot.function for spot in self.spots], self.unseen)
 
 
-def draft_tasks(seed: int, count: int, split: Split) -> Iterator[Draft]:
+def draft_tasks(seed: int, count: int, split: Split, level: Level = SHORT_LEVEL) -> Iterator[Draft]:
     """Other drafts than those that `make_pocket_tasks` verifies, whatever the seeds."""
     rng = random.Random(f"draft {split} {seed}")
-    return itertools.islice(itertools.chain.from_iterable(_drafts_by_repository(rng, split)), count)
+    return itertools.islice(itertools.chain.from_iterable(_drafts_by_repository(rng, split, level)), count)
 
 
-def _drafts_by_repository(rng: random.Random, split: Split) -> Iterator[list[Draft]]:
-    return (_draft_from(rng, make_repository(rng, split, number)) for number in itertools.count())
+def _drafts_by_repository(rng: random.Random, split: Split, level: Level) -> Iterator[list[Draft]]:
+    for number in itertools.count():
+        repository = make_repository(rng, split, number, LONG if level.is_long else SHORT)
+        yield [_long_draft(rng, repository, level)] if level.is_long else _short_drafts(rng, repository)
 
 
-def _draft_from(rng: random.Random, repository: Repository) -> list[Draft]:
-    functions = [(module, function) for module in repository.modules for function in module.functions]
+def _short_drafts(rng: random.Random, repository: Repository) -> list[Draft]:
     return [
         Draft(
             repository,
-            module,
-            function,
-            rng.choice(INSTRUCTIONS).format(name=function.name, path=repository.path(module.name)),
+            (spot,),
+            rng.choice(INSTRUCTIONS).format(name=spot.name, path=spot.path),
             (*rng.choice(READING_TOOLS), "edit_file", *rng.choice(FINDING_TOOLS), "finish"),
         )
-        for module, function in rng.sample(functions, TASKS_PER_REPOSITORY)
+        for spot in rng.sample(repository.spots, TASKS_PER_REPOSITORY)
     ]
 
 
+def _long_draft(rng: random.Random, repository: Repository, level: Level) -> Draft:
+    """The functions file by file: those of one file are asked for together."""
+    count, everything = rng.randint(level.fewest, level.most), repository.spots
+    spots = tuple(everything[place] for place in sorted(rng.sample(range(len(everything)), count)))
+    by_file: dict[str, list[str]] = {}
+    for spot in spots:
+        by_file.setdefault(spot.path, []).append(spot.name)
+    functions = ", ".join(f"{' and '.join(names)} in {path}" for path, names in by_file.items())
+    instruction = rng.choice(LONG_INSTRUCTIONS).format(functions=functions, files=" and ".join(by_file))
+    reading = rng.choice(READING_TOOLS)
+    testing = () if "run_command" in reading else ("run_tests",)
+    tools = (*reading, "edit_file", *rng.choice(FINDING_TOOLS), *testing, "finish")
+    return Draft(repository, spots, instruction, tools, is_long=True)
+
+
 async def make_pocket_tasks(
-    root: Path, seed: int, num_train: int, num_heldout: int, on_progress: Callable[[float], None]
+    root: Path,
+    seed: int,
+    num_train: int,
+    num_heldout: int,
+    on_progress: Callable[[float], None],
+    level: Level = SHORT_LEVEL,
 ) -> list[str]:
     """Verified tasks in root/train and root/heldout. `root` appears when all are there, so it is never half made.
 
@@ -122,14 +189,16 @@ async def make_pocket_tasks(
         on_progress(num_made / (num_train + num_heldout))
 
     with whole_folder(root) as part:
-        discarded = await _make_split(part / "train", seed, "train", num_train, made_one)
-        discarded += await _make_split(part / "heldout", seed, "heldout", num_heldout, made_one)
+        discarded = await _make_split(part / "train", seed, "train", num_train, made_one, level)
+        discarded += await _make_split(part / "heldout", seed, "heldout", num_heldout, made_one, level)
     return discarded
 
 
-async def _make_split(folder: Path, seed: int, split: Split, num_tasks: int, made_one: Callable[[], None]) -> list[str]:
+async def _make_split(
+    folder: Path, seed: int, split: Split, num_tasks: int, made_one: Callable[[], None], level: Level
+) -> list[str]:
     folder.mkdir(parents=True)
-    repositories = _drafts_by_repository(random.Random(f"task {split} {seed}"), split)
+    repositories = _drafts_by_repository(random.Random(f"task {split} {seed}"), split, level)
     num_made, discarded = 0, list[str]()
     while num_made < num_tasks:
         async with asyncio.TaskGroup() as group:
@@ -151,7 +220,10 @@ async def _make_split(folder: Path, seed: int, split: Split, num_tasks: int, mad
 async def _verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task, Contents]], list[str]]:
     """The drafts of one repository that behave as drafted, as tasks for `folder`, and why the others do not."""
     repository = drafts[0].gold
-    trees = [delete_function(repository.files, draft.path, draft.function.name, draft.fail_to_pass) for draft in drafts]
+    trees = [
+        delete_functions(repository.files, [(spot.path, spot.name) for spot in draft.spots], draft.unseen)
+        for draft in drafts
+    ]
     hidden_tests = {path: repository.files[path] for path in repository.test_files}
     gold, *runs = await _run(repository, [{**tree, **hidden_tests} for tree in trees])
     if gold.failed or gold.broken or not gold.passed:
@@ -161,7 +233,7 @@ async def _verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Tas
     for draft, tree, run in zip(drafts, trees, runs, strict=True):
         fail_to_pass = frozenset(draft.fail_to_pass)
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
-            contents = Contents(tree, {draft.path: repository.files[draft.path]}, hidden_tests)
+            contents = Contents(tree, {path: repository.files[path] for path in draft.paths}, hidden_tests)
             verified.append((_task(draft, folder / draft.id, run), contents))
         else:
             refused.append(f"{draft.id} breaks other tests than it should: {_last_words(run)}")
@@ -175,11 +247,12 @@ def _task(draft: Draft, folder: Path, run: SuiteRun) -> Task:
         test_files=draft.gold.test_files,
         id=draft.id,
         origin=draft.gold.name,
-        difficulty=draft.function.difficulty,
+        difficulty=draft.difficulty,
         tools=draft.tools,
+        test_command=draft.test_command,
         fail_to_pass=tuple(sorted(run.failed)),
         pass_to_pass=tuple(sorted(run.passed)),
-        sources=(draft.path.partition("/")[0],),
+        sources=(draft.gold.package,),
     )
 
 

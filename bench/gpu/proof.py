@@ -1,0 +1,468 @@
+"""Targeted hints on a pretrained model, and everything that might explain them away: one experiment in one process.
+
+    python bench/gpu/proof.py --prepare --seeds 0 1 2 --out runs/proof         # on any machine: tasks, no GPU needed
+    python bench/gpu/proof.py --model smollm2-135m --seeds 0 1 2 --tiers 1 --steps 30 --budget-minutes 25 \
+        --out runs/proof --markdown docs/results/real-model.md
+
+All arms of a seed begin at one imitation of scripted episodes (OUT/starts/seed-N, a small adapter that can be carried
+to another machine) and train on the same tasks in the same order. Tier 1 is done for every seed, tiers 2 and 3 for the
+first. A cell is an arm's training or its evaluation; its figures are in OUT/results/ARM-STEPS-seed-N.json when it is
+over, and what is there is not done again. When the budget is spent the process ends; the same command goes on. An arm
+that fails is named and left for the next time.
+
+--model takes a name, a folder, or a folder with the parts of a GGUF file (gguf-00, gguf-01).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import logging
+import math
+import random
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
+from ablation import HINTS
+from proof_report import report
+
+from offbook.config import Config, load_config
+from offbook.evals.metrics import row_of
+from offbook.feedback import read_all, write_hint
+from offbook.loop.collector import Collector, chat_of
+from offbook.loop.effect import effects_of, measure, with_donor_hints
+from offbook.loop.evaluate import collect_into
+from offbook.loop.models import _convert, model_folder
+from offbook.loop.resume import RolloutFiles
+from offbook.loop.tasks import task_sets
+from offbook.loop.train import Held, train
+from offbook.pocket.demonstrations import LEARNED, episodes
+from offbook.pocket.script import LONG_HABITS, Habits
+from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint, whole_folder, write_atomic
+from offbook.taskgen.pocket import draft_tasks, level_named, make_pocket_tasks
+from offbook.types import Feedback, OffbookError, Rollout, Task
+
+TAUGHT = (*LEARNED, "edit_not_applied")  # rules whose hints may teach
+HELD_OUT = "whole_suite_again"  # a rule that imitation never saw a reminder of; its hints teach, too
+READ = 16  # scripted episodes whose faults are read with and without hints
+TEXT_CHARS, TEXT_WINDOW = 40_000, 1024  # of text that has nothing to do with any of it, and tokens of a window
+LONGER = 4
+GRID = (("forward", "0.1"), ("forward", "1"), ("reverse", "0.1"), ("reverse", "0.3"), ("reverse", "1"))
+Settings = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    tier: int
+    label: str
+    settings: Settings
+    times: int = 1  # as many steps as the others
+
+
+def hinted(**switches: str) -> Settings:
+    return {f"feedback.{key}": value for key, value in switches.items()}
+
+
+def own_reward(name: str, weight: float) -> Settings:
+    file = str(Path(__file__).with_name("proof_rewards.py"))
+    return {"rewards.files": json.dumps([file]), "rewards.weights": json.dumps({name: weight})}
+
+
+ARMS = {
+    "rl": Arm(1, "RL", hinted(**HINTS["rl"])),
+    "hints": Arm(1, "RL + hints", hinted(**HINTS["hints"])),
+    "donor": Arm(1, "RL + hint of another rule", hinted(**HINTS["donor"])),
+    "constant_negative": Arm(1, "RL + advantage -1 on the same message", hinted(**HINTS["constant_negative"])),
+    "hints_alone": Arm(2, "hints alone", own_reward("without_outcome", 1.0)),
+    "penalty": Arm(2, "RL, invalid calls in the reward", {**hinted(weight="0"), **own_reward("invalid_share", 0.5)}),
+    "random_target": Arm(2, "RL + the hint on another message", hinted(**HINTS["random_target"])),
+    "none": Arm(2, "RL + no hint, same targets", hinted(**HINTS["none"])),
+    "every_turn": Arm(2, "RL + hints on all messages", hinted(**HINTS["every_turn"])),
+    "sdpo": Arm(2, "RL + SDPO, the whole response", hinted(method="sdpo")),
+    **{
+        f"{way}_{weight}": Arm(3, f"RL + hints, {way}, weight {weight}", hinted(direction=way, weight=weight))
+        for way, weight in GRID
+    },
+    "rl_longer": Arm(3, "RL", hinted(**HINTS["rl"]), LONGER),
+    "hints_longer": Arm(3, "RL + hints", hinted(**HINTS["hints"]), LONGER),
+}  # fmt: skip
+SAME_RUN = {"rl_longer": "rl", "hints_longer": "hints"}  # that are trained further
+BEFORE = Arm(1, "before", {})
+
+
+def arm_named(name: str) -> Arm:
+    return BEFORE if name == "before" else ARMS[name]
+
+
+class OutOfTime(Exception):
+    """The budget is spent."""
+
+
+@dataclass
+class Experiment:
+    options: argparse.Namespace
+    held: Held = field(default_factory=Held)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def out(self) -> Path:
+        return Path(self.options.out).resolve()
+
+    def left_s(self) -> float:
+        return 60 * self.options.budget_minutes - (time.monotonic() - self.began)
+
+    def settings(self, seed: int, arm: Arm, name: str) -> Settings:
+        """Of an arm's run; what --set says wins over all but the arm's own switches."""
+        options = self.options
+        common = {
+            "harness.profile": "pocket", "harness.turns": "45", "harness.tokens": str(options.context),
+            "harness.context": str(options.context), "harness.message_tokens": "192", "harness.summarize_at": "0",
+            "harness.command_s": "20", "harness.wall_s": "600",
+            "engine.kind": options.engine, "engine.mode": "continuous",
+            "train.groups": "4", "train.group_size": "8", "train.learning_rate": "2e-4", "train.log_parts": "1",
+            "train.lora.rank": str(options.lora_rank),
+            "feedback.weight": "0.3", "feedback.rules": json.dumps([*TAUGHT, HELD_OUT]),
+            "checkpoint.every": "5", "checkpoint.keep": "1",
+            "eval.samples": str(options.samples),
+        }  # fmt: skip
+        if (
+            torch.cuda.is_available()
+        ):  # what is free of the GPU differs from arm to arm; how a step is computed must not
+            common |= {"train.recompute": "none", "train.compile": "true", "train.micro_tokens": "16384"}
+        return {
+            **common,
+            **dict(option.split("=", 1) for option in options.set),
+            **arm.settings,
+            "seed": str(seed),
+            "model": str(self.start_folder(seed)),
+            "tasks.source": str(self.tasks_folder(seed)),
+            "train.steps": str(options.steps * arm.times),
+            "out": str(self.out / "runs" / SAME_RUN.get(name, name) / f"seed-{seed}"),
+        }
+
+    def config(self, seed: int, name: str) -> Config:
+        return load_config(["standard"], self.settings(seed, arm_named(name), name))
+
+    def tasks_folder(self, seed: int) -> Path:
+        return self.out / "tasks" / f"{self.options.tasks}-seed-{seed}"
+
+    def start_folder(self, seed: int) -> Path:
+        return self.out / "starts" / f"seed-{seed}"
+
+    def result_file(self, name: str, seed: int) -> Path:
+        steps = 0 if name == "before" else self.options.steps * ARMS[name].times
+        return self.out / "results" / f"{SAME_RUN.get(name, name)}-{steps}-seed-{seed}.json"
+
+    # What arms begin with
+
+    def prepare(self, seed: int) -> None:
+        """Tasks, made and verified."""
+        folder, level = self.tasks_folder(seed), level_named(self.options.tasks)
+        if folder.is_dir():
+            return
+        if level is None:
+            raise OffbookError(f"--tasks {self.options.tasks}: give `pocket`, `pocket-long` or `pocket-long-3-8`")
+        numbers = self.options.train_tasks, self.options.eval_tasks
+        asyncio.run(make_pocket_tasks(folder, seed, *numbers, lambda share: None, level))
+        say(f"{folder}: {numbers[0]} tasks to train on, {numbers[1]} held out")
+
+    def base(self) -> Path:
+        """The pretrained model's folder."""
+        model = Path(self.options.model)
+        parts = sorted(model.glob("gguf-*"))
+        if not parts:
+            return model_folder(self.options.model, 0)
+        folder = self.out / "model"
+        if not folder.is_dir():
+            with whole_folder(folder) as part:
+                weights = self.out / "weights.gguf"
+                weights.write_bytes(b"".join(piece.read_bytes() for piece in parts))
+                _convert(weights, part)
+                weights.unlink()
+        return folder
+
+    def start(self, seed: int) -> None:
+        """The imitation of a seed. An adapter that was carried here is told where its base is."""
+        folder, base = self.start_folder(seed), self.base()
+        if not folder.is_dir():
+            started = time.monotonic()
+            imitate(self, seed, base, folder)
+            size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
+            say(f"start of seed {seed}: imitated in {time.monotonic() - started:.0f} s, {size:.1f} MiB")
+        if is_adapter(folder):
+            told = folder / "adapter_config.json"
+            write_atomic(told, json.dumps({**json.loads(told.read_text()), "base_model_name_or_path": str(base)}))
+
+    # Cells
+
+    def run(self, name: str, seed: int) -> None:
+        """An arm, trained and measured; what is there of it is not done again."""
+        path = self.result_file(name, seed)
+        result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        if "eval" in result:
+            return
+        config, started = self.config(seed, name), time.monotonic()
+        folder, last, arm = RunFolder(config.out), 0 if name == "before" else config.train.steps, arm_named(name)
+        result |= {"arm": SAME_RUN.get(name, name), "label": arm.label, "tier": arm.tier, "seed": seed, "steps": last}
+        result |= {"order": ["before", *ARMS].index(name), "groups": config.train.groups}
+        if name != "before":
+            train(config, on_step=lambda row: self.check(name, seed, row), held=self.held)
+            result |= {"curve": folder.metrics()[0][:last], "taught": taught(folder, last)}
+            result["train_s"] = result.get("train_s", 0.0) + time.monotonic() - started
+            self.keep(path, result)
+            self.check(name, seed)
+        result |= self.measured(config, latest_checkpoint(folder) if last else self.start_folder(seed), last)
+        self.keep(path, result)
+        say(f"{name}, seed {seed}: {shown(result)}")
+
+    def keep(self, path: Path, result: dict[str, Any]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(result) + "\n")
+
+    def check(self, name: str, seed: int, row: dict[str, Any] | None = None) -> None:
+        if row is not None:
+            numbers = ", ".join(f"{key} {row[key]:.3g}" for key in STEP_SHOWN if key in row)
+            say(f"  {name}, seed {seed}, step {row['step']}: {numbers}")
+        if self.left_s() <= 0:
+            raise OutOfTime(f"{name}, seed {seed}")
+
+    def measured(self, config: Config, checkpoint: Path, version: int) -> dict[str, Any]:
+        """Held-out rollouts, the reading of faults with and without their hints, and text of another kind."""
+        started = time.monotonic()
+        model = self.held.load(config, checkpoint)
+        tasks = task_sets(config).heldout[: self.options.eval_tasks]
+        collector = Collector(config, checkpoint, lent=self.held.publish(version))
+        files = RolloutFiles.in_run(Path(config.out), f"steps-{version}")
+        files.results.parent.mkdir(parents=True, exist_ok=True)
+        with files.claimed("evaluation", collector, tasks) as place:
+            groups, _ = collect_into(
+                place, collector, tasks, config.eval.samples, "eval", parallel=self.options.parallel
+            )
+        rollouts = [rollout for group in groups for rollout in group]
+        by_id = {task.id: task for task in tasks}
+        return {
+            "eval": [asdict(row_of(rollout, by_id[rollout.task])) for rollout in rollouts],
+            "rules": rule_counts(rollouts, by_id),
+            "messages": sum(rollout.usage.turns for rollout in rollouts),
+            "eval_s": time.monotonic() - started,
+            "readings": readings(model, config, self.options.tasks),
+            "perplexity": perplexity(model, config),
+            "text": unrelated_text()[1],
+        }
+
+    def close(self) -> None:
+        engine = self.held.engine
+        if engine is not None and hasattr(engine, "aclose"):
+            asyncio.run(engine.aclose())
+
+
+STEP_SHOWN = (
+    *("solved", "invalid_per_100", "turns", "hinted_targets"),
+    *("rollout_s", "slowest/model_s", "slowest/tools_s", "slowest/scoring_s", "train_s"),
+)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def shown(result: dict[str, Any]) -> str:
+    rows = [row["numbers"] for row in result["eval"]]
+    calls = sum(row["calls"] for row in rows) or 1
+    solved, invalid = sum(row["solved"] for row in rows) / len(rows), sum(row["invalid_calls"] for row in rows)
+    return (
+        f"solved {solved:.1%}, {100 * invalid / calls:.1f} invalid calls per 100, perplexity {result['perplexity']:.2f}"
+    )
+
+
+def taught(folder: RunFolder, last: int) -> list[dict[str, float]]:
+    """By step: tokens that hints taught, and how likely their messages were without and with the hint, in nats."""
+    found = []
+    for step in (step for step in folder.steps() if step <= last):
+        items = [item for item in folder.feedback(step)[0] if item.student and item.teacher]
+        kept = [item for item in items if not item.skipped]
+        number = max(1, len(items))
+        found.append(
+            {
+                "step": step,
+                "tokens": sum(len(item.student) for item in kept),
+                "fault": sum(sum(item.student) for item in items) / number,
+                "hinted_fault": sum(sum(item.teacher) for item in items) / number,
+            }
+        )
+    return found
+
+
+def rule_counts(rollouts: list[Rollout], tasks: dict[str, Task]) -> dict[str, int]:
+    """Findings by rule; a message may break several."""
+    return dict(Counter(target.rule for one in rollouts for target in read_all(one, tasks[one.task])))
+
+
+def readings(model: PreTrainedModel, config: Config, source: str) -> dict[str, dict[str, float | None]]:
+    """Faults of the scripted agent on held-out drafts, the same for every arm: how much likelier a hint makes them, in
+    nats, and how much the hint of another rule does. Below 0 is good."""
+    chat, level = chat_of(Path(config.model), config), level_named(source)
+    assert level is not None
+    drafts = list(draft_tasks(config.seed, READ, "heldout", level))
+
+    async def scripted() -> list[Rollout]:
+        habits = LONG_HABITS if level.is_long else Habits()
+        return [one async for _, one in episodes(chat, drafts, random.Random("readings"), habits)]
+
+    pairs = [
+        (rollout, Feedback(target, write_hint(target.rule, rollout.tools)))
+        for rollout in asyncio.run(scripted())
+        for target in read_all(rollout, None, config.feedback.rules)
+    ]
+    donors = with_donor_hints(pairs)
+    measure(pairs, model, chat, config.engine.temperature)
+    measure(donors, model, chat, config.engine.temperature)
+    found = effects_of([item for _, item in pairs], [item for _, item in donors])
+    said = {effect.rule: [sum(one.student) for _, one in pairs if one.target.rule == effect.rule] for effect in found}
+    return {
+        effect.rule: {
+            "targets": effect.targets,
+            "fault": sum(said[effect.rule]) / len(said[effect.rule]),
+            "hint": effect.log_odds,
+            "donor": effect.donor_log_odds,
+        }
+        for effect in found
+    }
+
+
+def unrelated_text() -> tuple[str, str]:
+    """Python's manual, as pydoc has it, and what stands for it: versions of Python differ."""
+    from pydoc_data.topics import topics
+
+    text = "\n\n".join(topics[name] for name in sorted(topics))[:TEXT_CHARS]
+    return text, hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@torch.no_grad()
+def perplexity(model: PreTrainedModel, config: Config) -> float:
+    ids = chat_of(Path(config.model), config).encode(unrelated_text()[0])
+    total, count = 0.0, 0
+    for start in range(0, len(ids) - 1, TEXT_WINDOW):
+        window = torch.tensor([ids[start : start + TEXT_WINDOW + 1]], device=model.device)
+        logits = model(input_ids=window[:, :-1], use_cache=False).logits[0].float()
+        total += float(torch.nn.functional.cross_entropy(logits, window[0, 1:], reduction="sum"))
+        count += window.shape[1] - 1
+    return math.exp(total / count)
+
+
+def imitate(experiment: Experiment, seed: int, base: Path, out: Path) -> None:
+    """Scripted episodes with their faults, a share of the right messages behind a reminder, into the folder `out`."""
+    options = experiment.options
+    settings = experiment.settings(seed, BEFORE, "before") | {"model": str(base), "out": f"{out}.run"}
+    settings |= {
+        "sft.data": json.dumps([f"{options.tasks}:{options.episodes}"]),
+        "sft.reminders": "0.4",
+        "sft.hold_out_rules": json.dumps([HELD_OUT]),
+        "sft.learning_rate": str(options.sft_learning_rate),
+        **dict(option.split("=", 1) for option in options.set if option.startswith("sft.")),
+    }
+    try:
+        from offbook.stages.sft import sft
+    except ImportError:
+        from proof_start import imitate_here
+
+        imitate_here(settings, options.tasks, options.episodes, options.sft_learning_rate, out)
+        return
+    folder = sft(
+        load_config(["standard"], settings), on_step=lambda row: say(f"  sft {row}") if row["step"] % 50 == 1 else None
+    )
+    with whole_folder(out) as part:
+        for path in latest_checkpoint(folder).iterdir():
+            if path.name not in ("optimizer.safetensors", "state.json", "DONE"):
+                (part / path.name).write_bytes(path.read_bytes())
+
+
+def cells(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
+    """In the order in which they are worth most: tier 1 seed by seed, then the others for the first seed."""
+    for seed in options.seeds if 1 in options.tiers else ():
+        yield "before", seed
+        yield from ((name, seed) for name, arm in ARMS.items() if arm.tier == 1)
+    for tier in sorted({*options.tiers} - {1}):
+        yield from ((name, options.seeds[0]) for name, arm in ARMS.items() if arm.tier == tier)
+
+
+def run_all(experiment: Experiment) -> list[str]:
+    """Returns what failed."""
+    failed = []
+    wanted = [
+        cell for cell in cells(experiment.options) if not experiment.options.arms or cell[0] in experiment.options.arms
+    ]
+    for name, seed in wanted:
+        try:
+            if experiment.left_s() <= 0:
+                raise OutOfTime(f"{name}, seed {seed}")
+            experiment.prepare(seed)
+            experiment.start(seed)
+            experiment.run(name, seed)
+        except OutOfTime as where:
+            say(f"the budget is spent at {where}; the same command goes on")
+            break
+        except Exception as error:  # the other arms are worth their minutes all the same
+            failed.append(
+                f"{name}, seed {seed}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )
+            say(f"FAILED {failed[-1]}")
+            if not isinstance(error, OffbookError):
+                traceback.print_exc()
+    return failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--tiers", type=int, nargs="+", default=[1], choices=(1, 2, 3))
+    parser.add_argument("--arms", nargs="+", choices=["before", *ARMS], help="only these")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--engine", choices=("local", "vllm"), default="local")
+    parser.add_argument(
+        "--tasks", default="pocket-long", help="pocket, pocket-long, pocket-long-3-8: functions to restore"
+    )
+    parser.add_argument("--train-tasks", type=int, default=160)
+    parser.add_argument("--eval-tasks", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=8, help="rollouts of each held-out task")
+    parser.add_argument("--parallel", type=int, default=256, help="rollouts of an evaluation at once")
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--lora-rank", type=int, default=12, help="12 is 14 MiB of SmolLM2-135M; 0 trains all weights")
+    parser.add_argument("--episodes", type=int, default=3000, help="to imitate")
+    parser.add_argument("--sft-learning-rate", type=float, default=1e-3)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every run")
+    parser.add_argument("--budget-minutes", type=float, default=1e9)
+    parser.add_argument("--prepare", action="store_true", help="make the tasks of all seeds and end")
+    parser.add_argument("--out", default="runs/proof")
+    parser.add_argument("--json", type=Path, help="all figures in one file")
+    parser.add_argument("--markdown", type=Path, help="replace what is between the two marks of this page")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    experiment = Experiment(options)
+    if options.prepare:
+        for seed in options.seeds:
+            experiment.prepare(seed)
+        return
+    try:
+        failed = run_all(experiment)
+    finally:
+        experiment.close()
+    report(experiment.out / "results", options.json, options.markdown)
+    sys.exit("; ".join(failed) or 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""The tables of proof.py, from its result files alone: `python bench/gpu/proof_report.py runs/proof/results`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from offbook.evals.metrics import Row, metric_of, ratios, show, show_change, show_interval
+from offbook.evals.statistics import Ratio, compare_paired, interval, wilson
+
+START, END = "<!-- proof -->", "<!-- end of proof -->"
+BASE = "rl"
+NOTHING = "-"
+Result = dict[str, Any]
+Arms = dict[tuple[str, int], list[Result]]  # by arm and steps, a result a seed
+
+
+def load(folder: Path) -> Arms:
+    """Those that are measured, in the order in which they are run."""
+    found: Arms = {}
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    for result in sorted(results, key=lambda one: (one["order"], one["seed"])):
+        if "eval" in result:
+            found.setdefault((result["arm"], result["steps"]), []).append(result)
+    return found
+
+
+def rows_of(results: Iterable[Result]) -> list[Row]:
+    """Tasks of different seeds are different tasks, whatever they are called."""
+    return [Row(**{**row, "task": f"{one['seed']}/{row['task']}"}) for one in results for row in one["eval"]]
+
+
+def numbers(results: Sequence[Result]) -> dict[str, Ratio]:
+    return {key: ratio for key, (_, ratio) in ratios(rows_of(results)).items()}
+
+
+def shown_keys(arms: Arms) -> list[str]:
+    """With the largest k that all have: pass@1 is what is solved."""
+    sizes = [
+        {int(key.removeprefix("pass@")) for key in numbers(results) if key.startswith("pass@")}
+        for results in arms.values()
+    ]
+    best = max(set.intersection(*sizes), default=0)
+    return ["solved", *([f"pass@{best}"] if best else []), "invalid_per_100", "turns", "tokens"]
+
+
+def label(results: Sequence[Result]) -> str:
+    return f"{results[0]['label']}, {results[0]['steps']} steps" if results[0]["steps"] else str(results[0]["label"])
+
+
+def table(heading: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(heading)} |",
+        "|---|" + "---:|" * (len(heading) - 1),
+        *(f"| {' | '.join(line)} |" for line in lines),
+        "",
+    ]
+
+
+def mean(values: Iterable[float | None]) -> float:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return fmean(known) if known else math.nan
+
+
+def figure(value: float, form: str = ".1f") -> str:
+    return format(value, form) if math.isfinite(value) else NOTHING
+
+
+# What each table has
+
+
+def main_table(arms: Arms) -> list[str]:
+    keys = shown_keys(arms)
+
+    def line(results: list[Result]) -> list[str]:
+        found = numbers(results)
+        cells = [label(results), str(len(results))]
+        for key in keys:
+            metric = metric_of(key)
+            around = show_interval(metric, interval(found[key])) if key in ("solved", "invalid_per_100") else ""
+            cells.append(f"{show(metric, found[key].value)} {around}".strip())
+        reached = mean(steps_to_level(one, arms) for one in results)
+        return [*cells, figure(reached), figure(mean(one["perplexity"] for one in results), ".2f")]
+
+    heading = ["", "seeds", *(metric_of(key).label for key in keys), "steps to RL's level", "perplexity"]
+    return table(heading, (line(results) for results in arms.values()))
+
+
+def level_of(curve: Sequence[Result]) -> tuple[float, int]:
+    """What a run ends at: the mean of its last steps, and of how many."""
+    window = max(1, min(5, len(curve) // 3))
+    return fmean(row["solved"] for row in curve[-window:]), window
+
+
+def steps_to_level(result: Result, arms: Arms) -> float | None:
+    """The first step at which a moving mean of the solved training tasks is where RL of that seed ends."""
+    of_rl = [one for (arm, _), results in arms.items() if arm == BASE for one in results]
+    base = [one for one in of_rl if one["seed"] == result["seed"] and one["curve"]]
+    if not base or not result.get("curve"):
+        return None
+    level, window = level_of(min(base, key=lambda one: one["steps"])["curve"])
+    solved = [row["solved"] for row in result["curve"]]
+    return next(
+        (float(step) for step in range(window, len(solved) + 1) if fmean(solved[step - window : step]) >= level), None
+    )
+
+
+def paired_table(arms: Arms) -> list[str]:
+    """Each arm less RL of the same number of steps, on the same tasks of the same seeds."""
+    keys = shown_keys(arms)
+
+    def line(arm: str, steps: int, results: list[Result]) -> list[str] | None:
+        base = {one["seed"]: one for one in arms.get((BASE, steps), [])}
+        shared = [one for one in results if one["seed"] in base]
+        if arm == BASE or not shared:
+            return None
+        ours, theirs = numbers(shared), numbers([base[one["seed"]] for one in shared])
+        cells = [label(results)]
+        for key in keys:
+            apart, metric = compare_paired(theirs[key], ours[key]), metric_of(key)
+            p = NOTHING if apart.p is None else f"{apart.p:.3f}"
+            cells.append(f"{show_change(metric, apart.value)} {show_interval(metric, apart.interval)}, p {p}")
+        return cells
+
+    lines = [line(arm, steps, results) for (arm, steps), results in arms.items()]
+    return table(["less RL", *(metric_of(key).label for key in keys)], filter(None, lines))
+
+
+def seed_table(arms: Arms) -> list[str]:
+    """All seeds: solved with the interval of Wilson over rollouts, and invalid calls."""
+
+    def cell(result: Result) -> str:
+        rows = [row["numbers"] for row in result["eval"]]
+        hits, calls = sum(row["solved"] for row in rows), sum(row["calls"] for row in rows) or 1
+        low, high = wilson(hits, len(rows))
+        invalid = 100 * sum(row["invalid_calls"] for row in rows) / calls
+        return f"{100 * hits / len(rows):.1f}% [{100 * low:.1f}, {100 * high:.1f}], {invalid:.1f}"
+
+    seeds = sorted({one["seed"] for results in arms.values() for one in results})
+    lines = []
+    for results in arms.values():
+        by_seed = {one["seed"]: one for one in results}
+        lines.append([label(results), *(cell(by_seed[seed]) if seed in by_seed else NOTHING for seed in seeds)])
+    return table(["solved, invalid per 100", *(f"seed {seed}" for seed in seeds)], lines)
+
+
+def rule_table(arms: Arms) -> list[str]:
+    rules = sorted({rule for results in arms.values() for one in results for rule in one["rules"]})
+    lines = [
+        [
+            label(results),
+            *(
+                figure(mean(100 * one["rules"].get(rule, 0) / max(1, one["messages"]) for one in results))
+                for rule in rules
+            ),
+        ]
+        for results in arms.values()
+    ]
+    return table(["faults per 100 messages", *rules], lines)
+
+
+def reading_table(arms: Arms) -> list[str]:
+    """How much likelier a hint makes a scripted fault, and the hint of another rule."""
+    rules = list(dict.fromkeys(rule for results in arms.values() for one in results for rule in one["readings"]))
+
+    def cell(results: list[Result], rule: str) -> str:
+        found = [one["readings"][rule] for one in results if rule in one["readings"]]
+        return f"{figure(mean(one['hint'] for one in found))} ({figure(mean(one['donor'] for one in found))})"
+
+    lines = [[label(results), *(cell(results, rule) for rule in rules)] for results in arms.values()]
+    return table(["nats by the hint (by another rule's)", *rules], lines)
+
+
+def cost_table(arms: Arms) -> list[str]:
+    def of_curve(results: list[Result], key: Callable[[Result], float | None], form: str = ".1f") -> str:
+        return figure(mean(key(row) for one in results for row in one.get("curve", ())[1:]), form)
+
+    def norm(part: str) -> Callable[[Result], float | None]:
+        return lambda row: row.get(f"{part}/gradient_norm", row.get(f"{part}/hidden_gradient"))
+
+    def signal(groups: int) -> Callable[[Result], float | None]:
+        """Sampled tokens of groups whose rollouts did not all earn the same."""
+        return lambda row: row["tokens"] * row["rollouts"] * (1 - row["groups_without_signal"] / groups)
+
+    lines = []
+    for results in arms.values():
+        if results[0].get("curve"):
+            seconds = [of_curve(results, lambda row, key=key: row.get(key)) for key in COSTS]  # type: ignore[misc]
+            taught = figure(mean(step["tokens"] for one in results for step in one["taught"]), ".0f")
+            minutes = figure(sum(one["train_s"] + one["eval_s"] for one in results) / 60)
+            norms = [of_curve(results, norm(part), ".2g") for part in ("rl", "hint")]
+            tokens = of_curve(results, signal(results[0]["groups"]), ".0f")
+            lines.append([label(results), *seconds, *norms, tokens, taught, minutes])
+    heading = ["", *COSTS.values(), "gradient, RL", "gradient, hints", "tokens with signal, RL", "hints", "minutes"]
+    return table(heading, lines)
+
+
+COSTS = {
+    "rollout_s": "s a step: rollouts",
+    "slowest/model_s": "of its slowest rollout: the model",
+    "slowest/tools_s": "tools",
+    "slowest/scoring_s": "scoring",
+    "train_s": "s a step: training",
+}
+
+
+def report(folder: Path, json_file: Path | None = None, markdown: Path | None = None) -> None:
+    arms = load(folder)
+    if not arms:
+        print("no arm is measured yet")
+        return
+    tables = (main_table, paired_table, seed_table, rule_table, reading_table, cost_table)
+    lines = [line for each in tables for line in each(arms)]
+    print("\n".join(lines))
+    if json_file:
+        json_file.write_text(json.dumps([one for results in arms.values() for one in results]) + "\n")
+    if markdown:
+        page = markdown.read_text() if markdown.is_file() else f"# Hints on a real model\n\n{START}\n{END}\n"
+        before, start, rest = page.partition(START)
+        _, end, after = rest.partition(END)
+        if not start or not end:
+            raise SystemExit(f"{markdown} has no {START} and {END} to write between")
+        markdown.write_text(f"{before}{START}\n{chr(10).join(lines)}{END}{after}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args()
+    report(options.folder, options.json, options.markdown)
