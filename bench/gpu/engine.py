@@ -4,7 +4,8 @@ Many prompts at once, as a step of training asks them: tokens a second end to en
 CUDA graphs and without, in both modes; what one prefill and one decode step take; log-probabilities against a plain
 float32 forward; and conversations of several turns, in which tools add 20 to 180 tokens, with keys and values
 kept, against reading all of it every turn, each with its seconds of prefill and of decoding (which are waited for, so
-that the sum is a little more than without a clock); `a row at a time` is without rows side by side in attention.
+that the sum is a little more than without a clock); `a row at a time` is without rows side by side in attention,
+and GPU_CALL (engine/places.py) is what decides which ones are.
 Without --model the weights are random, in SmolLM2-135M's shape. --tiny is a shape for a CPU, to try the script itself.
 """
 
@@ -177,12 +178,14 @@ def conversations(args: argparse.Namespace, model: PreTrainedModel, keep: bool) 
     }
 
 
-def a_row_at_a_time(args: argparse.Namespace, model: PreTrainedModel) -> dict[str, float]:
-    before, places.KEY_ENTRIES = places.KEY_ENTRIES, 0
+def grouped(args: argparse.Namespace, model: PreTrainedModel, constant: str, value: int) -> dict[str, float]:
+    """With another idea of which rows go side by side."""
+    before = getattr(places, constant)
+    setattr(places, constant, value)
     try:
         return conversations(args, model, True)
     finally:
-        places.KEY_ENTRIES = before
+        setattr(places, constant, before)
 
 
 class Clock:
@@ -222,7 +225,9 @@ def main() -> None:
         "parts, graphs": lambda: parts(args, model, True),
         "parts, no graphs": lambda: parts(args, model, False),
         f"{args.turns} turns, kept": lambda: conversations(args, model, True),
-        f"{args.turns} turns, kept, a row at a time": lambda: a_row_at_a_time(args, model),
+        f"{args.turns} turns, kept, a row at a time": lambda: grouped(args, model, "KEY_ENTRIES", 0),
+        f"{args.turns} turns, kept, GPU_CALL 2^17": lambda: grouped(args, model, "GPU_CALL", 2**17),
+        f"{args.turns} turns, kept, GPU_CALL 2^23": lambda: grouped(args, model, "GPU_CALL", 2**23),
         f"{args.turns} turns, read again": lambda: conversations(args, model, False),
         f"|logprob - float32 forward|, {low}": lambda: exactness(args, model, low),
         "|logprob - float32 forward|, float32": lambda: exactness(args, make_model(args, torch.float32), torch.float32),
