@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import json
 import keyword
 import random
 import re
@@ -383,6 +384,30 @@ def pocket(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert discarded == []
     assert shares == [number / 7 for number in range(1, 8)]
     return root
+
+
+def test_gradings_are_shared_for_the_tasks_beside_them_and_no_others(pocket: Path, tmp_path: Path) -> None:
+    original = load_tasks(pocket / "train")[0].folder
+    task, elsewhere = (
+        load_task(Path(shutil.copytree(original, tmp_path / place / original.name))) for place in ("cache", "own")
+    )
+    grades = tmp_path / "cache" / "grades"
+    rollout = Rollout("r", task.id, "g", task.tools, changed={f"{task.sources[0]}/more.py": "x = 1\n"})
+
+    def outcome(task: Task) -> float:
+        return asyncio.run(Grader(shared=grades).outcome(task, rollout))
+
+    assert outcome(task) == 0.0
+    (kept,) = grades.iterdir()
+    told = kept.read_text()
+    assert set(json.loads(told)["missing"]) == set(task.fail_to_pass)
+    kept.write_text('{"missing": [], "invalid": ""}')
+    assert outcome(task) == 1.0, "as another process found it"
+    kept.write_text('{"missing": [], "inv')
+    assert outcome(task) == 0.0, "whoever wrote it was killed"
+    assert kept.read_text() == told
+    assert outcome(elsewhere) == 0.0
+    assert list(grades.iterdir()) == [kept]
 
 
 def test_pocket_tasks_are_written_and_load(pocket: Path) -> None:

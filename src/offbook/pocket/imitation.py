@@ -83,7 +83,7 @@ def _halves(model: nn.Module) -> tuple[list[Named], list[Named]]:
     return halves
 
 
-def _batches(samples: Sequence[Sample], size: int, rng: random.Random) -> list[Sequence[Sample]]:
+def _batches(samples: Sequence[Sample], size: int, rng: random.Random) -> list[list[Sample]]:
     """Episodes of like length together, because padding is wasted work; batches in random order within a window."""
     batches = []
     for start in range(0, len(samples), WINDOW):
