@@ -24,7 +24,7 @@ class Section(BaseModel):
 
 
 class TasksConfig(Section):
-    """Where tasks come from: `pocket` and `pocket-long` (made on the spot) or a folder with `train/` and `heldout/` task
+    """Where tasks come from: `pocket` and `pocket-long` are made on the spot, a folder has `train/` and `heldout/` task
     folders."""
 
     source: str = Field(
