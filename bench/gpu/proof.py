@@ -48,7 +48,7 @@ from offbook.loop.models import _convert, model_folder
 from offbook.loop.resume import RolloutFiles
 from offbook.loop.tasks import task_sets
 from offbook.loop.train import Held, train
-from offbook.pocket.demonstrations import LEARNED, episodes
+from offbook.pocket.demonstrations import LEARNED, episodes, harness_for
 from offbook.pocket.script import LONG_HABITS, Habits
 from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint, whole_folder, write_atomic
 from offbook.taskgen.pocket import draft_tasks, level_named, make_pocket_tasks
@@ -319,7 +319,8 @@ def readings(model: PreTrainedModel, config: Config, source: str) -> dict[str, d
 
     async def scripted() -> list[Rollout]:
         habits = LONG_HABITS if level.is_long else Habits()
-        return [one async for _, one in episodes(chat, drafts, random.Random("readings"), habits)]
+        played = episodes(chat, drafts, random.Random("readings"), habits, harness_for(drafts))
+        return [one async for _, one in played]
 
     pairs = [
         (rollout, Feedback(target, write_hint(target.rule, rollout.tools)))

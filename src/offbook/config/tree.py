@@ -24,9 +24,14 @@ class Section(BaseModel):
 
 
 class TasksConfig(Section):
-    """Where tasks come from: `pocket` (made on the spot) or a folder with `train/` and `heldout/` task folders."""
+    """Where tasks come from: `pocket` and `pocket-long` are made on the spot, a folder has `train/` and `heldout/` task
+    folders."""
 
-    source: str = Field(default="pocket", description="`pocket`, or a folder with `train/` and `heldout/` task folders")
+    source: str = Field(
+        default="pocket",
+        description="`pocket`, `pocket-long` (several functions a task, `pocket-long-3-8` says how many), or a folder "
+        "with `train/` and `heldout/` task folders",
+    )
     num_train: int = Field(default=120, ge=1, description="pocket only: how many to make")
     num_heldout: int = Field(default=48, ge=1, description="pocket only: how many to make")
     wording: Literal["", "terse", "normal", "detailed"] = Field(

@@ -112,7 +112,7 @@ def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits, le
 
 async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits) -> list[Sample]:
     samples = []
-    async for script, rollout in episodes(chat, drafts, rng, habits):
+    async for script, rollout in episodes(chat, drafts, rng, habits, harness_for(drafts)):
         hints = _hints(rollout, chat, rng)
         if script.tells and rollout.stop == "finish":
             hints[_last(rollout)] = hint_block(chat, write_hint(TELLING, rollout.tools))
@@ -120,15 +120,18 @@ async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random
     return samples
 
 
+def harness_for(drafts: list[Draft]) -> Harness:
+    return LONG_HARNESS if any(draft.is_long for draft in drafts) else HARNESS
+
+
 async def episodes(
-    chat: Chat, drafts: list[Draft], rng: random.Random, habits: Habits
+    chat: Chat, drafts: list[Draft], rng: random.Random, habits: Habits, harness: Harness
 ) -> AsyncIterator[tuple[Script, Rollout]]:
     with tempfile.TemporaryDirectory(prefix="offbook-demo-") as place:
         for number, draft in enumerate(_some_pathless(drafts, rng, habits)):
             tree = Path(place) / str(number)
             write_files(tree, draft.files)
             script = (LongScript if draft.is_long else Script)(draft, rng, habits)
-            harness = LONG_HARNESS if draft.is_long else HARNESS
             task, policy = _task(draft, number, tree), Demonstrator(script, chat)
             async with QuickBox(tree) as box:
                 rollout = await run_agent(task, box, policy, chat, harness, str(number), "demonstration")

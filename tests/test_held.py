@@ -1,0 +1,91 @@
+"""Runs that share a model and an engine end where they would have ended by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_model
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerFast
+
+from offbook.config import load_config
+from offbook.loop.collector import Collector
+from offbook.loop.train import Held, train
+from offbook.runfolder import latest_checkpoint
+from offbook.taskgen.pocket import draft_tasks
+from offbook.tasks.folder import Contents, places, write_task
+from offbook.tokens import ChatFormat
+from offbook.types import Completion, Prompt, Task
+
+SMALL = {
+    "train.groups": "1", "train.group_size": "2", "train.steps": "2", "train.learning_rate": "1e-2",
+    "harness.profile": "pocket", "harness.turns": "1", "harness.message_tokens": "8", "harness.context": "2048",
+    "harness.summarize_at": "0", "sandbox.backend": "process", "monitors.on": "false",
+}  # fmt: skip
+ODD = '''
+def odd(task, rollout):
+    """Something that differs between rollouts of a model that writes noise."""
+    return float(sum(rollout.segments[0].ids) % 7)
+'''
+
+
+@pytest.fixture
+def given(tmp_path: Path, chat: ChatFormat) -> dict[str, str]:
+    """A tiny random model, and a task that it does not solve."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=chat.tokenizer)
+    tiny_model("llama", vocabulary=len(tokenizer)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (draft,) = draft_tasks(1, 1, "train")
+    folder = tmp_path / "tasks" / "train" / draft.id
+    names = {"id": draft.id, "origin": draft.repository, "tools": draft.tools, "test_files": draft.gold.test_files}
+    task = Task(**places(folder), **names, instruction="x", fail_to_pass=draft.fail_to_pass, pass_to_pass=())
+    tests = {path: draft.gold.files[path] for path in draft.gold.test_files}
+    write_task(task, Contents(draft.files, {path: draft.gold.files[path] for path in draft.paths}, tests))
+    (tmp_path / "odd.py").write_text(ODD)
+    rewards = {"rewards.files": f'["{tmp_path / "odd.py"}"]', "rewards.weights.odd": "1"}
+    return {**SMALL, **rewards, "model": str(tmp_path / "model"), "tasks.source": str(tmp_path / "tasks")}
+
+
+@pytest.mark.parametrize("rank", ["0", "2"])
+def test_a_run_after_another_is_as_if_it_were_alone(tmp_path: Path, given: dict[str, str], rank: str) -> None:
+    """With all weights and with an adapter. The other run has another seed."""
+
+    def run(out: str, held: Held | None = None, **more: str) -> Path:
+        settings = {**given, "train.lora.rank": rank, **more, "out": str(tmp_path / out)}
+        return latest_checkpoint(train(load_config(["standard"], settings), held=held))
+
+    start = Path(given["model"]) if rank == "0" else run("start", **{"train.steps": "1"})
+    held, from_start = Held(), {"model": str(start)}
+    run("other", held, seed="5", **from_start)
+    shared = held.engine, held.trained
+    ours, alone = run("ours", held, **from_start), run("alone", **from_start)
+    assert (held.engine, held.trained) == shared
+    (name,) = (path.name for path in alone.glob("*model.safetensors"))
+    mine, expected, before = (load_file(folder / name) for folder in (ours, alone, start))
+    assert all(torch.equal(mine[key], expected[key]) for key in expected)
+    assert any(not torch.equal(mine[key], before[key]) for key in expected)
+
+
+def test_a_lent_engine_samples_what_was_published(tmp_path: Path, given: dict[str, str]) -> None:
+    config, held = load_config(["standard"], {**given, "out": str(tmp_path / "run")}), Held()
+    weights = held.load(config, Path(given["model"]))
+    with torch.no_grad():
+        for parameter in weights.parameters():
+            parameter.mul_(0)  # every token is as likely as any other
+    collector = Collector(config, Path(given["model"]), lent=held.publish(7))
+
+    async def sample() -> Completion:
+        session = collector.engine.open("k")
+        drawn = await session.complete(Prompt([1, 2, 3], (), ()), 4)
+        session.close()
+        await collector.aclose()
+        return drawn
+
+    for _ in range(2):  # closing is left to the lender
+        drawn = asyncio.run(sample())
+        assert drawn.versions == [7] * len(drawn.ids)
+        assert drawn.logprobs == pytest.approx([-math.log(weights.config.vocab_size)] * len(drawn.ids))
