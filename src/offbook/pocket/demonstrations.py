@@ -11,12 +11,14 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
@@ -24,11 +26,13 @@ from offbook.algo import hint_block, sft_sample
 from offbook.feedback import read_rollout, write_hint
 from offbook.harness import Harness, run_agent
 from offbook.pocket.script import Habits, Script
+from offbook.runfolder import dump_lines, write_atomic
 from offbook.sandbox import ProcessBox
 from offbook.taskgen.pocket import Draft, draft_tasks
-from offbook.tokens import ChatFormat
+from offbook.tokens import HERMES, Chat, ChatFormat, chat_for
 from offbook.types import Completion, Limits, Prompt, Rollout, Sample, Task
 
+T = TypeVar("T")
 HARNESS = Harness(Limits(turns=12, tokens=1024, context=1024, message_tokens=256), profile="pocket")
 HINTED_EPISODES = 0.6
 HINTED_MESSAGES = 0.5
@@ -40,14 +44,20 @@ TELLING = "final_names_nothing"  # and this one, where some episodes end by nami
 
 
 class Demonstrator:
-    """The script as a Policy, so that demonstrations come out of the real harness, ids and tool output alike."""
+    """The script as a Policy, so that demonstrations come out of the real harness, ids and tool output alike.
 
-    def __init__(self, script: Script, chat: ChatFormat):
+    The script writes hermes calls; what it got right is written as the model's own chat has it.
+    """
+
+    def __init__(self, script: Script, chat: Chat):
         self.script = script
         self.chat = chat
 
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
-        ids = [*self.chat.encode(self.script.next_message()), self.chat.end_id]
+        text = self.script.next_message()
+        calls = HERMES.parse(text, (), False)
+        is_right = calls and not any(call.error for call in calls)
+        ids = [*(self.chat.answer("", calls) if is_right else self.chat.encode(text)), self.chat.end_id]
         return Completion(ids, [0.0] * len(ids), [-1] * len(ids))
 
 
@@ -57,12 +67,28 @@ def make_demonstrations(
     """`count` imitation samples in a fixed order, made by all cores."""
     chunks = [(tokenizer.to_str(), seed, start, min(CHUNK, count - start), habits) for start in range(0, count, CHUNK)]
     samples: list[Sample] = []
+    for part in _by_all_cores(_chunk, chunks):
+        samples += part
+        progress(len(samples) / count)
+    return samples
+
+
+def write_demonstrations(
+    path: Path, model: Path, harness: Harness, seed: int, count: int, progress: Callable[[float], None]
+) -> None:
+    """`count` rollouts of the script as the model in a folder would have them, in a fixed order, made by all cores."""
+    chunks = [(model, harness, seed, start, min(CHUNK, count - start)) for start in range(0, count, CHUNK)]
+    parts = []
+    for part in _by_all_cores(_rollouts, chunks):
+        parts.append(part)
+        progress(len(parts) / len(chunks))
+    write_atomic(path, b"".join(parts))
+
+
+def _by_all_cores(work: Callable[..., T], chunks: list[tuple[Any, ...]]) -> Iterator[T]:
     context = multiprocessing.get_context("spawn")
     with _without_main(), ProcessPoolExecutor(os.cpu_count(), mp_context=context, initializer=_in_memory) as pool:
-        for part in pool.map(_chunk, *zip(*chunks, strict=True)):
-            samples += part
-            progress(len(samples) / count)
-    return samples
+        yield from pool.map(work, *zip(*chunks, strict=True))
 
 
 @contextmanager
@@ -88,8 +114,36 @@ def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits) ->
     return asyncio.run(_demonstrate(chat, list(drafts), random.Random(f"{seed}/{start}"), habits))
 
 
+def _rollouts(model: Path, harness: Harness, seed: int, start: int, count: int) -> bytes:
+    async def run() -> list[Rollout]:
+        episodes = _episodes(_chat_for(model), list(drafts), random.Random(f"{seed}/{start}"), Habits(), harness)
+        return [rollout async for _, rollout in episodes]
+
+    drafts = draft_tasks(seed=seed * 1_000_003 + start, count=count, split="train")
+    rollouts = asyncio.run(run())
+    for number, rollout in enumerate(rollouts, start):
+        rollout.id = rollout.task = rollout.group = f"pocket/{number}"
+    return dump_lines(rollouts)
+
+
+@cache
+def _chat_for(model: Path) -> Chat:
+    return chat_for(model)
+
+
 async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits) -> list[Sample]:
     samples = []
+    async for script, rollout in _episodes(chat, drafts, rng, habits, HARNESS):
+        hints = _hints(rollout, chat, rng)
+        if script.tells and rollout.stop == "finish":
+            hints[_last(rollout)] = hint_block(chat, write_hint(TELLING, rollout.tools))
+        samples.append(sft_sample(rollout.segments[0], hints, CONTEXT_WEIGHT))
+    return samples
+
+
+async def _episodes(
+    chat: Chat, drafts: list[Draft], rng: random.Random, habits: Habits, harness: Harness
+) -> AsyncIterator[tuple[Script, Rollout]]:
     with tempfile.TemporaryDirectory(prefix="offbook-demo-") as place:
         for number, draft in enumerate(_some_pathless(drafts, rng, habits)):
             tree = Path(place) / str(number)
@@ -98,15 +152,11 @@ async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random
                 (tree / path).write_text(text)
             task = Task(str(number), tree, draft.instruction, tree, tree, (), (), (), draft.tools, draft.repository)
             script = Script(draft, rng, habits)
-            policy = Demonstrator(script, chat)
             async with ProcessBox(tree) as box:  # our own script's work, so it is trusted
-                rollout = await run_agent(task, box, policy, chat, HARNESS, str(number), "demonstration")
+                policy = Demonstrator(script, chat)
+                rollout = await run_agent(task, box, policy, chat, harness, str(number), "demonstration")
             assert rollout.stop != "crash", rollout.events
-            hints = _hints(rollout, chat, rng)
-            if script.tells and rollout.stop == "finish":
-                hints[_last(rollout)] = hint_block(chat, write_hint(TELLING, rollout.tools))
-            samples.append(sft_sample(rollout.segments[0], hints, CONTEXT_WEIGHT))
-    return samples
+            yield script, rollout
 
 
 def _some_pathless(drafts: list[Draft], rng: random.Random, habits: Habits) -> Iterator[Draft]:
