@@ -21,7 +21,7 @@ from offbook.stages.reminders import WITHOUT_EFFECT, Conversation, Pair, read
 from offbook.stages.sources import Source, Tools
 from offbook.stages.wordings import WORDINGS
 from offbook.tokens import Chat, as_json, is_in, written_again
-from offbook.types import Message, Segment
+from offbook.types import Segment
 
 WINDOW = 16  # batches' worth of conversations, of which those of like length go together
 
@@ -103,7 +103,7 @@ def _hold_out(conversation: Conversation, rules: Sequence[str]) -> None:
 
 
 def _find_pairs(conversations: list[Conversation]) -> None:
-    """The right message for a faulty one's place: in a conversation that is the same up to there, or the next one."""
+    """The right message for a faulty one's place: of a conversation that is the same up to there, or a later one."""
     right: dict[bytes, list[tuple[Conversation, int]]] = {}
     for conversation in conversations:
         for number, place in _places(conversation.segment, conversation.kept):
@@ -112,17 +112,24 @@ def _find_pairs(conversations: list[Conversation]) -> None:
         for number, place in _places(conversation.segment, conversation.broken):
             rule = conversation.broken[number]
             here = [(other, at) for other, at in right.get(place, ()) if rule in other.kept[at]]
-            later = [at for at in conversation.kept if at > number] if rule in WITHOUT_EFFECT else []
-            follows = later and _is_next(conversation.segment.messages, number, min(later))
-            if follows and rule in conversation.kept[min(later)]:
-                here.append((conversation, min(later)))
+            if not here and (at := _made_good(conversation, number)):
+                here = [(conversation, at)]
             if here:
                 other, at = here[0]
                 conversation.pairs.append(Pair(number, rule, other.segment, at))
 
 
-def _is_next(messages: Sequence[Message], number: int, later: int) -> bool:
-    return all(message.role == "tool" for message in messages[number + 1 : later])
+def _made_good(conversation: Conversation, faulty: int) -> int | None:
+    """The message that came out right in the end, where it would have been right at once: nothing that was done in
+    between had an effect on it. An edit of the source would have applied before the tests were edited, too."""
+    rule, messages = conversation.broken[faulty], conversation.segment.messages
+    idle = (*WITHOUT_EFFECT, rule) if rule == "edited_tests" else WITHOUT_EFFECT
+    for number in range(faulty, len(messages)):
+        if messages[number].role == "assistant" and conversation.broken.get(number) not in idle:
+            return number if rule in conversation.kept.get(number, ()) else None
+        if messages[number].role not in ("assistant", "tool"):
+            return None
+    return None
 
 
 def _places(segment: Segment, numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
