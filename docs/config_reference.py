@@ -79,7 +79,7 @@ def _kind(kind: Any) -> str:
         return f"list of {_kind(arguments[0])}"
     if origin is dict:
         return f"table: {_kind(arguments[0])} to {_kind(arguments[1])}"
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return " or ".join(_kind(argument) for argument in arguments)
     return NAMES[kind]
 

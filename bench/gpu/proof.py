@@ -48,9 +48,10 @@ from offbook.loop.models import _convert, model_folder
 from offbook.loop.resume import RolloutFiles
 from offbook.loop.tasks import task_sets
 from offbook.loop.train import Held, train
-from offbook.pocket.demonstrations import LEARNED, episodes, harness_for
+from offbook.pocket.demonstrations import LEARNED, episodes, harness_of
 from offbook.pocket.script import LONG_HABITS, Habits
 from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint, whole_folder, write_atomic
+from offbook.stages.sft import sft
 from offbook.taskgen.pocket import draft_tasks, level_named, make_pocket_tasks
 from offbook.types import Feedback, OffbookError, Rollout, Task
 
@@ -319,7 +320,7 @@ def readings(model: PreTrainedModel, config: Config, source: str) -> dict[str, d
 
     async def scripted() -> list[Rollout]:
         habits = LONG_HABITS if level.is_long else Habits()
-        played = episodes(chat, drafts, random.Random("readings"), habits, harness_for(drafts))
+        played = episodes(chat, drafts, random.Random("readings"), habits, harness_of(level))
         return [one async for _, one in played]
 
     pairs = [
@@ -374,13 +375,6 @@ def imitate(experiment: Experiment, seed: int, base: Path, out: Path) -> None:
         "sft.learning_rate": str(options.sft_learning_rate),
         **dict(option.split("=", 1) for option in options.set if option.startswith("sft.")),
     }
-    try:
-        from offbook.stages.sft import sft
-    except ImportError:
-        from proof_start import imitate_here
-
-        imitate_here(settings, options.tasks, options.episodes, options.sft_learning_rate, out)
-        return
     folder = sft(
         load_config(["standard"], settings), on_step=lambda row: say(f"  sft {row}") if row["step"] % 50 == 1 else None
     )

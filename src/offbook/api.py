@@ -1,4 +1,4 @@
-"""offbook from Python, in five functions; docs/api.md has examples. torch comes with the first call that needs it."""
+"""offbook from Python, in six functions; docs/api.md has examples. torch comes with the first call that needs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from offbook.types import Rollout, Task
 
 T = TypeVar("T")
-__all__ = ["configure", "evaluate", "frames", "rollouts", "train"]
+__all__ = ["configure", "evaluate", "frames", "rollouts", "sft", "train"]
 
 
 def configure(*files: str | Path, **sections: Any) -> Config:
@@ -56,6 +56,13 @@ def _in_a_thread(call: Callable[[], T]) -> T:
 def train(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row: None) -> RunFolder:
     """Run, or go on with, the training that the configuration describes; `on_step` gets each step's metrics."""
     from offbook.loop.train import train as run
+
+    return _in_a_thread(lambda: run(config, on_step))
+
+
+def sft(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row: None) -> RunFolder:
+    """Run, or go on with, the imitation that the configuration describes, of what `sft.data` names."""
+    from offbook.stages.sft import sft as run
 
     return _in_a_thread(lambda: run(config, on_step))
 

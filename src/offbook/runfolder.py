@@ -10,6 +10,7 @@ feedback/coach.jsonl     what `offbook coach` found in the stored rollouts, in t
 eval/NAME.json, eval/NAME.rollouts.jsonl    a measurement and the rollouts behind it
 ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DONE is an unfinished write
 aside/step_00003.samples.jsonl    what step 3 would have trained on, where that gave no number
+data.json                of imitation: what it is trained on, by content
 .lock                    the process that writes here
 trackers.json            how far each tracker of --log has followed metrics.jsonl
 logs/
@@ -108,15 +109,21 @@ def dump_lines(records: Iterable[Any]) -> bytes:
     return b"".join(_LISTS[type(record)].dump_json([record])[1:-1] + b"\n" for record in records)
 
 
-def load_lines(path: Path, kind: type[T]) -> tuple[list[T], int]:
-    """The records of a JSONL file, if there is one, and how many of its lines could not be read."""
-    records, unreadable = [], 0
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+def read_lines(path: Path, kind: type[T]) -> tuple[list[T], list[int]]:
+    """The records of a JSONL file, if there is one, and the numbers of the lines that could not be read."""
+    records, unreadable = [], []
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
         try:
             records.append(_ADAPTERS[kind].validate_json(line))
         except ValidationError:
-            unreadable += 1
+            unreadable.append(number)
     return records, unreadable
+
+
+def load_lines(path: Path, kind: type[T]) -> tuple[list[T], int]:
+    """The same, and how many could not be read."""
+    records, unreadable = read_lines(path, kind)
+    return records, len(unreadable)
 
 
 class RunFolder:
@@ -124,6 +131,7 @@ class RunFolder:
         self.path = Path(path)
         self.metrics_file = self.path / "metrics.jsonl"
         self.config_file = self.path / "config.toml"
+        self.data_file = self.path / "data.json"  # a run of `offbook sft` has one
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:

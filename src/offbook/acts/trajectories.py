@@ -16,8 +16,8 @@ from typing import Any
 from offbook.acts.exchanges import ERROR_CHARS, NEW_PARTS, NEW_WHOLES, NOT_APPLIED, PATHS, answers_to, text_of
 from offbook.acts.shell import relative
 from offbook.client import mend_escapes
-from offbook.runfolder import load_lines
-from offbook.types import Event, Message, OffbookError, Role, Rollout, Segment, ToolCall, Usage
+from offbook.runfolder import read_lines
+from offbook.types import Event, Message, OffbookError, Role, Rollout, Segment, ToolCall, ToolSpec, Usage
 
 MAX_BYTES = 512 << 20
 MAX_DEPTH = 100  # of lists and objects in each other; what reads them later must not run out of stack
@@ -37,7 +37,12 @@ REFUSED = re.compile(  # for another reason
 @dataclass(slots=True)
 class Loaded:
     rollouts: list[Rollout] = field(default_factory=list)
-    unreadable: int = 0  # lines or files that are no trajectory
+    tools: list[tuple[ToolSpec, ...]] = field(default_factory=list)  # of each, where its file tells of them
+    problems: list[tuple[int, str]] = field(default_factory=list)  # lines that are no trajectory, and why
+
+    @property
+    def unreadable(self) -> int:
+        return len(self.problems)
 
 
 def read_trajectories(path: Path) -> Loaded:
@@ -61,34 +66,68 @@ def _whole(text: str, path: Path) -> Loaded | None:
     except ValueError:
         return None
     many = isinstance(value, list) and not (value and isinstance(value[0], dict) and "role" in value[0])
-    return _collect(value if many else [value], path)
+    return _collect([(1, one) for one in value] if many else [(1, value)], path)
 
 
 def _lines(text: str, path: Path) -> Loaded:
-    values: list[Any] = []
-    for line in text.split("\n"):  # JSON may have other ends of lines in its strings
+    values: list[tuple[int, Any]] = []
+    for number, line in enumerate(text.split("\n"), 1):  # JSON may have other ends of lines in its strings
         if line.strip():
             try:
-                values.append(_parsed(line))
+                values.append((number, _parsed(line)))
             except ValueError:
-                values.append(None)
-    if values and all(isinstance(value, dict) and "role" in value for value in values):
-        return _collect([values], path)  # one conversation, a message a line
+                values.append((number, None))
+    if values and all(isinstance(value, dict) and "role" in value for _, value in values):
+        return _collect([(1, [value for _, value in values])], path)  # one conversation, a message a line
     return _collect(values, path)
 
 
-def _collect(values: list[Any], path: Path) -> Loaded:
-    if any(isinstance(value, dict) and "segments" in value for value in values):
-        return Loaded(*load_lines(path, Rollout))
+def _collect(values: list[tuple[int, Any]], path: Path) -> Loaded:
+    if any(isinstance(value, dict) and "segments" in value for _, value in values):
+        rollouts, unreadable = read_lines(path, Rollout)
+        return Loaded(rollouts, [()] * len(rollouts), [(line, "no rollout of offbook") for line in unreadable])
     loaded = Loaded()
-    for number, value in enumerate(values):
+    for number, (line, value) in enumerate(values):
         name = path.stem if len(values) == 1 else f"{path.stem}/{number}"
-        read = from_atif if isinstance(value, dict) and "steps" in value else from_messages
         try:
-            loaded.rollouts.append(read(value, name))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            loaded.unreadable += 1
+            rollout, tools = from_value(value, name)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            loaded.problems.append((line, _reason(value, error)))
+            continue
+        loaded.rollouts.append(rollout)
+        loaded.tools.append(tools)
     return loaded
+
+
+def _reason(value: Any, error: Exception) -> str:
+    if value is None:
+        return "not JSON"
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def from_value(value: Any, name: str) -> tuple[Rollout, tuple[ToolSpec, ...]]:
+    """A trajectory of either format, and the tools that it tells of. Raises as `from_messages` does."""
+    read = from_atif if isinstance(value, dict) and "steps" in value else from_messages
+    rollout, tools = read(value, name), _tools(value)
+    if tools:
+        rollout.tools = tuple(tool.name for tool in tools)
+    return rollout, tools
+
+
+def _tools(value: Any) -> tuple[ToolSpec, ...]:
+    """What the agent was told of its tools: OpenAI's `tools`, or ATIF's definitions of them."""
+    about: dict[str, Any] = value if isinstance(value, dict) else {}
+    told = about.get("tools") or (about.get("agent") or {}).get("tool_definitions") or ()
+    found = []
+    for one in _parsed(told) if isinstance(told, str) else told:  # tables keep them as text
+        if not isinstance(one, dict):  # a name alone tells of nothing
+            continue
+        function = one.get("function") or one
+        name, about_it, parameters = function["name"], function.get("description"), function.get("parameters")
+        if not isinstance(name, str) or not isinstance(parameters, dict | None):
+            raise ValueError("a tool needs a name, and a schema of its parameters")
+        found.append(ToolSpec(name, str(about_it or ""), parameters or {"type": "object", "properties": {}}))
+    return tuple(found)
 
 
 def _parsed(text: str) -> Any:

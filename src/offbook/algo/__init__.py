@@ -2,7 +2,7 @@
 
 from offbook.algo.group_advantage import group_advantage, rl_samples
 from offbook.algo.sdpo import sdpo_branches
-from offbook.algo.sft import sft_sample
+from offbook.algo.sft import in_place, sft_sample, up_to
 from offbook.algo.targeted import anchor_sample, hint_block, hint_branch, hint_weight, target_key
 
 __all__ = [
@@ -11,8 +11,10 @@ __all__ = [
     "hint_block",
     "hint_branch",
     "hint_weight",
+    "in_place",
     "rl_samples",
     "sdpo_branches",
     "sft_sample",
     "target_key",
+    "up_to",
 ]

@@ -2,19 +2,70 @@
 
 from __future__ import annotations
 
-from offbook.types import Sample, Segment
+from collections.abc import Collection
+from dataclasses import replace
+
+from offbook.types import Role, Sample, Segment
+
+ASSISTANT: tuple[Role, ...] = ("assistant",)
 
 
-def sft_sample(segment: Segment, hints: dict[int, list[int]] | None = None, context_weight: float = 0.0) -> Sample:
-    """`hints` maps a message's index to the hint block that stands before it.
+def sft_sample(
+    segment: Segment,
+    hints: dict[int, list[int]] | None = None,
+    context_weight: float = 0.0,
+    loss_on: Collection[Role] = ASSISTANT,
+) -> Sample:
+    """`hints` maps a message's index to the hint block that stands before it, at the place where a hint teaches.
 
-    `context_weight` is for a model that starts from nothing: predicting what others wrote teaches it to read.
+    The loss is on messages of the roles in `loss_on`, of the assistant's on those that it wrote itself: what it
+    sampled, and of others the words with their end. `context_weight` is for a model that starts from nothing:
+    predicting what others wrote teaches it to read.
     """
-    starts = {segment.messages[index].start: block for index, block in (hints or {}).items()}
+    weights = [context_weight] * len(segment.ids)
+    if "assistant" in loss_on:
+        weights = [1.0 if sampled else context_weight for sampled in segment.sampled]
+    for message in segment.messages:
+        if message.role != "assistant" and message.role in loss_on:
+            end = min(message.body_end + 1, message.end)
+            weights[message.body : end] = [1.0] * (end - message.body)
     ids: list[int] = []
     weight: list[float] = []
-    for position, (token, sampled) in enumerate(zip(segment.ids, segment.sampled, strict=True)):
-        block = starts.get(position, [])
-        ids += [*block, token]
-        weight += [*[context_weight] * len(block), 1.0 if sampled else context_weight]
-    return Sample(ids, ce_weight=weight)
+    done = 0
+    for index, block in sorted((hints or {}).items()):
+        start = segment.messages[index].start
+        ids += [*segment.ids[done:start], *block]
+        weight += [*weights[done:start], *[context_weight] * len(block)]
+        done = start
+    return Sample([*ids, *segment.ids[done:]], ce_weight=[*weight, *weights[done:]])
+
+
+def up_to(segment: Segment, count: int) -> Segment:
+    """Its first messages alone."""
+    end = segment.messages[count - 1].end if count else 0
+    return Segment(
+        ids=segment.ids[:end],
+        sampled=segment.sampled[:end],
+        logprobs=segment.logprobs[:end],
+        versions=segment.versions[:end],
+        messages=segment.messages[:count],
+    )
+
+
+def in_place(segment: Segment, index: int, other: Segment, number: int) -> Segment:
+    """What `segment` says before its message `index`, then message `number` of another one in its place. That one alone
+    counts as sampled."""
+    head, message = up_to(segment, index), other.messages[number]
+    by, span = len(head.ids) - message.start, slice(message.start, message.end)
+    said = replace(
+        message,
+        start=message.start + by,
+        body=message.body + by,
+        body_end=message.body_end + by,
+        end=message.end + by,
+    )
+    return Segment(
+        ids=[*head.ids, *other.ids[span]],
+        sampled=[*[False] * len(head.ids), *other.sampled[span]],
+        messages=[*head.messages, said],
+    )

@@ -11,7 +11,21 @@ import typer
 from typer.core import TyperCommand
 
 import offbook
-from offbook.cli import audit, coach, compare, doctor, evaluate, export, plan, quickstart, rollout, tasks, train, view
+from offbook.cli import (
+    audit,
+    coach,
+    compare,
+    doctor,
+    evaluate,
+    export,
+    plan,
+    quickstart,
+    rollout,
+    sft,
+    tasks,
+    train,
+    view,
+)
 from offbook.types import OffbookError
 
 app = typer.Typer(
@@ -25,7 +39,7 @@ app = typer.Typer(
 )
 INTERRUPTED = 130
 STOPPED = "stopped; everything so far is kept, and the same command goes on from there"
-RESUMED = ("quickstart", "tasks", "rollout", "train", "eval")  # the verbs for which that is true
+RESUMED = ("quickstart", "tasks", "rollout", "sft", "train", "eval")  # the verbs for which that is true
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}
 # The base of all usage errors. For some versions of typer it is click's, for others that of their own copy of click.
@@ -58,6 +72,7 @@ _verb("quickstart", quickstart.quickstart, " --out runs/quickstart", context_set
 app.add_typer(tasks.app, name="tasks")
 _verb("rollout", rollout.rollout, " pocket --limit 2", cls=Configured, context_settings=CONFIGURED)
 _verb("plan", plan.plan, " Qwen/Qwen3-0.6B --gpu-memory 80", cls=Configured, context_settings=CONFIGURED)
+_verb("sft", sft.sft, " --model pocket --data runs/train --out runs/sft", context_settings=CONFIGURED)
 _verb("train", train.train, " --model pocket --out runs/train --train.steps 10", context_settings=CONFIGURED)
 _verb("eval", evaluate.evaluate, " runs/train", cls=Configured, context_settings=CONFIGURED)
 _verb("compare", compare.compare, " runs/eval-a runs/eval-b")

@@ -40,7 +40,7 @@ def train(
     config = config_from(ctx, {"out": out} if out else {})
     if not config.model:
         raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
-    tracker = _tracker(log, config) if log else None
+    tracker = tracker_of(log, config) if log else None
     if dry_run:
         from offbook.loop.collector import judges_of
         from offbook.loop.tasks import refuse_missing_tasks
@@ -86,7 +86,7 @@ def _show_plan(config: Config) -> None:
         say(f"on this machine: {reason}", to=console)
 
 
-def _tracker(kind: Kind, config: Config) -> Tracker:
+def tracker_of(kind: Kind, config: Config) -> Tracker:
     """Before minutes go into a run: is its package there?"""
     from offbook.loop.trackers import Tracker
 

@@ -358,6 +358,47 @@ class CheckpointConfig(Section):
     keep: int = Field(default=2, ge=1, description="newest checkpoints kept")
 
 
+class SftConfig(Section):
+    """Imitation, `offbook sft`. Precision, adapters, optimizer, clipping, decay and what one forward takes are those of
+    `train`, the longest conversation is harness.context, and the rules that reminders state are feedback.rules."""
+
+    data: list[str] = Field(
+        default=[],
+        description="run folders, files of ATIF, OpenAI messages or chat, datasets by folder or name, `pocket:6000`",
+    )
+    min_reward: Literal["any"] | float = Field(
+        default="any", description="rollouts of runs that earned less are left out; of 1, those that solved nothing"
+    )
+    loss_on: list[Literal["system", "user", "assistant", "tool"]] = Field(
+        default=["assistant"], min_length=1, description="roles whose messages are learned"
+    )
+    too_long: Literal["cut", "drop"] = Field(
+        default="cut", description="what is done with conversations longer than the context: cut after a message"
+    )
+    epochs: int = Field(default=1, ge=1, description="times through the data, each in a new order")
+    batch_tokens: int = Field(default=16_384, ge=1, description="of the conversations of one step, about")
+    learning_rate: float = Field(default=2e-5, gt=0, description="the highest; `schedule` says what becomes of it")
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        default="cosine", description="after the warm-up; cosine and linear fall over all epochs"
+    )
+    warmup_share: float = Field(default=0.03, ge=0, lt=1, description="of the steps, in which the learning rate rises")
+    final_share: float = Field(default=0.1, ge=0, le=1, description="of the learning rate, where cosine and linear end")
+    validation_share: float = Field(
+        default=0.02, ge=0, lt=1, description="of the tasks or conversations, that is kept apart to measure the loss on"
+    )
+    validation_every: int = Field(default=50, ge=1, description="steps between validations; one more is at the end")
+    reminders: float = Field(
+        default=0.4, ge=0, le=1, description="of the messages that keep a rule, which a reminder of it is put before"
+    )
+    pairs: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="of the faulty messages, to which the right one after a reminder is added, where the data has it",
+    )
+    hold_out_rules: list[str] = Field(default=[], description="no reminder states these")
+
+
 class EvalConfig(Section):
     samples: int = Field(default=2, ge=1, description="rollouts a held-out task")
 
@@ -376,6 +417,7 @@ class Config(Section):
     feedback: FeedbackConfig = FeedbackConfig()
     rewards: RewardsConfig = RewardsConfig()
     monitors: MonitorsConfig = MonitorsConfig()
+    sft: SftConfig = SftConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
 

@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from offbook.algo import hint_branch
 from offbook.feedback.controls import stand_in
 from offbook.feedback.rules import RULES
-from offbook.tokens import HERMES, Chat, ChatFormat, RenderedChat, Transcript
+from offbook.tokens import Chat, is_in, written_again
 from offbook.train.forward import Decoder
 from offbook.train.measure import measure_branches
-from offbook.types import Completion, Feedback, Message, Rollout, Sample, Segment
+from offbook.types import Feedback, Rollout, Sample, Segment
 
 MICRO_TOKENS = 8192  # in one forward
 
@@ -114,7 +114,7 @@ def _samples(
         place = id(rollout), item.target.segment
         told = rollout.segments[item.target.segment]
         if place not in laid:
-            segment = told if _is_in(told, chat, model.config.vocab_size) else written_again(told, chat)
+            segment = told if is_in(told, chat, model.config.vocab_size) else written_again(told, chat)
             laid[place] = segment, Sample(segment.ids, temperature=temperature)
         segment, sample = laid[place]
         branch = hint_branch(segment, item.target, item.hint, chat)
@@ -131,37 +131,3 @@ def _samples(
             sample.branches.append(branch)
     found = [sample for _, sample in laid.values() if sample.branches]
     return [dataclasses.replace(one, ids=one.ids[: max(branch.end for branch in one.branches)]) for one in found]
-
-
-def _is_in(segment: Segment, chat: Chat, vocabulary: int) -> bool:
-    """Whether the ids are this chat's: they say in it what the messages say."""
-    if not segment.ids or max(segment.ids) >= vocabulary:
-        return False
-    own = [message for message in segment.messages if message.role == "assistant"]
-    return all(chat.decode(segment.ids[message.body : message.body_end]) == message.text for message in own)
-
-
-def written_again(segment: Segment, chat: Chat) -> Segment:
-    """The same messages in this chat's ids. What the agent said counts as sampled; tools are not told of."""
-    transcript = Transcript(chat)
-    for message in segment.messages:
-        if message.role == "assistant":
-            ids = [*chat.encode(_text(message, bool(segment.ids), chat)), chat.end_id]
-            transcript.add_sampled(Completion(ids, [0.0] * len(ids), [-1] * len(ids)))
-        else:
-            transcript.add(message.role, message.text, message.status)
-    return transcript.segment
-
-
-def _text(message: Message, is_whole: bool, chat: Chat) -> str:
-    """Where there were ids the text has the calls in it. A call that the chat's dialect cannot write is hermes'."""
-    if is_whole:
-        return message.text
-    known = chat.dialect if isinstance(chat, ChatFormat | RenderedChat) else None
-    parts = [message.text]
-    for call in message.calls:
-        try:
-            parts.append((known or HERMES).render(call.name, call.arguments))
-        except (ValueError, KeyError):
-            parts.append(HERMES.render(call.name, call.arguments))
-    return "\n".join(filter(None, parts))

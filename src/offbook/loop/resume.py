@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 DECIDES = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors", "eval")  # of a configuration
 COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a step is, not what it is
-# Where a run lies, when it ends, when it is kept.
-PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes")
+# Where a run lies, when it ends, when it is kept. What imitation reads is known by its content.
+PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes",
+          "sft.data", "sft.epochs")  # fmt: skip
 FREE = (*PLACED, *COMPUTED)
 OWN_FILES = ("rewards.files", "tools.files", "feedback.files")  # of the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
@@ -40,9 +41,13 @@ BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before 
 STATE = ("optimizer.safetensors", "teacher.*safetensors", "state.json")  # what a checkpoint has for training alone
 
 
-def refuse_another_run(folder: RunFolder, config: Config) -> None:
+def refuse_another_run(folder: RunFolder, config: Config, imitates: bool = False) -> None:
     if not folder.checkpoints():
         return  # nothing to lose
+    if folder.data_file.is_file() != imitates:
+        raise OffbookError(
+            f"{folder.path} holds a run of `offbook {'train' if imitates else 'sft'}`; give another --out"
+        )
     old, new = load_config([folder.config_file], {}), config.model_dump()
     before, paths = old.model_dump(), _own_files(old)
     for key, contents in _recorded_contents(folder).items():
@@ -112,6 +117,8 @@ def claim_run(folder: RunFolder, config: Config) -> int:
     contents = {key: list(map(_content, files)) for key, files in _own_files(config).items()}
     write_atomic(folder.path / "own_files.json", json.dumps(contents, indent=1) + "\n")
     done = max(folder.checkpoints(), default=0)
+    if not done:
+        folder.data_file.unlink(missing_ok=True)  # of an imitation that kept nothing
     folder.truncate_metrics(done)
     for path in (folder.path / "ckpt").glob("step_*"):
         if not (path / "DONE").exists():

@@ -15,24 +15,28 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
 from offbook.algo import hint_block, sft_sample
 from offbook.feedback import read_rollout, write_hint
 from offbook.harness import Harness, run_agent
-from offbook.pocket.script import Habits, LongScript, Script
+from offbook.pocket.script import LONG_HABITS, Habits, LongScript, Script
 from offbook.pocket.testing import report as test_report
+from offbook.runfolder import dump_lines, write_atomic
 from offbook.sandbox import ProcessBox
 from offbook.sandbox.box import ExecResult
 from offbook.taskgen.pocket import Draft, Level, draft_tasks
 from offbook.taskgen.pocket.tasks import SHORT_LEVEL, TEST_COMMAND
 from offbook.tasks.folder import write_files
-from offbook.tokens import Chat, ChatFormat
+from offbook.tokens import HERMES, Chat, ChatFormat, chat_for
 from offbook.types import Completion, Limits, Prompt, Rollout, Sample, Task
 
+T = TypeVar("T")
 HARNESS = Harness(Limits(turns=12, tokens=1024, context=1024, message_tokens=256), profile="pocket")
 LONG_HARNESS = Harness(Limits(turns=80, tokens=8192, context=8192, message_tokens=512), profile="pocket")
 HINTED_EPISODES = 0.6
@@ -45,14 +49,20 @@ TELLING = "final_names_nothing"  # and this one, where some episodes end by nami
 
 
 class Demonstrator:
-    """The script as a Policy, so that demonstrations come out of the real harness, ids and tool output alike."""
+    """The script as a Policy, so that demonstrations come out of the real harness, ids and tool output alike.
+
+    The script writes hermes calls; what it got right is written as the model's own chat has it.
+    """
 
     def __init__(self, script: Script, chat: Chat):
         self.script = script
         self.chat = chat
 
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
-        ids = [*self.chat.encode(self.script.next_message()), self.chat.end_id]
+        text = self.script.next_message()
+        calls = HERMES.parse(text, (), False)
+        is_right = calls and not any(call.error for call in calls)
+        ids = [*(self.chat.answer("", calls) if is_right else self.chat.encode(text)), self.chat.end_id]
         return Completion(ids, [0.0] * len(ids), [-1] * len(ids))
 
 
@@ -79,12 +89,34 @@ def make_demonstrations(
     spelled = tokenizer.to_str()
     chunks = [(spelled, seed, start, min(CHUNK, count - start), habits, level) for start in range(0, count, CHUNK)]
     samples: list[Sample] = []
+    for part in _by_all_cores(_chunk, chunks):
+        samples += part
+        progress(len(samples) / count)
+    return samples
+
+
+def write_demonstrations(
+    path: Path,
+    model: Path,
+    harness: Harness,
+    seed: int,
+    count: int,
+    progress: Callable[[float], None],
+    level: Level = SHORT_LEVEL,
+) -> None:
+    """`count` rollouts of the script as the model in a folder would have them, in a fixed order, made by all cores."""
+    chunks = [(model, harness, seed, start, min(CHUNK, count - start), level) for start in range(0, count, CHUNK)]
+    parts = []
+    for part in _by_all_cores(_rollouts, chunks):
+        parts.append(part)
+        progress(len(parts) / len(chunks))
+    write_atomic(path, b"".join(parts))
+
+
+def _by_all_cores(work: Callable[..., T], chunks: list[tuple[Any, ...]]) -> Iterator[T]:
     context = multiprocessing.get_context("spawn")
     with _without_main(), ProcessPoolExecutor(os.cpu_count(), mp_context=context, initializer=_in_memory) as pool:
-        for part in pool.map(_chunk, *zip(*chunks, strict=True)):
-            samples += part
-            progress(len(samples) / count)
-    return samples
+        yield from pool.map(work, *zip(*chunks, strict=True))
 
 
 @contextmanager
@@ -107,12 +139,31 @@ def _in_memory() -> None:
 def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits, level: Level) -> list[Sample]:
     chat = ChatFormat(Tokenizer.from_str(tokenizer))
     drafts = draft_tasks(seed=seed * 1_000_003 + start, count=count, split="train", level=level)
-    return asyncio.run(_demonstrate(chat, list(drafts), random.Random(f"{seed}/{start}"), habits))
+    return asyncio.run(_demonstrate(chat, list(drafts), random.Random(f"{seed}/{start}"), habits, harness_of(level)))
 
 
-async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits) -> list[Sample]:
+def _rollouts(model: Path, harness: Harness, seed: int, start: int, count: int, level: Level) -> bytes:
+    async def run() -> list[Rollout]:
+        rng, habits = random.Random(f"{seed}/{start}"), LONG_HABITS if level.is_long else Habits()
+        return [rollout async for _, rollout in episodes(_chat_for(model), list(drafts), rng, habits, harness)]
+
+    drafts = draft_tasks(seed=seed * 1_000_003 + start, count=count, split="train", level=level)
+    rollouts = asyncio.run(run())
+    for number, rollout in enumerate(rollouts, start):
+        rollout.id = rollout.task = rollout.group = f"pocket/{number}"
+    return dump_lines(rollouts)
+
+
+@cache
+def _chat_for(model: Path) -> Chat:
+    return chat_for(model)
+
+
+async def _demonstrate(
+    chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits, harness: Harness
+) -> list[Sample]:
     samples = []
-    async for script, rollout in episodes(chat, drafts, rng, habits, harness_for(drafts)):
+    async for script, rollout in episodes(chat, drafts, rng, habits, harness):
         hints = _hints(rollout, chat, rng)
         if script.tells and rollout.stop == "finish":
             hints[_last(rollout)] = hint_block(chat, write_hint(TELLING, rollout.tools))
@@ -120,8 +171,8 @@ async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random
     return samples
 
 
-def harness_for(drafts: list[Draft]) -> Harness:
-    return LONG_HARNESS if any(draft.is_long for draft in drafts) else HARNESS
+def harness_of(level: Level) -> Harness:
+    return LONG_HARNESS if level.is_long else HARNESS
 
 
 async def episodes(

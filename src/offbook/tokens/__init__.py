@@ -1,5 +1,6 @@
 """Chat as token ids: formats, call dialects, transcripts. Knows no harness and no model weights."""
 
+from offbook.tokens.again import is_in, written_again
 from offbook.tokens.bash import SUBMIT
 from offbook.tokens.calls import HERMES
 from offbook.tokens.chat import Chat, Transcript
@@ -24,5 +25,7 @@ __all__ = [
     "as_json",
     "byte_chat",
     "chat_for",
+    "is_in",
     "render_call",
+    "written_again",
 ]

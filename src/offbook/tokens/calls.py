@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,18 @@ class Dialect:
     name: str
     parse: Callable[[str, Tools, bool], tuple[ToolCall, ...]]
     render: Callable[[str, dict[str, Any]], str]
+
+    def write(self, call: ToolCall) -> str:
+        """One that this dialect has no way to write is hermes'."""
+        try:
+            return self.render(call.name, call.arguments)
+        except (ValueError, KeyError):
+            return hermes.render(call.name, call.arguments)
+
+
+def spoken(text: str, calls: Sequence[str]) -> str:
+    """A message's text: its words, then its calls, each on a line of its own."""
+    return "\n".join(filter(None, (text, *calls)))
 
 
 HERMES = Dialect("hermes", hermes.parse, hermes.render)

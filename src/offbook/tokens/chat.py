@@ -47,6 +47,10 @@ class Chat(Protocol):
 
     def parse(self, sampled: list[int], tools: Tools = ()) -> tuple[ToolCall, ...]: ...
 
+    def answer(self, text: str, calls: Sequence[ToolCall] = ()) -> list[int]:
+        """A message of the model that it did not sample, as it would have: words, then calls; without its end."""
+        ...
+
     def block(self, role: Role, text: str) -> list[int]:
         """A closed message, complete in itself: it can be spliced in between any two others."""
         return self.lay([(role, text)]).ids

@@ -23,7 +23,7 @@ from typing import Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from offbook.tokens.calls import dialect_named
+from offbook.tokens.calls import dialect_named, spoken
 from offbook.tokens.chat import Chat, Laid, Line, Span
 from offbook.tokens.strict import CALL_END, CALL_START, THINK_START, Tools
 from offbook.tokens.template import (
@@ -35,6 +35,7 @@ from offbook.tokens.template import (
     RESPONSE_START,
     Marks,
     answer_opening,
+    calls_as_written,
     first_token,
     read_template,
     results_tail,
@@ -192,6 +193,11 @@ class ChatFormat(Chat):
 
     def parse(self, sampled: list[int], tools: Tools = ()) -> tuple[ToolCall, ...]:
         return self.dialect.parse(self.decode(sampled), tools, self.thinking)
+
+    def answer(self, text: str, calls: Sequence[ToolCall] = ()) -> list[int]:
+        """Calls as the model's own template writes them, if it knows of any."""
+        written = calls_as_written(self.template, calls) if calls and self.tells_tools else ""
+        return self.encode(spoken(text, [written] if written else [self.dialect.write(call) for call in calls]))
 
 
 def marks_of(tokenizer: Tokenizer) -> Marks | None:

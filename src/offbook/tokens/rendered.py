@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from offbook.tokens.calls import Dialect
+from offbook.tokens.calls import HERMES, Dialect, spoken
 from offbook.tokens.chat import Chat, Laid, Line, Span
 from offbook.tokens.strict import Tools, can_be_written, malformed, read_json
 from offbook.tokens.template import as_json
@@ -98,6 +98,19 @@ class RenderedChat(Chat):
         if not parsed.tool_calls and self.family in BARE_JSON and text.lstrip().startswith("{"):
             return (malformed("", "the call is not one JSON object with name and parameters", 0),)
         return tuple(self._call(attempt, sampled) for attempt in parsed.tool_calls)
+
+    def answer(self, text: str, calls: Sequence[ToolCall] = ()) -> list[int]:
+        """As the family writes it, where what comes out is read back as the same calls."""
+        if calls and self.dialect is None:
+            functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+            made = [{"type": "function", "function": function} for function in functions]
+            rendered = self.renderer.render([*ASKED, {"role": "assistant", "content": text, "tool_calls": made}])
+            ids: list[int] = rendered.token_ids
+            if ids[: len(self._prompt)] == self._prompt and self.end_id in ids[len(self._prompt) :]:
+                own = ids[len(self._prompt) : len(ids) - ids[::-1].index(self.end_id) - 1]
+                if [(one.name, one.arguments) for one in self.parse(own)] == [(c.name, c.arguments) for c in calls]:
+                    return own
+        return self.encode(spoken(text, [(self.dialect or HERMES).write(call) for call in calls]))
 
     def _call(self, attempt: Any, sampled: list[int]) -> ToolCall:
         """The renderer's reading, held to this package's rules where its own are looser."""

@@ -4,6 +4,7 @@ tools."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from offbook.tokens.strict import Tools
-from offbook.types import OffbookError, Role
+from offbook.types import OffbookError, Role, ToolCall
 
 BLOCK_START, BLOCK_END = "<|im_start|>", "<|im_end|>"
 RESPONSE_START, RESPONSE_END = "<tool_response>", "</tool_response>"
@@ -102,8 +103,26 @@ def system_with_tools(template: str, text: str, tools: Tools) -> str:
     return rendered[len(before) : -len(after)]
 
 
+def calls_as_written(template: str, calls: Sequence[ToolCall]) -> str:
+    """What the template makes of calls alone; empty where it makes nothing of them. What follows keeps it from taking
+    the message for the last one, which may get an empty thought."""
+    functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+    made = {"content": "", "tool_calls": [{"type": "function", "function": function} for function in functions]}
+    asked: dict[str, Any] = {"role": "user", "content": "x"}
+    messages = [asked, {"role": "assistant", **made}, {"role": "tool", "content": "x"}, asked]
+    try:
+        text = _render(template, messages, (), add_generation_prompt=False)
+    except OffbookError:
+        return ""
+    return text.partition(f"{BLOCK_START}assistant\n")[2].partition(BLOCK_END)[0].strip()
+
+
 def _render(
-    template: str, messages: list[dict[str, str]], tools: Tools, add_generation_prompt: bool, bos_token: str = ""
+    template: str,
+    messages: list[dict[str, Any]],
+    tools: Tools,
+    add_generation_prompt: bool,
+    bos_token: str = "",
 ) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template  # seconds; the pocket model needs none
 

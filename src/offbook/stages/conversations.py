@@ -1,0 +1,185 @@
+"""From sources to what is learned: conversations in the model's own ids, no longer than its context, in batches.
+
+The ids of our own rollouts are taken as they are where they are of the model's chat; all else is written in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from offbook.algo import up_to
+from offbook.config import Config
+from offbook.feedback import Rule
+from offbook.harness.toolsets import prompt
+from offbook.stages.reminders import WITHOUT_EFFECT, Conversation, Pair, read
+from offbook.stages.sources import Source, Tools
+from offbook.stages.wordings import WORDINGS
+from offbook.tokens import Chat, as_json, is_in, written_again
+from offbook.types import Segment
+
+WINDOW = 16  # batches' worth of conversations, of which those of like length go together
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How conversations are written down."""
+
+    chat: Chat
+    vocabulary: int
+    context: int
+    rules: Mapping[str, Rule]  # that are looked for
+
+    def conversations(self, sources: Iterable[Source], config: Config, counts: Counter[str]) -> list[Conversation]:
+        found = []
+        for place, source in enumerate(sources):
+            for number, (rollout, tools) in enumerate(zip(source.rollouts, source.tools, strict=True)):
+                reading = read(rollout, tools, self.rules)
+                for index, segment in enumerate(rollout.segments):
+                    conversation = Conversation(
+                        key=f"{place}/{number}/{index}",
+                        task=f"{place}/{rollout.task}" if rollout.foreign else rollout.task,
+                        segment=self._written(segment, tools, counts),
+                        tools=rollout.tools,
+                        kept={at[1]: rules for at, rules in reading.kept.items() if at[0] == index},
+                        broken={at[1]: rule for at, rule in reading.broken.items() if at[0] == index},
+                    )
+                    if self._fit(conversation, config, counts):
+                        found.append(conversation)
+        held_out = config.sft.hold_out_rules
+        for conversation in found:
+            _hold_out(conversation, [*held_out, *(name for name in self.rules if name not in WORDINGS)])
+        _find_pairs(found)
+        return found
+
+    def _written(self, segment: Segment, tools: Tools, counts: Counter[str]) -> Segment:
+        if is_in(segment, self.chat, self.vocabulary):
+            return segment
+        if segment.ids:
+            counts["written again"] += 1
+        if tools and not self.chat.tells_tools:
+            told = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_json(tools))
+            segment = _with_words(segment, prompt("hermes").format(tools=told))
+        return written_again(segment, self.chat, tools)
+
+    def _fit(self, conversation: Conversation, config: Config, counts: Counter[str]) -> bool:
+        """Cut behind the last message to learn that the context holds."""
+        segment, roles = conversation.segment, config.sft.loss_on
+        learned = [
+            number
+            for number, message in enumerate(segment.messages)
+            if message.role in roles and (message.role != "assistant" or segment.is_own(message))
+        ]
+        fitting = [number for number in learned if segment.messages[number].end <= self.context]
+        is_cut = len(segment.ids) > self.context
+        if not fitting or (is_cut and config.sft.too_long == "drop"):
+            counts["dropped: too long" if learned else "dropped: nothing to learn"] += 1
+            return False
+        if is_cut:
+            counts["cut"] += 1
+            conversation.segment = up_to(segment, fitting[-1] + 1)
+            for by_message in (conversation.kept, conversation.broken):
+                for number in [number for number in by_message if number > fitting[-1]]:
+                    del by_message[number]
+        return True
+
+
+def _with_words(segment: Segment, words: str) -> Segment:
+    """Told in the system's message, which is the first one."""
+    first, *rest = segment.messages
+    return replace(segment, messages=[replace(first, text="\n\n".join(filter(None, (first.text, words)))), *rest])
+
+
+def _hold_out(conversation: Conversation, rules: Sequence[str]) -> None:
+    """A message stays faulty by a rule that is held out, and no reminder states it."""
+    left = {number: tuple(name for name in names if name not in rules) for number, names in conversation.kept.items()}
+    conversation.kept = {number: names for number, names in left.items() if names}
+    conversation.broken = {number: rule for number, rule in conversation.broken.items() if rule not in rules}
+
+
+def _find_pairs(conversations: list[Conversation]) -> None:
+    """The right message for a faulty one's place: of a conversation that is the same up to there, or a later one."""
+    right: dict[bytes, list[tuple[Conversation, int]]] = {}
+    for conversation in conversations:
+        for number, place in _places(conversation.segment, conversation.kept):
+            right.setdefault(place, []).append((conversation, number))
+    for conversation in conversations:
+        for number, place in _places(conversation.segment, conversation.broken):
+            rule = conversation.broken[number]
+            here = [(other, at) for other, at in right.get(place, ()) if rule in other.kept[at]]
+            if not here and (at := _made_good(conversation, number)):
+                here = [(conversation, at)]
+            if here:
+                other, at = here[0]
+                conversation.pairs.append(Pair(number, rule, other.segment, at))
+
+
+def _made_good(conversation: Conversation, faulty: int) -> int | None:
+    """The message that came out right in the end, where it would have been right at once: nothing that was done in
+    between had an effect on it. An edit of the source would have applied before the tests were edited, too."""
+    rule, messages = conversation.broken[faulty], conversation.segment.messages
+    idle = (*WITHOUT_EFFECT, rule) if rule == "edited_tests" else WITHOUT_EFFECT
+    for number in range(faulty, len(messages)):
+        if messages[number].role == "assistant" and conversation.broken.get(number) not in idle:
+            return number if rule in conversation.kept.get(number, ()) else None
+        if messages[number].role not in ("assistant", "tool"):
+            return None
+    return None
+
+
+def _places(segment: Segment, numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+    """Messages by all that stands before them."""
+    digest, done = hashlib.blake2b(digest_size=16), 0
+    for number in sorted(numbers):
+        start = segment.messages[number].start
+        digest.update(array("q", segment.ids[done:start]).tobytes())
+        done = start
+        yield number, digest.digest()
+
+
+def split(conversations: list[Conversation], share: float, seed: int) -> tuple[list[Conversation], list[Conversation]]:
+    """Those to learn from, and those for validation: that share of the tasks, at least one if there are several."""
+    tasks = list(dict.fromkeys(conversation.task for conversation in conversations))
+    count = min(len(tasks) - 1, max(1, round(share * len(tasks)))) if share else 0
+    apart = set(random.Random(f"{seed} validation").sample(tasks, count))
+    learned = [conversation for conversation in conversations if conversation.task not in apart]
+    return learned, [conversation for conversation in conversations if conversation.task in apart]
+
+
+def batches_of(lengths: list[int], tokens: int, rng: random.Random) -> list[list[int]]:
+    """Numbers of conversations, at most `tokens` a batch. Those of like length go together, because padding is wasted
+    work; batches come in random order within a window."""
+    order = rng.sample(range(len(lengths)), len(lengths))
+    batches = []
+    for window in _cut(order, lengths, WINDOW * tokens):
+        inside = _cut(sorted(window, key=lambda number: lengths[number]), lengths, tokens)
+        batches += rng.sample(inside, len(inside))
+    return batches
+
+
+def _cut(numbers: list[int], lengths: list[int], tokens: int) -> list[list[int]]:
+    """Pieces of at most so many tokens; what is longer is one alone."""
+    pieces: list[list[int]] = []
+    room = 0
+    for number in numbers:
+        if not pieces or lengths[number] > room:
+            pieces.append([])
+            room = tokens
+        pieces[-1].append(number)
+        room -= lengths[number]
+    return pieces
+
+
+def fingerprint(conversations: Iterable[Conversation]) -> str:
+    """Of all that is learned from, by content."""
+    digest = hashlib.sha256()
+    for conversation in conversations:
+        segment = conversation.segment
+        digest.update(array("q", segment.ids).tobytes() + bytes(segment.sampled))
+        digest.update(repr((conversation.key, conversation.kept, conversation.broken, conversation.tools)).encode())
+    return digest.hexdigest()

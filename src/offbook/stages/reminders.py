@@ -1,0 +1,159 @@
+"""Reminders before right messages, so that a model which imitates narrow data goes on heeding what it is told.
+
+A reminder is put before a message exactly as a hint is in training (algo.hint_block), and it states a rule that the
+message keeps and could have broken: a call that is valid, an edit that applies, an end that names what was changed.
+Faulty messages stay as the data has them. Where it also has a right message for the same place, the two are a pair: the
+fault without a reminder, and what is right after one.
+
+Left out: a user's own rules, since nobody says which messages could break them; and, where the repository is not at
+hand, rules about its style.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from offbook.acts import Acts, At, Exchange, spoken
+from offbook.algo import hint_block, in_place, sft_sample
+from offbook.config import SftConfig
+from offbook.feedback import RULES, Rule
+from offbook.stages.wordings import WORDINGS
+from offbook.tokens import Chat
+from offbook.types import Hint, Rollout, Sample, Segment, ToolSpec, is_test_file
+
+OWN_WORDS = 0.3  # of the reminders, that are the hint which training gives; the others say the same otherwise
+CODE = (".py", ".pyi", ".js", ".ts", ".go", ".rs", ".java", ".c", ".h", ".cpp", ".rb", ".sh")
+# Faults that change nothing: what the agent did next it could have done in their place.
+WITHOUT_EFFECT = ("unknown_tool", "malformed_arguments", "repeated_call", "edit_not_applied", "whole_suite_again")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The messages of a rollout by what rules make of them."""
+
+    kept: dict[At, tuple[str, ...]]  # right ones, with the rules that they keep and could have broken
+    broken: dict[At, str]  # faulty ones, with the first rule that they broke
+
+
+def read(rollout: Rollout, tools: Collection[ToolSpec], rules: Mapping[str, Rule]) -> Reading:
+    acts, own = Acts(rollout), {at for at, _ in spoken(rollout)}
+    broken: dict[At, str] = {}
+    for name, rule in rules.items():
+        for target in rule.targets(acts, own):
+            broken.setdefault((target.segment, target.message), name)
+    kept: dict[At, dict[str, None]] = {}
+    for at, name in _breakable(acts, tools):
+        if name in rules and at not in broken:
+            kept.setdefault(at, {})[name] = None
+    return Reading({at: tuple(names) for at, names in kept.items()}, broken)
+
+
+def _breakable(acts: Acts, tools: Collection[ToolSpec]) -> Iterator[tuple[At, str]]:
+    """Messages and rules that they could have broken."""
+    for exchange in acts.exchanges:
+        names = list(_of_call(acts, exchange, tools)) if exchange.ran else []
+        if exchange.kind == "edit" and exchange.went_well:
+            names += _of_edit(exchange)
+        yield from ((exchange.at, name) for name in names)
+    if acts.end is None:
+        return
+    names = [] if acts.changed_nothing else ["asked_instead", "finished_without_edit"]
+    names += ["claimed_success"] if any(one.tests for one in acts.exchanges) else []
+    names += ["final_too_long", "final_names_nothing"] if acts.rollout.changed and acts.final.strip() else []
+    yield from ((acts.end, name) for name in names)
+
+
+def _of_call(acts: Acts, exchange: Exchange, tools: Collection[ToolSpec]) -> Iterator[str]:
+    """Of other agents nobody has said how a call went: there the schema of its tool has to say that it is one."""
+    if not acts.rollout.foreign or any(_takes(tool, exchange) for tool in tools):
+        yield from ("unknown_tool", "malformed_arguments")
+    if exchange.order:
+        yield "repeated_call"
+    if exchange.tests:
+        yield "whole_suite_again"
+    if exchange.kind == "read" and exchange.went_well and len(exchange.call.arguments) > 1:
+        yield "whole_file_read"
+
+
+def _takes(tool: ToolSpec, exchange: Exchange) -> bool:
+    given, known = exchange.call.arguments, tool.parameters.get("properties") or {}
+    required = tool.parameters.get("required") or ()
+    return tool.name == exchange.call.name and set(required) <= set(given) <= set(known)
+
+
+def _of_edit(exchange: Exchange) -> Iterator[str]:
+    yield "finished_without_edit"
+    if any(old for old, _ in exchange.replacements):
+        yield "edit_not_applied"
+    if not is_test_file(exchange.path):
+        yield "edited_tests"
+    if exchange.path.endswith(CODE):
+        yield "thinking_in_comments"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A faulty message, the rule it broke, and the right one for its place, in the segment that has it."""
+
+    message: int
+    rule: str
+    other: Segment
+    right: int
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One context window to imitate, in the model's own ids."""
+
+    key: str  # of all that is drawn for it
+    task: str  # conversations of one task are all learned from, or all for validation
+    segment: Segment
+    tools: tuple[str, ...]
+    kept: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    broken: dict[int, str] = field(default_factory=dict)
+    pairs: list[Pair] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Reminders:
+    """Draws them. The same for the same seed, epoch and conversation."""
+
+    chat: Chat
+    settings: SftConfig
+    seed: int
+    context: int
+    rules: Mapping[str, Rule] = field(default_factory=lambda: RULES)
+    _blocks: dict[str, list[int]] = field(default_factory=dict)
+
+    def samples(self, conversation: Conversation, epoch: int, counts: Counter[str]) -> list[Sample]:
+        """The conversation with some reminders, and the right halves of some pairs. Where the context has no room for
+        a reminder there is none."""
+        rng = random.Random(f"{self.seed} {epoch} {conversation.key}")
+        segment, hints = conversation.segment, dict[int, list[int]]()
+        room = self.context - len(segment.ids)
+        for index, rules in sorted(conversation.kept.items()):
+            block = self._block(rng, rules, conversation.tools) if rng.random() < self.settings.reminders else []
+            if block and len(block) <= room:
+                hints[index] = block
+                room -= len(block)
+        samples = [sft_sample(segment, hints, loss_on=self.settings.loss_on)]
+        for pair in conversation.pairs:
+            if rng.random() < self.settings.pairs:
+                block = self._block(rng, (pair.rule,), conversation.tools)
+                place = in_place(segment, pair.message, pair.other, pair.right)
+                if len(place.ids) + len(block) <= self.context:
+                    samples.append(sft_sample(place, {pair.message: block}))
+        counts.update(reminded=len(hints), pairs=len(samples) - 1)
+        return samples
+
+    def _block(self, rng: random.Random, rules: tuple[str, ...], tools: tuple[str, ...]) -> list[int]:
+        rule = rng.choice(rules)
+        hint = self.rules[rule].hint(tools)
+        if rng.random() >= OWN_WORDS:
+            hint = Hint(rule, rng.choice(WORDINGS[rule]).replace("{tools}", ", ".join(tools)))
+        if hint.text not in self._blocks:
+            self._blocks[hint.text] = hint_block(self.chat, hint)
+        return self._blocks[hint.text]

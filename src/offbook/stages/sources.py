@@ -1,0 +1,203 @@
+"""What imitation reads: rollouts of runs, other agents' trajectories, chat, datasets, demonstrations made on the spot.
+
+A source is told by what is in it and not by its name. What cannot be read is counted, said and left out; a source that
+gives nothing is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from offbook.acts.trajectories import from_value, read_trajectories
+from offbook.config import Config, ConfigError
+from offbook.harness import Harness
+from offbook.harness.tools import TOOLS
+from offbook.loop.models import Progress, chat_folder, pocket_cache, positions
+from offbook.pocket.demonstrations import harness_of, write_demonstrations
+from offbook.runfolder import RunFolder, read_lines
+from offbook.taskgen.pocket import level_named
+from offbook.train.checkpoint import TOKENIZER_FILES
+from offbook.types import Message, OffbookError, Rollout, ToolSpec
+
+POCKET = re.compile(r"(pocket[\w-]*):(\d+)")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+DATASET_FILES = ("dataset_info.json", "dataset_dict.json", "*.arrow", "*.parquet", "*/*.arrow", "*/*.parquet")
+SHOWN = 3  # of the lines that could not be read
+WAYS = (
+    "a run folder, a file of trajectories or chat, a dataset's folder or hub name, or `pocket:6000`, `pocket-long:6000`"
+)
+
+Tools = tuple[ToolSpec, ...]
+
+
+@dataclass(slots=True)
+class Source:
+    name: str
+    rollouts: list[Rollout] = field(default_factory=list)
+    tools: list[Tools] = field(default_factory=list)  # of each, where the source tells of them
+    problems: list[str] = field(default_factory=list)  # with the place
+    left_out: Counter[str] = field(default_factory=Counter)  # by the reason
+
+    def add(self, rollout: Rollout, tools: Tools = ()) -> None:
+        if not any(segment.is_own(message) for segment in rollout.segments for message in segment.messages):
+            self.left_out["no message of an assistant"] += 1
+            return
+        if tools and rollout.segments[0].messages[0].role != "system":  # which is where they are told of
+            rollout.segments[0].messages.insert(0, Message("system", "", 0, 0, 0, 0))
+        self.rollouts.append(rollout)
+        self.tools.append(tools)
+
+    def __str__(self) -> str:
+        told = [f"{count} left out ({reason})" for reason, count in self.left_out.items()]
+        if self.problems:
+            more = ", ..." if len(self.problems) > SHOWN else ""
+            told.append(f"{len(self.problems)} could not be read ({', '.join(self.problems[:SHOWN])}{more})")
+        return "; ".join([f"{self.name}: {len(self.rollouts)} conversations", *told])
+
+
+def refuse_missing_data(config: Config) -> None:
+    """Before a model is loaded: is there something by each name?"""
+    if not config.sft.data:
+        raise ConfigError(f"there is no data to imitate; give --data: {WAYS}")
+    for name in config.sft.data:
+        if made := POCKET.fullmatch(name):
+            if config.harness.profile == "bash" or not int(made[2]) or level_named(made[1]) is None:
+                why = "nothing" if config.harness.profile != "bash" else "no calls of the profile bash"
+                raise ConfigError(f"{name} demonstrates {why}; give a count, and another --harness.profile")
+        elif not Path(name).exists():
+            if not HUB_NAME.fullmatch(name) or name.startswith("."):
+                raise ConfigError(f"there is no {name}; --data is {WAYS}")
+            _datasets(name)
+
+
+def read_sources(config: Config, model: Path, progress: Progress) -> Iterator[Source]:
+    for name in config.sft.data:
+        source = _read(name, config, model, progress)
+        if not source.rollouts:
+            reasons = [*source.problems[:SHOWN], *source.left_out] or ["it is empty"]
+            raise OffbookError(f"{name} has nothing to imitate: {'; '.join(reasons)}")
+        yield source
+
+
+def _read(name: str, config: Config, model: Path, progress: Progress) -> Source:
+    source, path = Source(name), Path(name)
+    if made := POCKET.fullmatch(name):
+        _read_rollouts(source, _demonstrated(made[1], int(made[2]), config, chat_folder(model), progress), "any")
+    elif path.is_file():
+        _read_file(source, path, config.sft.min_reward)
+    elif not path.is_dir():
+        split = name.partition(":")[2] or "train"
+        _read_rows(source, _rows(name, lambda library: library.load_dataset(name.partition(":")[0], split=split)))
+    elif (path / "config.toml").is_file():
+        folder = RunFolder.open(path)
+        for step in folder.steps():
+            _read_rollouts(source, path / "rollouts" / f"step_{step:05d}.jsonl", config.sft.min_reward)
+        if (path / "results.json").is_file():
+            source.name += " (an evaluation: what is trained on it has seen the held-out tasks)"
+    elif any(any(path.glob(pattern)) for pattern in DATASET_FILES):
+        _read_rows(source, _rows(name, lambda library: _stored(library, path)))
+    else:
+        for file in sorted(path.rglob("*.json*")):
+            _read_file(source, file, config.sft.min_reward)
+    return source
+
+
+def _read_rollouts(source: Source, path: Path, min_reward: Literal["any"] | float) -> None:
+    rollouts, unreadable = read_lines(path, Rollout)
+    source.problems += [f"{path}:{line}" for line in unreadable]
+    for rollout in rollouts:
+        if rollout.fault:
+            source.left_out["ended by the machine"] += 1
+        elif min_reward != "any" and rollout.reward.total < min_reward:
+            source.left_out[f"earned less than {min_reward:g}"] += 1
+        else:
+            source.add(rollout, _own_tools(rollout))
+
+
+def _own_tools(rollout: Rollout) -> Tools:
+    """What a chat that tells of tools itself would tell. Not where the system's words tell of them already."""
+    messages = rollout.segments[0].messages if rollout.segments else []
+    told = messages[0].text if messages and messages[0].role == "system" else ""
+    own = {shown: name for shown, name in rollout.own_names.items() if name in TOOLS}
+    if all(shown in told for shown in own):
+        return ()
+    return tuple(replace(TOOLS[name].spec(), name=shown) for shown, name in own.items())
+
+
+def _read_file(source: Source, path: Path, min_reward: Literal["any"] | float) -> None:
+    with path.open("rb") as file:
+        is_ours = b'"segments"' in file.readline()
+    if is_ours:
+        _read_rollouts(source, path, min_reward)
+        return
+    try:
+        loaded = read_trajectories(path)
+    except OffbookError as error:
+        source.problems.append(str(error))
+        return
+    source.problems += [f"{path}:{line} ({reason})" for line, reason in loaded.problems]
+    for rollout, tools in zip(loaded.rollouts, loaded.tools, strict=True):
+        source.add(rollout, tools)
+
+
+def _read_rows(source: Source, rows: Iterable[Any]) -> None:
+    for number, row in enumerate(rows):
+        name = f"{source.name}/{number}"
+        try:
+            source.add(*from_value(row, name))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            source.problems.append(f"row {number} ({error})")
+
+
+def _datasets(name: str) -> Any:
+    try:
+        return importlib.import_module("datasets")
+    except ImportError:
+        raise OffbookError(f"{name} is read by a package: pip install 'offbook[datasets]'") from None
+
+
+def _rows(name: str, load: Callable[[Any], Any]) -> Any:
+    library = _datasets(name)
+    try:
+        return load(library)
+    except Exception as error:  # theirs, of any kind: the network, a file, a split that is not there
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise OffbookError(f"datasets cannot read {name}: {reason}") from None
+
+
+def _stored(library: Any, folder: Path) -> Any:
+    """One that `save_to_disk` wrote, or files of a table. Of several splits the one called train."""
+    is_saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    found = library.load_from_disk(str(folder)) if is_saved else library.load_dataset(str(folder))
+    return found["train"] if isinstance(found, dict) else found
+
+
+def _demonstrated(which: str, count: int, config: Config, model: Path, progress: Progress) -> Path:
+    """A file of scripted rollouts on pocket tasks, in the chat of the model; made if it is not there. Tools are shown
+    as they are in no variation: the script calls them by their own names."""
+    level = level_named(which)
+    assert level is not None
+    limits = replace(
+        config.harness.limits(),
+        turns=max(harness_of(level).limits.turns, config.harness.turns),
+        context=min(config.harness.context, positions(model)),
+        summarize_at=0,
+    )
+    harness = Harness(limits, config.harness.profile)
+    digest = hashlib.sha256(json.dumps([asdict(limits), harness.profile]).encode())
+    for name in TOKENIZER_FILES:
+        digest.update((model / name).read_bytes() if (model / name).is_file() else b"")
+    path = pocket_cache() / f"{which}-demonstrations-{config.seed}-{count}-{digest.hexdigest()[:12]}.jsonl"
+    if not path.is_file():
+        told = partial(progress, "demonstrations")
+        write_demonstrations(path, model, harness, config.seed, count, told, level)
+    return path
