@@ -57,8 +57,8 @@ def quickstart(
     arguments = [*ctx.args, "--seed", str(seed), "--model", config.model]
     with progress_display(plain) as progress:
         measure = _prepared(out, config, progress)
-        with only_writer(out):
-            """Refused before the arms are started, if somebody else writes there."""
+        with only_writer(out):  # refused here, before the arms are started, if somebody else writes there
+            pass
         with _arms(out, arguments) as running:
             before = measure()
             with only_writer(out):  # the arms have locks of their own, and not all the time

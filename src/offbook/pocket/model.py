@@ -38,9 +38,9 @@ class Recipe:
     width: int = 128
     heads: int = 8
     vocabulary: int = 1280
-    episodes: int = 3200
+    episodes: int = 6000
     episodes_a_step: int = 4
-    learning_rate: float = 3e-3
+    learning_rate: float = 2.5e-3
     habits: Habits = field(default_factory=Habits)
 
 
