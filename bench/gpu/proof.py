@@ -381,13 +381,17 @@ def imitate(experiment: Experiment, seed: int, base: Path, out: Path) -> None:
 
         imitate_here(settings, options.tasks, options.episodes, options.sft_learning_rate, out)
         return
-    folder = sft(
-        load_config(["standard"], settings), on_step=lambda row: say(f"  sft {row}") if row["step"] % 50 == 1 else None
-    )
-    with whole_folder(out) as part:
-        for path in latest_checkpoint(folder).iterdir():
-            if path.name not in ("optimizer.safetensors", "state.json", "DONE"):
-                (part / path.name).write_bytes(path.read_bytes())
+
+    def told(row: dict[str, Any]) -> None:
+        if row["step"] % 25 == 1 or "validation/loss" in row:
+            losses = ", ".join(f"{key} {row[key]:.3f}" for key in ("ce/loss", "validation/loss") if key in row)
+            say(f"  imitation, step {row['step']} of {row['steps']}: {losses}")
+
+    checkpoint = latest_checkpoint(sft(load_config(["standard"], settings), on_step=told))
+    names = [path for path in checkpoint.iterdir() if path.name not in ("optimizer.safetensors", "state.json", "DONE")]
+    with whole_folder(out) as part:  # an adapter's tokenizer is its base's
+        for path in (path for path in names if path.name.startswith("adapter_") or not is_adapter(checkpoint)):
+            (part / path.name).write_bytes(path.read_bytes())
 
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
