@@ -17,47 +17,38 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import json
 import logging
-import math
-import random
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 from ablation import HINTS
+from proof_measures import perplexity, readings, rule_counts, taught, unrelated_text
 from proof_report import report
 
 from offbook.config import Config, load_config
 from offbook.evals.metrics import row_of
-from offbook.feedback import read_all, write_hint
-from offbook.loop.collector import Collector, chat_of
-from offbook.loop.effect import effects_of, measure, with_donor_hints
+from offbook.loop.collector import Collector
 from offbook.loop.evaluate import collect_into
 from offbook.loop.models import _convert, model_folder
 from offbook.loop.resume import RolloutFiles
 from offbook.loop.tasks import task_sets
 from offbook.loop.train import Held, train
-from offbook.pocket.demonstrations import LEARNED, episodes, harness_for
-from offbook.pocket.script import LONG_HABITS, Habits
+from offbook.pocket.demonstrations import LEARNED
 from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint, whole_folder, write_atomic
-from offbook.taskgen.pocket import draft_tasks, level_named, make_pocket_tasks
-from offbook.types import Feedback, OffbookError, Rollout, Task
+from offbook.taskgen.pocket import level_named, make_pocket_tasks
+from offbook.types import OffbookError
 
 TAUGHT = (*LEARNED, "edit_not_applied")  # rules whose hints may teach
 HELD_OUT = "whole_suite_again"  # a rule that imitation never saw a reminder of; its hints teach, too
-READ = 16  # scripted episodes whose faults are read with and without hints
-TEXT_CHARS, TEXT_WINDOW = 40_000, 1024  # of text that has nothing to do with any of it, and tokens of a window
 LONGER = 4
 GRID = (("forward", "0.1"), ("forward", "1"), ("reverse", "0.1"), ("reverse", "0.3"), ("reverse", "1"))
 Settings = dict[str, str]
@@ -285,82 +276,6 @@ def shown(result: dict[str, Any]) -> str:
     return (
         f"solved {solved:.1%}, {100 * invalid / calls:.1f} invalid calls per 100, perplexity {result['perplexity']:.2f}"
     )
-
-
-def taught(folder: RunFolder, last: int) -> list[dict[str, float]]:
-    """By step: tokens that hints taught, and how likely their messages were without and with the hint, in nats."""
-    found = []
-    for step in (step for step in folder.steps() if step <= last):
-        items = [item for item in folder.feedback(step)[0] if item.student and item.teacher]
-        kept = [item for item in items if not item.skipped]
-        number = max(1, len(items))
-        found.append(
-            {
-                "step": step,
-                "tokens": sum(len(item.student) for item in kept),
-                "fault": sum(sum(item.student) for item in items) / number,
-                "hinted_fault": sum(sum(item.teacher) for item in items) / number,
-            }
-        )
-    return found
-
-
-def rule_counts(rollouts: list[Rollout], tasks: dict[str, Task]) -> dict[str, int]:
-    """Findings by rule; a message may break several."""
-    return dict(Counter(target.rule for one in rollouts for target in read_all(one, tasks[one.task])))
-
-
-def readings(model: PreTrainedModel, config: Config, source: str) -> dict[str, dict[str, float | None]]:
-    """Faults of the scripted agent on held-out drafts, the same for every arm: how much likelier a hint makes them, in
-    nats, and how much the hint of another rule does. Below 0 is good."""
-    chat, level = chat_of(Path(config.model), config), level_named(source)
-    assert level is not None
-    drafts = list(draft_tasks(config.seed, READ, "heldout", level))
-
-    async def scripted() -> list[Rollout]:
-        habits = LONG_HABITS if level.is_long else Habits()
-        played = episodes(chat, drafts, random.Random("readings"), habits, harness_for(drafts))
-        return [one async for _, one in played]
-
-    pairs = [
-        (rollout, Feedback(target, write_hint(target.rule, rollout.tools)))
-        for rollout in asyncio.run(scripted())
-        for target in read_all(rollout, None, config.feedback.rules)
-    ]
-    donors = with_donor_hints(pairs)
-    measure(pairs, model, chat, config.engine.temperature)
-    measure(donors, model, chat, config.engine.temperature)
-    found = effects_of([item for _, item in pairs], [item for _, item in donors])
-    said = {effect.rule: [sum(one.student) for _, one in pairs if one.target.rule == effect.rule] for effect in found}
-    return {
-        effect.rule: {
-            "targets": effect.targets,
-            "fault": sum(said[effect.rule]) / len(said[effect.rule]),
-            "hint": effect.log_odds,
-            "donor": effect.donor_log_odds,
-        }
-        for effect in found
-    }
-
-
-def unrelated_text() -> tuple[str, str]:
-    """Python's manual, as pydoc has it, and what stands for it: versions of Python differ."""
-    from pydoc_data.topics import topics
-
-    text = "\n\n".join(topics[name] for name in sorted(topics))[:TEXT_CHARS]
-    return text, hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-@torch.no_grad()
-def perplexity(model: PreTrainedModel, config: Config) -> float:
-    ids = chat_of(Path(config.model), config).encode(unrelated_text()[0])
-    total, count = 0.0, 0
-    for start in range(0, len(ids) - 1, TEXT_WINDOW):
-        window = torch.tensor([ids[start : start + TEXT_WINDOW + 1]], device=model.device)
-        logits = model(input_ids=window[:, :-1], use_cache=False).logits[0].float()
-        total += float(torch.nn.functional.cross_entropy(logits, window[0, 1:], reduction="sum"))
-        count += window.shape[1] - 1
-    return math.exp(total / count)
 
 
 def imitate(experiment: Experiment, seed: int, base: Path, out: Path) -> None:
