@@ -125,7 +125,8 @@ class Experiment:
             "train.groups": "4", "train.group_size": "8", "train.learning_rate": "2e-4", "train.log_parts": "1",
             "train.lora.rank": str(options.lora_rank),
             "feedback.weight": "0.3", "feedback.rules": json.dumps([*TAUGHT, HELD_OUT]),
-            "checkpoint.every": "5", "checkpoint.keep": "1",
+            "feedback.max_targets": "6", "feedback.max_candidates": "12",  # a rollout of 25 turns has about 8 faults
+            "checkpoint.every": "2", "checkpoint.keep": "1",
             "eval.samples": str(options.samples),
         }  # fmt: skip
         if (
