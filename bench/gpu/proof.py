@@ -17,48 +17,39 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import json
 import logging
-import math
-import random
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 from ablation import HINTS
+from proof_measures import perplexity, readings, rule_counts, taught, unrelated_text
 from proof_report import report
 
 from offbook.config import Config, load_config
 from offbook.evals.metrics import row_of
-from offbook.feedback import read_all, write_hint
-from offbook.loop.collector import Collector, chat_of
-from offbook.loop.effect import effects_of, measure, with_donor_hints
+from offbook.loop.collector import Collector
 from offbook.loop.evaluate import collect_into
 from offbook.loop.models import _convert, model_folder
 from offbook.loop.resume import RolloutFiles
 from offbook.loop.tasks import task_sets
 from offbook.loop.train import Held, train
-from offbook.pocket.demonstrations import LEARNED, episodes, harness_of
-from offbook.pocket.script import LONG_HABITS, Habits
+from offbook.pocket.demonstrations import LEARNED
 from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint, whole_folder, write_atomic
 from offbook.stages.sft import sft
-from offbook.taskgen.pocket import draft_tasks, level_named, make_pocket_tasks
-from offbook.types import Feedback, OffbookError, Rollout, Task
+from offbook.taskgen.pocket import level_named, make_pocket_tasks
+from offbook.types import OffbookError
 
 TAUGHT = (*LEARNED, "edit_not_applied")  # rules whose hints may teach
 HELD_OUT = "whole_suite_again"  # a rule that imitation never saw a reminder of; its hints teach, too
-READ = 16  # scripted episodes whose faults are read with and without hints
-TEXT_CHARS, TEXT_WINDOW = 40_000, 1024  # of text that has nothing to do with any of it, and tokens of a window
 LONGER = 4
 GRID = (("forward", "0.1"), ("forward", "1"), ("reverse", "0.1"), ("reverse", "0.3"), ("reverse", "1"))
 Settings = dict[str, str]
@@ -135,7 +126,8 @@ class Experiment:
             "train.groups": "4", "train.group_size": "8", "train.learning_rate": "2e-4", "train.log_parts": "1",
             "train.lora.rank": str(options.lora_rank),
             "feedback.weight": "0.3", "feedback.rules": json.dumps([*TAUGHT, HELD_OUT]),
-            "checkpoint.every": "5", "checkpoint.keep": "1",
+            "feedback.max_targets": "6", "feedback.max_candidates": "12",  # a rollout of 25 turns has about 8 faults
+            "checkpoint.every": "2", "checkpoint.keep": "1",
             "eval.samples": str(options.samples),
         }  # fmt: skip
         if (
@@ -288,82 +280,6 @@ def shown(result: dict[str, Any]) -> str:
     )
 
 
-def taught(folder: RunFolder, last: int) -> list[dict[str, float]]:
-    """By step: tokens that hints taught, and how likely their messages were without and with the hint, in nats."""
-    found = []
-    for step in (step for step in folder.steps() if step <= last):
-        items = [item for item in folder.feedback(step)[0] if item.student and item.teacher]
-        kept = [item for item in items if not item.skipped]
-        number = max(1, len(items))
-        found.append(
-            {
-                "step": step,
-                "tokens": sum(len(item.student) for item in kept),
-                "fault": sum(sum(item.student) for item in items) / number,
-                "hinted_fault": sum(sum(item.teacher) for item in items) / number,
-            }
-        )
-    return found
-
-
-def rule_counts(rollouts: list[Rollout], tasks: dict[str, Task]) -> dict[str, int]:
-    """Findings by rule; a message may break several."""
-    return dict(Counter(target.rule for one in rollouts for target in read_all(one, tasks[one.task])))
-
-
-def readings(model: PreTrainedModel, config: Config, source: str) -> dict[str, dict[str, float | None]]:
-    """Faults of the scripted agent on held-out drafts, the same for every arm: how much likelier a hint makes them, in
-    nats, and how much the hint of another rule does. Below 0 is good."""
-    chat, level = chat_of(Path(config.model), config), level_named(source)
-    assert level is not None
-    drafts = list(draft_tasks(config.seed, READ, "heldout", level))
-
-    async def scripted() -> list[Rollout]:
-        habits = LONG_HABITS if level.is_long else Habits()
-        played = episodes(chat, drafts, random.Random("readings"), habits, harness_of(level))
-        return [one async for _, one in played]
-
-    pairs = [
-        (rollout, Feedback(target, write_hint(target.rule, rollout.tools)))
-        for rollout in asyncio.run(scripted())
-        for target in read_all(rollout, None, config.feedback.rules)
-    ]
-    donors = with_donor_hints(pairs)
-    measure(pairs, model, chat, config.engine.temperature)
-    measure(donors, model, chat, config.engine.temperature)
-    found = effects_of([item for _, item in pairs], [item for _, item in donors])
-    said = {effect.rule: [sum(one.student) for _, one in pairs if one.target.rule == effect.rule] for effect in found}
-    return {
-        effect.rule: {
-            "targets": effect.targets,
-            "fault": sum(said[effect.rule]) / len(said[effect.rule]),
-            "hint": effect.log_odds,
-            "donor": effect.donor_log_odds,
-        }
-        for effect in found
-    }
-
-
-def unrelated_text() -> tuple[str, str]:
-    """Python's manual, as pydoc has it, and what stands for it: versions of Python differ."""
-    from pydoc_data.topics import topics
-
-    text = "\n\n".join(topics[name] for name in sorted(topics))[:TEXT_CHARS]
-    return text, hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-@torch.no_grad()
-def perplexity(model: PreTrainedModel, config: Config) -> float:
-    ids = chat_of(Path(config.model), config).encode(unrelated_text()[0])
-    total, count = 0.0, 0
-    for start in range(0, len(ids) - 1, TEXT_WINDOW):
-        window = torch.tensor([ids[start : start + TEXT_WINDOW + 1]], device=model.device)
-        logits = model(input_ids=window[:, :-1], use_cache=False).logits[0].float()
-        total += float(torch.nn.functional.cross_entropy(logits, window[0, 1:], reduction="sum"))
-        count += window.shape[1] - 1
-    return math.exp(total / count)
-
-
 def imitate(experiment: Experiment, seed: int, base: Path, out: Path) -> None:
     """Scripted episodes with their faults, a share of the right messages behind a reminder, into the folder `out`."""
     options = experiment.options
@@ -375,13 +291,17 @@ def imitate(experiment: Experiment, seed: int, base: Path, out: Path) -> None:
         "sft.learning_rate": str(options.sft_learning_rate),
         **dict(option.split("=", 1) for option in options.set if option.startswith("sft.")),
     }
-    folder = sft(
-        load_config(["standard"], settings), on_step=lambda row: say(f"  sft {row}") if row["step"] % 50 == 1 else None
-    )
-    with whole_folder(out) as part:
-        for path in latest_checkpoint(folder).iterdir():
-            if path.name not in ("optimizer.safetensors", "state.json", "DONE"):
-                (part / path.name).write_bytes(path.read_bytes())
+
+    def told(row: dict[str, Any]) -> None:
+        if row["step"] % 25 == 1 or "validation/loss" in row:
+            losses = ", ".join(f"{key} {row[key]:.3f}" for key in ("ce/loss", "validation/loss") if key in row)
+            say(f"  imitation, step {row['step']} of {row['steps']}: {losses}")
+
+    checkpoint = latest_checkpoint(sft(load_config(["standard"], settings), on_step=told))
+    names = [path for path in checkpoint.iterdir() if path.name not in ("optimizer.safetensors", "state.json", "DONE")]
+    with whole_folder(out) as part:  # an adapter's tokenizer is its base's
+        for path in (path for path in names if path.name.startswith("adapter_") or not is_adapter(checkpoint)):
+            (part / path.name).write_bytes(path.read_bytes())
 
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, int]]:

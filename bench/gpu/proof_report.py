@@ -176,6 +176,19 @@ def reading_table(arms: Arms) -> list[str]:
     return table(["nats by the hint (by another rule's)", *rules], lines)
 
 
+def taught_table(arms: Arms) -> list[str]:
+    """The messages that hints were put before, in the first and in the last steps: log p without and with the hint."""
+    lines = []
+    for results in arms.values():
+        steps = [[step for step in one.get("taught", ()) if step["fault"]] for one in results]
+        ends = [(of[: max(1, len(of) // 4)], of[-max(1, len(of) // 4) :]) for of in steps if of]
+        if ends:
+            parts = [[step for end in ends for step in end[which]] for which in (0, 1)]
+            read = [figure(mean(step[key] for step in part)) for part in parts for key in ("fault", "hinted_fault")]
+            lines.append([label(results), *read])
+    return table(["log p of hinted messages", "first quarter", "hinted", "last quarter", "hinted"], lines)
+
+
 def cost_table(arms: Arms) -> list[str]:
     def of_curve(results: list[Result], key: Callable[[Result], float | None], form: str = ".1f") -> str:
         return figure(mean(key(row) for one in results for row in one.get("curve", ())[1:]), form)
@@ -214,7 +227,7 @@ def report(folder: Path, json_file: Path | None = None, markdown: Path | None = 
     if not arms:
         print("no arm is measured yet")
         return
-    tables = (main_table, paired_table, seed_table, rule_table, reading_table, cost_table)
+    tables = (main_table, paired_table, seed_table, rule_table, reading_table, taught_table, cost_table)
     lines = [line for each in tables for line in each(arms)]
     print("\n".join(lines))
     if json_file:
