@@ -116,8 +116,8 @@ def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits) ->
 
 def _rollouts(model: Path, harness: Harness, seed: int, start: int, count: int) -> bytes:
     async def run() -> list[Rollout]:
-        episodes = _episodes(_chat_for(model), list(drafts), random.Random(f"{seed}/{start}"), Habits(), harness)
-        return [rollout async for _, rollout in episodes]
+        scripted = episodes(_chat_for(model), list(drafts), random.Random(f"{seed}/{start}"), Habits(), harness)
+        return [rollout async for _, rollout in scripted]
 
     drafts = draft_tasks(seed=seed * 1_000_003 + start, count=count, split="train")
     rollouts = asyncio.run(run())
@@ -133,7 +133,7 @@ def _chat_for(model: Path) -> Chat:
 
 async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits) -> list[Sample]:
     samples = []
-    async for script, rollout in _episodes(chat, drafts, rng, habits, HARNESS):
+    async for script, rollout in episodes(chat, drafts, rng, habits, HARNESS):
         hints = _hints(rollout, chat, rng)
         if script.tells and rollout.stop == "finish":
             hints[_last(rollout)] = hint_block(chat, write_hint(TELLING, rollout.tools))
@@ -141,7 +141,7 @@ async def _demonstrate(chat: ChatFormat, drafts: list[Draft], rng: random.Random
     return samples
 
 
-async def _episodes(
+async def episodes(
     chat: Chat, drafts: list[Draft], rng: random.Random, habits: Habits, harness: Harness
 ) -> AsyncIterator[tuple[Script, Rollout]]:
     with tempfile.TemporaryDirectory(prefix="offbook-demo-") as place:
