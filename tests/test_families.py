@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 from offbook.algo import hint_branch
 from offbook.config import cache_folder
-from offbook.tokens import Chat, Transcript, as_json, chat_for
+from offbook.tokens import HERMES, Chat, Transcript, as_json, chat_for
 from offbook.tokens.xml import render as render_xml
 from offbook.types import Completion, Hint, OffbookError, Segment, Target, ToolCall, ToolSpec
 
@@ -257,3 +257,17 @@ def test_what_cannot_be_trained_is_said(folder_of: Callable[[Family], Path]) -> 
     glm = folder_of(Family("qwen3", "glm4_moe", "", (TRL, "glm4moe.jinja")))  # another's tokenizer: none ships GLM's
     with pytest.raises(OffbookError, match=r"its chat template writes '.*<sop>"):
         chat_for(glm)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize("words", ["", "Look."])
+def test_what_was_not_sampled_is_written_as_the_family_writes_it(
+    family: Family, words: str, chat_of: Callable[[Family], Chat]
+) -> None:
+    chat = chat_of(family)
+    ids = chat.answer(words, [ToolCall("head", ARGUMENTS)])
+    assert [(call.name, call.arguments, call.error) for call in chat.parse(ids, (TOOL,))] == [("head", ARGUMENTS, None)]
+    if not words:
+        written = chat.decode(ids)
+        assert written == (family.call if family.has_tools else HERMES.render("head", ARGUMENTS))
+    assert chat.answer("Look.") == chat.encode("Look.")

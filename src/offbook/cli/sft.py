@@ -51,7 +51,7 @@ def sft(
                 tracker.follow()
             numbers = {"loss": "ce/loss", "validation": "validation/loss", "learning rate": "learning_rate"}
             told = ", ".join(f"{name} {row[key]:.3g}" for name, key in numbers.items() if key in row)
-            console.print(f"step {row['step']}: {told}")
+            console.print(f"step {row['step']} of {row['steps']}: {told}")
 
         folder = run(config, on_step, progress, partial(say, to=console))
     if tracker:

@@ -130,7 +130,9 @@ class Reminders:
 
     def samples(self, conversation: Conversation, epoch: int, counts: Counter[str]) -> list[Sample]:
         """The conversation with some reminders, and the right halves of some pairs. Where the context has no room for
-        a reminder there is none."""
+        a reminder there is none, nor where the assistant is not learned."""
+        if "assistant" not in self.settings.loss_on:
+            return [sft_sample(conversation.segment, loss_on=self.settings.loss_on)]
         rng = random.Random(f"{self.seed} {epoch} {conversation.key}")
         segment, hints = conversation.segment, dict[int, list[int]]()
         room = self.context - len(segment.ids)

@@ -60,7 +60,10 @@ def sft(
     progress: Progress = quiet,
     tell: Tell = lambda line: None,
 ) -> RunFolder:
-    """Run, or go on with, the imitation that `config` describes. Returns when its last step is in a checkpoint."""
+    """Run, or go on with, the imitation that `config` describes. Returns when its last step is in a checkpoint.
+
+    `on_step` gets each step's metrics, and how many `steps` there are.
+    """
     folder = RunFolder(config.out)
     folder.refuse_file()
     with only_writer(folder.path):
@@ -68,7 +71,7 @@ def sft(
         run = _prepared(config, folder, progress, tell)
         with run.checkpoints:
             for step in range(run.done + 1, run.num_steps + 1):
-                row = _step(run, step)
+                row = _kept_step(run, step)
                 is_due = run.checkpoints.is_due(step) or step == run.num_steps
                 if is_due and (waited := run.checkpoints.wait()):
                     row["checkpoint_wait_s"] = waited
@@ -76,8 +79,20 @@ def sft(
                 if is_due:
                     run.checkpoints.save(step)
                 progress(f"imitate {config.out}", step / run.num_steps)
-                on_step(row)
+                on_step({**row, "steps": run.num_steps})
     return folder
+
+
+def _kept_step(run: _Run, step: int) -> dict[str, Any]:
+    """What ends a step before it has changed anything, Ctrl-C too, loses none of those before it."""
+    updates = run.trainer.steps
+    try:
+        return _step(run, step)
+    except BaseException:
+        if run.trainer.steps == updates and step - 1 > max(run.done, run.checkpoints.last):
+            log.warning("the checkpoint of step %d is written before the run ends", step - 1)
+            run.checkpoints.save(step - 1)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +247,6 @@ def _step(run: _Run, step: int) -> dict[str, Any]:
     except NotFinite as problem:
         aside = f"{problem}; nothing was applied, and its samples are in {run.folder.write_samples(step, samples)}"
         if run.config.train.on_nonfinite == "stop":
-            if step - 1 > max(run.done, run.checkpoints.last):
-                run.checkpoints.save(step - 1)
             raise OffbookError(f"step {step}: {aside}; --train.on_nonfinite skip goes on without it") from None
         log.warning("step %d is skipped: %s", step, aside)
         result = StepResult({}, skipped=aside)

@@ -162,7 +162,8 @@ def _datasets(name: str) -> Any:
     try:
         return importlib.import_module("datasets")
     except ImportError:
-        raise OffbookError(f"{name} is read by a package: pip install 'offbook[datasets]'") from None
+        here = "" if Path(name).exists() else f"there is no {name} here; "
+        raise OffbookError(f"{here}datasets are read by a package: pip install 'offbook[datasets]'") from None
 
 
 def _rows(name: str, load: Callable[[Any], Any]) -> Any:
