@@ -176,8 +176,8 @@ class TrainConfig(Section):
     log_parts: int = Field(
         default=0,
         ge=0,
-        description="steps between reports of `PART/hidden_gradient`, the norm of a loss part's gradient at the "
-        "hidden states before the output layer, where `gradient_norm` is of all parts at all weights; 0 is never",
+        description="steps between reports of `PART/gradient_norm`, the norm of each loss part's gradient by itself; "
+        "such a step takes a backward pass a part; 0 is never",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         default="stop", description="what a step does whose gradient is no number: end the run, or change nothing"
@@ -239,6 +239,12 @@ class FeedbackConfig(Section):
         "rollout before its first message teach the whole response",
     )
     weight: float = Field(default=1.0, ge=0, description="lambda, beside an RL loss of weight 1")
+    balance: Literal["own", "rl", "bounded"] = Field(
+        default="own",
+        description="what the hints' sum is divided by: own: the tokens they teach; rl: the step's RL tokens, so that "
+        "it fades as faults get rare; bounded: the same, and the norm of its gradient is at most `bound` times RL's",
+    )
+    bound: float = Field(default=1.0, gt=0, description="`balance` bounded only: times the norm of RL's gradient")
     anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
     anneal_to: float = Field(default=0.0, ge=0, description="what `weight` is after `anneal_steps`")
     rule_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(

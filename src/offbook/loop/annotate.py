@@ -34,6 +34,8 @@ def distill_of(settings: FeedbackConfig) -> Distill:
     return Distill(
         teacher=settings.teacher,
         part="hint",
+        by_policy=settings.balance != "own",
+        bound=settings.bound if settings.balance == "bounded" else 0.0,
         direction=settings.direction,
         cap=settings.token_cap,
         importance_cap=settings.importance_cap,
@@ -141,5 +143,8 @@ def _hang(sample: Sample, branch: Branch, settings: FeedbackConfig, counts: Coun
     if branch.end + len(branch.inserted) > settings.anchor_tokens:
         counts["left_out/anchor_tokens"] += 1
         return []
-    held = replace(branch.distill, teacher=REFERENCE, part="anchor", gate=0.0, places=0, top=0)
+    distill = branch.distill
+    held = Distill(
+        REFERENCE, "anchor", direction=distill.direction, cap=distill.cap, importance_cap=distill.importance_cap
+    )
     return [anchor_sample(sample, branch, settings.anchor_weight, held)]

@@ -124,15 +124,15 @@ def in_chunks(
     head: nn.Module,
     losses_of: Callable[[Tensor, slice], Losses],
     chunks: list[slice],
-    squares: dict[str, Tensor] | None = None,
-) -> Tensor:
+    apart: tuple[str, ...] = (),
+) -> tuple[Tensor, ...]:
     """The sum of `losses_of(logits of some rows, which rows)` over chunks of rows, as one node of the graph.
 
-    `squares` is given, part by part, the squared norm of the gradient that reaches the hidden states. That costs one
-    more pass back through the head a part, and none through the model.
+    With `apart` one sum for each of these parts and no others, so that each can be differentiated by itself. That costs
+    one more pass back through the head a part.
     """
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
-    return _InChunks.apply(hidden_ND, head, losses_of, chunks, squares, *trained)
+    return _InChunks.apply(hidden_ND, head, losses_of, chunks, apart, *trained)
 
 
 class _InChunks(torch.autograd.Function):
@@ -143,33 +143,54 @@ class _InChunks(torch.autograd.Function):
         head: nn.Module,
         losses_of: Callable[[Tensor, slice], Losses],
         chunks: list[slice],
-        squares: dict[str, Tensor] | None,
+        apart: tuple[str, ...],
         *trained: Tensor,
-    ) -> Tensor:
-        total = torch.zeros((), device=hidden_ND.device)
-        hidden_grad_ND = torch.zeros_like(hidden_ND)
-        grads = [torch.zeros((), device=hidden_ND.device) for _ in trained]
-        for number, part in enumerate(chunks):
+    ) -> tuple[Tensor, ...]:
+        sums = [_Sum(hidden_ND) for _ in apart or ("all",)]
+        for part in chunks:
             with torch.enable_grad():
                 hidden = hidden_ND[part].detach().requires_grad_()
                 losses = losses_of(head(hidden), part)
-                loss = sum(losses.values(), torch.zeros((), device=hidden.device))
-            if squares is not None:
-                for name, value in losses.items():
-                    (grad,) = torch.autograd.grad(value, hidden, retain_graph=True)
-                    squares[name] = squares.get(name, 0) + grad.float().square().sum()
-            hidden_grad_ND[part], *found = torch.autograd.grad(loss, [hidden, *trained])
-            for place, grad in enumerate(found):  # summed in float32: many small chunks vanish in bfloat16
-                grads[place] = grads[place].add_(grad) if number else grad.float()
-            total += loss.detach()
-        ctx.save_for_backward(
-            hidden_grad_ND,
-            *(grad.to(like.dtype).expand_as(like) for grad, like in zip(grads, trained, strict=True)),
-        )
-        return total
+                whole = sum(losses.values(), torch.zeros((), device=hidden.device))
+            wanted = [losses.get(name) for name in apart] if apart else [whole]
+            there = [(one, loss) for one, loss in zip(sums, wanted, strict=True) if loss is not None]
+            for number, (one, loss) in enumerate(there, 1):
+                one.add(loss, torch.autograd.grad(loss, [hidden, *trained], retain_graph=number < len(there)), part)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*(grad for one in sums for grad in one.gradients(trained)))
+        return tuple(one.total for one in sums)
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad_ND, *grads = ctx.saved_tensors
-        scaled_ND, *scaled = (outer[0].to(grad.dtype) * grad for grad in (hidden_grad_ND, *grads))
-        return scaled_ND, None, None, None, None, *scaled
+    def backward(ctx: Any, *outer: Tensor | None) -> tuple[Tensor | None, ...]:
+        size = len(ctx.saved_tensors) // len(outer)
+        found: list[Tensor] = []
+        for number, factor in enumerate(outer):
+            if factor is None:  # another part is being differentiated
+                continue
+            scaled = [factor.to(grad.dtype) * grad for grad in ctx.saved_tensors[number * size : (number + 1) * size]]
+            found = [ours.add_(more) for ours, more in zip(found, scaled, strict=True)] if found else scaled
+        return found[0], None, None, None, None, *found[1:]
+
+
+class _Sum:
+    """A loss over all chunks, with its gradients."""
+
+    def __init__(self, hidden_ND: Tensor):
+        self.total = torch.zeros((), device=hidden_ND.device)
+        self.hidden_grad_ND = torch.zeros_like(hidden_ND)
+        self.grads: list[Tensor] = []
+
+    def add(self, loss: Tensor, grads: tuple[Tensor, ...], part: slice) -> None:
+        self.total += loss.detach()
+        self.hidden_grad_ND[part] = grads[0]
+        if self.grads:
+            for mine, grad in zip(self.grads, grads[1:], strict=True):
+                mine.add_(grad)
+        else:  # summed in float32: many small chunks vanish in bfloat16
+            self.grads = [grad.float() for grad in grads[1:]]
+
+    def gradients(self, trained: tuple[Tensor, ...]) -> list[Tensor]:
+        """Of the hidden states, then of what is trained of the head."""
+        grads = self.grads or [torch.zeros((), device=like.device) for like in trained]
+        of_head = [grad.to(like.dtype).expand_as(like) for grad, like in zip(grads, trained, strict=True)]
+        return [self.hidden_grad_ND, *of_head]
