@@ -8,8 +8,8 @@ Every job is one process with one thread; with `--json` the figures are written 
 
     python bench/cpu/ablation.py --balance --steps 80 --short --jobs 16 --out runs/balance --json runs/balance.json
 
-compares what the hints' part of the loss is divided by. With `--telling` the pocket model has one more fault, whose right form it shows after a hint and never by itself: its
-last words name nothing of what it changed.
+compares what the hints' part of the loss is divided by. With `--telling` the pocket model has one more fault, whose
+right form it shows after a hint and never by itself: its last words name nothing of what it changed.
 """
 
 from __future__ import annotations
