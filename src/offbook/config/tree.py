@@ -255,7 +255,9 @@ class FeedbackConfig(Section):
     max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout whose hint may teach")
     max_candidates: int = Field(default=6, ge=1, description="faulty messages of a rollout that are given a hint")
     gate: float = Field(
-        default=0.05, ge=0, description="nats by which a hint has to move its message, and away from it; 0 is no gate"
+        default=0.002,
+        ge=0,
+        description="nats a token by which a hint has to move its message, and away from it; 0 is no gate",
     )
     control: Literal["", "none", "donor", "random_target", "every_turn", "constant_negative"] = Field(
         default="", description="what stands in for the hint, to compare with: docs/feedback.md; empty is nothing"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchGroup, Tokens
-from offbook.train.gate import VERDICTS, Shift, shift_of, verdicts, within_places
-from offbook.train.head import Losses, Objective, Rows, Targets, TargetScores, Terms, chunk_terms
+from offbook.train.gate import VERDICTS, Shift, TargetScores, shift_of, verdicts, within_places
+from offbook.train.head import Losses, Objective, Rows, Targets, TeacherLogits, Terms, chunk_terms
 from offbook.train.host import compile_once, sent
 from offbook.train.losses import k1
 from offbook.train.targets import BranchReport, Compared, Measured, Scorer, Scorers
@@ -121,14 +121,14 @@ class Scoring:
         targets, number = self.tokens.targets_in(part), self._group_at(part.start)
         group = None if number is None else self.batch.groups[number]
         objective = Objective(self.ratio_cap, bool(self.ledger.counts.tokens[POLICY]), self.reference_kl)
-        teacher_logits: list[Tensor] = []
+        teacher = TeacherLogits([], [])
         if number is not None and group is not None:
             objective = replace(objective, distill=group.distill, shares=self.teachers[number].shares)
             own = slice(targets.start - group.tokens.start, targets.stop - group.tokens.start)
             with torch.no_grad():
-                teacher_logits = [head(hidden_MD[own]) for head, hidden_MD in self.teachers[number].models]
+                teacher = self.teachers[number].logits(own)
         score = compile_once(chunk_terms) if self.compile else chunk_terms
-        terms: Terms = score(logits_NV, teacher_logits, rows, self._targets(targets), objective)
+        terms: Terms = score(logits_NV, teacher, rows, self._targets(targets), objective)
         self._record(terms, rows)
         return self._losses(terms, group)
 
@@ -195,8 +195,8 @@ class Scoring:
             self.ledger.reports.append(BranchReport(branches, scores, verdict_B, likeliest).on_host())
         by_token = {"kl": scores.divergence_M, "capped": scores.divergence_M > group.distill.cap}
         by_branch = {
-            "shift": shift.nats_B[group.numbers],
-            "gain": shift.gain_B[group.numbers],
+            "shift": shift.own_nats_B[group.numbers],
+            "gain": shift.own_gain_B[group.numbers],
             **{reason or "taught": verdict_B == index for index, reason in enumerate(VERDICTS)},
         }
         sizes_B = sent(torch.tensor([branch.num_targets for branch in branches]), verdict_B.device)
@@ -214,7 +214,7 @@ class Scoring:
         return Compared(student, self.teachers[number], ids_M, temperature_M, group.distill.direction)
 
     def _shift(self, scores: TargetScores) -> Shift:
-        return shift_of(*scores, self.tokens.branch_M, len(self.tokens.sizes))
+        return shift_of(scores, self.tokens.branch_M, len(self.tokens.sizes))
 
     def _verdicts(self, shift: Shift) -> Tensor:
         verdict_B = verdicts(shift, self.tokens.gate_B)

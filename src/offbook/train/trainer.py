@@ -191,8 +191,9 @@ class Trainer:
         """The student's hidden states and, for each group of branches, what its teacher is scored with. Teachers with
         weights of their own come first, before the student's forward fills the memory."""
         teachers = [self.teachers[group.distill.teacher] for group in batch.groups]
-        own = [
-            teacher.own_scorers(batch, group.branches) for teacher, group in zip(teachers, batch.groups, strict=True)
+        scorers = [
+            teacher.own_scorers(batch, group.branches, plain=group.distill.gate > 0)
+            for teacher, group in zip(teachers, batch.groups, strict=True)
         ]
         riding = [number for number, teacher in enumerate(teachers) if teacher.rides]
         along = [branch for number in riding for branch in batch.groups[number].branches]
@@ -201,8 +202,8 @@ class Trainer:
         if branch_MD is not None:
             sizes = [sum(branch.num_targets for _, branch in batch.groups[number].branches) for number in riding]
             for number, part_MD in zip(riding, branch_MD.split(sizes), strict=True):
-                own[number].append((self.student.head, part_MD))
-        return hidden_BTD, [Scorers(models, teacher.shares) for models, teacher in zip(own, teachers, strict=True)]
+                scorers[number].models.append((self.student.head, part_MD))
+        return hidden_BTD, scorers
 
     @property
     def _chunk_rows(self) -> int:
