@@ -18,8 +18,10 @@ from offbook.loop.annotate import distill_of
 from offbook.train.balance import PartGradients, scales_of
 from offbook.train.batches import Batch, micro_batches
 from offbook.train.checkpoint import load_training_state
+from offbook.train.forward import Decoder
 from offbook.train.lora import make_trainable
 from offbook.train.losses import divergence
+from offbook.train.measure import measure_branches
 from offbook.train.scoring import Counts, Ledger
 from offbook.train.trainer import Trainer
 from offbook.types import Sample
@@ -190,6 +192,16 @@ def test_tokens_that_carry_a_signal_are_counted() -> None:
     assert metrics["rl/signal_tokens"] == sum(sum(map(bool, sample.rl_weight)) for sample in samples[1:])
     metrics = Trainer(tiny_model(), TrainConfig(), TEACHERS["live"]).step(batch_of("own")).metrics
     assert metrics["distill/signal_tokens"] == sum(b.num_targets for sample in samples for b in sample.branches)
+
+
+def test_branches_of_samples_that_train_are_measured() -> None:
+    """Tokens with an RL weight beside the targets change nothing."""
+    sample = batch_of("own")[0]
+    with_rl, without = (
+        list(measure_branches(Decoder(tiny_model()), [one], 8192))[0] for one in (sample, replace(sample, rl_weight=[]))
+    )
+    assert with_rl == without
+    assert len(with_rl["first"].divergence) == 7
 
 
 def test_what_is_set_is_what_branches_say() -> None:
