@@ -197,9 +197,9 @@ def test_tokens_that_carry_a_signal_are_counted() -> None:
 def test_branches_of_samples_that_train_are_measured() -> None:
     """Tokens with an RL weight beside the targets change nothing."""
     sample = batch_of("own")[0]
-    with_rl, without = (
-        list(measure_branches(Decoder(tiny_model()), [one], 8192))[0] for one in (sample, replace(sample, rl_weight=[]))
-    )
+    decoder = Decoder(tiny_model())
+    (with_rl,) = measure_branches(decoder, [sample], 8192)
+    (without,) = measure_branches(decoder, [replace(sample, rl_weight=[])], 8192)
     assert with_rl == without
     assert len(with_rl["first"].divergence) == 7
 

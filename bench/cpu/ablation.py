@@ -30,7 +30,7 @@ from offbook.pocket.demonstrations import learned_rules
 from offbook.pocket.script import Habits
 from offbook.runfolder import write_atomic
 
-COMMON = {"train.groups": "3", "checkpoint.every": "5", "train.log_parts": "5"}
+COMMON = {"train.groups": "3", "checkpoint.every": "5", "train.log_parts": "5", "feedback.look": "false"}
 TELLS = 0.5  # of its demonstrations, with --telling
 HINTS: dict[str, dict[str, str]] = {
     "rl": {"weight": "0"},

@@ -152,6 +152,7 @@ def _measure(result: Result, model: str, limit: int, progress: Progress) -> None
     from offbook.loop.effect import effects_of, measure, with_donor_hints
     from offbook.loop.models import chat_folder, load_model, model_folder
     from offbook.tokens import chat_for
+    from offbook.train.forward import Decoder
 
     others: list[Feedback] = []
     for stored, name, pairs in plans:
@@ -160,7 +161,7 @@ def _measure(result: Result, model: str, limit: int, progress: Progress) -> None
         others += [item for _, item in donors]
         counts = measure(
             [*pairs, *donors],
-            load_model(folder),
+            Decoder(load_model(folder)),
             chat_for(chat_folder(folder), "bash" if stored.setting("harness", "profile", "") == "bash" else "auto"),
             float(stored.setting("engine", "temperature", 1.0)),
             partial(progress, f"measuring {stored.source}"),

@@ -259,6 +259,13 @@ class FeedbackConfig(Section):
         ge=0,
         description="nats a token by which a hint has to move its message, and away from it; 0 is no gate",
     )
+    look: bool = Field(
+        default=True,
+        description="before step 1: sample messages with and without each hint where a rule was broken; what does not "
+        "help is not taught, and a run in which nothing helps ends there",
+    )
+    look_every: int = Field(default=0, ge=0, description="steps after which that is done again; 0 is never")
+    look_samples: int = Field(default=8, ge=1, description="messages sampled at each place, without and with the hint")
     control: Literal["", "none", "donor", "random_target", "every_turn", "constant_negative"] = Field(
         default="", description="what stands in for the hint, to compare with: docs/feedback.md; empty is nothing"
     )
@@ -298,7 +305,14 @@ class FeedbackConfig(Section):
         if self.threshold and self.max_candidates < self.max_targets:
             reached = f"feedback.max_targets = {self.max_targets} cannot be reached"
             return f"feedback.max_candidates is {self.max_candidates}, so {reached}; give at least as many candidates"
+        if self.look_every and not self.look:
+            return "feedback.look is false, so feedback.look_every is never used; give --feedback.look true"
         return self.judge.idle("feedback", bool(self.weight))
+
+    def is_look_due(self, step: int) -> bool:
+        """Not under a control, which is there to show what another hint does, nor where hints stand elsewhere."""
+        is_on = self.look and self.weight and not self.control and self.method == "targeted"
+        return bool(is_on) and (step == 1 or bool(self.look_every and (step - 1) % self.look_every == 0))
 
     @property
     def threshold(self) -> float:

@@ -19,13 +19,16 @@ import torch
 
 from offbook.config import Config
 from offbook.engine import RemoteEngine, Trainable
-from offbook.feedback import rules_of
+from offbook.feedback import read_all, rules_of
+from offbook.feedback.coach import Found
 from offbook.judge import Judge, Judgement
 from offbook.lock import only_writer
 from offbook.loop.annotate import teachers_of
 from offbook.loop.collector import Collector, judges_of, refuse_missing_engine
 from offbook.loop.judge import judge_of, local_judge
-from offbook.loop.learn import Lessons, learn
+from offbook.loop.learn import Lessons, learn, recall_look
+from offbook.loop.look import Look, refuse_unhelpful
+from offbook.loop.look import table as look_table
 from offbook.loop.models import (
     Progress,
     chat_folder,
@@ -43,7 +46,7 @@ from offbook.tasks.select import TasksUsedUp
 from offbook.train.checkpoint import load_training_state
 from offbook.train.trainer import NotFinite, Trainer, WeightsLost
 from offbook.train.writing import Checkpoints
-from offbook.types import OffbookError, Task
+from offbook.types import Feedback, OffbookError, Rollout, Task
 
 OnStep = Callable[[dict[str, Any]], None]
 Tell = Callable[[str], None]  # a line for people
@@ -75,6 +78,7 @@ class _Run:
     judge: Judge | None
     order: Shuffled | Selected
     checkpoints: Checkpoints
+    tell: Tell
     done: int  # steps, before this process began
 
 
@@ -140,7 +144,8 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell)
     checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), config.checkpoint)
     tell(str(checkpoints))
     lessons = Lessons(config, folder, {task.id: task for task in sets.train}, rules, chat, trainer)
-    return _Run(lessons, collector, engine, judge, order, checkpoints, done)
+    recall_look(lessons, folder.looks(done))
+    return _Run(lessons, collector, engine, judge, order, checkpoints, tell, done)
 
 
 def _step(run: _Run, step: int, tasks: list[Task], runner: asyncio.Runner) -> dict[str, Any]:
@@ -155,7 +160,11 @@ def _step(run: _Run, step: int, tasks: list[Task], runner: asyncio.Runner) -> di
         order.learn(groups)
         read = [(rollout, lessons.tasks.get(rollout.task)) for group in groups for rollout in group]
         judgement = Judgement() if run.judge is None else runner.run(run.judge.read(read))
+        began = time.monotonic()
+        look = _look(run, step, groups, runner)
         collector.rest()
+        look()
+        looked_s = time.monotonic() - began
     except BaseException:  # also Ctrl-C
         _keep_all_steps(run, step - 1)
         raise
@@ -168,7 +177,42 @@ def _step(run: _Run, step: int, tasks: list[Task], runner: asyncio.Runner) -> di
         raise _stopped(run, step, problem, "try a lower train.learning_rate") from None
     row |= {"epoch": order.epoch(step, settings.groups), "skipped_steps": step - lessons.trainer.steps}
     row |= collector.metrics()
-    return row | {"rollout_s": collected - started, "train_s": time.monotonic() - collected}
+    took = {"rollout_s": collected - started, "train_s": time.monotonic() - collected - looked_s}
+    return row | took | ({"look_s": looked_s} if lessons.config.feedback.is_look_due(step) else {})
+
+
+def _look(run: _Run, step: int, groups: list[list[Rollout]], runner: asyncio.Runner) -> Callable[[], None]:
+    """Whether hints help on the faults of this step, before any of them teaches. The engine samples now; what it gives
+    back is done when the engine rests."""
+    lessons, settings = run.lessons, run.lessons.config.feedback
+    if not settings.is_look_due(step):
+        return lambda: None
+    wanted = [
+        (rollout, target)
+        for group in groups
+        for rollout in group
+        if not rollout.fault
+        for target in read_all(rollout, lessons.tasks.get(rollout.task), settings.rules, lessons.rules)
+        if settings.rule_weights.get(target.rule, 1.0)
+    ]
+    found = [
+        Found(rollout, Feedback(target, lessons.rules[target.rule].hint(rollout.tools)), "")
+        for rollout, target in wanted
+    ]
+    look = Look(run.collector, lessons.tasks, lessons.rules, settings.look_samples)
+    sampled = runner.run(look.sampled(found, f"look{step}"))
+
+    def finish() -> None:
+        own = lessons.trainer.teachers[settings.teacher].own
+        looked = look.measured(sampled, found, own.decoder if own else lessons.trainer.student)
+        lessons.folder.write_look(step, (one.row() for one in looked))
+        for line in look_table(looked) if looked else ["no rule was broken, so no hint was looked at"]:
+            run.tell(line)
+        if step == 1:
+            refuse_unhelpful(looked)
+        recall_look(lessons, [one.row() for one in looked])
+
+    return finish
 
 
 @contextmanager
