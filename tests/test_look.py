@@ -22,7 +22,7 @@ from offbook.harness.again import Before, NotRestored
 from offbook.loop.annotate import annotate
 from offbook.loop.collector import Collector
 from offbook.loop.learn import Lessons, recall_look
-from offbook.loop.look import Look, Looked, NoHintHelps, refuse_unhelpful, table
+from offbook.loop.look import Look, Looked, table
 from offbook.runfolder import RunFolder
 from offbook.sandbox import BoxSpec, open_box
 from offbook.shares import rise, wilson
@@ -194,14 +194,6 @@ def test_a_hint_helps_where_faults_get_fewer_beyond_noise(looked: Looked, helps:
     assert looked.row()["why_not"] == looked.why_not
 
 
-def test_a_run_ends_where_no_hint_helps() -> None:
-    good, bad = Looked("a", 1, 32, 14, 2, -8.0), Looked("b", 1, nats=-0.1)
-    refuse_unhelpful([good, bad])
-    refuse_unhelpful([])
-    with pytest.raises(NoHintHelps, match=r"sft\.reminders"):
-        refuse_unhelpful([bad])
-
-
 def test_the_interval_of_a_difference_by_hand() -> None:
     """Newcombe 1998, table II, (a): 56/70 - 48/80 has 0.0524 to 0.3339; ours takes as many trials on both sides."""
     low, high = rise(8, 2, 32)
@@ -243,16 +235,22 @@ def test_when_it_is_due() -> None:
         assert not FeedbackConfig(**off).is_look_due(1)
 
 
-def test_training_stops_before_step_1_or_says_what_it_leaves_out(cache: Path, model: Path, tmp_path: Path) -> None:
-    """The half-made pocket model follows no hint."""
-    process = train(cache, model, tmp_path / "run", "--train.steps", "1")
+@pytest.mark.parametrize("samples", ["4", "1"])
+def test_training_goes_on_with_what_helps_or_ends(cache: Path, model: Path, tmp_path: Path, samples: str) -> None:
+    """The half-made pocket model hardly follows hints: which of them help is left to what is found."""
+    process = train(cache, model, tmp_path / "run", "--train.steps", "1", "--feedback.look_samples", samples)
     rows = [json.loads(line) for line in (tmp_path / "run" / "look.jsonl").read_text().splitlines()]
-    assert rows
     assert {row["step"] for row in rows} == {1}
-    helps = [row["rule"] for row in rows if not row["why_not"]]
-    assert (process.returncode == 0) == bool(helps), process.stderr_text
-    if not helps:
+    assert all(row["rule"] in process.stderr_text for row in rows)
+    helpful = {row["rule"] for row in rows if not row["why_not"]}
+    folder = RunFolder(tmp_path / "run")
+    assert folder.rollouts(1)[0]
+    if helpful:
+        assert process.returncode == 0, process.stderr_text
+        (row,), _ = folder.metrics()
+        assert {key.removeprefix("targets/") for key in row if key.startswith("targets/")} <= helpful
+        assert row["look_s"] > 0
+    else:
+        assert process.returncode != 0
         assert "sft.reminders" in process.stderr_text
-        assert not RunFolder(tmp_path / "run").checkpoints()
-    for row in rows:
-        assert row["rule"] in process.stderr_text
+        assert not folder.checkpoints()

@@ -27,14 +27,16 @@ from offbook.types import Completion, Message, OffbookError, Prompt, PromptTooLo
 TARGETS = 4  # faulty messages of a rule that are looked at
 BOXES = 8  # open at once
 NATS = 1.0  # that a hint has to take from a faulty message, where sampling cannot tell
-REMEDY = (
-    "`offbook sft` with `sft.reminders` makes a model that follows hints; "
-    "another model, or feedback.look = false, which teaches them anyway, are the other ways"
-)
 
 
 class NoHintHelps(OffbookError):
     """There is nothing that a teacher knows better."""
+
+    def __init__(self, rules: str):
+        super().__init__(
+            f"no hint helps this model ({rules}), so there is nothing to teach; `offbook sft` with `sft.reminders` "
+            "makes one that follows hints, another model may do so already, and feedback.look = false teaches anyway"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +84,6 @@ def _share(hits: int, trials: int) -> str:
         return "not judged"
     low, high = wilson(hits, trials)
     return f"{hits}/{trials} ({100 * low:.0f} to {100 * high:.0f}%)"
-
-
-def refuse_unhelpful(looked: Sequence[Looked]) -> None:
-    if looked and all(one.why_not for one in looked):
-        rules = ", ".join(one.rule for one in looked)
-        raise NoHintHelps(f"no hint helps this model ({rules}), so there is nothing to teach: {REMEDY}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from offbook.loop.annotate import teachers_of
 from offbook.loop.collector import Collector, judges_of, refuse_missing_engine
 from offbook.loop.judge import judge_of, local_judge
 from offbook.loop.learn import Lessons, learn, recall_look
-from offbook.loop.look import Look, refuse_unhelpful
+from offbook.loop.look import Look, NoHintHelps
 from offbook.loop.look import table as look_table
 from offbook.loop.models import (
     Progress,
@@ -161,10 +161,10 @@ def _step(run: _Run, step: int, tasks: list[Task], runner: asyncio.Runner) -> di
         read = [(rollout, lessons.tasks.get(rollout.task)) for group in groups for rollout in group]
         judgement = Judgement() if run.judge is None else runner.run(run.judge.read(read))
         began = time.monotonic()
-        look = _look(run, step, groups, runner)
-        collector.rest()
-        look()
+        if is_look := lessons.config.feedback.is_look_due(step):
+            _look(run, step, groups, runner)
         looked_s = time.monotonic() - began
+        collector.rest()
     except BaseException:  # also Ctrl-C
         _keep_all_steps(run, step - 1)
         raise
@@ -178,41 +178,32 @@ def _step(run: _Run, step: int, tasks: list[Task], runner: asyncio.Runner) -> di
     row |= {"epoch": order.epoch(step, settings.groups), "skipped_steps": step - lessons.trainer.steps}
     row |= collector.metrics()
     took = {"rollout_s": collected - started, "train_s": time.monotonic() - collected - looked_s}
-    return row | took | ({"look_s": looked_s} if lessons.config.feedback.is_look_due(step) else {})
+    return row | took | ({"look_s": looked_s} if is_look else {})
 
 
-def _look(run: _Run, step: int, groups: list[list[Rollout]], runner: asyncio.Runner) -> Callable[[], None]:
-    """Whether hints help on the faults of this step, before any of them teaches. The engine samples now; what it gives
-    back is done when the engine rests."""
+def _look(run: _Run, step: int, groups: list[list[Rollout]], runner: asyncio.Runner) -> None:
+    """Whether hints help on the faults of this step, before any of them teaches."""
     lessons, settings = run.lessons, run.lessons.config.feedback
-    if not settings.is_look_due(step):
-        return lambda: None
-    wanted = [
-        (rollout, target)
-        for group in groups
-        for rollout in group
-        if not rollout.fault
+    rollouts = [rollout for group in groups for rollout in group if not rollout.fault]
+    found = [
+        Found(rollout, Feedback(target, lessons.rules[target.rule].hint(rollout.tools)), "")
+        for rollout in rollouts
         for target in read_all(rollout, lessons.tasks.get(rollout.task), settings.rules, lessons.rules)
         if settings.rule_weights.get(target.rule, 1.0)
     ]
-    found = [
-        Found(rollout, Feedback(target, lessons.rules[target.rule].hint(rollout.tools)), "")
-        for rollout, target in wanted
-    ]
     look = Look(run.collector, lessons.tasks, lessons.rules, settings.look_samples)
     sampled = runner.run(look.sampled(found, f"look{step}"))
-
-    def finish() -> None:
-        own = lessons.trainer.teachers[settings.teacher].own
-        looked = look.measured(sampled, found, own.decoder if own else lessons.trainer.student)
-        lessons.folder.write_look(step, (one.row() for one in looked))
-        for line in look_table(looked) if looked else ["no rule was broken, so no hint was looked at"]:
-            run.tell(line)
-        if step == 1:
-            refuse_unhelpful(looked)
-        recall_look(lessons, [one.row() for one in looked])
-
-    return finish
+    run.collector.rest()  # the trainer reads next
+    own = lessons.trainer.teachers[settings.teacher].own
+    looked = look.measured(sampled, found, own.decoder if own else lessons.trainer.student)
+    rows = [one.row() for one in looked]
+    lessons.folder.write_look(step, rows)
+    for line in look_table(looked) if looked else ["no rule was broken, so there was no hint to look at"]:
+        run.tell(line)
+    recall_look(lessons, rows)
+    if step == 1 and looked and all(one.why_not for one in looked):
+        lessons.folder.write_rollouts(step, rollouts)  # for `offbook coach`
+        raise NoHintHelps(", ".join(one.rule for one in looked))
 
 
 @contextmanager
