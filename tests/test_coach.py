@@ -36,6 +36,7 @@ from offbook.judge import show
 from offbook.loop.effect import effects_of, measure, with_donor_hints, written_again
 from offbook.runfolder import RunFolder, dump_lines, load_lines
 from offbook.tokens import ChatFormat, Transcript, render_call
+from offbook.train.forward import Decoder
 from offbook.types import Completion, Feedback, Hint, OffbookError, Rollout, Target
 
 HINT = Hint("unknown_tool", "Reminder: available tools are read_file, finish.")
@@ -88,7 +89,7 @@ def test_effects_equal_a_reading_from_scratch(chat: ChatFormat, temperature: flo
         (short, feedback_on(short, 2)),
     ]
     shares: list[float] = []
-    assert not measure(pairs, model, chat, temperature, shares.append)
+    assert not measure(pairs, Decoder(model), chat, temperature, shares.append)
     assert shares[-1] == 1.0
     reference = tiny_model(vocabulary=320)
     for rollout, item in pairs:
@@ -126,7 +127,7 @@ def test_a_donor_hint_is_another_rules_before_the_same_message(chat: ChatFormat)
     assert [item.target for _, item in donors] == [item.target for _, item in pairs]
     assert all(item.hint.rule != item.target.rule and item.hint.text for _, item in donors)
     assert len({item.hint.rule for _, item in donors}) > 1
-    assert not measure([*pairs, *donors], tiny_model(vocabulary=320), chat)
+    assert not measure([*pairs, *donors], Decoder(tiny_model(vocabulary=320)), chat)
     other = Hint("repeated_call", "Reminder: do not repeat a call, its answer is above.")
     untold = [(replace(pairs[0][0], id=str(number), tools=()), feedback_on(rollout, 4, other)) for number in range(99)]
     assert all(item.hint.rule != "unknown_tool" for _, item in with_donor_hints(untold)), "it would name no tool"
@@ -146,7 +147,7 @@ def test_other_agents_words_are_written_again(chat: ChatFormat) -> None:
     beyond = rollout_of(chat, "beyond")
     beyond.segments[0].ids[5] = 100_000
     pairs = [(rollout, feedback_on(rollout, 4)) for rollout in (own, bare, foreign, beyond)]
-    counts = measure([*pairs, *with_donor_hints(pairs)], tiny_model(vocabulary=320), chat)
+    counts = measure([*pairs, *with_donor_hints(pairs)], Decoder(tiny_model(vocabulary=320)), chat)
     assert counts == {"written again": 3}, "with two hints each"
     for _, item in pairs[1:]:
         assert item.divergence == pytest.approx(pairs[0][1].divergence, abs=1e-4)
@@ -161,10 +162,10 @@ def test_what_cannot_be_measured_is_counted(chat: ChatFormat) -> None:
     message = rollout.segments[0].messages[2]
     model.config.max_position_embeddings = message.end + 80  # room for the first call with its hint
     pairs = [(rollout, feedback_on(rollout, 2)), (rollout, feedback_on(rollout, 6)), (silent, feedback_on(silent, 2))]
-    counts = measure(pairs, model, chat)
+    counts = measure(pairs, Decoder(model), chat)
     assert counts == {"beyond the model's context": 1, "nothing in the message was sampled": 1}
     assert [bool(item.divergence) for _, item in pairs] == [True, False, False]
-    assert not measure([], model, chat)
+    assert not measure([], Decoder(model), chat)
 
 
 CALLS = [("bash", {"command": "ls"}), ("bash", {"command": "ls"}), ("bash", {"command": "pytest -q"})]

@@ -4,8 +4,12 @@
 
 Arms of one seed start from the same weights and train on the same tasks in the same order. Some go on for four times
 as many steps, to look for collapse. A run that was stopped goes on where it was; what is finished is not run again.
-With `--telling` the pocket model has one more fault, whose right form it shows after a hint and never by itself: its
-last words name nothing of what it changed.
+Every job is one process with one thread; with `--json` the figures are written again after each.
+
+    python bench/cpu/ablation.py --balance --steps 80 --short --jobs 16 --out runs/balance --json runs/balance.json
+
+compares what the hints' part of the loss is divided by. With `--telling` the pocket model has one more fault, whose
+right form it shows after a hint and never by itself: its last words name nothing of what it changed.
 """
 
 from __future__ import annotations
@@ -24,8 +28,9 @@ from panels import Lines, figure, mean_curve
 
 from offbook.pocket.demonstrations import learned_rules
 from offbook.pocket.script import Habits
+from offbook.runfolder import write_atomic
 
-COMMON = {"train.groups": "3", "checkpoint.every": "5"}
+COMMON = {"train.groups": "3", "checkpoint.every": "5", "train.log_parts": "5", "feedback.look": "false"}
 TELLS = 0.5  # of its demonstrations, with --telling
 HINTS: dict[str, dict[str, str]] = {
     "rl": {"weight": "0"},
@@ -44,6 +49,11 @@ HINTS: dict[str, dict[str, str]] = {
     "weight_0.1": {"weight": "0.1"},
     "weight_0.3": {"weight": "0.3"},
     "weight_1": {"weight": "1"},
+    "own_5": {"balance": "own", "weight": "5"},
+    "rl_2": {"balance": "rl", "weight": "2"},
+    "rl_5": {"balance": "rl", "weight": "5"},
+    "bounded_0.3": {"balance": "bounded", "weight": "5", "bound": "0.3"},
+    "bounded_1": {"balance": "bounded", "weight": "5", "bound": "1"},
     "none": {"control": "none"},
     "donor": {"control": "donor"},
     "random_target": {"control": "random_target"},
@@ -67,12 +77,18 @@ LABELS = {
     "weight_0.1": "weight 0.1",
     "weight_0.3": "weight 0.3",
     "weight_1": "weight 1",
+    "own_5": "hints over their own tokens, weight 5",
+    "rl_2": "hints over RL tokens, weight 2",
+    "rl_5": "hints over RL tokens, weight 5",
+    "bounded_0.3": "hints over RL tokens, weight 5, at most 0.3 of RL's gradient",
+    "bounded_1": "hints over RL tokens, weight 5, at most RL's gradient",
     "none": "control: no hint",
     "donor": "control: hint of another rule",
     "random_target": "control: another message",
     "every_turn": "control: every message of a faulty rollout",
     "constant_negative": "control: advantage -1, no teacher",
 }
+BALANCE = ("own_5", "rl_2", "rl_5", "bounded_0.3", "bounded_1")  # beside RL alone, with --balance
 LONG = (
     *("rl", "hints", "annealed", "reverse", "reverse_annealed", "ema"),
     *("live", "live_anchored", "live_annealed", "refreshed"),
@@ -87,7 +103,10 @@ COLUMNS = {
     "named": "names what it changed",
     "fault": "log p of the first faults",
     "hinted_fault": "the same, hinted",
+    "ratio_first": "hints' gradient by RL's, first steps",
+    "ratio_last": "last steps",
 }
+RATIO_ROWS = 5  # of those in which the parts' gradients were taken apart
 
 
 def habits_of(arguments: argparse.Namespace) -> Habits:
@@ -139,6 +158,7 @@ def run_arm(arm: str, seed: int, steps: int, arguments: argparse.Namespace) -> N
     started = time.monotonic()
     train(load_config([], settings))
     figures, summary, rollouts = measure(latest_checkpoint(RunFolder(folder)), folder, settings)
+    figures |= gradient_ratios(folder)
     RunFolder(folder).write_eval("final", summary, rollouts)  # for `offbook compare` and `offbook view`
     result.write_text(json.dumps({**figures, "seconds": time.monotonic() - started}, indent=2) + "\n")
 
@@ -168,6 +188,15 @@ def measure(model: Path, run: Path, settings: dict[str, str]) -> tuple[dict[str,
     keys = ("solved", "invalid_per_100", "turns", "tokens")
     figures = {key: summary[key] for key in keys} | {"named": mean(map(names_change, rollouts))}
     return {**figures, **hint_following(model, run, config)}, summary, rollouts
+
+
+def gradient_ratios(run: Path) -> dict[str, float]:
+    """How large the hints' gradient is beside RL's, as it was applied, at both ends of a run."""
+    rows = [row for row in read_rows(run / "metrics.jsonl") if row.get("rl/gradient_norm")]
+    ratios = [row.get("hint/gradient_norm", 0.0) * row.get("hint/scale", 1.0) / row["rl/gradient_norm"] for row in rows]
+    if not ratios:
+        return {}
+    return {"ratio_first": mean(ratios[:RATIO_ROWS]), "ratio_last": mean(ratios[-RATIO_ROWS:])}
 
 
 def names_change(rollout: Any) -> bool:
@@ -221,10 +250,14 @@ def in_process(arguments: argparse.Namespace, *job: str) -> None:
     with log.open("ab") as stream:
         code = subprocess.run([*command, "--job", *job], stdout=stream, stderr=stream).returncode
     print(f"{name}: {'done' if not code else f'failed, see {log}'} in {time.monotonic() - started:.0f} s", flush=True)
+    if arguments.json:
+        write_atomic(arguments.json, json.dumps(results(arguments), indent=2) + "\n")
 
 
 def run_all(arguments: argparse.Namespace) -> None:
-    arms = arguments.arms or list(HINTS)
+    arms = arguments.arms or [arm for arm in HINTS if arm not in BALANCE]
+    if arguments.balance:
+        arms = ["rl", *BALANCE]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         list(pool.map(lambda seed: in_process(arguments, "prepare", str(seed)), arguments.seeds))
         last = {arm: arguments.steps * (TIMES if arm in LONG and not arguments.short else 1) for arm in arms}
@@ -263,12 +296,12 @@ def results(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, floa
 
 def table(found: dict[str, dict[str, dict[str, float]]]) -> list[str]:
     everything = [one for seeds in found.values() for one in seeds.values()]
-    columns = [key for key in COLUMNS if all(key in one for one in everything) and any(one[key] for one in everything)]
+    columns = [key for key in COLUMNS if any(one.get(key) for one in everything)]
     lines = ["| | steps | seeds | " + " | ".join(COLUMNS[key] for key in columns) + " |"]
     lines += ["|---|---:|---:|" + "---:|" * len(columns)]
     for row, seeds in found.items():
         arm, steps = row.split("/")
-        cells = [cell(key, [one[key] for one in seeds.values()]) for key in columns]
+        cells = [cell(key, [one[key] for one in seeds.values() if key in one]) for key in columns]
         lines.append(f"| {LABELS.get(arm, arm)} | {steps} | {len(seeds)} | " + " | ".join(cells) + " |")
     return lines
 
@@ -295,6 +328,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def cell(key: str, values: list[float]) -> str:
+    if not values:
+        return ""
     shown = [
         f"{100 * value:.1f}%" if key in ("solved", "named") else f"{value:.1f}"
         for value in (mean(values), spread(values))
@@ -313,6 +348,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=list(HINTS), help="only these")
     parser.add_argument("--short", action="store_true", help="without the four times longer runs")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
+    parser.add_argument("--balance", action="store_true", help="compare what the hints' part is divided by")
     parser.add_argument("--telling", action="store_true", help="a pocket model with a fault that only a hint mends")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every run")
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
@@ -332,8 +368,6 @@ def report(arguments: argparse.Namespace) -> None:
     found = results(arguments)
     lines = table(found)
     print("\n".join(lines))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
     if arguments.markdown:
         before, _, rest = arguments.markdown.read_text().partition("<!-- ablation -->\n")
         _, _, after = rest.partition("<!-- end of ablation -->")

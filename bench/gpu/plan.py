@@ -57,7 +57,7 @@ def shape(model: tuple[Any, ...], is_tiny: bool) -> Qwen3Config:
 def sample(length: int, vocabulary: int, targets: int, seed: int) -> Sample:
     """Every other message is sampled; targets are sampled messages, spread evenly."""
     rng, message = random.Random(seed), min(MESSAGE, length // (2 * targets + 2))
-    distill = Distill("frozen", "hint", cap=2.0, gate=0.05, top=5)
+    distill = Distill("frozen", "hint", cap=2.0, gate=0.002, top=5)
     starts = [message * (2 * ((k + 1) * (length // message) // (2 * targets + 2)) + 1) for k in range(targets)]
     hints = [[rng.randrange(vocabulary) for _ in range(HINT)] for _ in starts]
     return Sample(

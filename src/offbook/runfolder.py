@@ -174,6 +174,16 @@ class RunFolder:
     def write_feedback(self, step: int, feedback: list[Feedback]) -> None:
         write_atomic(self._step_file("feedback", step), dump_lines(feedback))
 
+    def write_look(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
+        """What hints do, a line a rule, looked at before a step. What was written of later ones is done again."""
+        lines = [*self.looks(step - 1), *({"step": step, **row} for row in rows)]
+        write_atomic(self.path / "look.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+    def looks(self, last_step: int) -> list[dict[str, Any]]:
+        """Up to a step, in order."""
+        rows, _ = load_lines(self.path / "look.jsonl", dict)
+        return [row for row in rows if row["step"] <= last_step]
+
     def write_samples(self, step: int, samples: list[Sample]) -> Path:
         path = self.path / "aside" / f"step_{step:05d}.samples.jsonl"
         write_atomic(path, dump_lines(samples))

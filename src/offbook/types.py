@@ -369,11 +369,13 @@ class Distill:
     """
 
     teacher: str = "live"  # by the name that the trainer was given it under
-    part: str = "distill"  # of the loss: its sum is divided by the target tokens of all branches of the same part
+    part: str = "distill"  # of the loss, which is a mean over the target tokens of all branches of the same part
+    by_policy: bool = False  # divided by the step's RL tokens instead: the fewer targets, the less the part counts
+    bound: float = 0.0  # the most that the norm of the part's gradient may be, by RL's; 0 is no bound
     direction: Direction = "forward"
     cap: float = math.inf  # nats that a token may count for
     importance_cap: float = 0.0  # weight by min(pi / mu, cap); 0 is no weighting
-    gate: float = 0.0  # nats by which a branch has to move its target, and away from what was sampled; 0 is no gate
+    gate: float = 0.0  # nats a token by which a branch has to move its target, away from what was sampled; 0 is none
     places: int = 0  # in a contest; 0 is no limit
     top: int = 0  # likeliest tokens to report where student and teacher differ
 

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from offbook.feedback.coach import Found, Stored
     from offbook.judge import Judgement
     from offbook.loop.effect import Effect
+    from offbook.loop.look import Looked
     from offbook.loop.models import Progress
-    from offbook.types import Feedback
+    from offbook.train.forward import Decoder
+    from offbook.types import Feedback, Task
 
 MAX_SHOWN = 3  # examples of one rule
 LINE = 100  # characters of an example
@@ -39,6 +41,7 @@ class Result:
     effects: list[Effect] = field(default_factory=list)
     models: list[str] = field(default_factory=list)  # that the effects were measured on
     unmeasured: Counter[str] = field(default_factory=Counter)
+    looked: dict[str, list[Looked]] = field(default_factory=dict)  # by source
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -57,6 +60,9 @@ def coach(
     model: Annotated[str, typer.Option(help="Measure hints on this model; by default a run's last checkpoint.")] = "",
     effect: Annotated[bool, typer.Option("--effect/--no-effect", help="Measure what the hints do.")] = True,
     limit: Annotated[int, typer.Option(min=1, help="Measure at most so many targets of each rule.")] = 32,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Messages to sample at each place, with the hint and without; 0 is none.")
+    ] = 8,
     url: Annotated[
         str, typer.Option(help="A judge model that reads the rollouts too, behind an OpenAI-like URL.")
     ] = "",
@@ -79,7 +85,7 @@ def coach(
         result = Result(stored_in(sources))
         _read(result, tasks, known, url, judge_model, rate, progress)
         if effect:
-            _measure(result, model, limit, progress)
+            _measure(result, model, limit, tasks, known, samples, progress)
     _show(result)
     try:
         written = _write(result, out, as_json)
@@ -115,9 +121,7 @@ def _read(
     unseen: Counter[tuple[str, str]] = Counter()
     pairs = []
     for stored in result.sources:
-        own = Path(str(stored.setting("tasks", "source", "")))  # the folder that the run was made with
-        folder = tasks or (own if own.name and own.is_dir() else None)
-        known = tasks_in(folder) if folder else {}
+        known = _tasks_of(stored, tasks)
         result.found += by_rules(stored, known, partial(progress, f"reading {stored.source}"), rules)
         unseen += not_looked_for(stored, known)
         pairs += [(rollout, known.get(rollout.task)) for rollout in stored.rollouts]
@@ -135,7 +139,21 @@ def _read(
         result.notes.append(f"{what}: the tasks are not at hand; --tasks gives them")
 
 
-def _measure(result: Result, model: str, limit: int, progress: Progress) -> None:
+def _tasks_of(stored: Stored, tasks: Path | None) -> dict[str, Task]:
+    own = Path(str(stored.setting("tasks", "source", "")))  # the folder that the run was made with
+    folder = tasks or (own if own.name and own.is_dir() else None)
+    return tasks_in(folder) if folder else {}
+
+
+def _measure(
+    result: Result,
+    model: str,
+    limit: int,
+    tasks: Path | None,
+    rules: dict[str, Rule],
+    samples: int,
+    progress: Progress,
+) -> None:
     """Torch is imported only if there is something to measure, and a model to measure it on."""
     from offbook.feedback.coach import spread_out
 
@@ -152,15 +170,17 @@ def _measure(result: Result, model: str, limit: int, progress: Progress) -> None
     from offbook.loop.effect import effects_of, measure, with_donor_hints
     from offbook.loop.models import chat_folder, load_model, model_folder
     from offbook.tokens import chat_for
+    from offbook.train.forward import Decoder
 
     others: list[Feedback] = []
     for stored, name, pairs in plans:
         folder = model_folder(name, 0, progress)
         donors = with_donor_hints(pairs)
         others += [item for _, item in donors]
+        decoder = Decoder(load_model(folder))
         counts = measure(
             [*pairs, *donors],
-            load_model(folder),
+            decoder,
             chat_for(chat_folder(folder), "bash" if stored.setting("harness", "profile", "") == "bash" else "auto"),
             float(stored.setting("engine", "temperature", 1.0)),
             partial(progress, f"measuring {stored.source}"),
@@ -170,7 +190,36 @@ def _measure(result: Result, model: str, limit: int, progress: Progress) -> None
             result.notes.append(f"{what} measured on ids of {folder.name}, not their own")
         result.unmeasured += counts
         result.models.append(str(folder))
+        if samples and not again and stored.folder is not None:
+            found = [one for one in result.found if one.source == stored.source]
+            result.looked[stored.source] = _look(
+                stored, found, folder, decoder, _tasks_of(stored, tasks), rules, samples
+            )
     result.effects = effects_of((one.feedback for one in chosen), others)
+
+
+def _look(
+    stored: Stored,
+    found: list[Found],
+    model: Path,
+    decoder: Decoder,
+    tasks: dict[str, Task],
+    rules: dict[str, Rule],
+    samples: int,
+) -> list[Looked]:
+    """As training does before it begins, on what the run did and with the run's own settings."""
+    from offbook.config import load_config
+    from offbook.loop.collector import Collector
+    from offbook.loop.look import Look
+    from offbook.loop.tasks import task_sets
+
+    assert stored.folder is not None
+    config = load_config([stored.folder.config_file], {"engine.kind": "local"})
+    if not tasks and config.tasks.source == "pocket":
+        sets = task_sets(config)
+        tasks = {task.id: task for task in (*sets.train, *sets.heldout)}
+    look = Look(Collector(config, model), tasks, rules, samples)
+    return look.measured(asyncio.run(look.sampled(found, "coach")), found, decoder)
 
 
 def _write(result: Result, out: Path | None, as_json: Path | None) -> list[Path]:
@@ -211,6 +260,7 @@ def _as_dict(result: Result) -> dict[str, Any]:
         "effects": [asdict(effect) for effect in result.effects],
         "models": result.models,
         "unmeasured": result.unmeasured,
+        "look": [{"source": source, **one.row()} for source, looked in result.looked.items() for one in looked],
         "judge": judgement
         and {
             "rollouts": judgement.rollouts,
@@ -235,6 +285,7 @@ def _show(result: Result) -> None:
         _show_rule(rule, found, of)
     if result.effects:
         _show_effects(result)
+    _show_look(result)
     if result.judgement:
         _show_judgement(result.judgement)
     for note in result.notes:
@@ -275,6 +326,15 @@ def _show_effects(result: Result) -> None:
     results.print(table)
     for reason, count in result.unmeasured.items():
         say(f"{_count(count, 'target')} not measured: {reason}")
+
+
+def _show_look(result: Result) -> None:
+    for source, looked in result.looked.items():
+        from offbook.loop.look import table
+
+        say(f"\nMessages sampled where a rule was broken in {source}, without the hint and with it")
+        for line in table(looked):
+            say(line)
 
 
 def _show_judgement(judgement: Judgement) -> None:

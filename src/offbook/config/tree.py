@@ -181,8 +181,8 @@ class TrainConfig(Section):
     log_parts: int = Field(
         default=0,
         ge=0,
-        description="steps between reports of `PART/hidden_gradient`, the norm of a loss part's gradient at the "
-        "hidden states before the output layer, where `gradient_norm` is of all parts at all weights; 0 is never",
+        description="steps between reports of `PART/gradient_norm`, the norm of each loss part's gradient by itself; "
+        "such a step takes a backward pass a part; 0 is never",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         default="stop", description="what a step does whose gradient is no number: end the run, or change nothing"
@@ -244,6 +244,12 @@ class FeedbackConfig(Section):
         "rollout before its first message teach the whole response",
     )
     weight: float = Field(default=1.0, ge=0, description="lambda, beside an RL loss of weight 1")
+    balance: Literal["own", "rl", "bounded"] = Field(
+        default="own",
+        description="what the hints' sum is divided by: own: the tokens they teach; rl: the step's RL tokens, so that "
+        "it fades as faults get rare; bounded: the same, and the norm of its gradient is at most `bound` times RL's",
+    )
+    bound: float = Field(default=1.0, gt=0, description="`balance` bounded only: times the norm of RL's gradient")
     anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
     anneal_to: float = Field(default=0.0, ge=0, description="what `weight` is after `anneal_steps`")
     rule_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
@@ -254,8 +260,17 @@ class FeedbackConfig(Section):
     max_targets: int = Field(default=3, ge=1, description="faulty messages of a rollout whose hint may teach")
     max_candidates: int = Field(default=6, ge=1, description="faulty messages of a rollout that are given a hint")
     gate: float = Field(
-        default=0.05, ge=0, description="nats by which a hint has to move its message, and away from it; 0 is no gate"
+        default=0.002,
+        ge=0,
+        description="nats a token by which a hint has to move its message, and away from it; 0 is no gate",
     )
+    look: bool = Field(
+        default=True,
+        description="before step 1: sample messages with and without each hint where a rule was broken; what does not "
+        "help is not taught, and a run in which nothing helps ends there",
+    )
+    look_every: int = Field(default=0, ge=0, description="steps after which that is done again; 0 is never")
+    look_samples: int = Field(default=8, ge=1, description="messages sampled at each place, without and with the hint")
     control: Literal["", "none", "donor", "random_target", "every_turn", "constant_negative"] = Field(
         default="", description="what stands in for the hint, to compare with: docs/feedback.md; empty is nothing"
     )
@@ -295,7 +310,14 @@ class FeedbackConfig(Section):
         if self.threshold and self.max_candidates < self.max_targets:
             reached = f"feedback.max_targets = {self.max_targets} cannot be reached"
             return f"feedback.max_candidates is {self.max_candidates}, so {reached}; give at least as many candidates"
+        if self.look_every and not self.look:
+            return "feedback.look is false, so feedback.look_every is never used; give --feedback.look true"
         return self.judge.idle("feedback", bool(self.weight))
+
+    def is_look_due(self, step: int) -> bool:
+        """Not under a control, which is there to show what another hint does, nor where hints stand elsewhere."""
+        is_on = self.look and self.weight and not self.control and self.method == "targeted"
+        return bool(is_on) and (step == 1 or bool(self.look_every and (step - 1) % self.look_every == 0))
 
     @property
     def threshold(self) -> float:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 
 import numpy as np
 import numpy.typing as npt
+
+from offbook.shares import LEVEL, wilson
 
 Floats = npt.NDArray[np.float64]
 
 DRAWS = 4000
 MAX_EXACT = 16  # tasks that differ: up to so many, every assignment of signs is tried
-LEVEL = 0.95
 TINY = 1e-12
 
 
@@ -65,14 +66,6 @@ def interval(ratio: Ratio, seed: int = 0, draws: int = DRAWS) -> tuple[float, fl
         return wilson(round(ratio.value * num_tasks), num_tasks)
     counts_DT = _resampled(len(ratio.above_T), seed, draws)
     return _percentiles(_divided(counts_DT @ ratio.above_T, counts_DT @ ratio.below_T))
-
-
-def wilson(num_hits: float, num_trials: int) -> tuple[float, float]:
-    """The score interval of a share (Wilson 1927)."""
-    share, z2 = num_hits / num_trials, NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
-    middle = (share + z2 / (2 * num_trials)) / (1 + z2 / num_trials)
-    reach = math.sqrt(z2 * (share * (1 - share) + z2 / (4 * num_trials)) / num_trials) / (1 + z2 / num_trials)
-    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 def newcombe(base_T: Floats, other_T: Floats) -> tuple[float, float]:

@@ -102,7 +102,7 @@ async def run_agent(
         record_crash(rollout, error)
     except Exception:  # the box is gone; the rollout is scored for what is left of it, which is nothing
         episode.record("box_lost", traceback.format_exc(limit=-2))
-    rollout.diff = _diff(task, rollout.changed)
+    rollout.diff = diff_of(task, rollout.changed)
     rollout.usage.seconds = time.monotonic() - started
     _count_tokens(rollout.segments, chat, rollout.usage)
     return rollout
@@ -126,6 +126,36 @@ def record_crash(rollout: Rollout, error: Exception) -> None:
         record("server_fault", error.reason)
     elif isinstance(error, OSError) and (error.errno in ENDED_FROM_OUTSIDE or not rollout.has_acted):
         record("machine_fault", error.strerror or str(error) or type(error).__name__)
+
+
+def unrecorded(kind: str, detail: str) -> None:
+    """For nobody."""
+
+
+async def run_call(
+    call: ToolCall, toolset: Toolset, bench: Workbench | None, record: Callable[[str, str], None] = unrecorded
+) -> tuple[CallStatus, str]:
+    """What a call is answered. One that cannot be run needs no workbench."""
+    if call.error:
+        return "malformed", f"error: {call.error}"
+    if call.name not in toolset.names:
+        return "unknown_tool", f"error: there is no tool {call.name}"
+    problem = toolset.check(call)
+    if problem:
+        return "malformed", f"error: {problem}"
+    assert bench is not None
+    try:
+        return "ok", await toolset.run(call, bench)
+    except PathRefused as error:
+        record("path_refused", str(error))
+        return "failed", f"error: {error}"
+    except ToolFailed as error:
+        return "failed", f"error: {error}"
+    except OSError:  # of the machine: no answer that the agent could learn from
+        raise
+    except Exception:  # the border of a tool call: a tool that breaks is an answer and an event
+        record("tool_crash", traceback.format_exc(limit=-4))
+        return "failed", "error: the tool broke; try another way"
 
 
 @dataclass(slots=True)
@@ -210,7 +240,9 @@ class _Episode:
 
     async def _answer(self, message: Message) -> bool:
         """Run the message's calls side by side; their answers keep the order of the calls. True if it was the end."""
-        answers = await asyncio.gather(*(self._call(call) for call in message.calls))
+        answers = await asyncio.gather(
+            *(run_call(call, self.toolset, self.bench, self.record) for call in message.calls)
+        )
         self._record_opened()
         finished = False
         for call, (status, text) in zip(message.calls, answers, strict=True):
@@ -230,27 +262,6 @@ class _Episode:
             self.record("opened", describe(place, found), place, tuple(found[:MAX_KEPT]))
         if num_cut := sum(one.num_cut for one in opened):
             self.record("opened_unseen", f"{num_cut} opens of files were not kept")
-
-    async def _call(self, call: ToolCall) -> tuple[CallStatus, str]:
-        if call.error:
-            return "malformed", f"error: {call.error}"
-        if call.name not in self.toolset.names:
-            return "unknown_tool", f"error: there is no tool {call.name}"
-        problem = self.toolset.check(call)
-        if problem:
-            return "malformed", f"error: {problem}"
-        try:
-            return "ok", await self.toolset.run(call, self.bench)
-        except PathRefused as error:
-            self.record("path_refused", str(error))
-            return "failed", f"error: {error}"
-        except ToolFailed as error:
-            return "failed", f"error: {error}"
-        except OSError:  # of the machine: no answer that the agent could learn from
-            raise
-        except Exception:  # the border of a tool call: a tool that breaks is an answer and an event
-            self.record("tool_crash", traceback.format_exc(limit=-4))
-            return "failed", "error: the tool broke; try another way"
 
     async def _summarize(self) -> None:
         """Ask for a summary at the end of this segment and go on from it in a new one."""
@@ -332,7 +343,7 @@ def _readable(segment: Segment) -> str:
     return "\n\n".join(f"## {message.role}\n{message.text}" for message in segment.messages)
 
 
-def _diff(task: Task, changed: dict[str, str | None]) -> str:
+def diff_of(task: Task, changed: dict[str, str | None]) -> str:
     lines: list[str] = []
     for path, new in sorted(changed.items()):
         original = task.tree / path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from offbook.algo import anchor_sample, hint_branch, hint_weight, rl_samples, sdpo_branches
@@ -34,6 +34,8 @@ def distill_of(settings: FeedbackConfig) -> Distill:
     return Distill(
         teacher=settings.teacher,
         part="hint",
+        by_policy=settings.balance != "own",
+        bound=settings.bound if settings.balance == "bounded" else 0.0,
         direction=settings.direction,
         cap=settings.token_cap,
         importance_cap=settings.importance_cap,
@@ -53,8 +55,10 @@ def annotate(
     counts: Counter[str] | None = None,
     temperature: float = 1.0,
     rules: Mapping[str, Rule] = RULES,
+    unhelpful: Collection[str] = (),
 ) -> tuple[list[Sample], list[Feedback]]:
-    """`tasks` by id, for rules that look at the repository; `written` are a judge model's pairs by rollout.
+    """`tasks` by id, for rules that look at the repository; `written` are a judge model's pairs by rollout; `unhelpful`
+    are rules whose hint is not to be taught.
 
     `counts` is told how many candidates there are and how many were left out, by what left them out.
     """
@@ -66,7 +70,7 @@ def annotate(
             samples += of_segments
             if settings.weight and of_segments:  # the machine's faults are nobody's targets
                 task, by_model = (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])
-                pairs = candidates(rollout, settings, task, by_model, counts, rules)
+                pairs = candidates(rollout, settings, task, by_model, counts, rules, unhelpful)
                 for target, hint, branch in _branches(rollout, pairs, settings, chat, step):
                     sample = of_segments[target.segment]
                     samples += _hang(sample, branch, settings, counts)
@@ -82,6 +86,7 @@ def candidates(
     written: Pairs,
     counts: Counter[str],
     rules: Mapping[str, Rule],
+    unhelpful: Collection[str] = (),
 ) -> Pairs:
     """Faulty messages with their hints, those that rules found first; or what a control has in their place.
 
@@ -89,7 +94,8 @@ def candidates(
     """
     by_rules = read_all(rollout, task, settings.rules, rules)
     found = [*((target, rules[target.rule].hint(rollout.tools)) for target in by_rules), *written]
-    weighed = [pair for pair in found if settings.rule_weights.get(pair[0].rule, 1.0)]
+    helpful = [pair for pair in found if pair[0].rule not in unhelpful]
+    weighed = [pair for pair in helpful if settings.rule_weights.get(pair[0].rule, 1.0)]
     once: dict[tuple[int, int], tuple[Target, Hint]] = {}
     for target, hint in weighed:
         once.setdefault((target.segment, target.message), (target, hint))
@@ -100,7 +106,8 @@ def candidates(
     donors = [rules[name] for name in settings.rules] if len(settings.rules) > 1 else list(rules.values())
     chosen = stand_in(pairs, rollout, settings.control, donors)
     counts["candidates"] += len(pairs)
-    counts["left_out/rule_weights"] += len(found) - len(weighed)
+    counts["left_out/look"] += len(found) - len(helpful)
+    counts["left_out/rule_weights"] += len(helpful) - len(weighed)
     counts["left_out/same_message"] += len(weighed) - len(once)
     counts[f"left_out/{limit}"] += len(once) - len(pairs)
     if settings.control == "random_target":
@@ -141,5 +148,8 @@ def _hang(sample: Sample, branch: Branch, settings: FeedbackConfig, counts: Coun
     if branch.end + len(branch.inserted) > settings.anchor_tokens:
         counts["left_out/anchor_tokens"] += 1
         return []
-    held = replace(branch.distill, teacher=REFERENCE, part="anchor", gate=0.0, places=0, top=0)
+    distill = branch.distill
+    held = Distill(
+        REFERENCE, "anchor", direction=distill.direction, cap=distill.cap, importance_cap=distill.importance_cap
+    )
     return [anchor_sample(sample, branch, settings.anchor_weight, held)]

@@ -97,7 +97,7 @@ class Collector:
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
         prices = Prices(settings.price_input, settings.price_output)
-        self._harness = Harness(
+        self.harness = Harness(
             settings.limits(),
             settings.profile,
             settings.variation,
@@ -106,7 +106,7 @@ class Collector:
             own_tools=own_tools(config.tools.files),
             added=tuple(config.tools.add),
         )
-        self._box = replace(spec, watch=self.monitors is not None and self.monitors.watch)
+        self.box = replace(spec, watch=self.monitors is not None and self.monitors.watch)
         grades = pocket_cache() / "grades" if config.tasks.source == "pocket" else None
         self._grader = Grader(spec, config.rewards.grade_s, config.rewards.partial, grades)
 
@@ -239,9 +239,9 @@ class Collector:
         """One attempt, not graded yet. Without a box it is a crashed one, of which nothing but the fault is known."""
         rollout = Rollout(id, task.id, group, task.tools)
         try:
-            async with await suite_box(task.tree, task.suite, self._box) as box:
+            async with await suite_box(task.tree, task.suite, self.box) as box:
                 rollout = await run_agent(
-                    task, box, session, self.chat, self._harness, id, group, lambda rollout: watch(rollout, False)
+                    task, box, session, self.chat, self.harness, id, group, lambda rollout: watch(rollout, False)
                 )
         except OSError as error:  # no space, no processes, a box that was killed from outside
             record_crash(rollout, error)

@@ -78,7 +78,7 @@ def with_donor_hints(pairs: Sequence[tuple[Rollout, Feedback]]) -> list[tuple[Ro
 
 def measure(
     pairs: Sequence[tuple[Rollout, Feedback]],
-    model: PreTrainedModel,
+    decoder: Decoder,
     chat: Chat,
     temperature: float = 1.0,
     progress: Callable[[float], None] = lambda share: None,
@@ -89,9 +89,9 @@ def measure(
     Under `written again` it counts targets that were measured, on ids that are not the ones of the rollout.
     """
     reasons: Reasons = defaultdict(set)
-    samples = _samples(pairs, model, chat, temperature, reasons)
+    samples = _samples(pairs, decoder.model, chat, temperature, reasons)
     total, done = sum(len(sample.branches) for sample in samples), 0
-    for measured in measure_branches(Decoder(model), samples, MICRO_TOKENS):
+    for measured in measure_branches(decoder, samples, MICRO_TOKENS):
         for key, values in measured.items():
             item = pairs[int(key)][1]
             item.student, item.teacher, item.divergence = values.student, values.teacher, values.divergence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from offbook.algo import target_key
@@ -35,6 +35,13 @@ class Lessons:
     rules: Mapping[str, Rule]
     chat: Chat
     trainer: Trainer
+    unhelpful: set[str] = field(default_factory=set)  # rules whose hint was looked at and is not taught
+
+
+def recall_look(by: Lessons, rows: Iterable[Mapping[str, Any]]) -> None:
+    """What was found out about hints, of each rule the newest."""
+    for row in rows:
+        (by.unhelpful.add if row["why_not"] else by.unhelpful.discard)(row["rule"])
 
 
 def learn(step: int, groups: list[list[Rollout]], judgement: Judgement, by: Lessons) -> dict[str, Any]:
@@ -42,7 +49,9 @@ def learn(step: int, groups: list[list[Rollout]], judgement: Judgement, by: Less
     config, folder, chat = by.config, by.folder, by.chat
     counts: Counter[str] = Counter()
     temperature, written = config.engine.temperature, hints_in(judgement)
-    samples, feedback = annotate(groups, config.feedback, chat, step, by.tasks, written, counts, temperature, by.rules)
+    samples, feedback = annotate(
+        groups, config.feedback, chat, step, by.tasks, written, counts, temperature, by.rules, by.unhelpful
+    )
     folder.write_rollouts(step, [rollout for group in groups for rollout in group])
     try:
         result = by.trainer.step(samples, lr_scale=learning_rate_share(config.train, step))

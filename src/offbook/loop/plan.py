@@ -155,8 +155,9 @@ def meta_shapes(model: PreTrainedConfig, settings: TrainConfig) -> Shapes:
 def _planned(config: Config, run: _Run, device: Device, engine_apart: bool) -> Plan:
     def parts(way: Way, context: int) -> dict[str, float]:
         tokens = max(way.micro_tokens, context)
+        gradients = 2 if config.feedback.weight and config.feedback.balance == "bounded" else 1
         return {
-            **static_parts(run.shapes, config.train.optimizer, run.teachers),
+            **static_parts(run.shapes, config.train.optimizer, run.teachers, gradients),
             **step_parts(run.shapes, way, tokens, run.branch_tokens),
             **({} if engine_apart else _engine_parts(config, run.shapes, device)),
         }

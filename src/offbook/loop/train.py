@@ -21,13 +21,16 @@ from transformers import PreTrainedModel
 
 from offbook.config import Config
 from offbook.engine import LocalEngine, RemoteEngine, Trainable, VllmEngine
-from offbook.feedback import rules_of
+from offbook.feedback import read_all, rules_of
+from offbook.feedback.coach import Found
 from offbook.judge import Judge, Judgement
 from offbook.lock import only_writer
 from offbook.loop.annotate import teachers_of
 from offbook.loop.collector import AnyEngine, Collector, judges_of, refuse_missing_engine
 from offbook.loop.judge import judge_of, local_judge
-from offbook.loop.learn import Lessons, learn
+from offbook.loop.learn import Lessons, learn, recall_look
+from offbook.loop.look import Look, NoHintHelps
+from offbook.loop.look import table as look_table
 from offbook.loop.models import (
     Progress,
     chat_folder,
@@ -45,7 +48,7 @@ from offbook.tasks.select import TasksUsedUp
 from offbook.train.checkpoint import load_training_state
 from offbook.train.trainer import NotFinite, Trainer, WeightsLost, weights_of
 from offbook.train.writing import Checkpoints
-from offbook.types import OffbookError, Rollout, Task
+from offbook.types import Feedback, OffbookError, Rollout, Task
 
 OnStep = Callable[[dict[str, Any]], None]
 Tell = Callable[[str], None]  # a line for people
@@ -105,6 +108,7 @@ class _Run:
     judge: Judge | None
     order: Shuffled | Selected
     checkpoints: Checkpoints
+    tell: Tell
     done: int  # steps, before this process began
 
 
@@ -176,7 +180,8 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell,
     checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), config.checkpoint)
     tell(str(checkpoints))
     lessons = Lessons(config, folder, {task.id: task for task in sets.train}, rules, chat, trainer)
-    return _Run(lessons, collector, engine, judge, order, checkpoints, done)
+    recall_look(lessons, folder.looks(done))
+    return _Run(lessons, collector, engine, judge, order, checkpoints, tell, done)
 
 
 def _step(run: _Run, step: int, tasks: list[Task], runner: asyncio.Runner) -> dict[str, Any]:
@@ -191,6 +196,10 @@ def _step(run: _Run, step: int, tasks: list[Task], runner: asyncio.Runner) -> di
         order.learn(groups)
         read = [(rollout, lessons.tasks.get(rollout.task)) for group in groups for rollout in group]
         judgement = Judgement() if run.judge is None else runner.run(run.judge.read(read))
+        began = time.monotonic()
+        if is_look := lessons.config.feedback.is_look_due(step):
+            _look(run, step, groups, runner)
+        looked_s = time.monotonic() - began
         collector.rest()
     except BaseException:  # also Ctrl-C
         _keep_all_steps(run, step - 1)
@@ -204,7 +213,33 @@ def _step(run: _Run, step: int, tasks: list[Task], runner: asyncio.Runner) -> di
         raise _stopped(run, step, problem, "try a lower train.learning_rate") from None
     row |= {"epoch": order.epoch(step, settings.groups), "skipped_steps": step - lessons.trainer.steps}
     row |= collector.metrics() | _slowest(groups)
-    return row | {"rollout_s": collected - started, "train_s": time.monotonic() - collected}
+    took = {"rollout_s": collected - started, "train_s": time.monotonic() - collected - looked_s}
+    return row | took | ({"look_s": looked_s} if is_look else {})
+
+
+def _look(run: _Run, step: int, groups: list[list[Rollout]], runner: asyncio.Runner) -> None:
+    """Whether hints help on the faults of this step, before any of them teaches."""
+    lessons, settings = run.lessons, run.lessons.config.feedback
+    rollouts = [rollout for group in groups for rollout in group if not rollout.fault]
+    found = [
+        Found(rollout, Feedback(target, lessons.rules[target.rule].hint(rollout.tools)), "")
+        for rollout in rollouts
+        for target in read_all(rollout, lessons.tasks.get(rollout.task), settings.rules, lessons.rules)
+        if settings.rule_weights.get(target.rule, 1.0)
+    ]
+    look = Look(run.collector, lessons.tasks, lessons.rules, settings.look_samples)
+    sampled = runner.run(look.sampled(found, f"look{step}"))
+    run.collector.rest()  # the trainer reads next
+    own = lessons.trainer.teachers[settings.teacher].own
+    looked = look.measured(sampled, found, own.decoder if own else lessons.trainer.student)
+    rows = [one.row() for one in looked]
+    lessons.folder.write_look(step, rows)
+    for line in look_table(looked) if looked else ["no rule was broken, so there was no hint to look at"]:
+        run.tell(line)
+    recall_look(lessons, rows)
+    if step == 1 and looked and all(one.why_not for one in looked):
+        lessons.folder.write_rollouts(step, rollouts)  # for `offbook coach`
+        raise NoHintHelps(", ".join(one.rule for one in looked))
 
 
 def _slowest(groups: list[list[Rollout]]) -> dict[str, float]:

@@ -79,6 +79,13 @@ class Transcript:
         self._settled = 0  # up to here nothing changes any more: it has been in a prompt that a model continued
         self._lines: list[Message] = []  # the messages behind that; some formats write several results as one block
 
+    @classmethod
+    def after(cls, segment: Segment, chat: Chat, tools: Tools = ()) -> Transcript:
+        """One that goes on behind a segment which ends where the model is to speak. The segment grows with it."""
+        transcript = cls(chat, tools)
+        transcript.segment, transcript._settled = segment, len(segment.ids)
+        return transcript
+
     def add(self, role: Role, text: str, status: CallStatus | None = None) -> Message:
         """A message that the model did not write."""
         message = Message(role, text, 0, 0, 0, 0, status=status)

@@ -15,6 +15,7 @@ from offbook.train.head import Rows
 from offbook.train.host import round_length, sent
 from offbook.types import Branch, Distill, Sample
 
+POLICY, IMITATION = "rl", "ce"  # parts of the loss; the others are named by branches
 BranchAt = tuple[int, Branch]  # and the row of its sample
 
 
@@ -69,6 +70,13 @@ class Batch:
             found.append(BranchGroup(distill, branches, slice(number, last[0]), slice(token, last[1])))
             number, token = last
         return found
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Of the loss, that there is anything of in this batch."""
+        own = {POLICY: "rl_weight", IMITATION: "ce_weight"}
+        there = [part for part, stream in own.items() if any(any(getattr(one, stream)) for one in self.samples)]
+        return (*there, *dict.fromkeys(group.distill.part for group in self.groups))
 
     def tokens(self, chunk_rows: int) -> Tokens:
         """What is to be predicted: the targets first, branch after branch, so that few chunks have any."""

@@ -57,11 +57,12 @@ class Contents:
         for name, own in trainer.own_weights().items():
             if own.kind.moves:
                 tensors[f"teacher.{name}.safetensors"] = _trained(own.decoder.model, trainer)
+        state = {"step": step, "updates": trainer.steps, "policy_norm": trainer.policy_norm}
         return cls(
             model=model,
             weights=model.state_dict() if adapter_of(model) is None else adapter_tensors(model),
             tensors=tensors,
-            texts={"state.json": json.dumps({"step": step, "updates": trainer.steps}) + "\n"},
+            texts={"state.json": json.dumps(state) + "\n"},
             tokenizer_from=tokenizer_from,
         )
 
@@ -129,6 +130,7 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
             trainer.optimizer.state[masters[name]][state] = tensor.to(masters[name].device)
     state = json.loads((path / "state.json").read_text())
     trainer.steps = state.get("updates", state["step"])  # fewer where steps were skipped
+    trainer.policy_norm = state.get("policy_norm", 0.0)
     for name, weights in trainer.own_weights().items():
         weights.steps = trainer.steps
         if weights.kind.moves:

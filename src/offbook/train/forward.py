@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -59,6 +60,20 @@ class Decoder:
         if not self.plain and recompute != "none":
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
+
+    @contextmanager
+    def differentiable_twice(self) -> Iterator[None]:
+        """Meanwhile. What is recomputed but for some kernels can be differentiated once only, and compiled layers write
+        over what their backward pass has read unless they are told before: they are compiled again, once."""
+        if self.compiled and torch._functorch.config.donated_buffer:
+            torch._functorch.config.donated_buffer = False
+            torch.compiler.reset()
+        usual = self.recompute
+        self.recompute = "none" if usual == "none" else "all"
+        try:
+            yield
+        finally:
+            self.recompute = usual
 
     def hidden(self, ids_BT: Tensor, branches: BranchBatch | None = None) -> tuple[Tensor, Tensor | None]:
         """The last hidden states of the samples and, without gradients, those that predict the target tokens."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from offbook.train import losses
-from offbook.train.gate import shift_of, verdicts
-from offbook.types import Distill
+from offbook.train.gate import TargetScores, shift_of, verdicts
+from offbook.types import Direction, Distill
 
 CHUNK_ENTRIES = 2**25  # logits in one chunk: 220 rows of a vocabulary of 152k, 128 MiB in float32
 COMPILED_CHUNK_ENTRIES = 2**27  # fused kernels hold far fewer copies
@@ -54,12 +54,12 @@ class Targets(NamedTuple):
     open_B: Tensor  # 0 where it is known that a branch may not teach, else 1
 
 
-class TargetScores(NamedTuple):
-    """Of each target token the sampled one's log-probability, by student and teacher, and the divergence."""
+class TeacherLogits(NamedTuple):
+    """Of the models that a teacher is, with what the branches insert and without. Of a model that is the student itself
+    the latter are left out, since they are the student's."""
 
-    student_M: Tensor
-    teacher_M: Tensor
-    divergence_M: Tensor
+    hinted: list[Tensor]  # [M, V] each
+    plain: list[Tensor]
 
 
 class Terms(NamedTuple):
@@ -73,9 +73,7 @@ class Terms(NamedTuple):
     scores: TargetScores | None  # where it has targets
 
 
-def chunk_terms(
-    logits_NV: Tensor, teacher_logits_MV: list[Tensor], rows: Rows, targets: Targets, objective: Objective
-) -> Terms:
+def chunk_terms(logits_NV: Tensor, teacher: TeacherLogits, rows: Rows, targets: Targets, objective: Objective) -> Terms:
     """The first M rows are also distilled, if their branch may teach."""
     logp_NV = log_probabilities([logits_NV], rows.temperature_N)
     logp_N = logp_NV.gather(1, rows.ids_N[:, None])[:, 0]
@@ -88,12 +86,12 @@ def chunk_terms(
         rl_N = rows.rl_weight_N * gradient_N
         entropy_N = -(logp_NV.detach().exp() * logp_NV.detach()).sum(-1)
     ce_N = -rows.ce_weight_N * logp_N
-    if not teacher_logits_MV:
+    if not teacher.hinted:
         return Terms(rl_N.sum(), ce_N.sum(), none.sum(), logp_N.detach(), entropy_N, None)
     distill, first = objective.distill, slice(len(targets.weight_M))
-    teacher_logp_MV = log_probabilities(teacher_logits_MV, rows.temperature_N[first], objective.shares)
-    nats_M = losses.divergence(logp_NV[first], teacher_logp_MV, distill.direction)
-    scores = scores_of(logp_N.detach()[first], teacher_logp_MV, nats_M.detach(), rows.ids_N[first])
+    student = logits_NV[first].detach(), logp_NV[first]
+    streams = rows.ids_N[first], rows.temperature_N[first]
+    nats_M, scores = compared(student, teacher, *streams, distill.direction, objective.shares)
     distill_M = _weight(targets, scores) * losses.cap_values(nats_M, distill.cap)
     if distill.importance_cap:
         distill_M = distill_M * losses.importance(scores.student_M, rows.behaviour_N[first], distill.importance_cap)
@@ -106,12 +104,34 @@ def log_probabilities(logits_NV: list[Tensor], temperature_N: Tensor, shares: tu
     return losses.log_mix(each, shares)
 
 
-def scores_of(student_M: Tensor, teacher_logp_MV: Tensor, divergence_M: Tensor, ids_M: Tensor) -> TargetScores:
-    return TargetScores(student_M, teacher_logp_MV.gather(1, ids_M[:, None])[:, 0], divergence_M)
+def compared(
+    student: tuple[Tensor, Tensor],
+    teacher: TeacherLogits,
+    ids_M: Tensor,
+    temperature_M: Tensor,
+    direction: Direction,
+    shares: tuple[float, ...],
+) -> tuple[Tensor, TargetScores]:
+    """The divergence of the teacher from the student, differentiable, and all that is known of the targets. Of the
+    student: its logits and what follows from them."""
+
+    def sampled_M(logp_MV: Tensor) -> Tensor:
+        return logp_MV.detach().gather(1, ids_M[:, None])[:, 0]
+
+    logits_MV, logp_MV = student
+    teacher_logp_MV = log_probabilities(teacher.hinted, temperature_M, shares)
+    nats_M = losses.divergence(logp_MV, teacher_logp_MV, direction)
+    plain_M, moved_M = sampled_M(logp_MV), nats_M.detach()
+    if teacher.plain:
+        models = [*teacher.plain, logits_MV][: len(teacher.hinted)]
+        plain_logp_MV = log_probabilities(models, temperature_M, shares)
+        plain_M, moved_M = sampled_M(plain_logp_MV), losses.divergence(plain_logp_MV, teacher_logp_MV, direction)
+    scores = TargetScores(sampled_M(logp_MV), sampled_M(teacher_logp_MV), plain_M, nats_M.detach(), moved_M)
+    return nats_M, scores
 
 
 def _weight(targets: Targets, scores: TargetScores) -> Tensor:
-    shift = shift_of(*scores, targets.branch_M, len(targets.open_B))
+    shift = shift_of(scores, targets.branch_M, len(targets.open_B))
     open_B = targets.open_B * (verdicts(shift, targets.gate_B) == 0)
     return targets.weight_M * open_B[targets.branch_M]
 
@@ -124,15 +144,15 @@ def in_chunks(
     head: nn.Module,
     losses_of: Callable[[Tensor, slice], Losses],
     chunks: list[slice],
-    squares: dict[str, Tensor] | None = None,
-) -> Tensor:
+    apart: tuple[str, ...] = (),
+) -> tuple[Tensor, ...]:
     """The sum of `losses_of(logits of some rows, which rows)` over chunks of rows, as one node of the graph.
 
-    `squares` is given, part by part, the squared norm of the gradient that reaches the hidden states. That costs one
-    more pass back through the head a part, and none through the model.
+    With `apart` one sum for each of these parts and no others, so that each can be differentiated by itself. That costs
+    one more pass back through the head a part.
     """
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
-    return _InChunks.apply(hidden_ND, head, losses_of, chunks, squares, *trained)
+    return _InChunks.apply(hidden_ND, head, losses_of, chunks, apart, *trained)
 
 
 class _InChunks(torch.autograd.Function):
@@ -143,33 +163,54 @@ class _InChunks(torch.autograd.Function):
         head: nn.Module,
         losses_of: Callable[[Tensor, slice], Losses],
         chunks: list[slice],
-        squares: dict[str, Tensor] | None,
+        apart: tuple[str, ...],
         *trained: Tensor,
-    ) -> Tensor:
-        total = torch.zeros((), device=hidden_ND.device)
-        hidden_grad_ND = torch.zeros_like(hidden_ND)
-        grads = [torch.zeros((), device=hidden_ND.device) for _ in trained]
-        for number, part in enumerate(chunks):
+    ) -> tuple[Tensor, ...]:
+        sums = [_Sum(hidden_ND) for _ in apart or ("all",)]
+        for part in chunks:
             with torch.enable_grad():
                 hidden = hidden_ND[part].detach().requires_grad_()
                 losses = losses_of(head(hidden), part)
-                loss = sum(losses.values(), torch.zeros((), device=hidden.device))
-            if squares is not None:
-                for name, value in losses.items():
-                    (grad,) = torch.autograd.grad(value, hidden, retain_graph=True)
-                    squares[name] = squares.get(name, 0) + grad.float().square().sum()
-            hidden_grad_ND[part], *found = torch.autograd.grad(loss, [hidden, *trained])
-            for place, grad in enumerate(found):  # summed in float32: many small chunks vanish in bfloat16
-                grads[place] = grads[place].add_(grad) if number else grad.float()
-            total += loss.detach()
-        ctx.save_for_backward(
-            hidden_grad_ND,
-            *(grad.to(like.dtype).expand_as(like) for grad, like in zip(grads, trained, strict=True)),
-        )
-        return total
+                whole = sum(losses.values(), torch.zeros((), device=hidden.device))
+            wanted = [losses.get(name) for name in apart] if apart else [whole]
+            there = [(one, loss) for one, loss in zip(sums, wanted, strict=True) if loss is not None]
+            for number, (one, loss) in enumerate(there, 1):
+                one.add(loss, torch.autograd.grad(loss, [hidden, *trained], retain_graph=number < len(there)), part)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*(grad for one in sums for grad in one.gradients(trained)))
+        return tuple(one.total for one in sums)
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad_ND, *grads = ctx.saved_tensors
-        scaled_ND, *scaled = (outer[0].to(grad.dtype) * grad for grad in (hidden_grad_ND, *grads))
-        return scaled_ND, None, None, None, None, *scaled
+    def backward(ctx: Any, *outer: Tensor | None) -> tuple[Tensor | None, ...]:
+        size = len(ctx.saved_tensors) // len(outer)
+        found: list[Tensor] = []
+        for number, factor in enumerate(outer):
+            if factor is None:  # another part is being differentiated
+                continue
+            scaled = [factor.to(grad.dtype) * grad for grad in ctx.saved_tensors[number * size : (number + 1) * size]]
+            found = [ours.add_(more) for ours, more in zip(found, scaled, strict=True)] if found else scaled
+        return found[0], None, None, None, None, *found[1:]
+
+
+class _Sum:
+    """A loss over all chunks, with its gradients."""
+
+    def __init__(self, hidden_ND: Tensor):
+        self.total = torch.zeros((), device=hidden_ND.device)
+        self.hidden_grad_ND = torch.zeros_like(hidden_ND)
+        self.grads: list[Tensor] = []
+
+    def add(self, loss: Tensor, grads: tuple[Tensor, ...], part: slice) -> None:
+        self.total += loss.detach()
+        self.hidden_grad_ND[part] = grads[0]
+        if self.grads:
+            for mine, grad in zip(self.grads, grads[1:], strict=True):
+                mine.add_(grad)
+        else:  # summed in float32: many small chunks vanish in bfloat16
+            self.grads = [grad.float() for grad in grads[1:]]
+
+    def gradients(self, trained: tuple[Tensor, ...]) -> list[Tensor]:
+        """Of the hidden states, then of what is trained of the head."""
+        grads = self.grads or [torch.zeros((), device=like.device) for like in trained]
+        of_head = [grad.to(like.dtype).expand_as(like) for grad, like in zip(grads, trained, strict=True)]
+        return [self.hidden_grad_ND, *of_head]

@@ -27,9 +27,10 @@ def _measured(decoder: Decoder, batch: Batch, direction: Direction) -> dict[str,
     tokens = batch.tokens(chunk_rows)
     hidden_BTD, branch_MD = decoder.hidden(batch.ids_BT, BranchBatch.collate(batch, batch.branches))
     assert branch_MD is not None
-    student = decoder.head, hidden_BTD.flatten(0, 1)[tokens.predictor_N[: len(tokens.weight_M)]]
-    rows = tokens.rows
-    compared = Compared(student, Scorers([(decoder.head, branch_MD)]), rows.ids_N, rows.temperature_N, direction)
+    targets = slice(len(tokens.weight_M))  # what else a sample is to learn does not matter here
+    student = decoder.head, hidden_BTD.flatten(0, 1)[tokens.predictor_N[targets]]
+    streams = tokens.rows.ids_N[targets], tokens.rows.temperature_N[targets]
+    compared = Compared(student, Scorers([(decoder.head, branch_MD)]), *streams, direction)
     scores = compared.scores(chunk_rows)
     branches = [branch for _, branch in batch.branches]
     return BranchReport(branches, scores, torch.zeros(len(branches), dtype=torch.long)).by_key()

@@ -171,14 +171,15 @@ def _guessed_bytes(config: Any, heads: int, shared: int, head_width: int, width_
     return width_bytes * entries + 8 * heads
 
 
-def static_parts(shapes: Shapes, optimizer: str = "adamw", teachers: int = 0) -> dict[str, float]:
-    """Bytes that a trainer holds from step to step, by part. `teachers` have weights of their own."""
+def static_parts(shapes: Shapes, optimizer: str = "adamw", teachers: int = 0, gradients: int = 1) -> dict[str, float]:
+    """Bytes that a trainer holds from step to step, by part. `teachers` have weights of their own; `gradients` are sets
+    of them, where parts of the loss are kept apart."""
     state = 8 * shapes.trained - (4 * shapes.matrices if optimizer == "muon" else 0)
     return {
         "weights": shapes.width_bytes * shapes.parameters,
         "master weights": 4 * shapes.trained if shapes.width_bytes == 2 else 0,
         "optimizer state": state,
-        "gradients": 4 * shapes.trained,
+        "gradients": 4 * gradients * shapes.trained,
         "teacher copy": teachers * shapes.width_bytes * shapes.trained,
     }
 
@@ -198,8 +199,8 @@ def step_parts(shapes: Shapes, way: Way, tokens: int, branch_tokens: int = 0) ->
     activations = tokens * (shapes.layers * kept + behind)
     at_head = chunk + (4 + shapes.width_bytes) * table + 2 * tokens * given  # a chunk's gradient and their sum
     in_layer = tokens * (again + BACKWARD_SHARE * layer) + shapes.width_bytes * table
-    # At the end no activations are left. Gradients of a table that is tied meet there: the head's, its own, their sum.
-    at_end = 3 * shapes.width_bytes * table * shapes.tied - activations
+    # At the end no activations are left. Gradients of a table that is tied meet there: the head's and its own.
+    at_end = 2 * shapes.width_bytes * table * shapes.tied - activations
     most = max(at_head, in_layer, at_end)
     return dict(zip(IN_A_STEP, (activations, most, branch_tokens * FORWARD_SHARE * shapes.saved), strict=True))
 

@@ -9,15 +9,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from offbook.train.batches import Batch, BranchGroup, Tokens
-from offbook.train.gate import VERDICTS, Shift, shift_of, verdicts, within_places
-from offbook.train.head import Losses, Objective, Rows, Targets, TargetScores, Terms, chunk_terms
+from offbook.train.batches import IMITATION, POLICY, Batch, BranchGroup, Tokens
+from offbook.train.gate import VERDICTS, Shift, TargetScores, shift_of, verdicts, within_places
+from offbook.train.head import Losses, Objective, Rows, Targets, TeacherLogits, Terms, chunk_terms
 from offbook.train.host import compile_once, sent
 from offbook.train.losses import k1
 from offbook.train.targets import BranchReport, Compared, Measured, Scorer, Scorers
 from offbook.types import Sample
-
-POLICY, IMITATION = "rl", "ce"  # parts of the loss; the others are named by branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,6 @@ class Ledger:
     counts: Counts
     sums: dict[str, list[Tensor]] = field(default_factory=dict)
     over: dict[str, int] = field(default_factory=dict)  # what each sum is divided by
-    squares: dict[str, Tensor] | None = None  # of the norm of each part's gradient, where that is asked for
     apart: list[Tensor] = field(default_factory=list)  # trainer from engine, of each sampled token; else -1
     reports: list[BranchReport] = field(default_factory=list)
     split: frozenset[str] = frozenset()  # contests whose branches are in several micro-batches
@@ -124,14 +121,14 @@ class Scoring:
         targets, number = self.tokens.targets_in(part), self._group_at(part.start)
         group = None if number is None else self.batch.groups[number]
         objective = Objective(self.ratio_cap, bool(self.ledger.counts.tokens[POLICY]), self.reference_kl)
-        teacher_logits: list[Tensor] = []
+        teacher = TeacherLogits([], [])
         if number is not None and group is not None:
             objective = replace(objective, distill=group.distill, shares=self.teachers[number].shares)
             own = slice(targets.start - group.tokens.start, targets.stop - group.tokens.start)
             with torch.no_grad():
-                teacher_logits = [head(hidden_MD[own]) for head, hidden_MD in self.teachers[number].models]
+                teacher = self.teachers[number].logits(own)
         score = compile_once(chunk_terms) if self.compile else chunk_terms
-        terms: Terms = score(logits_NV, teacher_logits, rows, self._targets(targets), objective)
+        terms: Terms = score(logits_NV, teacher, rows, self._targets(targets), objective)
         self._record(terms, rows)
         return self._losses(terms, group)
 
@@ -151,8 +148,12 @@ class Scoring:
 
     def _losses(self, terms: Terms, group: BranchGroup | None) -> Losses:
         counts = self.ledger.counts.shared
-        parts = {POLICY: terms.rl, IMITATION: terms.ce, **({group.distill.part: terms.distill} if group else {})}
-        return {name: total / counts[name] for name, total in parts.items() if counts[name]}
+        parts = {POLICY: terms.rl, IMITATION: terms.ce}
+        found = {name: total / counts[name] for name, total in parts.items() if counts[name]}
+        if group is not None:
+            by_policy = counts[POLICY] if group.distill.by_policy else 0  # without any RL there is nothing to go by
+            found[group.distill.part] = terms.distill / (by_policy or counts[group.distill.part])
+        return found
 
     def _record(self, terms: Terms, rows: Rows) -> None:
         counts = self.ledger.counts.tokens
@@ -162,6 +163,7 @@ class Scoring:
             sampled_N = (rows.rl_weight_N != 0).float()
             above_N = terms.logp_N - rows.behaviour_N
             self.ledger.add("rl/loss", terms.rl, count)
+            self.ledger.add("rl/signal_tokens", sampled_N * (rows.advantage_N != 0), 1)
             self.ledger.add("rl/mismatch", above_N.abs() * sampled_N, count)
             self.ledger.add("rl/truncated", (above_N > math.log(self.ratio_cap)) * sampled_N, count)
             self.ledger.apart.append(torch.where(sampled_N > 0, above_N.abs(), -1.0))
@@ -193,10 +195,12 @@ class Scoring:
             self.ledger.reports.append(BranchReport(branches, scores, verdict_B, likeliest).on_host())
         by_token = {"kl": scores.divergence_M, "capped": scores.divergence_M > group.distill.cap}
         by_branch = {
-            "shift": shift.nats_B[group.numbers],
-            "gain": shift.gain_B[group.numbers],
+            "shift": shift.own_nats_B[group.numbers],
+            "gain": shift.own_gain_B[group.numbers],
             **{reason or "taught": verdict_B == index for index, reason in enumerate(VERDICTS)},
         }
+        sizes_B = sent(torch.tensor([branch.num_targets for branch in branches]), verdict_B.device)
+        self.ledger.add(f"{part}/signal_tokens", sizes_B * (verdict_B == 0), 1)
         for values, count in ((by_token, counts.tokens[part]), (by_branch, counts.branches[part])):
             for name, value in values.items():
                 self.ledger.add(f"{part}/{name}", value, count)
@@ -210,7 +214,7 @@ class Scoring:
         return Compared(student, self.teachers[number], ids_M, temperature_M, group.distill.direction)
 
     def _shift(self, scores: TargetScores) -> Shift:
-        return shift_of(*scores, self.tokens.branch_M, len(self.tokens.sizes))
+        return shift_of(scores, self.tokens.branch_M, len(self.tokens.sizes))
 
     def _verdicts(self, shift: Shift) -> Tensor:
         verdict_B = verdicts(shift, self.tokens.gate_B)

@@ -6,7 +6,7 @@ entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from offbook.train import losses
-from offbook.train.gate import VERDICTS
-from offbook.train.head import TargetScores, log_probabilities, scores_of
+from offbook.train.gate import VERDICTS, TargetScores
+from offbook.train.head import TeacherLogits, compared, log_probabilities
 from offbook.train.host import compile_once
 from offbook.types import Branch, Direction, Likely
 
@@ -31,6 +30,11 @@ class Scorers(NamedTuple):
 
     models: list[Scorer]
     shares: tuple[float, ...] = (1.0,)
+    plain: Sequence[Scorer] = ()  # those with weights of their own, without what branches insert, where that is asked
+
+    def logits(self, part: slice | Tensor) -> TeacherLogits:
+        hinted, plain = ([head(hidden_MD[part]) for head, hidden_MD in each] for each in (self.models, self.plain))
+        return TeacherLogits(hinted, plain)
 
 
 class TopTokens(NamedTuple):
@@ -43,11 +47,14 @@ class TopTokens(NamedTuple):
 
 @dataclass(slots=True)
 class Measured:
-    """What a branch did to its target tokens: log-probabilities of the sampled ones and divergence, each."""
+    """What a branch did to its target tokens, each: log-probabilities of the sampled ones by the student, by the
+    teacher and by the teacher without what is inserted, and the divergence of the teacher from both others."""
 
     student: list[float]
     teacher: list[float]
+    plain: list[float]
     divergence: list[float]
+    moved: list[float]
     skipped: str = ""  # why it did not teach
     student_top: list[Likely] = field(default_factory=list)
     teacher_top: list[Likely] = field(default_factory=list)
@@ -71,18 +78,21 @@ class Compared:
         for start in range(0, len(self.ids_M), chunk_rows):
             part = slice(start, start + chunk_rows)
             streams = self.ids_M[part], self.temperature_M[part]
-            parts.append(score(self._logits(part), *streams, self.direction, self.teacher.shares))
+            student_MV, teacher = self._student_logits(part), self.teacher.logits(part)
+            parts.append(score(student_MV, teacher, *streams, self.direction, self.teacher.shares))
         return TargetScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     @torch.no_grad()
     def top(self, divergence_M: Tensor, count: int, most: int) -> TopTokens:
         token_P = divergence_M.topk(min(TOP_TOKENS, most, len(divergence_M))).indices
-        both = _log_probabilities(self._logits(token_P), self.temperature_M[token_P], self.teacher.shares)
-        of_student, of_teacher = (logp_PV.topk(count) for logp_PV in both)
+        temperature_P, hinted = self.temperature_M[token_P], self.teacher.logits(token_P).hinted
+        of_student = log_probabilities([self._student_logits(token_P)], temperature_P).topk(count)
+        of_teacher = log_probabilities(hinted, temperature_P, self.teacher.shares).topk(count)
         return TopTokens(token_P, tuple(of_student), tuple(of_teacher))
 
-    def _logits(self, part: slice | Tensor) -> list[Tensor]:
-        return [head(hidden_MD[part]) for head, hidden_MD in (self.student, *self.teacher.models)]
+    def _student_logits(self, part: slice | Tensor) -> Tensor:
+        head, hidden_MD = self.student
+        return head(hidden_MD[part])
 
 
 @torch.no_grad()
@@ -98,16 +108,15 @@ def sampled_logp(scorer: Scorer, ids_N: Tensor, temperature_N: Tensor, chunk_row
 
 
 def _chunk_scores(
-    logits: list[Tensor], ids_M: Tensor, temperature_M: Tensor, direction: Direction, shares: tuple[float, ...]
+    logits_MV: Tensor,
+    teacher: TeacherLogits,
+    ids_M: Tensor,
+    temperature_M: Tensor,
+    direction: Direction,
+    shares: tuple[float, ...],
 ) -> TargetScores:
-    student_MV, teacher_MV = _log_probabilities(logits, temperature_M, shares)
-    divergence_M = losses.divergence(student_MV, teacher_MV, direction)
-    return scores_of(student_MV.gather(1, ids_M[:, None])[:, 0], teacher_MV, divergence_M, ids_M)
-
-
-def _log_probabilities(logits: list[Tensor], temperature_M: Tensor, shares: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """Of the student, which comes first, and of the models of its teacher taken together."""
-    return log_probabilities(logits[:1], temperature_M), log_probabilities(logits[1:], temperature_M, shares)
+    student = logits_MV, log_probabilities([logits_MV], temperature_M)
+    return compared(student, teacher, ids_M, temperature_M, direction, shares)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +136,22 @@ class BranchReport:
 
     def by_key(self) -> dict[str, Measured]:
         """As plain numbers, by the branch's key."""
-        student, teacher, divergence = (values.float().tolist() for values in self.scores)
+        student, teacher, plain, divergence, moved = (values.float().tolist() for values in self.scores)
         tops = [self._by_token(top, divergence) for top in (self.top.student, self.top.teacher)] if self.top else []
         found, start = {}, 0
         for branch, verdict in zip(self.branches, self.verdict_B.tolist(), strict=True):
             part = slice(start, start + branch.num_targets)
             start = part.stop
             found[branch.key] = Measured(
-                student[part], teacher[part], divergence[part], VERDICTS[verdict], *(likely[part] for likely in tops)
+                student=student[part],
+                teacher=teacher[part],
+                plain=plain[part],
+                divergence=divergence[part],
+                moved=moved[part],
+                skipped=VERDICTS[verdict],
             )
+            if tops:
+                found[branch.key].student_top, found[branch.key].teacher_top = (likely[part] for likely in tops)
         return {key: measured for key, measured in found.items() if key}
 
     def _by_token(self, top: tuple[Tensor, Tensor], divergence: list[float]) -> list[Likely]:

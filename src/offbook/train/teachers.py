@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from offbook.train.batches import Batch, BranchAt, BranchBatch
 from offbook.train.forward import Decoder
 from offbook.train.lora import switch_off_idle
-from offbook.train.targets import Scorer
+from offbook.train.targets import Scorers
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,16 @@ class Teacher:
         """Of its own weights and of the student's, as far as it has them."""
         return (1.0,) if self.own is None or not self.rides else (1 - self.live_share, self.live_share)
 
-    def own_scorers(self, batch: Batch, branches: list[BranchAt]) -> list[Scorer]:
-        """By weights of its own, none where it has none."""
+    def own_scorers(self, batch: Batch, branches: list[BranchAt], plain: bool) -> Scorers:
+        """By weights of its own, none where it has none; with `plain` also of the targets without what is inserted,
+        as branches that insert nothing: the same base, and the targets' own tokens once more."""
         if self.own is None:
-            return []
-        decoder = self.own.decoder
-        return [(decoder.head, decoder.targets(batch, BranchBatch.collate(batch, branches)))]
+            return Scorers([], self.shares)
+        decoder, bare = self.own.decoder, [(row, replace(branch, inserted=[])) for row, branch in branches]
+        hidden_MD = decoder.targets(batch, BranchBatch.collate(batch, [*branches, *(bare if plain else [])]))
+        size = sum(branch.num_targets for _, branch in branches)
+        hinted = decoder.head, hidden_MD[:size]
+        return Scorers([hinted], self.shares, [(decoder.head, hidden_MD[size:])] if plain else ())
 
 
 def make_teachers(student: Decoder, kinds: Mapping[str, Kind]) -> dict[str, Teacher]:

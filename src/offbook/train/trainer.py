@@ -1,5 +1,5 @@
-"""One optimizer step over samples: a sum of parts (rl, ce, and those that branches name), each divided by its own
-global token count.
+"""One optimizer step over samples: a sum of parts (rl, ce, and those that branches name), each divided by a global
+token count, its own or RL's.
 
 Left out on purpose: critics, trust-region clipping, entropy bonuses, several epochs over the same rollouts.
 """
@@ -18,12 +18,13 @@ from transformers import PreTrainedModel
 
 from offbook.config import TrainConfig
 from offbook.train import head
-from offbook.train.batches import Batch, BranchBatch, Tokens, micro_batches, row_length
+from offbook.train.balance import PartGradients, scales_of
+from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens, micro_batches, row_length
 from offbook.train.forward import Decoder
 from offbook.train.lora import adapter_of, adapter_tensors
 from offbook.train.masters import Masters
 from offbook.train.muon import Muon
-from offbook.train.scoring import IMITATION, POLICY, Counts, Ledger, Scoring
+from offbook.train.scoring import Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
 from offbook.types import OffbookError, Sample, Weights
@@ -63,6 +64,7 @@ class Trainer:
         self.masters = Masters(model)
         self.optimizer = _optimizer(self.masters, settings)
         self.steps = 0
+        self.policy_norm = 0.0  # of RL's gradient in the last step that had one and in which it was taken by itself
 
     def step(self, samples: list[Sample], lr_scale: float = 1.0, counts: Counts | None = None) -> StepResult:
         """`counts` are those of all ranks together, where others train on other samples of the same step."""
@@ -72,17 +74,15 @@ class Trainer:
         self._refuse_faulty(samples)
         samples = [one for one in samples if one.branches or any(one.rl_weight) or any(one.ce_weight)]
         batches = micro_batches(samples, self.settings.micro_tokens)
-        every = self.settings.log_parts
-        squares: dict[str, Tensor] | None = {} if every and self.steps % every == 0 else None
-        ledger = Ledger(counts, split=_split_contests(batches), squares=squares)
-        for micro in batches:
-            self.loss(Batch.collate(micro, self.model.device), ledger).backward()
+        ledger = Ledger(counts, split=_split_contests(batches))
+        of_parts = self._gradients(samples, batches, ledger)
         gradient_norm = torch.nn.utils.clip_grad_norm_(self.masters.named.values(), self.settings.gradient_clip)
         if not math.isfinite(gradient_norm):
             self.optimizer.zero_grad()
             broken = [name for name, value in ledger.means().items() if not math.isfinite(value)]
             raise NotFinite(f"the gradient is {float(gradient_norm)} ({', '.join(broken) or 'every loss is finite'})")
         self.steps += 1
+        self.policy_norm = of_parts.get(f"{POLICY}/gradient_norm", 0.0) or self.policy_norm
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * lr_scale
         self.optimizer.step()
@@ -96,8 +96,28 @@ class Trainer:
         used = sum(len(sample.ids) for sample in samples)
         padding = 1 - used / max(1, padded)
         metrics = {"gradient_norm": float(gradient_norm), "train_tokens": used, "padding_share": padding}
-        norms = {f"{part}/hidden_gradient": float(square) ** 0.5 for part, square in (squares or {}).items()}
-        return StepResult({**ledger.means(), **metrics, **norms}, ledger.measured())
+        return StepResult({**ledger.means(), **metrics, **of_parts}, ledger.measured())
+
+    def _gradients(self, samples: list[Sample], batches: list[list[Sample]], ledger: Ledger) -> dict[str, float]:
+        """Of all micro-batches together. Returns what is known of the parts of the loss, where they are taken apart."""
+        distills = {branch.distill for sample in samples for branch in sample.branches}
+        bounds = {distill.part: distill.bound for distill in distills if distill.bound}
+        every = self.settings.log_parts
+        if not bounds and not (every and self.steps % every == 0):
+            for micro in batches:
+                self.loss(Batch.collate(micro, self.model.device), ledger).backward()
+            return {}
+        parts = PartGradients(self.masters)
+        with self.student.differentiable_twice():
+            for micro in batches:
+                batch = Batch.collate(micro, self.model.device)
+                losses = self._losses(batch, ledger, batch.parts)
+                parts.add(dict(zip(batch.parts, losses, strict=True)))
+        norms = parts.norms()
+        scales = scales_of(norms, bounds, self.policy_norm)
+        parts.join(scales)
+        found = {f"{part}/gradient_norm": norm for part, norm in norms.items()}
+        return found | {f"{part}/scale": scales.get(part, 1.0) for part in bounds}
 
     def _refuse_faulty(self, samples: list[Sample]) -> None:
         """What an annotator can get wrong, before anything is computed."""
@@ -131,6 +151,11 @@ class Trainer:
 
     def loss(self, batch: Batch, ledger: Ledger) -> Tensor:
         """Of one micro-batch, and what it adds to the step's figures."""
+        (loss,) = self._losses(batch, ledger)
+        return loss
+
+    def _losses(self, batch: Batch, ledger: Ledger, apart: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+        """The sum of its parts, or some of them one by one."""
         output, settings = self.student.head, self.settings
         hidden_BTD, teachers = self._forward(batch)
         tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
@@ -144,10 +169,10 @@ class Trainer:
         target_rows = -(-self._chunk_rows // 2)  # a teacher's logits lie beside the student's
         if batch.branches and (scoring.is_contested or tokens.has_cut_target):
             scoring.judge(target_rows)
-        loss = head.in_chunks(hidden_ND, output, scoring.losses, tokens.chunks, ledger.squares)
+        losses = head.in_chunks(hidden_ND, output, scoring.losses, tokens.chunks, apart)
         if batch.branches:
             scoring.record_targets(target_rows)
-        return loss
+        return losses
 
     @torch.no_grad()
     def _with_reference(self, batch: Batch, tokens: Tokens) -> Tokens:
@@ -162,8 +187,9 @@ class Trainer:
         """The student's hidden states and, for each group of branches, what its teacher is scored with. Teachers with
         weights of their own come first, before the student's forward fills the memory."""
         teachers = [self.teachers[group.distill.teacher] for group in batch.groups]
-        own = [
-            teacher.own_scorers(batch, group.branches) for teacher, group in zip(teachers, batch.groups, strict=True)
+        scorers = [
+            teacher.own_scorers(batch, group.branches, plain=group.distill.gate > 0)
+            for teacher, group in zip(teachers, batch.groups, strict=True)
         ]
         riding = [number for number, teacher in enumerate(teachers) if teacher.rides]
         along = [branch for number in riding for branch in batch.groups[number].branches]
@@ -172,8 +198,8 @@ class Trainer:
         if branch_MD is not None:
             sizes = [sum(branch.num_targets for _, branch in batch.groups[number].branches) for number in riding]
             for number, part_MD in zip(riding, branch_MD.split(sizes), strict=True):
-                own[number].append((self.student.head, part_MD))
-        return hidden_BTD, [Scorers(models, teacher.shares) for models, teacher in zip(own, teachers, strict=True)]
+                scorers[number].models.append((self.student.head, part_MD))
+        return hidden_BTD, scorers
 
     @property
     def _chunk_rows(self) -> int:

@@ -26,6 +26,7 @@ class Rule:
     find: Callable[[Acts], Iterable[tuple[At | Exchange, str]]]
     text: str
     place: str = "offbook"  # where it comes from, for when it breaks
+    by_call: bool = False  # a call alone shows the fault, whatever it would be answered
 
     def hint(self, tools: tuple[str, ...]) -> Hint:
         return Hint(self.name, self.text.replace("{tools}", ", ".join(tools)))
@@ -45,9 +46,10 @@ class Rule:
         return found
 
 
+BY_CALL = (unknown_tool, malformed_arguments)
 # The more specific come first: a message that breaks several rules is a target for the first of them.
 RULES: dict[str, Rule] = {
-    find.__name__: Rule(find.__name__, find, f"Reminder: {text}")
+    find.__name__: Rule(find.__name__, find, f"Reminder: {text}", by_call=find in BY_CALL)
     for find, text in (
         (unknown_tool, "available tools are {tools}."),
         (malformed_arguments, "give a tool one JSON object with exactly its parameters."),

@@ -1,0 +1,211 @@
+"""Hints beside RL: what their part of the loss is divided by, and how large its gradient may be."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TEACHERS, distilled, saved, tiny_model
+from test_branches import places_of, reencoded, sample_with_branches
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from offbook.config import FeedbackConfig, LoraConfig, TrainConfig
+from offbook.loop.annotate import distill_of
+from offbook.train.balance import PartGradients, scales_of
+from offbook.train.batches import Batch, micro_batches
+from offbook.train.checkpoint import load_training_state
+from offbook.train.forward import Decoder
+from offbook.train.lora import make_trainable
+from offbook.train.losses import divergence
+from offbook.train.measure import measure_branches
+from offbook.train.scoring import Counts, Ledger
+from offbook.train.trainer import Trainer
+from offbook.types import Sample
+
+WAYS = {"own": {}, "rl": {"by_policy": True}, "bounded": {"by_policy": True, "bound": 0.2}}
+CPU = torch.device("cpu")
+
+
+def batch_of(way: str, **how: object) -> list[Sample]:
+    rng = random.Random(5)
+    samples = [sample_with_branches(rng, length) for length in (60, 52, 57)]
+    samples.append(replace(sample_with_branches(rng, 58), branches=[]))
+    return distilled(samples, **WAYS[way], **how)
+
+
+def student(kind: str) -> PreTrainedModel:
+    model = tiny_model()
+    if kind == "lora":
+        make_trainable(model, LoraConfig(rank=4), "", 0)
+        torch.manual_seed(1)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.05)
+    return model
+
+
+def trained(model: PreTrainedModel) -> dict[str, Tensor]:
+    return {name: one for name, one in model.named_parameters() if one.requires_grad}
+
+
+def naive(model: PreTrainedModel, samples: list[Sample], way: str) -> dict[str, dict[str, Tensor]]:
+    """Gradients of the two parts, each target read from scratch with its hint, which the start itself teaches."""
+    policy_tokens = sum(map(bool, (weight for one in samples for weight in one.rl_weight)))
+    target_tokens = sum(branch.num_targets for one in samples for branch in one.branches)
+    found = {}
+    for part in ("rl", "distill"):
+        model.zero_grad()
+        for sample in samples:
+            ids = torch.tensor(sample.ids)
+            logp = model(input_ids=ids[None], use_cache=False).logits[0].log_softmax(-1)
+            own = logp[:-1].gather(1, ids[1:, None])[:, 0]
+            ratio = (own.detach() - torch.tensor(sample.logprobs[1:])).exp().clamp(max=2.0)
+            weight = torch.tensor(sample.rl_weight[1:]) * torch.tensor(sample.advantage[1:])
+            loss = -(weight * ratio * own).sum() / policy_tokens
+            if part == "distill":
+                loss = 0 * loss
+                for branch in sample.branches:
+                    with torch.no_grad():
+                        teacher = reencoded(model, sample, branch)
+                    nats = divergence(logp[[place - 1 for place in places_of(branch)]], teacher, "forward")
+                    loss = loss + branch.weight * nats.sum() / (target_tokens if way == "own" else policy_tokens)
+            loss.backward()
+        found[part] = {name: one.grad.clone() for name, one in trained(model).items()}
+    return found
+
+
+def norm(gradients: dict[str, Tensor]) -> float:
+    return float(torch.stack([one.norm() for one in gradients.values()]).norm())
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+@pytest.mark.parametrize("micro_tokens", [8192, 64])
+@pytest.mark.parametrize("way", list(WAYS))
+def test_gradients_equal_reencoding(way: str, micro_tokens: int, kind: str) -> None:
+    samples = batch_of(way)
+    parts = naive(student(kind), samples, way)
+    scale = min(1.0, 0.2 * norm(parts["rl"]) / norm(parts["distill"])) if way == "bounded" else 1.0
+    assert scale < 1.0 or way != "bounded", "the bound has to bind, or this shows nothing"
+    trainer = Trainer(student(kind), TrainConfig(micro_tokens=micro_tokens), TEACHERS["live"])
+    found = trainer._gradients(samples, micro_batches(samples, micro_tokens), Ledger(Counts.of(samples)))
+    for name, ours in trained(trainer.model).items():
+        wanted = parts["rl"][name] + scale * parts["distill"][name]
+        assert (ours.grad - wanted).abs().max() < 2e-4 * max(1e-2, float(wanted.abs().max())), name
+    if way == "bounded":
+        assert found["rl/gradient_norm"] == pytest.approx(norm(parts["rl"]), rel=1e-3)
+        assert found["distill/gradient_norm"] == pytest.approx(norm(parts["distill"]), rel=1e-3)
+        assert found["distill/scale"] == pytest.approx(scale, rel=1e-3)
+
+
+@pytest.mark.parametrize("recompute", ["layers", "all"])
+def test_what_is_recomputed_can_be_taken_apart(recompute: str) -> None:
+    found = []
+    for mode in ("none", recompute):
+        trainer = Trainer(tiny_model(), TrainConfig(recompute=mode), TEACHERS["frozen"])
+        trainer._gradients(samples := batch_of("bounded"), [samples], Ledger(Counts.of(samples)))
+        found.append([parameter.grad for parameter in trainer.model.parameters()])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
+@pytest.mark.slow
+def test_compiled_layers_can_be_taken_apart() -> None:
+    """Also where they were compiled for a step that did not need it."""
+    plain, compiled = (
+        Trainer(tiny_model(), TrainConfig(compile=compile, recompute="layers"), TEACHERS["frozen"])
+        for compile in (False, True)
+    )
+    for way in ("own", "bounded"):
+        theirs, ours = (trainer.step(batch_of(way)).metrics for trainer in (plain, compiled))
+        assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-3)
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_two_ranks_with_counts_of_both_step_as_one(way: str) -> None:
+    """One of them has no target at all."""
+    samples = batch_of(way)
+    counts = Counts.of(samples[:3]) + Counts.of(samples[3:])
+    whole = Trainer(tiny_model(), TrainConfig(), TEACHERS["live"])
+    whole._gradients(samples, [samples], Ledger(Counts.of(samples)))
+    ranks = []
+    for mine in (samples[:3], samples[3:]):
+        trainer = Trainer(tiny_model(), TrainConfig(), TEACHERS["live"])
+        gradients, batch = PartGradients(trainer.masters), Batch.collate(mine, CPU)
+        losses = trainer._losses(batch, Ledger(counts), batch.parts)
+        gradients.add(dict(zip(batch.parts, losses, strict=True)))
+        ranks.append(gradients)
+    first, second = ranks
+    assert set(second.of) == {"rl"}
+    for name, gradient in second.of["rl"].items():
+        first.of["rl"][name] += gradient
+    first.join(scales_of(first.norms(), {"distill": 0.2} if way == "bounded" else {}, 0.0))
+    for name, ours in first.masters.named.items():
+        reference = whole.masters.named[name].grad
+        assert (ours.grad - reference).abs().max() < 1e-5 * max(1.0, float(reference.abs().max()))
+
+
+def test_divided_by_rl_tokens_hints_fade_as_faults_get_rare() -> None:
+    """The same faulty rollout once, and four times, among four."""
+    faulty = sample_with_branches(random.Random(9))
+    plain = replace(faulty, branches=[])
+
+    def hint_norm(way: str, samples: list[Sample]) -> float:
+        trainer = Trainer(tiny_model(), TrainConfig(log_parts=1), TEACHERS["live"])
+        return trainer.step(distilled(samples, **WAYS[way])).metrics["distill/gradient_norm"]
+
+    often, rarely = [faulty] * 4, [faulty, plain, plain, plain]
+    assert hint_norm("rl", rarely) == pytest.approx(hint_norm("rl", often) / 4, rel=1e-4)
+    assert hint_norm("own", rarely) == pytest.approx(hint_norm("own", often), rel=1e-4)
+
+
+def test_a_step_without_an_outcome_to_tell_goes_by_the_last_that_had_one(tmp_path: Path) -> None:
+    samples = batch_of("bounded")
+    silent = [replace(sample, advantage=[0.0] * 60) for sample in samples]
+    trainer = Trainer(tiny_model(), TrainConfig(learning_rate=1e-5), TEACHERS["frozen"])
+    assert trainer.step(silent).metrics["distill/scale"] == 1.0, "nothing to drown yet"
+    known = trainer.step(samples).metrics
+    assert known["distill/scale"] == pytest.approx(0.2 * known["rl/gradient_norm"] / known["distill/gradient_norm"])
+    goes_on = Trainer(tiny_model(), TrainConfig(), TEACHERS["frozen"])
+    load_training_state(goes_on, saved(trainer, tmp_path))
+    assert goes_on.policy_norm == known["rl/gradient_norm"], "a run that goes on knows it"
+    after = trainer.step(silent).metrics
+    assert after["rl/gradient_norm"] == 0.0
+    bounded = 0.2 * known["rl/gradient_norm"] / after["distill/gradient_norm"]
+    assert after["distill/scale"] == pytest.approx(bounded)
+
+
+def test_within_the_bound_nothing_is_scaled() -> None:
+    assert scales_of({"rl": 1.0, "hint": 0.5}, {"hint": 1.0}, 0.0) == {"hint": 1.0}
+    assert scales_of({"rl": 1.0, "hint": 4.0}, {"hint": 2.0}, 9.0) == {"hint": 0.5}
+    assert scales_of({"hint": 4.0}, {"hint": 2.0}, 0.0) == {}
+
+
+def test_tokens_that_carry_a_signal_are_counted() -> None:
+    """RL: sampled, and the outcome tells something. Hints: of messages that teach."""
+    samples = batch_of("own", gate=1e9)
+    samples[0] = replace(samples[0], advantage=[0.0] * 60)
+    metrics = Trainer(tiny_model(), TrainConfig(), TEACHERS["live"]).step(samples).metrics
+    assert metrics["distill/signal_tokens"] == 0
+    assert metrics["rl/signal_tokens"] == sum(sum(map(bool, sample.rl_weight)) for sample in samples[1:])
+    metrics = Trainer(tiny_model(), TrainConfig(), TEACHERS["live"]).step(batch_of("own")).metrics
+    assert metrics["distill/signal_tokens"] == sum(b.num_targets for sample in samples for b in sample.branches)
+
+
+def test_branches_of_samples_that_train_are_measured() -> None:
+    """Tokens with an RL weight beside the targets change nothing."""
+    sample = batch_of("own")[0]
+    decoder = Decoder(tiny_model())
+    (with_rl,) = measure_branches(decoder, [sample], 8192)
+    (without,) = measure_branches(decoder, [replace(sample, rl_weight=[])], 8192)
+    assert with_rl == without
+    assert len(with_rl["first"].divergence) == 7
+
+
+def test_what_is_set_is_what_branches_say() -> None:
+    assert not distill_of(FeedbackConfig(balance="own", bound=0.3)).by_policy
+    for balance, bound in (("own", 0.0), ("rl", 0.0), ("bounded", 0.3)):
+        distill = distill_of(FeedbackConfig(balance=balance, bound=0.3))
+        assert (distill.by_policy, distill.bound) == (balance != "own", bound)
