@@ -20,6 +20,7 @@ from offbook.pocket.demonstrations import episodes, harness_of
 from offbook.pocket.script import LONG_HABITS, Habits
 from offbook.runfolder import RunFolder
 from offbook.taskgen.pocket import draft_tasks, level_named
+from offbook.train.forward import Decoder
 from offbook.types import Feedback, Rollout, Task
 
 READ = 16  # scripted episodes whose faults are read with and without hints
@@ -67,8 +68,9 @@ def readings(model: PreTrainedModel, config: Config, source: str) -> dict[str, d
         for target in read_all(rollout, None, config.feedback.rules)
     ]
     donors = with_donor_hints(pairs)
-    measure(pairs, model, chat, config.engine.temperature)
-    measure(donors, model, chat, config.engine.temperature)
+    decoder = Decoder(model)
+    measure(pairs, decoder, chat, config.engine.temperature)
+    measure(donors, decoder, chat, config.engine.temperature)
     found = effects_of([item for _, item in pairs], [item for _, item in donors])
     said = {effect.rule: [sum(one.student) for _, one in pairs if one.target.rule == effect.rule] for effect in found}
     return {
