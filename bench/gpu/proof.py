@@ -69,7 +69,7 @@ def hinted(**switches: str) -> Settings:
 
 def own_reward(name: str, weight: float) -> Settings:
     file = str(Path(__file__).with_name("proof_rewards.py"))
-    return {"rewards.files": json.dumps([file]), "rewards.weights": json.dumps({name: weight})}
+    return {"rewards.files": json.dumps([file]), f"rewards.weights.{name}": str(weight)}
 
 
 ARMS = {
@@ -82,7 +82,7 @@ ARMS = {
     "random_target": Arm(2, "RL + the hint on another message", hinted(**HINTS["random_target"])),
     "none": Arm(2, "RL + no hint, same targets", hinted(**HINTS["none"])),
     "every_turn": Arm(2, "RL + hints on all messages", hinted(**HINTS["every_turn"])),
-    "sdpo": Arm(2, "RL + SDPO, the whole response", hinted(method="sdpo")),
+    "sdpo": Arm(2, "RL + SDPO, the whole response", hinted(method="sdpo", gate="0")),
     **{
         f"{way}_{weight}": Arm(3, f"RL + hints, {way}, weight {weight}", hinted(direction=way, weight=weight))
         for way, weight in GRID
