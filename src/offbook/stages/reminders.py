@@ -25,6 +25,7 @@ from offbook.tokens import Chat
 from offbook.types import Hint, Rollout, Sample, Segment, ToolSpec, is_test_file
 
 OWN_WORDS = 0.3  # of the reminders, that are the hint which training gives; the others say the same otherwise
+MOST_PAIRS = 2  # of a conversation, each time it is read: all that stands before one is read once more for it
 CODE = (".py", ".pyi", ".js", ".ts", ".go", ".rs", ".java", ".c", ".h", ".cpp", ".rb", ".sh")
 # Faults that change nothing: what the agent did next it could have done in their place.
 WITHOUT_EFFECT = ("unknown_tool", "malformed_arguments", "repeated_call", "edit_not_applied", "whole_suite_again")
@@ -142,12 +143,12 @@ class Reminders:
                 hints[index] = block
                 room -= len(block)
         samples = [sft_sample(segment, hints, loss_on=self.settings.loss_on)]
-        for pair in conversation.pairs:
-            if rng.random() < self.settings.pairs:
-                block = self._block(rng, (pair.rule,), conversation.tools)
-                place = in_place(segment, pair.message, pair.other, pair.right)
-                if len(place.ids) + len(block) <= self.context:
-                    samples.append(sft_sample(place, {pair.message: block}))
+        drawn = [pair for pair in conversation.pairs if rng.random() < self.settings.pairs]
+        for pair in rng.sample(drawn, min(MOST_PAIRS, len(drawn))):
+            block = self._block(rng, (pair.rule,), conversation.tools)
+            place = in_place(segment, pair.message, pair.other, pair.right)
+            if len(place.ids) + len(block) <= self.context:
+                samples.append(sft_sample(place, {pair.message: block}))
         counts.update(reminded=len(hints), pairs=len(samples) - 1)
         return samples
 

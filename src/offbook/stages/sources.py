@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -193,5 +194,5 @@ def _demonstrated(count: int, config: Config, model: Path, progress: Progress) -
         digest.update((model / name).read_bytes() if (model / name).is_file() else b"")
     path = pocket_cache() / f"demonstrations-{config.seed}-{count}-{digest.hexdigest()[:12]}.jsonl"
     if not path.is_file():
-        write_demonstrations(path, model, harness, config.seed, count, lambda share: progress("demonstrations", share))
+        write_demonstrations(path, model, harness, config.seed, count, partial(progress, "demonstrations"))
     return path
