@@ -344,6 +344,7 @@ def test_a_sibling_has_the_right_message_for_the_same_place(tiny: Path, chat: Ch
     first, second = Writing(chat, 300, 8192, RULES).conversations([source], config, Counter())
     assert (first.pairs, [(pair.message, pair.rule) for pair in second.pairs]) == ([], [(2, "unknown_tool")])
     assert second.pairs[0].other is first.segment
+    assert first.segment is good.segments[0], "its ids are taken as they are"
 
 
 def load_copy(rollout: Rollout) -> Rollout:
