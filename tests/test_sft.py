@@ -29,7 +29,7 @@ from offbook.loop.train import train
 from offbook.pocket.demonstrations import HARNESS, _rollouts
 from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.runfolder import RunFolder, dump_lines, is_adapter, latest_checkpoint, load_lines
-from offbook.stages.conversations import Writing, batches_of, split
+from offbook.stages.conversations import Writing, batches_of, find_pairs, split
 from offbook.stages.reminders import Conversation, read
 from offbook.stages.sft import Lessons, make_lessons
 from offbook.stages.sources import Source, read_sources
@@ -141,6 +141,8 @@ def test_the_validation_loss_is_exact(tiny: Path, tmp_path: Path) -> None:
     run = RunIndex("run", folder.path)
     run.refresh()
     assert "validation/loss" in curves(run)["series"]
+    assert {row["steps"] for row in rows} == {4}
+    assert "steps" not in folder.metrics()[0][0]
 
 
 def test_the_loss_is_on_the_roles_that_are_asked_for(tiny: Path, tmp_path: Path, chat: ChatFormat) -> None:
@@ -342,6 +344,7 @@ def test_a_sibling_has_the_right_message_for_the_same_place(tiny: Path, chat: Ch
     bad.segments[0].messages[3].status = "unknown_tool"
     source = Source("both", [good, bad], [(), ()])
     first, second = Writing(chat, 300, 8192, RULES).conversations([source], config, Counter())
+    find_pairs([first, second])
     assert (first.pairs, [(pair.message, pair.rule) for pair in second.pairs]) == ([], [(2, "unknown_tool")])
     assert second.pairs[0].other is first.segment
     assert first.segment is good.segments[0], "its ids are taken as they are"
