@@ -424,7 +424,7 @@ def test_demonstrations_are_made_once_in_the_chat_of_the_model(
     assert all(first.reminders.chat.decode(one.segment.ids).startswith("<|im_start|>system") for one in first.learned)
 
 
-def test_the_command_says_what_is_wrong_before_a_model_is_loaded(tiny: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_in_a_sentence(tiny: Path, tmp_path: Path) -> None:
     def says(*arguments: str) -> str:
         return str(CliRunner().invoke(app, ["sft", *arguments]).exception)
 
@@ -441,3 +441,6 @@ def test_the_command_says_what_is_wrong_before_a_model_is_loaded(tiny: Path, tmp
     assert "epochs = 3" in shown.output
     with pytest.raises(OffbookError, match="there is no rule nonsense"):
         sft(settings(tiny, data, tmp_path / "run", hold_out_rules=["nonsense"]))
+    with pytest.raises(OffbookError, match=r"step 1: .*; try a lower sft\.learning_rate"):
+        sft(settings(tiny, data, tmp_path / "run", learning_rate=1e38))
+    assert not RunFolder(tmp_path / "run").checkpoints()
