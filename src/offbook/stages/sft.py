@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from offbook.config import CheckpointConfig, Config, TrainConfig
-from offbook.feedback import RULES, rules_of
+from offbook.feedback import rules_of
 from offbook.lock import only_writer
 from offbook.loop.collector import chat_of
 from offbook.loop.models import (
@@ -206,7 +206,7 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     tell(f"{len(learned)} conversations of {sum(lengths)} tokens to learn from, {len(apart)} for validation{told}")
     kept, pairs = sum(len(one.kept) for one in learned), sum(len(one.pairs) for one in learned)
     tell(f"reminders before {settings.reminders:.0%} of {kept} messages, and in {settings.pairs:.0%} of {pairs} pairs")
-    return Lessons(learned, apart, Reminders(chat, settings, config.seed, context, RULES), batches)
+    return Lessons(learned, apart, Reminders(chat, settings, config.seed, context), batches)
 
 
 def _refuse_other_data(folder: RunFolder, content: str) -> None:
@@ -237,7 +237,7 @@ def _kept(settings: CheckpointConfig, trainer: Trainer) -> CheckpointConfig:
 
 def _step(run: _Run, step: int) -> dict[str, Any]:
     lessons, trainer, settings = run.lessons, run.trainer, run.config.sft
-    started, counts = time.monotonic(), Counter[str](reminded=0, pairs=0)
+    started, counts = time.monotonic(), Counter[str](reminded=0, pairs=0, without_room=0)
     share = learning_rate_share(trainer.settings, step)
     samples = lessons.samples(step, counts)
     try:
