@@ -29,7 +29,7 @@ from offbook.loop.train import train
 from offbook.pocket.demonstrations import HARNESS, _rollouts
 from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.runfolder import RunFolder, dump_lines, is_adapter, latest_checkpoint, load_lines
-from offbook.stages.conversations import Writing, batches_of, split
+from offbook.stages.conversations import Writing, batches_of, find_pairs, split
 from offbook.stages.reminders import Conversation, read
 from offbook.stages.sft import Lessons, make_lessons
 from offbook.stages.sources import Source, read_sources
@@ -141,6 +141,8 @@ def test_the_validation_loss_is_exact(tiny: Path, tmp_path: Path) -> None:
     run = RunIndex("run", folder.path)
     run.refresh()
     assert "validation/loss" in curves(run)["series"]
+    assert {row["steps"] for row in rows} == {4}
+    assert "steps" not in folder.metrics()[0][0]
 
 
 def test_the_loss_is_on_the_roles_that_are_asked_for(tiny: Path, tmp_path: Path, chat: ChatFormat) -> None:
@@ -317,9 +319,10 @@ def test_a_faulty_message_is_paired_with_the_right_one_after_a_reminder(tiny: Pa
     lessons = lessons_of(settings(tiny, demonstrated, validation_share=0.0, reminders=0.0, pairs=1.0))
     chat, rules = lessons.reminders.chat, Counter[str]()
     for one in lessons.learned:
+        assert len(lessons.reminders.samples(one, 1, Counter())) == 1 + min(1, len(one.pairs))
+        one.pairs = one.pairs[-1:]
         whole, *right = lessons.reminders.samples(one, 1, Counter())
         assert whole.ids == one.segment.ids, "the fault stays as it is"
-        assert len(right) == len(one.pairs)
         for pair, sample in zip(one.pairs, right, strict=True):
             rules[pair.rule] += 1
             start = one.segment.messages[pair.message].start
@@ -329,7 +332,7 @@ def test_a_faulty_message_is_paired_with_the_right_one_after_a_reminder(tiny: Pa
             assert chat.decode(learned) == f"{said.text}<|im_end|>"
             between = chat.decode(sample.ids[start : len(sample.ids) - (said.end - said.start)])
             assert any(text in between for text in texts_of(pair.rule))
-    assert {"unknown_tool", "malformed_arguments"} <= rules.keys()
+    assert {"unknown_tool", "malformed_arguments", "repeated_call"} <= rules.keys()
 
 
 def test_a_sibling_has_the_right_message_for_the_same_place(tiny: Path, chat: ChatFormat, demonstrated: Path) -> None:
@@ -341,8 +344,10 @@ def test_a_sibling_has_the_right_message_for_the_same_place(tiny: Path, chat: Ch
     bad.segments[0].messages[3].status = "unknown_tool"
     source = Source("both", [good, bad], [(), ()])
     first, second = Writing(chat, 300, 8192, RULES).conversations([source], config, Counter())
+    find_pairs([first, second])
     assert (first.pairs, [(pair.message, pair.rule) for pair in second.pairs]) == ([], [(2, "unknown_tool")])
     assert second.pairs[0].other is first.segment
+    assert first.segment is good.segments[0], "its ids are taken as they are"
 
 
 def load_copy(rollout: Rollout) -> Rollout:
@@ -419,7 +424,7 @@ def test_demonstrations_are_made_once_in_the_chat_of_the_model(
     assert all(first.reminders.chat.decode(one.segment.ids).startswith("<|im_start|>system") for one in first.learned)
 
 
-def test_the_command_says_what_is_wrong_before_a_model_is_loaded(tiny: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_in_a_sentence(tiny: Path, tmp_path: Path) -> None:
     def says(*arguments: str) -> str:
         return str(CliRunner().invoke(app, ["sft", *arguments]).exception)
 
@@ -436,3 +441,6 @@ def test_the_command_says_what_is_wrong_before_a_model_is_loaded(tiny: Path, tmp
     assert "epochs = 3" in shown.output
     with pytest.raises(OffbookError, match="there is no rule nonsense"):
         sft(settings(tiny, data, tmp_path / "run", hold_out_rules=["nonsense"]))
+    with pytest.raises(OffbookError, match=r"step 1: .*; try a lower sft\.learning_rate"):
+        sft(settings(tiny, data, tmp_path / "run", learning_rate=1e38))
+    assert not RunFolder(tmp_path / "run").checkpoints()

@@ -62,7 +62,8 @@ class Demonstrator:
         text = self.script.next_message()
         calls = HERMES.parse(text, (), False)
         is_right = calls and not any(call.error for call in calls)
-        ids = [*(self.chat.answer("", calls) if is_right else self.chat.encode(text)), self.chat.end_id]
+        words = self.chat.answer(text[: calls[0].start].rstrip(), calls) if is_right else self.chat.encode(text)
+        ids = [*words, self.chat.end_id]
         return Completion(ids, [0.0] * len(ids), [-1] * len(ids))
 
 

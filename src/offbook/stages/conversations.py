@@ -17,6 +17,7 @@ from offbook.algo import up_to
 from offbook.config import Config
 from offbook.feedback import Rule
 from offbook.harness.toolsets import prompt
+from offbook.loop.models import Progress, quiet
 from offbook.stages.reminders import WITHOUT_EFFECT, Conversation, Pair, read
 from offbook.stages.sources import Source, Tools
 from offbook.stages.wordings import WORDINGS
@@ -35,11 +36,14 @@ class Writing:
     context: int
     rules: Mapping[str, Rule]  # that are looked for
 
-    def conversations(self, sources: Iterable[Source], config: Config, counts: Counter[str]) -> list[Conversation]:
+    def conversations(
+        self, sources: Iterable[Source], config: Config, counts: Counter[str], progress: Progress = quiet
+    ) -> list[Conversation]:
         found = []
         for place, source in enumerate(sources):
             for number, (rollout, tools) in enumerate(zip(source.rollouts, source.tools, strict=True)):
                 reading = read(rollout, tools, self.rules)
+                progress(f"reading {source.name}", (number + 1) / len(source.rollouts))
                 for index, segment in enumerate(rollout.segments):
                     conversation = Conversation(
                         key=f"{place}/{number}/{index}",
@@ -54,7 +58,6 @@ class Writing:
         held_out = config.sft.hold_out_rules
         for conversation in found:
             _hold_out(conversation, [*held_out, *(name for name in self.rules if name not in WORDINGS)])
-        _find_pairs(found)
         return found
 
     def _written(self, segment: Segment, tools: Tools, counts: Counter[str]) -> Segment:
@@ -102,7 +105,7 @@ def _hold_out(conversation: Conversation, rules: Sequence[str]) -> None:
     conversation.broken = {number: rule for number, rule in conversation.broken.items() if rule not in rules}
 
 
-def _find_pairs(conversations: list[Conversation]) -> None:
+def find_pairs(conversations: list[Conversation]) -> None:
     """The right message for a faulty one's place: of a conversation that is the same up to there, or a later one."""
     right: dict[bytes, list[tuple[Conversation, int]]] = {}
     for conversation in conversations:

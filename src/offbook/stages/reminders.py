@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from offbook.acts import Acts, At, Exchange, spoken
 from offbook.algo import hint_block, in_place, sft_sample
 from offbook.config import SftConfig
-from offbook.feedback import RULES, Rule
+from offbook.feedback import Rule, write_hint
 from offbook.stages.wordings import WORDINGS
 from offbook.tokens import Chat
 from offbook.types import Hint, Rollout, Sample, Segment, ToolSpec, is_test_file
@@ -125,12 +125,11 @@ class Reminders:
     settings: SftConfig
     seed: int
     context: int
-    rules: Mapping[str, Rule] = field(default_factory=lambda: RULES)
     _blocks: dict[str, list[int]] = field(default_factory=dict)
 
     def samples(self, conversation: Conversation, epoch: int, counts: Counter[str]) -> list[Sample]:
-        """The conversation with some reminders, and the right halves of some pairs. Where the context has no room for
-        a reminder there is none, nor where the assistant is not learned."""
+        """The conversation with some reminders, and the right half of at most one pair. There are none where the
+        assistant is not learned; what the context has no room for is counted."""
         if "assistant" not in self.settings.loss_on:
             return [sft_sample(conversation.segment, loss_on=self.settings.loss_on)]
         rng = random.Random(f"{self.seed} {epoch} {conversation.key}")
@@ -138,22 +137,24 @@ class Reminders:
         room = self.context - len(segment.ids)
         for index, rules in sorted(conversation.kept.items()):
             block = self._block(rng, rules, conversation.tools) if rng.random() < self.settings.reminders else []
+            counts["without_room"] += len(block) > room
             if block and len(block) <= room:
                 hints[index] = block
                 room -= len(block)
         samples = [sft_sample(segment, hints, loss_on=self.settings.loss_on)]
-        for pair in conversation.pairs:
-            if rng.random() < self.settings.pairs:
-                block = self._block(rng, (pair.rule,), conversation.tools)
-                place = in_place(segment, pair.message, pair.other, pair.right)
-                if len(place.ids) + len(block) <= self.context:
-                    samples.append(sft_sample(place, {pair.message: block}))
+        drawn = [pair for pair in conversation.pairs if rng.random() < self.settings.pairs]
+        for pair in rng.sample(drawn, min(1, len(drawn))):  # all that stands before it is read once more
+            block = self._block(rng, (pair.rule,), conversation.tools)
+            place = in_place(segment, pair.message, pair.other, pair.right)
+            counts["without_room"] += len(place.ids) + len(block) > self.context
+            if len(place.ids) + len(block) <= self.context:
+                samples.append(sft_sample(place, {pair.message: block}))
         counts.update(reminded=len(hints), pairs=len(samples) - 1)
         return samples
 
     def _block(self, rng: random.Random, rules: tuple[str, ...], tools: tuple[str, ...]) -> list[int]:
         rule = rng.choice(rules)
-        hint = self.rules[rule].hint(tools)
+        hint = write_hint(rule, tools)
         if rng.random() >= OWN_WORDS:
             hint = Hint(rule, rng.choice(WORDINGS[rule]).replace("{tools}", ", ".join(tools)))
         if hint.text not in self._blocks:

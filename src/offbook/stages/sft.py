@@ -17,12 +17,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from offbook.config import CheckpointConfig, Config, TrainConfig
-from offbook.feedback import RULES, rules_of
+from offbook.feedback import rules_of
 from offbook.lock import only_writer
 from offbook.loop.collector import chat_of
 from offbook.loop.models import (
@@ -38,7 +39,7 @@ from offbook.loop.models import (
 from offbook.loop.plan import make_plan, refuse_too_large, this_device
 from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
-from offbook.stages.conversations import Writing, batches_of, fingerprint, split
+from offbook.stages.conversations import Writing, batches_of, find_pairs, fingerprint, split
 from offbook.stages.reminders import Conversation, Reminders
 from offbook.stages.sources import read_sources, refuse_missing_data
 from offbook.train.checkpoint import load_training_state
@@ -176,7 +177,7 @@ def _alone(config: Config) -> Config:
     )
 
 
-def make_lessons(config: Config, start: Any, progress: Progress, tell: Tell) -> Lessons:
+def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) -> Lessons:
     """What a model in a folder would learn from the data of a configuration."""
     settings, chat = config.sft, chat_of(start, config)
     context = min(config.harness.context, positions(chat_folder(start)))
@@ -188,11 +189,13 @@ def make_lessons(config: Config, start: Any, progress: Progress, tell: Tell) -> 
         tell(str(source))
         sources.append(source)
     counts: Counter[str] = Counter()
-    conversations = writing.conversations(sources, config, counts)
+    conversations = writing.conversations(sources, config, counts, progress)
     if not conversations:
         left = ", ".join(f"{count} {what}" for what, count in counts.items())
         raise OffbookError(f"no conversation is left to learn from ({left}); harness.context is {context}")
     learned, apart = split(conversations, settings.validation_share, config.seed)
+    for side in (learned, apart):
+        find_pairs(side)
     lengths = [len(conversation.segment.ids) for conversation in learned]
     batches = [
         (epoch, numbers)
@@ -201,13 +204,9 @@ def make_lessons(config: Config, start: Any, progress: Progress, tell: Tell) -> 
     ]
     told = "".join(f"; {count} {what}" for what, count in counts.items())
     tell(f"{len(learned)} conversations of {sum(lengths)} tokens to learn from, {len(apart)} for validation{told}")
-    kept, pairs = (sum(map(len, found)) for found in _remindable(learned))
+    kept, pairs = sum(len(one.kept) for one in learned), sum(len(one.pairs) for one in learned)
     tell(f"reminders before {settings.reminders:.0%} of {kept} messages, and in {settings.pairs:.0%} of {pairs} pairs")
-    return Lessons(learned, apart, Reminders(chat, settings, config.seed, context, RULES), batches)
-
-
-def _remindable(conversations: list[Conversation]) -> tuple[list[Any], list[Any]]:
-    return [one.kept for one in conversations], [one.pairs for one in conversations]
+    return Lessons(learned, apart, Reminders(chat, settings, config.seed, context), batches)
 
 
 def _refuse_other_data(folder: RunFolder, content: str) -> None:
@@ -238,7 +237,7 @@ def _kept(settings: CheckpointConfig, trainer: Trainer) -> CheckpointConfig:
 
 def _step(run: _Run, step: int) -> dict[str, Any]:
     lessons, trainer, settings = run.lessons, run.trainer, run.config.sft
-    started, counts = time.monotonic(), Counter[str](reminded=0, pairs=0)
+    started, counts = time.monotonic(), Counter[str](reminded=0, pairs=0, without_room=0)
     share = learning_rate_share(trainer.settings, step)
     samples = lessons.samples(step, counts)
     try:
@@ -255,7 +254,6 @@ def _step(run: _Run, step: int) -> dict[str, Any]:
     epoch, _ = lessons.batches[step - 1]
     row = {
         "step": step,
-        "steps": run.num_steps,
         "epoch": epoch,
         "conversations": len(lessons.batches[step - 1][1]),
         **result.metrics,
