@@ -28,6 +28,7 @@ from offbook.tasks.select import TasksUsedUp
 from offbook.types import OffbookError, Sample, Task
 
 SMALL = ["--tasks.num_train", "4", "--tasks.num_heldout", "2", "--train.groups", "2", "--train.group_size", "3"]
+SMALL += ["--feedback.look_samples", "2"]
 POCKET = ["--model", "pocket"]
 DRY = ["train", *POCKET, "--dry-run"]
 

@@ -58,7 +58,7 @@ class Looked:
             if rise(self.faults, self.hinted_faults, self.samples)[1] < 0:
                 return ""
             if rise(self.faults, 0, self.samples)[1] < 0:  # so many faults that it would have been seen
-                return "as many faults with it, as far as can be told"
+                return "no fewer faults with it, as far as can be told"
         if self.nats is None or self.nats <= -NATS:
             return ""
         return f"it moves the faulty message by {self.nats:+.1f} nats"
