@@ -157,7 +157,7 @@ def test_a_killed_run_ends_at_the_same_weights(
     for step in (2, 4):
         ours, theirs = weights(out, step), weights(uninterrupted, step)
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    strip = ("rollout_s", "train_s", "grades", "checkpoint_wait_s")
+    strip = ("rollout_s", "train_s", "look_s", "grades", "checkpoint_wait_s")
     rows, expected = (
         [{key: value for key, value in row.items() if key not in strip} for row in RunFolder(run).metrics()[0]]
         for run in (out, uninterrupted)
