@@ -205,7 +205,11 @@ def test_branches_of_samples_that_train_are_measured() -> None:
 
 
 def test_what_is_set_is_what_branches_say() -> None:
-    assert not distill_of(FeedbackConfig(balance="own", bound=0.3)).by_policy
-    for balance, bound in (("own", 0.0), ("rl", 0.0), ("bounded", 0.3)):
-        distill = distill_of(FeedbackConfig(balance=balance, bound=0.3))
-        assert (distill.by_policy, distill.bound) == (balance != "own", bound)
+    for settings, by_policy, bound in (
+        (FeedbackConfig(balance="own"), False, 0.0),
+        (FeedbackConfig(balance="rl"), True, 0.0),
+        (FeedbackConfig(balance="bounded", bound=0.3), True, 0.3),
+    ):
+        assert (distill_of(settings).by_policy, distill_of(settings).bound) == (by_policy, bound)
+    with pytest.raises(ValueError, match="is never used"):
+        FeedbackConfig(balance="rl", bound=0.3)

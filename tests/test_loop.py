@@ -28,6 +28,7 @@ from offbook.tasks.select import TasksUsedUp
 from offbook.types import OffbookError, Sample, Task
 
 SMALL = ["--tasks.num_train", "4", "--tasks.num_heldout", "2", "--train.groups", "2", "--train.group_size", "3"]
+SMALL += ["--feedback.look_samples", "2"]
 POCKET = ["--model", "pocket"]
 DRY = ["train", *POCKET, "--dry-run"]
 
@@ -156,7 +157,7 @@ def test_a_killed_run_ends_at_the_same_weights(
     for step in (2, 4):
         ours, theirs = weights(out, step), weights(uninterrupted, step)
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    strip = ("rollout_s", "train_s", "grades", "checkpoint_wait_s")
+    strip = ("rollout_s", "train_s", "look_s", "grades", "checkpoint_wait_s")
     rows, expected = (
         [
             {key: value for key, value in row.items() if key not in strip and "slowest/" not in key}

@@ -203,9 +203,23 @@ def test_many_may_look_while_a_run_writes(run: RunIndex) -> None:
     assert len(listed(run)) == 39 * 6 + 1
 
 
+def test_what_was_looked_at_is_told(run: RunIndex) -> None:
+    rows = answer([run], "api/runs")["runs"][0]["look"]
+    assert [(row["rule"], row["step"], row["samples"], bool(row["why_not"])) for row in rows] == [
+        ("unknown_tool", 1, 32, False),
+        ("edited_tests", 1, 0, True),
+    ]
+
+
 def test_what_cannot_be_read_is_counted(run: RunIndex) -> None:
     assert answer([run], "api/runs")["runs"][0]["unreadable"] == {}
-    for name in ("metrics.jsonl", "tasks.jsonl", "rollouts/step_00001.jsonl", "feedback/step_00001.jsonl"):
+    for name in (
+        "metrics.jsonl",
+        "tasks.jsonl",
+        "look.jsonl",
+        "rollouts/step_00001.jsonl",
+        "feedback/step_00001.jsonl",
+    ):
         with open(run.root / name, "a") as file:
             file.write('{"step": 9, "sol\n[1]\nnull\n{}\n{"id": ')
     (run.root / "eval" / "final.json").write_text("{")
@@ -213,6 +227,7 @@ def test_what_cannot_be_read_is_counted(run: RunIndex) -> None:
     assert found == {
         "metrics line": 5,
         "task line": 5,
+        "look line": 5,
         "rollout line": 5,
         "feedback line": 5,
         "settings or result file": 1,

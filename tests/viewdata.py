@@ -138,6 +138,12 @@ def make_run(root: Path, name: str, steps: int = 4, hinted: bool = True, extra: 
     result = {"solved": 0.725, "solved_ci": [0.6, 0.8], "invalid_per_100": 3.2, "turns": 4.0, "tokens": 180.0}
     folder.write_eval("final", result | {"rollouts": 1}, [make_rollout("final/0", TASKS[0], "final", True, extra)])
     write_atomic(folder.path / "tasks.jsonl", task_line())
+    if hinted:
+        counts = {"targets": 4, "samples": 32, "faults": 14, "hinted_faults": 2}
+        unseen = {"targets": 1, "samples": 0, "faults": 0, "hinted_faults": 0}
+        looked = {"rule": "unknown_tool", **counts, "nats": -8.1, "unjudged": "", "why_not": ""}
+        blind = {"rule": "edited_tests", **unseen, "nats": None, "unjudged": f"no box{extra}", "why_not": f"why{extra}"}
+        folder.write_look(1, [looked, blind])
     return folder.path
 
 

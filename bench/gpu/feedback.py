@@ -32,7 +32,7 @@ from transformers import PreTrainedModel
 
 from offbook.config import LoraConfig, TrainConfig
 from offbook.train.batches import Batch, BranchAt, BranchBatch
-from offbook.train.targets import Scorer
+from offbook.train.targets import Scorers
 from offbook.train.teachers import Ema, Frozen, Live, Mix, make_teachers
 from offbook.train.trainer import StepResult, Trainer
 from offbook.types import Branch, Distill, Sample
@@ -40,7 +40,8 @@ from offbook.types import Branch, Distill, Sample
 MESSAGE, HEADER, HINT = 400, 3, 60
 MODEL = "0.6B" if DEVICE == "cuda" else "tiny"
 KINDS = {"live": Live(), "frozen": Frozen(), "ema": Ema(), "trust_region": Mix(Frozen(), 0.1)}
-OURS = ("rl", *KINDS, "naive")
+BOUNDED = "frozen_bounded"  # a backward pass for each of the two parts; layers are compiled anew for it, so it is last
+OURS = ("rl", *KINDS, "naive", BOUNDED)
 THEIRS = ("sdpo_rl", "sdpo")
 
 
@@ -72,19 +73,21 @@ class NaiveTeacher:
         self.student = trainer.student
 
     @torch.no_grad()
-    def own_scorers(self, batch: Batch, branches: list[BranchAt]) -> list[Scorer]:
+    def own_scorers(self, batch: Batch, branches: list[BranchAt], plain: bool) -> Scorers:
+        """Its reading without the hint is the student's."""
         hidden = []
         for row, branch in branches:
             ids = [*batch.samples[row].ids[: branch.insert], *branch.inserted]
             ids += batch.samples[row].ids[branch.insert : branch.end]
             states = self.student.hidden(torch.tensor([ids], device=DEVICE))[0]
             hidden.append(states[0, -branch.num_targets - 1 : -1])
-        return [(self.student.head, torch.cat(hidden))]
+        return Scorers([(self.student.head, torch.cat(hidden))])
 
 
 def make_samples(shape: Shape, teacher: str = "", seed: int = 0) -> list[Sample]:
     """Without a teacher there are no hints."""
-    distill = Distill(teacher, "hint", cap=2.0, gate=0.05, top=5)
+    bound = 0.3 if teacher == BOUNDED else 0.0
+    distill = Distill(teacher, "hint", by_policy=bound > 0, bound=bound, cap=2.0, gate=0.002, top=5)
     rng = random.Random(seed)
     samples = []
     for number in range(shape.rollouts):
@@ -154,8 +157,8 @@ def time_ours(trainer: Trainer, arm: str, shape: Shape, repeats: int) -> dict[st
     free_memory()
     trainer.teachers = {"naive": NaiveTeacher(trainer)}
     forget(trainer.model, trainer.masters.named)
-    if arm in KINDS:
-        trainer.teachers = make_teachers(trainer.student, {arm: KINDS[arm]})
+    if kind := {**KINDS, BOUNDED: Frozen()}.get(arm):
+        trainer.teachers = make_teachers(trainer.student, {arm: kind})
     samples = make_samples(shape, "" if arm == "rl" else arm)
     results: list[StepResult] = []
     row = time_steps(lambda: results.append(trainer.step(samples)), shape, repeats)
@@ -229,7 +232,7 @@ def difference(trainer: Trainer, shape: Shape) -> float:
     """How far the hidden states of hinted targets are from those of re-encoding, as a share of their norm."""
     batch = Batch.collate(make_samples(shape, "live"), torch.device(DEVICE))
     _, found = trainer.student.hidden(batch.ids_BT, BranchBatch.collate(batch, batch.branches))
-    ((_, wanted),) = NaiveTeacher(trainer).own_scorers(batch, batch.branches)
+    ((_, wanted),) = NaiveTeacher(trainer).own_scorers(batch, batch.branches, plain=False).models
     assert found is not None
     return float((found - wanted).float().norm() / wanted.float().norm())
 

@@ -310,6 +310,9 @@ class FeedbackConfig(Section):
         if self.threshold and self.max_candidates < self.max_targets:
             reached = f"feedback.max_targets = {self.max_targets} cannot be reached"
             return f"feedback.max_candidates is {self.max_candidates}, so {reached}; give at least as many candidates"
+        if self.balance != "bounded" and self.bound != type(self).model_fields["bound"].default:
+            way = "give --feedback.balance bounded"
+            return f"feedback.balance is {self.balance}, so feedback.bound is never used; {way}"
         if self.look_every and not self.look:
             return "feedback.look is false, so feedback.look_every is never used; give --feedback.look true"
         return self.judge.idle("feedback", bool(self.weight))

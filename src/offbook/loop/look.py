@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from offbook.acts import Acts, spoken
@@ -22,7 +22,7 @@ from offbook.loop.effect import measure
 from offbook.sandbox import Box
 from offbook.shares import rise, wilson
 from offbook.train.forward import Decoder
-from offbook.types import Completion, Message, OffbookError, Prompt, PromptTooLong, Rollout, Task
+from offbook.types import Completion, Feedback, Message, OffbookError, Prompt, PromptTooLong, Rollout, Task
 
 TARGETS = 4  # faulty messages of a rule that are looked at
 BOXES = 8  # open at once
@@ -58,7 +58,7 @@ class Looked:
             if rise(self.faults, self.hinted_faults, self.samples)[1] < 0:
                 return ""
             if rise(self.faults, 0, self.samples)[1] < 0:  # so many faults that it would have been seen
-                return "as many faults with it, as far as can be told"
+                return "no fewer faults with it, as far as can be told"
         if self.nats is None or self.nats <= -NATS:
             return ""
         return f"it moves the faulty message by {self.nats:+.1f} nats"
@@ -114,14 +114,14 @@ class Look:
 
     def measured(self, looked: Mapping[str, Looked], found: Sequence[Found], decoder: Decoder) -> list[Looked]:
         """With what the hint does to the faulty messages themselves, as `decoder` reads them."""
-        chosen = list(spread_out([one for one in found if one.feedback.target.rule in looked], TARGETS))
-        pairs = [(one.rollout, one.feedback) for one in chosen]
+        chosen = spread_out([one for one in found if one.feedback.target.rule in looked], TARGETS)
+        pairs = [(one.rollout, Feedback(one.feedback.target, one.feedback.hint)) for one in chosen]
         measure(pairs, decoder, self.collector.chat, self.collector.config.engine.temperature)
         complete = []
-        for rule, of_rule in grouped(chosen).items():
-            read = [one.feedback for one in of_rule if one.feedback.divergence]
+        for rule, of_rule in looked.items():
+            read = [item for _, item in pairs if item.target.rule == rule and item.divergence]
             nats = sum(sum(item.teacher) - sum(item.student) for item in read) / len(read) if read else None
-            complete.append(Looked(**{**asdict(looked[rule]), "nats": nats}))
+            complete.append(replace(of_rule, nats=nats))
         return complete
 
     async def _draw(self, chosen: Sequence[Found], name: str) -> dict[int, tuple[list[Completion], list[Completion]]]:
@@ -134,6 +134,7 @@ class Look:
                 engine.open(f"{name}/{target_key(one.feedback.target)}/{'hinted' if hinted else 'plain'}/{k}"),
             )
             for one in chosen
+            if one.rollout.task in self.tasks  # else nothing can judge it
             for hinted in (False, True)
             for k in range(self.samples)
         ]  # all are opened before the first asks: they decode together

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from offbook.view.index import RunIndex
+from offbook.view.index import RunIndex, said_in
 from offbook.view.lines import is_number
 
 RECENT_S = 60.0  # a run that wrote less than this ago, or than three steps take, counts as going on
@@ -32,6 +32,7 @@ def overview(run: RunIndex) -> dict[str, Any]:
         "rollouts": sum(len(lines.places) for lines in run.rollouts.values()),
         "targets": sum(len(lines.places) for lines in run.feedback.values()),
         "unreadable": dict(run.unreadable),
+        "look": said_in(run.looks),
         "evals": {name: _measured(result) for name, result in run.evals.items()},
         "config": {name: value for name, value in flat.items() if name != "out"},
     }

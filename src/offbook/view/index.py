@@ -26,6 +26,7 @@ from offbook.view.lines import (
     Place,
     is_inside,
     parse_feedback,
+    parse_look,
     parse_metrics,
     parse_object,
     parse_rollout,
@@ -58,6 +59,7 @@ class RunIndex:
         self.evals: dict[str, dict[str, Any]] = {}
         self.metrics: Files = {}  # one, as of the tasks
         self.tasks: Files = {}
+        self.looks: Files = {}
         self.rollouts: Files = {}  # by source: step_00003, eval-final
         self.feedback: Files = {}
         self.outside: set[str] = set()  # links that lead out of the folder, and what is no file
@@ -79,6 +81,7 @@ class RunIndex:
         evals = {f"eval-{path.name.split('.')[0]}": path for path in self.root.glob("eval/*.rollouts.jsonl")}
         changed |= self._refresh_files(self.metrics, {"": self.folder.metrics_file}, parse_metrics)
         changed |= self._refresh_files(self.tasks, {"": self.root / "tasks.jsonl"}, parse_task)
+        changed |= self._refresh_files(self.looks, {"": self.root / "look.jsonl"}, parse_look)
         changed |= self._refresh_files(self.rollouts, self._steps("rollouts") | evals, parse_rollout)
         return changed | self._refresh_files(self.feedback, self._steps("feedback"), parse_feedback)
 
@@ -137,7 +140,8 @@ class RunIndex:
     def unreadable(self) -> Counter[str]:
         """What was left out, by what it is."""
         count = Counter({"file outside the run folder": len(self.outside)})
-        kinds = {"metrics": self.metrics, "task": self.tasks, "rollout": self.rollouts, "feedback": self.feedback}
+        kinds = {"metrics": self.metrics, "task": self.tasks, "look": self.looks}
+        kinds |= {"rollout": self.rollouts, "feedback": self.feedback}
         for kind, files in kinds.items():
             count[f"{kind} line"] = sum(lines.unreadable + lines.torn for lines in files.values())
         count["settings or result file"] = sum(value is None for _, value in self._small.values())

@@ -109,6 +109,16 @@ def parse_metrics(line: bytes) -> dict[str, Any] | None:
     return row if row and is_number(row.get("step")) else None
 
 
+def parse_look(line: bytes) -> dict[str, Any] | None:
+    """What a hint does, as it was looked at before a step."""
+    row = parse_object(line)
+    if not row or not all(isinstance(row.get(name), str) for name in ("rule", "why_not", "unjudged")):
+        return None
+    counts = ("step", "targets", "samples", "faults", "hinted_faults")
+    is_whole = all(is_number(row.get(name)) for name in counts) and (row.get("nats") is None or is_number(row["nats"]))
+    return row if is_whole else None
+
+
 def parse_task(line: bytes) -> dict[str, Any] | None:
     task = parse_object(line)
     return task if task and isinstance(task.get("id"), str) else None

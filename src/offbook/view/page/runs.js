@@ -97,6 +97,19 @@ function curveSections(run, curves) {
   ];
 }
 
+// What hints were found to do before they taught: of each look a line a rule.
+function lookTable(rows) {
+  const faulty = (row, count) => (row.samples ? `${count} of ${row.samples}` : "not judged");
+  const line = (row) => h("tr", null, h("th", { scope: "row" }, spaced(row.rule)), h("td", null, number(row.step)),
+    h("td", null, number(row.targets)), h("td", null, faulty(row, row.faults)), h("td", null, faulty(row, row.hinted_faults)),
+    h("td", null, row.nats === null ? "\u2014" : row.nats.toFixed(1).replace("-", MINUS)),
+    h("td", null, row.why_not ? `no: ${row.why_not}` : "yes", row.unjudged && ` (${row.unjudged})`));
+  const heads = ["rule", "before step", "places", "faulty messages", "with the hint", "nats", "taught"];
+  return [h("div", { class: "scroll" }, h("table", { class: "parts" },
+    h("thead", null, h("tr", null, heads.map((text) => h("th", { scope: "col" }, text)))), h("tbody", null, rows.map(line)))),
+    h("p", { class: "aside" }, "Messages sampled where a rule was broken, judged by the rule. Nats: what the hint adds to the log-probability of the faulty message.")];
+}
+
 const measured = (key, value) => (key === "solved" ? share(value) : key === "tokens" ? whole(value) : value.toFixed(1));
 
 // How far it went from the measurement before training; bold where that is better, in the colour of faults where worse.
@@ -173,7 +186,8 @@ async function runPage(page, run) {
       h("p", { class: "doors" }, doorsOf(about, run)));
     const open = [...body.querySelectorAll("details")].map((one) => one.open);
     const focused = [...body.querySelectorAll("svg")].indexOf(document.activeElement);
-    put(body, rows.length > 0 && section("result", "Measured on held-out tasks", resultTable(rows)), curveSections(run, curves), configSection(about));
+    put(body, rows.length > 0 && section("result", "Measured on held-out tasks", resultTable(rows)), curveSections(run, curves),
+      about.look.length > 0 && section("look", "Looked at first", lookTable(about.look)), configSection(about));
     [...body.querySelectorAll("details")].forEach((one, index) => { one.open = open[index] || false; });
     if (focused >= 0) body.querySelectorAll("svg")[focused]?.focus({ preventScroll: true });
   }
