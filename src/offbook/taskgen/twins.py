@@ -23,7 +23,7 @@ from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 from offbook.tasks.twins import Twin, Twins, base_of, digest_of, edited, write_twins
 from offbook.types import Task
 
-VARIANTS = 2  # of a test
+VARIANTS = 4  # of a test: somebody may cheat in one of its checks alone
 MAX_TESTS = 40  # that get twins
 CHECKS = re.compile(r"(assert|eq|check|expect|verify|compare|ensure)_?\w*|are_equal", re.I)
 # Calls whose arguments are as good as literals.
@@ -329,6 +329,8 @@ class Trial:
                 found += [
                     tried for twin in twins if twin not in vacuous and (tried := _tried(twin, run, twins, expected))
                 ]
+        better = {twin.test for twin in found if twin.kind != "check"}
+        found = [twin for twin in found if twin.kind != "check" or twin.test not in better]
         digests = {path: digest_of(self.files[path]) for path in sorted({twin.path for twin in found})}
         saw = set[tuple[str, str]]().union(*(run.saw for run in runs[: len(self.drawn)]))
         return Twins(tuple(found), digests, tuple(sorted(saw)))
