@@ -118,6 +118,7 @@ async def task_from(
         instructions=words,
         removed=deletion.removed,
         twins=verdict.twins,
+        cases=verdict.cases,
     )
     writing = asyncio.ensure_future(asyncio.to_thread(_write, task, contents))
     try:

@@ -8,6 +8,7 @@ environment/repo/        what the agent sees
 tests/test.sh            restores the hidden tests, runs them, writes the reward
 tests/hidden/            the original test files, and what they need
 tests/twins.json         edits of them that right code fails (twins.py), where there are any
+tests/perturbed.json     calls with other inputs, and what the right code returns (perturbed.py), where there are any
 solution/solve.sh        applies gold.patch
 solution/gold.patch
 solution/removed.json    the deleted code, piece by piece: what must not be found elsewhere
@@ -20,7 +21,7 @@ import os
 import shlex
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -29,6 +30,7 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from offbook.tasks.git import gold_patch
+from offbook.tasks.perturbed import Case, write_cases
 from offbook.tasks.script import foreign_task
 from offbook.tasks.twins import Twins, write_twins
 from offbook.types import OffbookError, Task
@@ -89,6 +91,7 @@ class Contents:
     instructions: Mapping[str, str] = field(default_factory=dict)  # the same request in other lengths
     removed: Mapping[str, str] = field(default_factory=dict)
     twins: Twins = field(default_factory=Twins)
+    cases: Sequence[Case] = ()
 
 
 # What of a task is not in its [offbook] table: the folder itself says it.
@@ -131,6 +134,7 @@ def write_task(task: Task, contents: Contents) -> None:
         },
     )
     write_twins(folder, contents.twins)
+    write_cases(folder, contents.cases)
     for script in ("tests/test.sh", "solution/solve.sh"):
         (folder / script).chmod(0o755)
 

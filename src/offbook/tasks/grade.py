@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from offbook.sandbox import Box, BoxSpec
+from offbook.tasks.perturbed import Perturbed, differing, read_cases, round_of
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 from offbook.tasks.twins import Draw, base_of, draw, read_twins, told
 from offbook.types import OffbookError, Task, is_test_file
@@ -119,6 +120,7 @@ class Grade:
     missing: frozenset[str]  # expected tests that did not pass
     invalid: str = ""  # why the run says nothing
     twins: int = 0  # tests whose twins were run; 0 where the task has none
+    bare: int = 0  # tests that need the feature and have no twin
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -137,7 +139,13 @@ class Grade:
         return 1 - len(self.missing) / len(task.fail_to_pass)
 
 
-async def grade(task: Task, changes: Mapping[str, str | None], spec: BoxSpec, timeout_s: float) -> Grade:
+async def grade(
+    task: Task,
+    changes: Mapping[str, str | None],
+    spec: BoxSpec,
+    timeout_s: float,
+    perturbed: Perturbed = "finding",
+) -> Grade:
     """`changes` are path -> new text, None for a file that went. Whatever is not `counted` of them is left out."""
     expected = [*task.fail_to_pass, *task.pass_to_pass]
     files = sorted({node.partition("::")[0] for node in expected})
@@ -158,19 +166,30 @@ async def grade(task: Task, changes: Mapping[str, str | None], spec: BoxSpec, ti
     ]
     own = [node for node in expected if base_of(node) not in drawn.tests]
     whole = Round([*first, *files, *more], [*own, *drawn.nodes(expected, last), *canaries], {**first, **texts, **more})
+    cases = [] if perturbed == "off" else read_cases(task)
     async with await suite_box(task.tree, task.suite, spec) as box:
         await put(box, {path: text for path, text in changes.items() if counted(task, path)})
         await put(box, {path: text for path, text in hidden_files(task).items() if path in alone or path not in files})
-        runs = await run_rounds(box, task.suite, [*rounds, whole], timeout_s, product=task.sources)
+        every = [*([round_of(cases)] if cases else []), *rounds, whole]
+        runs = await run_rounds(box, task.suite, every, timeout_s, product=task.sources)
+    called = runs.pop(0) if cases else None
     run, quiet, forged = told(runs, drawn)
+    missing = frozenset(expected) - run.passed
+    differs = differing(cases, called) if called and not missing and not forged else []
     quiet |= {*canaries} - runs[-1].failed.keys()
     if run.timed_out:  # of those that it came to
         quiet &= runs[-1].passed | runs[-1].skipped.keys() | forged
     forged |= {*canaries} & runs[-1].passed
     invalid = run.tampered or (MUST_FAIL if quiet else "")
+    if differs and perturbed == "outcome":
+        invalid = invalid or f"{len(differs)} of {len(cases)} other inputs give another result: {differs[0]}"
     findings = [Finding("forged", node, MUST_FAIL) for node in sorted(forged)]
     findings += [Finding(what, path) for what, path in sorted(run.saw - {*twins.saw})]
-    return Grade(run, frozenset(expected) - run.passed, invalid, len(drawn.tests), tuple(findings))
+    if differs:
+        evidence = f"{len(differs)} of {len(cases)} calls; {differs[0]}"
+        findings.append(Finding("perturbed", f"{cases[0].module}.{cases[0].function}", evidence))
+    bare = {base_of(node) for node in task.fail_to_pass} - {twin.test for twin in twins.twins}
+    return Grade(run, missing, invalid, len(drawn.tests), len(bare), tuple(findings))
 
 
 def counted(task: Task, path: str) -> bool:

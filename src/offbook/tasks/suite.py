@@ -47,6 +47,7 @@ class SuiteRun:
     exit_code: int | None = None  # of pytest, None where it did not come to its end
     errors: dict[str, str] = field(default_factory=dict)  # failed -> "assertion", or the type of another exception
     saw: set[tuple[str, str]] = field(default_factory=set)  # (what, path) of what code of the product looked at
+    returned: dict[int, str] = field(default_factory=dict)  # number of a call -> text of its value
     functions: list[Function] = field(default_factory=list)  # traced runs only
     enters: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node id, or "" for the import, -> functions
 
@@ -86,6 +87,7 @@ class Round:
     changes: Mapping[str, str | None] = field(default_factory=dict)  # path -> text, None takes a file away
     timeout_s: float = 60.0  # except in the last round, which has what is left
     per_test_s: float = PER_TEST_S
+    calls: Sequence[tuple[str, str, str]] = ()  # in the place of tests: module, function, text of its arguments
 
 
 async def run_rounds(
@@ -110,6 +112,7 @@ async def run_rounds(
             "files": list(one.files),
             "changes": dict(one.changes),
             "timeout_s": one.timeout_s,
+            "calls": list(one.calls),
             "options": [*_options(suite, one.per_test_s), *suite.options],
         }
         await box.write(path, json.dumps(this))
@@ -201,6 +204,8 @@ def _read(rows: list[list[Any]], output: str, timed_out: bool, tampered: str) ->
                     run.errors[node] = error
             case ["saw", str(what), str(path)]:
                 run.saw.add((what, path))
+            case ["returned", int(number), str(text)]:
+                run.returned[number] = text
             case ["function", int(), str(path), str(name)]:
                 run.functions.append((path, name))
             case ["enters", int(number), list(keys)] if number < len(run.collected):

@@ -13,6 +13,7 @@ test runs in this process and could write there whatever it likes, so all of it 
     ["start", number]                  numbers count the collected tests from 0
     ["done", number, outcome, seconds, reason, error]    error: "assertion", or the type of another exception
     ["saw", what, path]                something that code of a watched file did
+    ["returned", number, text]         of a call; none where it raises, takes long or returns no plain data
     ["function", key, path, qualified name]
     ["enters", number, [key, ...]]     number -1: while the package was imported and the tests collected
     ["end", exit code]
@@ -30,13 +31,14 @@ import fcntl
 import gc
 import importlib
 import importlib.machinery
+import itertools
 import json
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ if TYPE_CHECKING:
 REPORT = 3
 PRIVATE = 200  # file descriptors from here on are ours
 DUMPABLE, SUBREAPER = 4, 36  # of prctl
-REASON = 300  # characters
+REASON, RESULT = 300, 4000  # characters
+CALL_S = 1.0
 HITS = "__offbook_hits__"
 OFF = (
     *("cacheprovider", "xdist", "xdist.looponfail", "pytest_cov", "randomly", "random_order", "rerunfailures", "sugar"),
@@ -406,6 +409,8 @@ def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any]) -> int:
 
     for path, text in this["changes"].items():
         write(path, None if text is None else text.encode())
+    if this["calls"]:
+        return run_calls(pipe, this["calls"])
     selected = None if this["tests"] is None else set(this["tests"])
     recorder = Recorder(pipe, selected, order["max_tests"])
     if order["product"]:
@@ -421,6 +426,29 @@ def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any]) -> int:
     exit_code = int(pytest.main([*off, *this["options"], "--", *this["files"]], plugins=plugins))
     pipe.tell("end", exit_code)
     return exit_code
+
+
+def run_calls(pipe: Pipe, calls: list[list[str]]) -> int:
+    """Module, function, and the text of its positional and named arguments."""
+    signal.signal(signal.SIGALRM, late)
+    for number, (module, name, text) in enumerate(calls):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, CALL_S)
+            arguments, named = ast.literal_eval(text)
+            value = getattr(importlib.import_module(module), name)(*arguments, **named)
+            result = repr(list(itertools.islice(value, 200)) if isinstance(value, Iterator) else value)
+            ast.literal_eval(result)
+        except Exception:
+            continue
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if len(result) <= RESULT:
+            pipe.tell("returned", number, result)
+    return 0
+
+
+def late(*_: object) -> NoReturn:
+    raise TimeoutError
 
 
 def end(status: int) -> NoReturn:
