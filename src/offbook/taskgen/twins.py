@@ -378,5 +378,5 @@ async def add_twins(task: Task, spec: BoxSpec, timeout_s: float = 300.0) -> int:
             await put(box, hidden_files(task))
             runs = await run_rounds(box, task.suite, trial.rounds, timeout_s, product=task.sources)
         twins = trial.usable(runs, expected)
-    write_twins(task.folder, twins)
+    write_twins(task.folder / "tests", twins)
     return len({twin.test for twin in twins.twins})

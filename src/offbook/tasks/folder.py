@@ -133,7 +133,7 @@ def write_task(task: Task, contents: Contents) -> None:
             **{f"instructions/{name}.md": text.rstrip("\n") + "\n" for name, text in contents.instructions.items()},
         },
     )
-    write_twins(folder, contents.twins)
+    write_twins(folder / "tests", contents.twins)
     write_cases(folder, contents.cases)
     for script in ("tests/test.sh", "solution/solve.sh"):
         (folder / script).chmod(0o755)
