@@ -31,7 +31,7 @@ MAX_ROUNDS = 4
 class Twin:
     """One edit of a test file: these bytes of it become `text`."""
 
-    test: str  # path::name or path::Class::name
+    test: str  # path::name, whatever classes have it (base_of)
     start: int
     end: int
     text: str
@@ -81,8 +81,9 @@ def digest_of(data: bytes) -> str:
 
 
 def base_of(node: str) -> str:
-    """A test without its parameters."""
-    return node.partition("[")[0]
+    """A test without its parameters and its class: classes that inherit it share its code."""
+    path, _, name = node.partition("[")[0].partition("::")
+    return f"{path}::{name.rpartition('::')[2]}"
 
 
 def edited(data: bytes, twins: Iterable[Twin]) -> str:
