@@ -117,7 +117,7 @@ def run(number: int, one: Round, base: pathlib.Path, place: pathlib.Path, expect
         stderr=subprocess.DEVNULL, start_new_session=True, user=user, group=user, extra_groups=[] if user else None,
     )  # fmt: skip
     os.close(writing)
-    report, timed_out = read(reading, time.monotonic() + one.timeout_s)
+    report, timed_out = read(reading, process, time.monotonic() + one.timeout_s)
     end(process, user)
     (result,) = runs_of(report, 1, "", timed_out)
     return result
@@ -139,20 +139,23 @@ def has_python(user: int) -> bool:
     return probe.returncode == 0
 
 
-def read(descriptor: int, deadline: float) -> tuple[str, bool]:
-    """Until nobody can write any more, or the time is over."""
+def read(descriptor: int, process: subprocess.Popen[bytes], deadline: float) -> tuple[str, bool]:
+    """What is written until the process ends. Its children do not have to."""
     os.set_blocking(descriptor, False)
-    data = b""
+    data, is_over = b"", False
     while time.monotonic() < deadline:
         try:
             more = os.read(descriptor, 1 << 16)
         except BlockingIOError:
-            time.sleep(0.005)
-            continue
+            more = b""
         data += more
+        if not more and is_over:
+            break
         if not more:
-            return data.decode(errors="replace"), False
-    return data.decode(errors="replace"), True
+            is_over = process.poll() is not None
+            time.sleep(0.005)
+    os.close(descriptor)
+    return data.decode(errors="replace"), not is_over
 
 
 def end(process: subprocess.Popen[bytes], user: int | None) -> None:
