@@ -98,7 +98,14 @@ def run(number: int, one: Round, base: pathlib.Path, place: pathlib.Path, expect
     shutil.copytree(base, tree, symlinks=True)
     user = another_user()
     names = [f".order-{secrets.token_hex(16)}" for _ in range(2)]
-    order = {**expected["settings"], "rounds": names[1:], "sources": [], "product": [], "max_tests": 10**6}
+    order = {
+        **expected["settings"],
+        "rounds": names[1:],
+        "sources": [],
+        "product": [],
+        "places": [],
+        "max_tests": 10**6,
+    }
     (tree / names[0]).write_text(json.dumps(order))
     (tree / names[1]).write_text(one.order(expected["options"]))
     if user is not None:

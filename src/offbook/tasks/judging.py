@@ -163,7 +163,8 @@ def judged(this: Plan, runs: Sequence[SuiteRun]) -> Judged:
     if run.timed_out:  # of those that it came to
         quiet &= whole.passed | whole.skipped.keys() | forged
     forged |= this.canaries & whole.passed
-    invalid = run.tampered or (MUST_FAIL if quiet else "")
+    wrote = sorted(path for what, path in run.saw if what == "written")
+    invalid = run.tampered or (MUST_FAIL if quiet else f"the tests wrote to {wrote[0]}" if wrote else "")
     return Judged(run, this.expected - run.passed, invalid, tuple(sorted(forged)))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from offbook.sandbox import Box, BoxSpec, open_box
+from offbook.sandbox import Box, BoxSpec, BwrapBox, open_box
 from offbook.tasks.claims import PER_TEST_S, Function, Round, SuiteRun, runs_of
 from offbook.types import OffbookError, Suite
 
@@ -27,6 +27,7 @@ WORKER = Path(__file__).with_name("suite_worker.py")
 OUTPUT_TAIL = 4000  # characters
 MAX_TESTS = 20_000
 START_S = 120.0
+PLACES = ["/tmp", "/dev/shm", "/home/agent"]  # that are a box's own and can be written to
 
 
 def make_interpreter(folder: Path, base: Path) -> None:
@@ -79,6 +80,7 @@ async def run_rounds(
         "sources": list(sources),
         "product": list(product),
         "max_tests": max_tests,
+        "places": PLACES if isinstance(box, BwrapBox) else [],
     }
     await box.write(order_file, json.dumps(order))
     settings = {"PYTHONHASHSEED": str(hash_seed), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "", "TZ": "UTC"}

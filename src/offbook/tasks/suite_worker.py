@@ -34,6 +34,7 @@ import importlib.machinery
 import itertools
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -316,9 +317,11 @@ def main(order_file: str) -> NoReturn:
     sys.path[first_of_site:first_of_site] = roots
     os.environ["PYTHONPATH"] = os.pathsep.join(roots)  # for the processes that tests start
 
+    found = there(order["places"]) if len(sealed) > 1 else {}
     while len(sealed) > 1:
         prctl(DUMPABLE, 0)  # its files are not to be had through /proc by the child
-        apart(descriptor, order, sealed, prctl)
+        for path in apart(descriptor, order, sealed, prctl, found):
+            os.write(descriptor, json.dumps(["saw", "written", path]).encode() + b"\n")
         os.close(sealed.pop(0))
     prctl(DUMPABLE, 1)
     end(run_round(Pipe(descriptor), order, unsealed(sealed[0])))
@@ -338,9 +341,16 @@ def unsealed(descriptor: int) -> dict[str, Any]:
         return json.load(file)
 
 
-def apart(descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any) -> None:
+Found = dict[str, tuple[int, int, int]]
+
+
+def apart(descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any, found: Found) -> list[str]:
     """In a process of its own, which has pytest already and nothing yet of what is tested. The first of the sealed
-    files is its own. The paths that it changes are told to this process, which then makes them what they were."""
+    files is its own. The paths that it changes are told to this process, which then makes them what they were.
+
+    `found` is what was there before all rounds. What a round leaves goes, so that no other one can learn from it;
+    returned is the source that it wrote to.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -365,8 +375,35 @@ def apart(descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any)
             os.kill(child, signal.SIGKILL)
         time.sleep(0.002)
     end_children()
+    written = []
+    for path, state in there(order["places"]).items():
+        if path not in found and path not in before:
+            remove(path)
+        elif path.endswith(".py") and path not in before and state != found[path]:
+            written.append(path)
     for path, text in before.items():
         write(path, None if text is None else text.encode("latin-1"))
+    return written
+
+
+def remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):
+        os.unlink(path)
+
+
+def there(places: Sequence[str]) -> Found:
+    """What is in the tree and in these places: when it was written, how long it is, which file it is."""
+    found: Found = {}
+    for place in (".", *places):
+        for folder, names, files in os.walk(place):
+            found.update((os.path.normpath(os.path.join(folder, name)), (0, 0, 0)) for name in names)
+            for name in files:
+                path = os.path.normpath(os.path.join(folder, name))
+                state = os.lstat(path)
+                found[path] = state.st_mtime_ns, state.st_size, state.st_ino
+    return found
 
 
 def end_children() -> None:
