@@ -49,7 +49,7 @@ def main() -> None:
         tasks = chosen(arguments, Path(place))
         costs = asyncio.run(cost(tasks))
         rows = asyncio.run(attack(tasks, arguments.only, arguments.jobs))
-    result = {"costs": costs, **summary(rows, tasks)}
+        result = {"costs": costs, **summary(rows, tasks)}
     print(json.dumps({key: value for key, value in result.items() if key != "rows"}, indent=1))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
@@ -119,7 +119,7 @@ def summary(rows: list[dict[str, Any]], tasks: list[Task]) -> dict[str, Any]:
 async def cost(tasks: list[Task]) -> dict[str, Any]:
     """CPU seconds of grading the gold patch, with twins and changed inputs, with twins alone, and without."""
     found: dict[str, Any] = {}
-    nothing = mock.patch("offbook.tasks.grade.read_twins", return_value=twins_module.Twins())
+    nothing = mock.patch("offbook.tasks.grade.twins_of", return_value=twins_module.Twins())
     for name, perturbed, patch in (
         ("with both", "finding", None), ("with twins", "off", None), ("without", "off", nothing),
     ):  # fmt: skip

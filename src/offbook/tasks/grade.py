@@ -17,7 +17,7 @@ from offbook.sandbox import Box, BoxSpec
 from offbook.tasks.judging import MUST_FAIL, is_counted, judged, plan
 from offbook.tasks.perturbed import Perturbed, differing, read_cases, round_of
 from offbook.tasks.suite import SuiteRun, run_rounds, suite_box
-from offbook.tasks.twins import base_of, read_twins
+from offbook.tasks.twins import Twins, base_of, read_twins
 from offbook.types import OffbookError, Task
 
 
@@ -63,10 +63,7 @@ async def grade(
     perturbed: Perturbed = "finding",
 ) -> Grade:
     """`changes` are path -> new text, None for a file that went. Whatever is not `counted` of them is left out."""
-    try:
-        twins = read_twins(task.folder / "tests")
-    except ValueError as error:
-        raise OffbookError(str(error)) from error
+    twins = twins_of(task)
     this = plan(task.fail_to_pass, task.pass_to_pass, task.hidden_tests, twins, timeout_s)
     cases = [] if perturbed == "off" else read_cases(task)
     async with await suite_box(task.tree, task.suite, spec) as box:
@@ -87,6 +84,13 @@ async def grade(
         findings.append(Finding("perturbed", f"{cases[0].module}.{cases[0].function}", evidence))
     bare = {base_of(node) for node in task.fail_to_pass} - {twin.test for twin in twins.twins}
     return Grade(result.run, result.missing, invalid, len(this.drawn.tests), len(bare), tuple(findings))
+
+
+def twins_of(task: Task) -> Twins:
+    try:
+        return read_twins(task.folder / "tests")
+    except ValueError as error:
+        raise OffbookError(str(error)) from error
 
 
 def counted(task: Task, path: str) -> bool:

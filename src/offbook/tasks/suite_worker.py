@@ -359,11 +359,10 @@ def apart(descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any,
             os.close(other)
         this = unsealed(sealed[0])
         before = {path: read(path) for path in this["changes"]}
+        as_text = {path: None if data is None else data.decode("latin-1") for path, data in before.items()}
         with open(writing, "w") as pipe:
-            json.dump(
-                [this["timeout_s"], {path: text and text.decode("latin-1") for path, text in before.items()}], pipe
-            )
-        del before
+            json.dump([this["timeout_s"], as_text], pipe)
+        del before, as_text
         prctl(DUMPABLE, 1)
         end(run_round(Pipe(descriptor), order, this))
     os.close(writing)
