@@ -349,7 +349,7 @@ def apart(descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any,
     files is its own. The paths that it changes are told to this process, which then makes them what they were.
 
     `found` is what was there before all rounds. What a round leaves goes, so that no other one can learn from it;
-    returned is the source that it wrote to.
+    returned are the files of others that it wrote to.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -378,7 +378,7 @@ def apart(descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any,
     for path, state in there(order["places"]).items():
         if path not in found and path not in before:
             remove(path)
-        elif path.endswith(".py") and path not in before and state != found[path]:
+        elif path not in before and state != found[path]:
             written.append(path)
     for path, text in before.items():
         write(path, None if text is None else text.encode("latin-1"))
@@ -393,7 +393,7 @@ def remove(path: str) -> None:
 
 
 def there(places: Sequence[str]) -> Found:
-    """What is in the tree and in these places: when it was written, how long it is, which file it is."""
+    """What is in the tree and in these places: when it was last changed, how long it is, which file it is."""
     found: Found = {}
     for place in (".", *places):
         for folder, names, files in os.walk(place):
@@ -401,7 +401,7 @@ def there(places: Sequence[str]) -> Found:
             for name in files:
                 path = os.path.normpath(os.path.join(folder, name))
                 state = os.lstat(path)
-                found[path] = state.st_mtime_ns, state.st_size, state.st_ino
+                found[path] = state.st_ctime_ns, state.st_size, state.st_ino
     return found
 
 
