@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import random
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ from offbook.taskgen.twins import Trial, candidates
 from offbook.tasks import load_tasks
 from offbook.tasks.check import gold_changes
 from offbook.tasks.claims import SuiteRun
+from offbook.tasks.export import swebench_instance
+from offbook.tasks.git import single_commit
 from offbook.tasks.grade import Grade, grade
 from offbook.tasks.perturbed import read_cases
 from offbook.tasks.suite import run_rounds, suite_box
@@ -245,3 +248,42 @@ def test_the_folders_own_judge_pays_for_right_code_alone(task: Task, tmp_path: P
     assert reward(dict.fromkeys(("pytest.py", "conftest.py", "sitecustomize.py", "json.py"), exits)) == nothing
     assert reward(submission(task, LATER.replace("LOGS", str(logs)), "None")) == nothing
     assert reward(submission(task, *EQUAL["equals everything, an object"])) == nothing
+
+
+def test_what_the_code_looks_at_is_found_and_does_not_disturb_it(task: Task) -> None:
+    """A child that a test forks looks too, and goes on."""
+    look = """
+        import gc, os, sys, threading
+        def _look():
+            return sys._getframe(0), gc.get_referents([])
+        if not (child := os.fork()):
+            _look()
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        _look()
+        (lambda: None).__code__ = (lambda: 1).__code__
+    """
+    path, gold = next(iter(gold_changes(task).items()))
+    result = graded(task, {path: textwrap.dedent(look) + str(gold)})
+    assert result.solved
+    assert {(one.kind, one.path) for one in result.findings} == {
+        (kind, path) for kind in ("frames", "gc", "code replaced")
+    }
+
+
+def test_an_exported_instance_brings_the_judge_along(task: Task, tmp_path: Path) -> None:
+    """The lines and marks are those that swebench reads."""
+    shutil.copytree(task.folder, tmp_path / "task")
+    own = load_tasks(tmp_path)[0]
+    single_commit(own.tree)
+    instance = swebench_instance(own)
+    for path, text in gold_changes(own).items():
+        (own.tree / path).write_text(str(text))
+    places = {"/opt/judge": tmp_path / "judge", "/testbed": own.tree, "python3": Path(sys.executable)}
+    script = instance["eval_script"]
+    for place, moved in places.items():
+        script = script.replace(place, str(moved))
+    log = subprocess.run(["bash", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+    between = log.split(">>>>> Start Test Output")[1].split(">>>>> End Test Output")[0]
+    passed = {line.split()[1] for line in between.splitlines() if line.startswith("PASSED ")}
+    assert passed == {*json.loads(instance["FAIL_TO_PASS"]), *json.loads(instance["PASS_TO_PASS"])}

@@ -265,7 +265,7 @@ class Watcher:
                 kind = "frames"
             else:
                 return
-        if self.busy:
+        if self.busy or os.getpid() != self.pipe.process:
             return
         self.busy = True
         try:
