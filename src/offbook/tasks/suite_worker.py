@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -400,8 +401,9 @@ def there(places: Sequence[str]) -> Found:
             found.update((os.path.normpath(os.path.join(folder, name)), (0, 0, 0)) for name in names)
             for name in files:
                 path = os.path.normpath(os.path.join(folder, name))
-                state = os.lstat(path)
-                found[path] = state.st_ctime_ns, state.st_size, state.st_ino
+                with contextlib.suppress(OSError):  # gone by now
+                    state = os.lstat(path)
+                    found[path] = state.st_ctime_ns, state.st_size, state.st_ino
     return found
 
 

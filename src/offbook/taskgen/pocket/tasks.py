@@ -172,7 +172,7 @@ async def _verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Tas
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
             own = only(twins, fail_to_pass)
             gold_files = {draft.path: repository.files[draft.path]}
-            contents = Contents(tree, gold_files, hidden_tests, twins=own, cases=_cases(draft))
+            contents = Contents(tree, gold_files, hidden_tests, twins=own, cases=_cases([(draft.path, draft.function)]))
             verified.append((_task(draft, folder / draft.id, run), contents))
         else:
             refused.append(f"{draft.id} breaks other tests than it should: {_last_words(run)}")
@@ -194,10 +194,14 @@ def _task(draft: Draft, folder: Path, run: SuiteRun) -> Task:
     )
 
 
-def _cases(draft: Draft) -> list[Case]:
-    module = draft.path.removesuffix(".py").replace("/", ".")
-    calls = [Case(module, draft.function.name, repr(([given], {})), "") for given, _ in draft.function.examples]
-    return computed(calls, partial(evaluate, draft.function.steps), random.Random(draft.id))
+def _cases(deleted: Sequence[tuple[str, Function]]) -> list[Case]:
+    """Calls with changed inputs, of functions with their paths."""
+    found = []
+    for path, function in deleted:
+        module = path.removesuffix(".py").replace("/", ".")
+        calls = [Case(module, function.name, repr(([given], {})), "") for given, _ in function.examples]
+        found += computed(calls, partial(evaluate, function.steps), random.Random(function.name))
+    return found
 
 
 def _last_words(run: SuiteRun) -> str:
