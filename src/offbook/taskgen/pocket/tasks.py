@@ -20,7 +20,7 @@ from offbook.taskgen.delete.delete import delete_function
 from offbook.taskgen.perturb import computed
 from offbook.taskgen.pocket.functions import Function, evaluate
 from offbook.taskgen.pocket.repos import Module, Repository, Split, make_repository
-from offbook.taskgen.twins import Trial, candidates, only
+from offbook.taskgen.twins import only, trial_of
 from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.perturbed import Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
@@ -157,7 +157,7 @@ async def _verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Tas
     hidden_tests = {path: repository.files[path] for path in repository.test_files}
     data = {path: text.encode() for path, text in hidden_tests.items()}
     needing = [test for draft in drafts for test in draft.fail_to_pass]
-    trial = Trial(data, candidates(data, needing, random.Random(repository.name), variants=1), {})
+    trial = trial_of(data, needing, needing, {}, random.Random(repository.name), variants=1)
     *tried, gold = await _run(repository.files, [*trial.rounds, Round(repository.test_files)])
     if gold.failed or gold.broken or not gold.passed:
         why = f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"
