@@ -25,6 +25,7 @@ from offbook.monitors import Monitors, monitors_of, withhold
 from offbook.rewards import Grader, Rewards, compose
 from offbook.runfolder import is_adapter
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.pocket import level_named
 from offbook.tasks.suite import suite_box
 from offbook.tokens import Chat, byte_chat, chat_for, render_call
 from offbook.train.lora import stored_adapter
@@ -107,8 +108,9 @@ class Collector:
             added=tuple(config.tools.add),
         )
         self.box = replace(spec, watch=self.monitors is not None and self.monitors.watch)
-        grades = pocket_cache() / "grades" if config.tasks.source == "pocket" else None
-        self._grader = Grader(spec, config.rewards.grade_s, config.rewards.partial, grades)
+        rewards = config.rewards
+        grades = pocket_cache() / "grades" if level_named(config.tasks.source) else None
+        self._grader = Grader(spec, rewards.grade_s, rewards.partial, rewards.perturbed, grades)
 
     @cached_property
     def chat(self) -> Chat:

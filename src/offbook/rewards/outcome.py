@@ -12,11 +12,13 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from offbook.sandbox import BoxSpec
-from offbook.tasks.grade import Grade, counted, grade
+from offbook.tasks.grade import Finding, Grade, counted, grade
+from offbook.tasks.perturbed import Perturbed
 from offbook.tasks.script import reward_by_script
 from offbook.tasks.suite import SuiteRun
 from offbook.types import Rollout, Task
@@ -30,13 +32,19 @@ class Grader:
     """
 
     def __init__(
-        self, spec: BoxSpec | None = None, timeout_s: float = 60.0, partial: bool = False, shared: Path | None = None
+        self,
+        spec: BoxSpec | None = None,
+        timeout_s: float = 60.0,
+        partial: bool = False,
+        perturbed: Perturbed = "finding",
+        shared: Path | None = None,
     ):
         self.runs = 0
         self._shared = shared
         self._spec = spec or BoxSpec()
         self._timeout_s = timeout_s
         self._partial = partial
+        self._perturbed: Perturbed = perturbed
         self._slots = asyncio.Semaphore(os.cpu_count() or 1)
         self._grades: dict[tuple[str, str], asyncio.Task[Grade]] = {}
 
@@ -71,18 +79,25 @@ class Grader:
         async with self._slots:
             self.runs += 1
             if self._shared is None or not task.folder.is_relative_to(self._shared.parent):
-                return await grade(task, changes, self._spec, self._timeout_s)
-            asked = json.dumps([str(task.folder), changes, str(self._spec), self._timeout_s], sort_keys=True)
+                return await grade(task, changes, self._spec, self._timeout_s, self._perturbed)
+            settings = str(self._spec), self._timeout_s, self._perturbed
+            asked = json.dumps([str(task.folder), changes, *settings], sort_keys=True)
             self._shared.mkdir(parents=True, exist_ok=True)
             async with _alone_with(self._shared / hashlib.sha256(asked.encode()).hexdigest()) as file:
                 if (known := file.read()).endswith("}"):  # or whoever wrote it was killed
-                    found = json.loads(known)
-                    return Grade(SuiteRun(False, "", ""), frozenset(found["missing"]), found["invalid"])
-                result = await grade(task, changes, self._spec, self._timeout_s)
+                    return _known_grade(json.loads(known))
+                result = await grade(task, changes, self._spec, self._timeout_s, self._perturbed)
                 if not result.run.timed_out:  # which may be the machine's fault
                     file.truncate(0)
-                    file.write(json.dumps({"missing": sorted(result.missing), "invalid": result.invalid}))
+                    kept = asdict(replace(result, run=SuiteRun(False, "", "")))
+                    file.write(json.dumps({**kept, "run": None, "missing": sorted(result.missing)}))
                 return result
+
+
+def _known_grade(found: dict[str, Any]) -> Grade:
+    findings = tuple(Finding(**finding) for finding in found["findings"])
+    known = {"run": SuiteRun(False, "", ""), "missing": frozenset(found["missing"]), "findings": findings}
+    return Grade(**{**found, **known})
 
 
 @asynccontextmanager

@@ -15,14 +15,18 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from offbook.runfolder import whole_folder
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.delete import delete_functions
+from offbook.taskgen.perturb import computed
+from offbook.taskgen.pocket.functions import Function, evaluate
 from offbook.taskgen.pocket.repos import LONG, MORE, SHORT, Repository, Split, Spot, make_repository
+from offbook.taskgen.twins import only, trial_of
 from offbook.tasks.folder import Contents, places, write_files, write_task
+from offbook.tasks.perturbed import Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 from offbook.types import OffbookError, Suite, Task
 
@@ -224,16 +228,28 @@ async def _verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Tas
         delete_functions(repository.files, [(spot.path, spot.name) for spot in draft.spots], draft.unseen)
         for draft in drafts
     ]
-    hidden_tests = {path: repository.files[path] for path in repository.test_files}
-    gold, *runs = await _run(repository, [{**tree, **hidden_tests} for tree in trees])
+    tests = repository.test_files
+    hidden_tests = {path: repository.files[path] for path in tests}
+    data = {path: text.encode() for path, text in hidden_tests.items()}
+    needing = list(dict.fromkeys(test for draft in drafts for test in draft.fail_to_pass))
+    trial = trial_of(data, needing, needing, {}, random.Random(repository.name), variants=1)
+    changes = [{path: text for path, text in tree.items() if text != repository.files[path]} for tree in trees]
+    undone = [{path: text for path, text in each.items() if path not in hidden_tests} for each in changes]
+    rounds = [*trial.rounds, Round(tests), *(Round(tests, changes=each) for each in undone)]
+    every = await _run(repository.files, rounds)
+    tried, gold, runs = every[: len(trial.rounds)], every[len(trial.rounds)], every[len(trial.rounds) + 1 :]
     if gold.failed or gold.broken or not gold.passed:
         why = f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"
         return [], [why] * len(drafts)
+    # What trivial bodies do is known: the tests of these functions are written so that all of them fail.
+    twins = trial.usable(tried, gold.passed)
     verified, refused = list[tuple[Task, Contents]](), list[str]()
     for draft, tree, run in zip(drafts, trees, runs, strict=True):
         fail_to_pass = frozenset(draft.fail_to_pass)
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
-            contents = Contents(tree, {path: repository.files[path] for path in draft.paths}, hidden_tests)
+            gold_files = {path: repository.files[path] for path in draft.paths}
+            own, cases = only(twins, fail_to_pass), _cases([(spot.path, spot.function) for spot in draft.spots])
+            contents = Contents(tree, gold_files, hidden_tests, twins=own, cases=cases)
             verified.append((_task(draft, folder / draft.id, run), contents))
         else:
             refused.append(f"{draft.id} breaks other tests than it should: {_last_words(run)}")
@@ -256,19 +272,26 @@ def _task(draft: Draft, folder: Path, run: SuiteRun) -> Task:
     )
 
 
+def _cases(deleted: Sequence[tuple[str, Function]]) -> list[Case]:
+    """Calls with changed inputs, of functions with their paths."""
+    found = []
+    for path, function in deleted:
+        module = path.removesuffix(".py").replace("/", ".")
+        calls = [Case(module, function.name, repr(([given], {})), "") for given, _ in function.examples]
+        found += computed(calls, partial(evaluate, function.steps), random.Random(function.name))
+    return found
+
+
 def _last_words(run: SuiteRun) -> str:
     if run.timed_out:
         return f"stopped after {TIMEOUT_S:g} s"
     return (run.output.strip().splitlines() or ["no output"])[-1]
 
 
-async def _run(repository: Repository, trees: Sequence[Mapping[str, str]]) -> list[SuiteRun]:
-    """The tests on the repository as it is, and then on each of these trees. It is our own code, so one box will do,
-    and Python and pytest start once."""
-    tests = repository.test_files
-    changes = [{path: text for path, text in tree.items() if text != repository.files[path]} for tree in trees]
-    rounds = [Round(tests), *(Round(tests, changes=each) for each in changes)]
+async def _run(files: Mapping[str, str], rounds: Sequence[Round]) -> list[SuiteRun]:
+    """On these files, each round with its changes. It is our own code, so one box will do, and Python and pytest start
+    once."""
     with tempfile.TemporaryDirectory(prefix="offbook-verify-") as tree:
-        write_files(Path(tree), repository.files)
+        write_files(Path(tree), files)
         async with await suite_box(Path(tree), Suite(), BoxSpec(backend="process")) as box:
             return await run_rounds(box, Suite(), rounds, TIMEOUT_S)
