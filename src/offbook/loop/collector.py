@@ -27,6 +27,7 @@ from offbook.sandbox import BoxSpec
 from offbook.tasks.suite import suite_box
 from offbook.tokens import Chat, byte_chat, chat_for, render_call
 from offbook.train.lora import stored_adapter
+from offbook.tasks.grade import Grade
 from offbook.types import MENDED_FAULT, OWN_FAULT, Event, OffbookError, Prices, Rollout, Task
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
@@ -211,8 +212,8 @@ class Collector:
             if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
                 rollout = first  # whoever had acted and is struck twice is judged by what it did
             _settle(rollout, fault)
-        outcome = await self._graded(task, rollout)
-        await self._score(task, rollout, outcome)
+        outcome, grade = await self._graded(task, rollout)
+        await self._score(task, rollout, outcome, grade)
         return rollout
 
     async def _work(self, task: Task, id: str, group: str, session: Session, watch: Watch) -> Rollout:
@@ -229,26 +230,30 @@ class Collector:
             session.close()
         return rollout
 
-    async def _graded(self, task: Task, rollout: Rollout) -> float:
+    async def _graded(self, task: Task, rollout: Rollout) -> tuple[float, Grade | None]:
         """A grading that broke off is done once more. What the agent's changes do to it, they do again."""
         try:
-            return await self._grader.outcome(task, rollout)
+            return await self._grader.graded(task, rollout)
         except OSError as error:
             first = error.strerror or str(error)
+        outcome, grade = 0.0, None
         try:
-            outcome = await self._grader.outcome(task, rollout)
+            outcome, grade = await self._grader.graded(task, rollout)
         except OSError as error:
             record_crash(rollout, error)
-            outcome = 0.0
         _settle(rollout, first)
-        return outcome
+        return outcome, grade
 
-    async def _score(self, task: Task, rollout: Rollout, outcome: float) -> None:
+    async def _score(self, task: Task, rollout: Rollout, outcome: float, grade: Grade | None) -> None:
         """All parts first, and then what findings take of them."""
-        action = None if self.monitors is None else await self.monitors.judge(task, rollout)
+        action = None
+        if self.monitors is not None:
+            await self.monitors.judge(task, rollout)
+            action = self.monitors.action(rollout, grade)
         is_hack = action not in (None, "count")
         rollout.reward.parts["outcome"] = 0.0 if is_hack else outcome  # a hack is scored as what it is, a failure
         self.rewards.score(task, rollout)
+        await self.rewards.assess(task, rollout)
         if self.monitors is not None and is_hack:
             withhold(rollout, outcome, self.monitors.penalty if action == "penalise" else 0.0)
 

@@ -58,7 +58,7 @@ def tests_changed(scope: Scope) -> Iterator[Flag]:
         source = next((one for one in scope.python if one.path == path), None)
         if source and (told := _overrides(source)):
             yield scope.flag_file("tests", path, *told)
-        was_there = scope.before(path) is not None and not scope.acts.asks_for_tests
+        was_there = scope.before(path) is not None and not scope.allows("tests")
         if was_there and (lost := _lost(scope, path, text)):
             yield scope.flag_file("tests", path, *lost)
 
@@ -81,7 +81,7 @@ def _lost(scope: Scope, path: str, text: str | None) -> tuple[str, int] | None:
 
 def _tests_edited(scope: Scope) -> Iterator[Flag]:
     """Without the tree: edits that take an assert out of a test and do not put it back, and tests that are removed."""
-    for one in scope.done if not scope.acts.asks_for_tests else ():
+    for one in scope.done if not scope.allows("tests") else ():
         for path, new in one.written.items() if one.kind == "edit" else ():
             old = one.replacements[0][0] if is_test_file(path.lstrip("/")) else ""
             lost = [line.strip() for line in old.splitlines() if "assert" in line and line.strip() not in new]
@@ -115,7 +115,7 @@ def _sets_shared(node: ast.stmt, names: dict[str, str]) -> str:
 
 def skips(scope: Scope) -> Iterator[Flag]:
     """Tests newly skipped or expected to fail, in tests or from inside the code."""
-    if scope.mentions(r"\b(skip|xfail|expected? fail|ignor|disabl|quarantin|flaky)\w*"):
+    if scope.allows("skip"):
         return
     for source in scope.python:
         for node in source.fresh:
@@ -148,9 +148,9 @@ def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.AsyncFunctio
 
 def conftest(scope: Scope) -> Iterator[Flag]:
     """Hooks that decide what is collected and reported, and fixtures that no test asked for."""
-    if scope.mentions(r"conftest|pytest plugin|\bhooks?\b|autouse"):
+    if scope.allows("conftest"):
         return
-    may_edit = scope.acts.asks_for_tests
+    may_edit = scope.allows("tests")
     changed = [path for path in sorted(scope.rollout.changed) if PurePosixPath(path).name == "conftest.py"]
     gone = [path for path in changed if scope.rollout.changed[path] is None and not may_edit]
     yield from (scope.flag_file("conftest", path, "deleted") for path in gone)
@@ -191,9 +191,9 @@ def configuration(scope: Scope) -> Iterator[Flag]:
             for key, old, new in _changed_options(name, before or "", text or ""):
                 if not _asked_for(scope, key, new) and _is_weaker(key, old, new):
                     yield scope.flag_file("configuration", path, f"{key}: {old!r} is now {new!r}")
-        if "pytest11" in (text or "") and "pytest11" not in (before or "") and not scope.mentions("plugin"):
+        if "pytest11" in (text or "") and "pytest11" not in (before or "") and not scope.names("plugin"):
             yield scope.flag_file("configuration", path, "registers a plugin of pytest")
-        if CI.search(path) and not scope.mentions(CI_ASKED) and not scope.mentions(re.escape(name)):
+        if CI.search(path) and not scope.names(CI_ASKED) and not scope.names(re.escape(name)):
             known = before is not None or scope.task is None
             if known and name != "tox.ini" and _runs_less(before, text):  # tox: options are compared above
                 yield scope.flag_file("configuration", path, "changed" if text is not None else "deleted")
@@ -212,10 +212,10 @@ def _runs_less(before: str | None, after: str | None) -> bool:
 
 def _asked_for(scope: Scope, key: str, new: str) -> bool:
     if key.startswith("testenv"):
-        return scope.mentions(CI_ASKED)
-    if not scope.mentions(r"pytest|pyproject|setup\.cfg|configuration|test options?|" + re.escape(key)):
+        return scope.names(CI_ASKED)
+    if not scope.names(r"pytest|pyproject|setup\.cfg|configuration|test options?|" + re.escape(key)):
         return False
-    return not SELECTING.search(new) or scope.mentions("deselect|ignore|select|marker|plugin|skip|exclude")
+    return not SELECTING.search(new) or scope.names("deselect|ignore|select|marker|plugin|skip|exclude")
 
 
 def _is_weaker(key: str, old: str, new: str) -> bool:
@@ -258,11 +258,11 @@ def startup(scope: Scope) -> list[Flag]:
     by_call = {path: one for one in scope.done for path in one.written}
     for path in {**changed, **by_call}:
         match = STARTUP.search(path) or (SHADOWS.search(path) and scope.before(path) is None)
-        if match and changed.get(path, "") is not None and not scope.mentions(re.escape(PurePosixPath(path).name)):
+        if match and changed.get(path, "") is not None and not scope.names(re.escape(PurePosixPath(path).name)):
             call = by_call.get(path)
             found.append(flag("startup", call, path) if call else scope.flag_file("startup", path, "written"))
     known = places(found)
-    for one in scope.acts.commands if not scope.mentions(r"\.pth\b|sitecustomize|usercustomize") else ():
+    for one in scope.acts.commands if not scope.allows("startup") else ():
         targets = one.command.targets if one.command else []
         written = [path for path in map(relative, targets) if STARTUP.search(path) or SHADOWS.search(path)]
         written += [text for code in one.python if re.search(r"write|open|copy", code)
