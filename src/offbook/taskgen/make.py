@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from offbook.taskgen.workshop import Workshop, hidden_of, product_of, requiremen
 from offbook.tasks.check import check_gold
 from offbook.tasks.folder import Contents, load_task, places, write_task
 from offbook.tasks.git import gold_patch, single_commit
+from offbook.tasks.twins import Twins, write_twins
 from offbook.types import Deleted, Task
 
 TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish")
@@ -62,6 +62,7 @@ class Outcome:
     num_tests: int = 0
     floor: float = 0.0
     exact: bool = False
+    twins: int = 0  # tests that have one
     seconds: float = 0.0
     test_s: float = 0.0
 
@@ -108,10 +109,24 @@ async def task_from(
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
     task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
     shutil.rmtree(draft, ignore_errors=True)
-    writing = asyncio.ensure_future(asyncio.to_thread(_write, task, workshop, deletion, tree, words))
+    contents = Contents(
+        tree=tree,
+        gold={path: workshop.files[path] for path in deletion.files},
+        hidden_tests=hidden_of(workshop.repository),
+        base=workshop.repository.tree,
+        requirements=requirements_of(workshop.repository),
+        instructions=words,
+        removed=deletion.removed,
+        twins=verdict.twins,
+    )
+    writing = asyncio.ensure_future(asyncio.to_thread(_write, task, contents))
     try:
         await asyncio.shield(writing)
         why = await check_gold(load_task(draft), spec)  # without it the tests were seen red
+        if why and verdict.twins.twins:  # tests that do not bear to be run twice
+            write_twins(draft, Twins())
+            verdict = replace(verdict, twins=Twins())
+            why = await check_gold(load_task(draft), spec)
         if why:
             return ended("the finished task does not hold", why)
         draft.rename(folder)
@@ -126,22 +141,11 @@ async def task_from(
         num_tests=len(task.fail_to_pass),
         floor=verdict.floor,
         exact=verdict.exact,
+        twins=len({twin.test for twin in verdict.twins.twins}),
     )
 
 
-def _write(
-    task: Task, workshop: Workshop, deletion: Deletion, tree: Mapping[str, str | None], words: Mapping[str, str]
-) -> None:
-    repository = workshop.repository
-    contents = Contents(
-        tree=tree,
-        gold={path: workshop.files[path] for path in deletion.files},
-        hidden_tests=hidden_of(repository),
-        base=repository.tree,
-        requirements=requirements_of(repository),
-        instructions=words,
-        removed=deletion.removed,
-    )
+def _write(task: Task, contents: Contents) -> None:
     write_task(task, contents)
     single_commit(task.tree)
 

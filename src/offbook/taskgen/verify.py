@@ -7,10 +7,12 @@ that is written at the end (check.py).
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import random
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import libcst as cst
@@ -19,9 +21,11 @@ from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.nouns import Deletion, files_of
-from offbook.taskgen.workshop import Workshop
+from offbook.taskgen.twins import Trial, candidates
+from offbook.taskgen.workshop import Workshop, product_of
 from offbook.tasks.grade import put
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
+from offbook.tasks.twins import Twins
 
 START_S = 30.0
 SLOWER = 4.0  # than in the baseline
@@ -48,6 +52,7 @@ class Verdict:
     pass_to_pass: tuple[str, ...] = ()
     exact: bool = False  # the failing tests are just those that the map says
     floor: float = 0.0  # the largest share of fail_to_pass that a trivial body passes
+    twins: Twins = field(default_factory=Twins)
     test_s: float = 0.0  # how long tests ran, all rounds together
 
 
@@ -69,10 +74,19 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
     async with await suite_box(repository.tree, repository.suite, spec) as box:
         await put(box, deleted_tree(workshop, deletion))
         rounds_s = limit_s + len(trivial) * sample_s
-        *with_trivial, first = await run_rounds(box, repository.suite, [*trivial, whole], rounds_s)
+        watched = product_of(repository)
+        *with_trivial, first = await run_rounds(box, repository.suite, [*trivial, whole], rounds_s, product=watched)
         again, refusal = first, _refusal(first, needing, others, repository.excluded)
+        twins = Twins()
         if refusal is None:
-            (again,) = await run_rounds(box, repository.suite, [whole], limit_s, hash_seed=1)
+            passed = [run.passed for run in with_trivial]
+            trial = await asyncio.to_thread(_trial, workshop, deletion, first, zip(ways.values(), passed, strict=True))
+            rounds_s = limit_s + trial.limit_s * len(trial.rounds)
+            *tried, again = await run_rounds(
+                box, repository.suite, [*trial.rounds, whole], rounds_s, hash_seed=1, product=watched
+            )
+            twins = trial.usable(tried, tests)
+            twins = replace(twins, saw=tuple(sorted({*twins.saw} | first.saw | again.saw)))
     runs = [first, again, *with_trivial]
     test_s = sum(sum(run.seconds.values()) for run in runs)
     if refusal:
@@ -89,8 +103,24 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
         pass_to_pass=tuple(sorted(first.passed)),
         exact=set(fail_to_pass) == {*needing},
         floor=max(shares, default=0.0),
+        twins=twins,
         test_s=test_s,
     )
+
+
+def _trial(
+    workshop: Workshop,
+    deletion: Deletion,
+    first: SuiteRun,
+    trivial: Iterable[tuple[Mapping[str, str | None], Collection[str]]],
+) -> Trial:
+    """Of the tests that fail without the feature."""
+    failing = [test for test in deletion.feature.tests if test in first.failed]
+    seconds = sum(workshop.repository.seconds[test] for test in failing)
+    files = {path: workshop.files[path].encode() for path in files_of(failing) if path in workshop.files}
+    drawn = candidates(files, failing, random.Random(deletion.feature.id))
+    right: dict[str, str | None] = {path: workshop.files[path] for path in deletion.files}
+    return Trial(files, drawn, right, [*trivial], limit_s=START_S / 3 + SLOWER * seconds)
 
 
 def deleted_tree(workshop: Workshop, deletion: Deletion) -> dict[str, str | None]:

@@ -7,6 +7,7 @@ environment/Dockerfile   the image: the repository in /app, with what its tests 
 environment/repo/        what the agent sees
 tests/test.sh            restores the hidden tests, runs them, writes the reward
 tests/hidden/            the original test files, and what they need
+tests/twins.json         edits of them that right code fails (twins.py), where there are any
 solution/solve.sh        applies gold.patch
 solution/gold.patch
 solution/removed.json    the deleted code, piece by piece: what must not be found elsewhere
@@ -29,6 +30,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from offbook.tasks.git import gold_patch
 from offbook.tasks.script import foreign_task
+from offbook.tasks.twins import Twins, write_twins
 from offbook.types import OffbookError, Task
 
 SCHEMA_VERSION = "1.4"
@@ -86,6 +88,7 @@ class Contents:
     requirements: tuple[str, ...] = ("pytest",)
     instructions: Mapping[str, str] = field(default_factory=dict)  # the same request in other lengths
     removed: Mapping[str, str] = field(default_factory=dict)
+    twins: Twins = field(default_factory=Twins)
 
 
 # What of a task is not in its [offbook] table: the folder itself says it.
@@ -127,6 +130,7 @@ def write_task(task: Task, contents: Contents) -> None:
             **{f"instructions/{name}.md": text.rstrip("\n") + "\n" for name, text in contents.instructions.items()},
         },
     )
+    write_twins(folder, contents.twins)
     for script in ("tests/test.sh", "solution/solve.sh"):
         (folder / script).chmod(0o755)
 

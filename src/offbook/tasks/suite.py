@@ -8,7 +8,6 @@ files and pytest settings do not count.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -27,6 +26,7 @@ OUTPUT_TAIL = 4000  # characters
 PER_TEST_S = 10.0
 MAX_TESTS = 20_000
 START_S = 120.0
+FOREIGN = "something else than the test runner wrote to its results"
 Function = tuple[str, str]  # a path and a qualified name
 
 
@@ -45,6 +45,8 @@ class SuiteRun:
     seconds: dict[str, float] = field(default_factory=dict)
     running: str | None = None  # the test that the run ended in, if it did not reach its end
     exit_code: int | None = None  # of pytest, None where it did not come to its end
+    errors: dict[str, str] = field(default_factory=dict)  # failed -> "assertion", or the type of another exception
+    saw: set[tuple[str, str]] = field(default_factory=set)  # (what, path) of what code of the product looked at
     functions: list[Function] = field(default_factory=list)  # traced runs only
     enters: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node id, or "" for the import, -> functions
 
@@ -80,7 +82,7 @@ class Round:
     """One run of tests. What it changes in the tree is undone after it, except in the last round."""
 
     files: Sequence[str]
-    tests: Sequence[str] | None = None  # of these files; None: all of them
+    tests: Sequence[str] | None = None  # of these files, with or without parameters; None: all of them
     changes: Mapping[str, str | None] = field(default_factory=dict)  # path -> text, None takes a file away
     timeout_s: float = 60.0  # except in the last round, which has what is left
     per_test_s: float = PER_TEST_S
@@ -95,37 +97,38 @@ async def run_rounds(
     hash_seed: int = 0,
     max_tests: int = MAX_TESTS,
     sources: Sequence[str] = (),
+    product: Sequence[str] = (),
 ) -> list[SuiteRun]:
     """Run tests in a box made by `suite_box`. Several rounds, one after the other, take little more than their tests:
-    Python and pytest start once. The functions of `sources` that each test enters are told too."""
-    keys = [secrets.token_hex(16) for _ in rounds]
+    Python and pytest start once. The functions of `sources` that each test enters are told too, and what code below
+    `product` looks at."""
+    # In the tree, because that is the only place of a box that can be written to; the worker takes them away at once.
+    order_file, *round_files = (f".offbook-{secrets.token_hex(16)}.json" for _ in range(1 + len(rounds)))
+    for path, one in zip(round_files, rounds, strict=True):
+        this = {
+            "tests": None if one.tests is None else list(one.tests),
+            "files": list(one.files),
+            "changes": dict(one.changes),
+            "timeout_s": one.timeout_s,
+            "options": [*_options(suite, one.per_test_s), *suite.options],
+        }
+        await box.write(path, json.dumps(this))
     order = {
-        "keys": keys,
-        "rounds": [
-            {
-                "tests": None if one.tests is None else list(one.tests),
-                "files": list(one.files),
-                "changes": dict(one.changes),
-                "timeout_s": one.timeout_s,
-                "options": [*_options(suite, one.per_test_s), *suite.options],
-            }
-            for one in rounds
-        ],
+        "rounds": round_files,
         "import_roots": list(suite.import_roots),
         "plugins": suite.environment is not None,
         "preload": ["hypothesis"] if _uses_hypothesis(suite) else [],
         "sources": list(sources),
+        "product": list(product),
         "max_tests": max_tests,
     }
-    # In the tree, because that is the only place of a box that can be written to; the worker takes it away at once.
-    order_file = f".offbook-{secrets.token_hex(16)}.json"
     await box.write(order_file, json.dumps(order))
     settings = {"PYTHONHASHSEED": str(hash_seed), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "", "TZ": "UTC"}
     assignments = " ".join(f"{name}={value}" for name, value in settings.items())
     own = suite.environment and suite.environment.resolve() / "python" / "bin" / "python"
     python = [str(own or sys.executable), "-P", "-s", "-B", "-c", WORKER.read_text(), order_file]
     result = await box.exec(f"{assignments} {shlex.join(python)}", timeout_s, report=True)
-    parts, tampered = _rows(result.report, keys)
+    parts, tampered = _rows(result.report, len(rounds))
     output = result.output[-OUTPUT_TAIL:]
     return [_read(rows, output, result.timed_out, tampered) for rows in parts]
 
@@ -152,38 +155,40 @@ def _uses_hypothesis(suite: Suite) -> bool:
     return any(option.startswith("--hypothesis") for option in suite.options)
 
 
-def _rows(report: str, keys: Sequence[str]) -> tuple[list[list[list[Any]]], str]:
-    """The worker's rows, round by round, up to the first row that it did not write itself.
-
-    Each row ends with a digest, keyed with what only the worker was told, of the round up to here. So a row that the
-    code under test writes to the pipe, takes away or says twice is noticed.
-    """
-    rounds: list[list[list[Any]]] = [[] for _ in keys]
-    left = iter(zip(keys, rounds, strict=True))
-    chain, rows = hashlib.blake2b(), list[list[Any]]()
+def _rows(report: str, num_rounds: int) -> tuple[list[list[list[Any]]], str]:
+    """What the worker's process claims, round by round, and why it cannot be the worker alone that wrote it."""
+    rounds: list[list[list[Any]]] = []
     for line in report.split("\n")[:-1]:  # after the last line break stands what a killed run left half-written
-        text, _, digest = line.rpartition(" ")
-        if text == '["round"]':
-            key, rows = next(left, ("", rows))
-            chain = hashlib.blake2b(key=bytes.fromhex(key), digest_size=16)
-        chain.update(text.encode())
-        if digest != chain.hexdigest():
-            return rounds, "something else than the test runner wrote to its results"
-        rows.append(json.loads(text))
-    return rounds, ""
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if row == ["round"]:
+            rounds.append([])
+        elif isinstance(row, list) and row and rounds:
+            rounds[-1].append(row)
+        else:
+            return _padded(rounds, num_rounds), FOREIGN
+    return _padded(rounds, num_rounds), FOREIGN if len(rounds) > num_rounds else ""
+
+
+def _padded(rounds: list[list[list[Any]]], length: int) -> list[list[list[Any]]]:
+    return [*rounds[:length], *([] for _ in range(length - len(rounds)))]
 
 
 def _read(rows: list[list[Any]], output: str, timed_out: bool, tampered: str) -> SuiteRun:
     run = SuiteRun(timed_out, output, tampered)
     for row in rows:
         match row:
-            case ["collected", list(nodes)]:
+            case ["collected", list(nodes)] if not run.collected and all(isinstance(node, str) for node in nodes):
                 run.collected = tuple(nodes)
             case ["broken", str(node), str(reason)]:
                 run.broken[node] = reason
-            case ["start", int(number)]:
+            case ["start", int(number)] if 0 <= number < len(run.collected):
                 run.running = run.collected[number]
-            case ["done", int(number), str(outcome), int() | float() as duration, str(reason)]:
+            case ["done", int(number), str(outcome), int() | float() as duration, str(reason), str(error)] if (
+                0 <= number < len(run.collected)
+            ):
                 node = run.collected[number]
                 if run.running != node or node in run.seconds:
                     run.tampered = run.tampered or f"{node} was reported out of turn"
@@ -193,10 +198,15 @@ def _read(rows: list[list[Any]], output: str, timed_out: bool, tampered: str) ->
                     run.passed.add(node)
                 else:
                     (run.failed if outcome == "failed" else run.skipped)[node] = reason
+                    run.errors[node] = error
+            case ["saw", str(what), str(path)]:
+                run.saw.add((what, path))
             case ["function", int(), str(path), str(name)]:
                 run.functions.append((path, name))
-            case ["enters", int(number), list(keys)]:
+            case ["enters", int(number), list(keys)] if number < len(run.collected):
                 run.enters[run.collected[number] if number >= 0 else ""] = tuple(keys)
             case ["end", int(code)]:
                 run.exit_code = code
+            case _:
+                run.tampered = run.tampered or FOREIGN
     return run

@@ -4,27 +4,30 @@
 
 in the repository's interpreter, which sees the standard library, deps/ and the tree, and no file of offbook's. Standard
 library and pytest only. ORDER_FILE is JSON (see suite.py), it lies in the tree and is gone before pytest starts.
-REPORT gets a JSON list and a digest a line, written at once: a test which ends the process takes only itself along.
+REPORT gets a JSON list a line, written at once: a test which ends the process takes only itself along. The code under
+test runs in this process and could write there whatever it likes, so all of it is a claim that grade.py judges.
 
+    ["round"]                          a round begins
     ["collected", [node id, ...]]      what is going to run, unless there are more than max_tests: then nothing is
     ["broken", node id, reason]        a file that cannot be collected
     ["start", number]                  numbers count the collected tests from 0
-    ["done", number, outcome, seconds, reason]
+    ["done", number, outcome, seconds, reason, error]    error: "assertion", or the type of another exception
+    ["saw", what, path]                something that code of a watched file did
     ["function", key, path, qualified name]
     ["enters", number, [key, ...]]     number -1: while the package was imported and the tests collected
     ["end", exit code]
 
 There may be several rounds, each with changes of its own to the tree: all but the last run in a process of their own.
-Each has its own key, and its rows begin with ["round"].
+No round can read what another one is told to do: each has a file of its own, which its process alone ever reads.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import ctypes
 import fcntl
 import gc
-import hashlib
 import importlib
 import importlib.machinery
 import json
@@ -33,15 +36,18 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Collection, Generator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import pytest
     from _pytest.fixtures import FixtureDef, SubRequest
 
 REPORT = 3
 PRIVATE = 200  # file descriptors from here on are ours
+DUMPABLE, SUBREAPER = 4, 36  # of prctl
 REASON = 300  # characters
 HITS = "__offbook_hits__"
 OFF = (
@@ -51,22 +57,19 @@ OFF = (
 
 
 class Pipe:
-    """Rows for the report, each with a keyed digest of all rows so far: nobody else can add one or take one away."""
+    """Rows for the report."""
 
-    __slots__ = ("chain", "descriptor", "process")
+    __slots__ = ("descriptor", "process")
 
-    def __init__(self, descriptor: int, key: str):
+    def __init__(self, descriptor: int):
         self.descriptor = descriptor
-        self.chain = hashlib.blake2b(key=bytes.fromhex(key), digest_size=16)
         self.process = os.getpid()
         self.tell("round")
 
     def tell(self, *row: Any) -> None:
         if os.getpid() != self.process:  # a test forked and its child came back here
             os._exit(1)
-        text = json.dumps(row).encode()
-        self.chain.update(text)
-        data = memoryview(b"%s %s\n" % (text, self.chain.hexdigest().encode()))
+        data = memoryview(json.dumps(row).encode() + b"\n")
         while data:  # a signal of pytest-timeout can cut a write short
             data = data[os.write(self.descriptor, data) :]
 
@@ -78,6 +81,7 @@ class Recorder:
         self.pipe, self.selected, self.max_tests = pipe, selected, max_tests
         self.numbers: dict[str, int] = {}
         self.phases: list[pytest.TestReport] = []
+        self.error = ""
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -85,8 +89,9 @@ class Recorder:
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         if self.selected is not None:
-            dropped = [item for item in items if item.nodeid not in self.selected]
-            items[:] = [item for item in items if item.nodeid in self.selected]
+            chosen = [{item.nodeid, item.nodeid.partition("[")[0]} & self.selected for item in items]
+            dropped = [item for item, names in zip(items, chosen) if not names]  # noqa: B905
+            items[:] = [item for item, names in zip(items, chosen) if names]  # noqa: B905
             config.hook.pytest_deselected(items=dropped)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -96,11 +101,16 @@ class Recorder:
             session.items.clear()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.phases = []
+        self.phases, self.error = [], ""
         self.pipe.tell("start", self.numbers[nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.phases.append(report)
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[Any]) -> None:
+        if call.excinfo is not None and not self.error:
+            bases = {base.__name__ for base in call.excinfo.type.__mro__}
+            self.error = "assertion" if bases & {"AssertionError", "Failed"} else call.excinfo.type.__name__
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         failed = next((phase for phase in self.phases if phase.failed), None)
@@ -115,7 +125,7 @@ class Recorder:
         elif not {"call", "teardown"} <= ended:
             outcome, reason = "failed", "it did not run to its end"
         seconds = round(sum(phase.duration for phase in self.phases), 4)
-        self.pipe.tell("done", self.numbers[nodeid], outcome, seconds, reason)
+        self.pipe.tell("done", self.numbers[nodeid], outcome, seconds, reason, self.error)
 
 
 def last_line(text: str) -> str:
@@ -210,6 +220,62 @@ class Tracer:
         return result
 
 
+class Watcher:
+    """Tells what the product does that only somebody does who looks at the tests or at the runner. From an audit hook,
+    which cannot be taken away again; once for each file and kind."""
+
+    KINDS: ClassVar = {
+        "sys._getframe": "frames",
+        "sys._current_frames": "frames",
+        "sys.settrace": "tracing",
+        "sys.setprofile": "tracing",
+        "gc.get_objects": "gc",
+        "gc.get_referrers": "gc",
+        "gc.get_referents": "gc",
+        "ctypes.dlopen": "ctypes",
+        "ctypes.dlsym": "ctypes",
+    }
+    LOOKERS = ("inspect.py", "traceback.py", "linecache.py", "pathlib.py", "tokenize.py", "codecs.py", "mock.py")
+
+    def __init__(self, pipe: Pipe, product: Sequence[str], tests: Collection[str]):
+        self.pipe, self.product = pipe, tuple(map(os.path.realpath, product))
+        self.tests = {os.path.realpath(path) for path in tests}
+        self.seen: set[tuple[str, str]] = set()
+        self.busy = False
+
+    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        kind = self.KINDS.get(event)
+        if kind is None:
+            if event == "open":
+                if not isinstance(arguments[0], str) or os.path.abspath(arguments[0]) not in self.tests:
+                    return
+                kind = "tests read"
+            elif event == "object.__setattr__" and arguments[1] == "__code__":
+                kind = "code replaced"
+            elif event == "object.__getattr__" and arguments[1] == "tb_frame":
+                kind = "frames"
+            else:
+                return
+        if self.busy:
+            return
+        self.busy = True
+        try:
+            path = self.caller()
+            if path and (kind, path) not in self.seen:
+                self.seen.add((kind, path))
+                self.pipe.tell("saw", kind, os.path.relpath(path))
+        finally:
+            self.busy = False
+
+    def caller(self) -> str:
+        """The product's file that does it, by itself or through what is there to look at code."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename.endswith(self.LOOKERS):
+            frame = frame.f_back
+        name = os.path.abspath(frame.f_code.co_filename) if frame else ""
+        return name if any(name == root or name.startswith(root + os.sep) for root in self.product) else ""
+
+
 def main(order_file: str) -> NoReturn:
     # Neither the code under test nor its children shall write to the pipe by accident, by number or by inheritance.
     # Nor to any other pipe that came with the box.
@@ -218,6 +284,9 @@ def main(order_file: str) -> NoReturn:
     with open(order_file) as file:
         order = json.load(file)
     os.unlink(order_file)
+    sealed = [taken(path) for path in order.pop("rounds")]
+    prctl = ctypes.CDLL(None).prctl
+    prctl(SUBREAPER, 1)  # what a round leaves running becomes a child of this process, which then ends it
     if not order["plugins"]:
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.mkdtemp()
@@ -225,8 +294,10 @@ def main(order_file: str) -> NoReturn:
     # deadlines. Of those names this is the one that no test suite looks at.
     os.environ["__TOX_ENVIRONMENT_VARIABLE_ORIGINAL_CI"] = "1"
     gc.disable()  # the imports leave no garbage, and starting is most of what a small suite costs
-    import pytest  # noqa: F401  # before the tree is on the path: a json.py there must not be what pytest imports
+    import _pytest.runner  # before the tree is on the path: a json.py there must not be what pytest imports
+    import pytest  # noqa: F401
 
+    setattr(_pytest.runner, "_update_current_test_var", lambda item, when: None)  # noqa: B010  # who runs is not told
     for name in order["preload"]:  # once for all rounds
         importlib.import_module(name)
     gc.enable()
@@ -237,25 +308,80 @@ def main(order_file: str) -> NoReturn:
     sys.path[first_of_site:first_of_site] = roots
     os.environ["PYTHONPATH"] = os.pathsep.join(roots)  # for the processes that tests start
 
-    rounds = order["rounds"]
-    for number, key in enumerate(order["keys"][:-1]):
-        apart(descriptor, key, order, rounds[number])
-    end(run_round(Pipe(descriptor, order["keys"].pop()), order, rounds[-1]))
+    while len(sealed) > 1:
+        prctl(DUMPABLE, 0)  # its files are not to be had through /proc by the child
+        apart(descriptor, order, sealed, prctl)
+        os.close(sealed.pop(0))
+    prctl(DUMPABLE, 1)
+    end(run_round(Pipe(descriptor), order, unsealed(sealed[0])))
 
 
-def apart(descriptor: int, key: str, order: dict[str, Any], this: dict[str, Any]) -> None:
-    """In a process of its own, which has pytest already and nothing yet of what is tested; the tree stays as it was."""
-    before = {path: read(path) for path in this["changes"]}
+def taken(path: str) -> int:
+    """A file that only this descriptor leads to."""
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, PRIVATE)
+    os.close(opened)
+    os.unlink(path)
+    return descriptor
+
+
+def unsealed(descriptor: int) -> dict[str, Any]:
+    with open(descriptor) as file:
+        return json.load(file)
+
+
+def apart(descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any) -> None:
+    """In a process of its own, which has pytest already and nothing yet of what is tested. The first of the sealed
+    files is its own. The paths that it changes are told to this process, which then makes them what they were."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        end(run_round(Pipe(descriptor, key), order, this))
-    deadline = time.monotonic() + this["timeout_s"]
+        os.close(reading)
+        for other in sealed[1:]:
+            os.close(other)
+        this = unsealed(sealed[0])
+        before = {path: read(path) for path in this["changes"]}
+        with open(writing, "w") as pipe:
+            json.dump(
+                [this["timeout_s"], {path: text and text.decode("latin-1") for path, text in before.items()}], pipe
+            )
+        del before
+        prctl(DUMPABLE, 1)
+        end(run_round(Pipe(descriptor), order, this))
+    os.close(writing)
+    with open(reading) as pipe:
+        timeout_s, before = json.load(pipe)
+    deadline = time.monotonic() + timeout_s
     while os.waitpid(child, os.WNOHANG)[0] == 0:
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.002)
+    end_children()
     for path, text in before.items():
-        write(path, text)
+        write(path, None if text is None else text.encode("latin-1"))
+
+
+def end_children() -> None:
+    """Of a round that is over, also those that it hid from its own process."""
+    own = str(os.getpid())
+    for _ in range(50):  # one that ends leaves its own children to us
+        children = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[1] == own:
+                children.append(int(name))
+        if not children:
+            return
+        for child in children:
+            try:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            except OSError:
+                continue
 
 
 def read(path: str) -> bytes | None:
@@ -282,6 +408,8 @@ def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any]) -> int:
         write(path, None if text is None else text.encode())
     selected = None if this["tests"] is None else set(this["tests"])
     recorder = Recorder(pipe, selected, order["max_tests"])
+    if order["product"]:
+        sys.addaudithook(Watcher(pipe, order["product"], this["files"]).hook)
     plugins: list[object] = [recorder]
     if order["sources"]:
         tracer = Tracer(recorder, {os.path.realpath(path): path for path in order["sources"]})

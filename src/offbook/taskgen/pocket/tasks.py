@@ -19,6 +19,7 @@ from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.delete import delete_function
 from offbook.taskgen.pocket.functions import Function
 from offbook.taskgen.pocket.repos import Module, Repository, Split, make_repository
+from offbook.taskgen.twins import Trial, candidates, only
 from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 from offbook.types import OffbookError, Suite, Task
@@ -151,18 +152,24 @@ async def _make_split(folder: Path, seed: int, split: Split, num_tasks: int, mad
 async def _verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task, Contents]], list[str]]:
     """The drafts of one repository that behave as drafted, as tasks for `folder`, and why the others do not."""
     repository = drafts[0].gold
-    gold = await _run(repository.files, repository.test_files)
+    hidden_tests = {path: repository.files[path] for path in repository.test_files}
+    data = {path: text.encode() for path, text in hidden_tests.items()}
+    needing = [test for draft in drafts for test in draft.fail_to_pass]
+    trial = Trial(data, candidates(data, needing, random.Random(repository.name), variants=1), {})
+    *tried, gold = await _run(repository.files, [*trial.rounds, Round(repository.test_files)])
     if gold.failed or gold.broken or not gold.passed:
         why = f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"
         return [], [why] * len(drafts)
+    # What trivial bodies do is known: the tests of these functions are written so that all of them fail.
+    twins = trial.usable(tried, gold.passed)
     verified, refused = list[tuple[Task, Contents]](), list[str]()
-    hidden_tests = {path: repository.files[path] for path in repository.test_files}
     for draft in drafts:
         tree = delete_function(repository.files, draft.path, draft.function.name, draft.fail_to_pass)
-        run = await _run({**tree, **hidden_tests}, repository.test_files)
+        (run,) = await _run({**tree, **hidden_tests}, [Round(repository.test_files)])
         fail_to_pass = frozenset(draft.fail_to_pass)
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
-            contents = Contents(tree, {draft.path: repository.files[draft.path]}, hidden_tests)
+            own = only(twins, fail_to_pass)
+            contents = Contents(tree, {draft.path: repository.files[draft.path]}, hidden_tests, twins=own)
             verified.append((_task(draft, folder / draft.id, run), contents))
         else:
             refused.append(f"{draft.id} breaks other tests than it should: {_last_words(run)}")
@@ -190,9 +197,8 @@ def _last_words(run: SuiteRun) -> str:
     return (run.output.strip().splitlines() or ["no output"])[-1]
 
 
-async def _run(files: Mapping[str, str], test_files: Sequence[str]) -> SuiteRun:
+async def _run(files: Mapping[str, str], rounds: Sequence[Round]) -> list[SuiteRun]:
     with tempfile.TemporaryDirectory(prefix="offbook-verify-") as tree:
         write_files(Path(tree), files)
         async with await suite_box(Path(tree), Suite(), BoxSpec(backend="process")) as box:
-            (run,) = await run_rounds(box, Suite(), [Round(test_files)], TIMEOUT_S)
-            return run
+            return await run_rounds(box, Suite(), rounds, TIMEOUT_S)
