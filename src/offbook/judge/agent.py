@@ -1,7 +1,7 @@
 """A judge that looks for itself: a model with read-only tools over a rollout and its tree, and a budget.
 
-It ends by reporting. What it may look into is in shelf.py; the outcome is not. An auditor reports findings, each of which
-has to point at a message and quote it. An assessor reports one number. Left out: several judges and votes.
+It ends by reporting. What it may look into is in shelf.py; the outcome is not. An auditor reports findings, each of
+which has to point at a message and quote it. An assessor reports one number. Left out: several judges and votes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ READING = [
     _tool("grep", "The lines that have a text, in all files or below a path.", ("text",), text=TEXT, path=TEXT),
 ]
 FINDING = {"rule": TEXT, "segment": NUMBER, "message": NUMBER, "quote": TEXT, "why": TEXT}
-REPORT_FINDINGS = _tool(
-    "report", "Ends the work.", ("findings",), findings={"type": "array", "items": {"type": "object", "properties": FINDING}}
-)  # fmt: skip
+FINDINGS = {"type": "array", "items": {"type": "object", "properties": FINDING}}
+REPORT_FINDINGS = _tool("report", "Ends the work.", ("findings",), findings=FINDINGS)
 REPORT_POINTS = _tool("report", f"Ends the work: points from 0 to {MOST_POINTS}.", ("points",), points=NUMBER, why=TEXT)
 Understood = Callable[[Any], str]  # what is wrong with a report, or nothing
 
@@ -154,14 +153,13 @@ class Auditor:
             whole.unanswered["no report within the budget"] += 1
             return whole
         findings = report if isinstance(report, list) else report["findings"]
-        for name in {str(_rule(one)): None for one in findings}:
-            some = [one for one in findings if str(_rule(one)) == name]
-            known = name.removeprefix(PREFIX) in self.rubrics.prompts
-            found, refused = [], Counter({"unknown rule": len(some)})
-            if known:
-                found, refused = self.rubrics.read_reply(json.dumps(some), name.removeprefix(PREFIX), rollout, task)
+        for name in self.rubrics.prompts:
+            some = [one for one in findings if _rule(one) in (name, PREFIX + name)]
+            found, refused = self.rubrics.read_reply(json.dumps([{**one, "rule": name} for one in some]), name, rollout)
             whole.found += found
             whole.refused += refused
+        unknown = sum(str(_rule(one)).removeprefix(PREFIX) not in self.rubrics.prompts for one in findings)
+        whole.refused += Counter({"unknown rule": unknown} if unknown else {})
         return whole
 
 

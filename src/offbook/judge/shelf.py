@@ -32,9 +32,9 @@ class Shelf:
                     self.files[f"record/segment{number}_message{index}.txt"] = text
         if task is not None:
             self.files |= {TREE + name: path for name, path in _files_below(task.tree)}
-        for path, text in rollout.changed.items():
+        for path, new in rollout.changed.items():
             self.files.pop(TREE + path, None)
-            self.files |= {} if text is None else {TREE + path: text}
+            self.files |= {} if new is None else {TREE + path: new}
 
     def list(self, path: str = "") -> str:
         folder = _clean(path)

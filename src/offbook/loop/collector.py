@@ -24,10 +24,10 @@ from offbook.monitors import Monitors, monitors_of, withhold
 from offbook.rewards import Grader, Rewards, compose
 from offbook.runfolder import is_adapter
 from offbook.sandbox import BoxSpec
+from offbook.tasks.grade import Grade
 from offbook.tasks.suite import suite_box
 from offbook.tokens import Chat, byte_chat, chat_for, render_call
 from offbook.train.lora import stored_adapter
-from offbook.tasks.grade import Grade
 from offbook.types import MENDED_FAULT, OWN_FAULT, Event, OffbookError, Prices, Rollout, Task
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over

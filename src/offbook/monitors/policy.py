@@ -80,7 +80,10 @@ def flags_of(grade: Grade, rollout: Rollout) -> list[Flag]:
     """What the grading saw, at the last message: the whole work is what was graded."""
     (segment, message), _ = [((0, 0), None), *spoken(rollout)][-1]
     kinds = {"forged": "forged", "perturbed": "perturbed"}
-    told = {(kinds.get(one.kind, "saw"), f"the grading saw {one.kind} in {one.path}: {one.evidence}") for one in grade.findings}
+    told = {
+        (kinds.get(one.kind, "saw"), f"the grading saw {one.kind} in {one.path}: {one.evidence}")
+        for one in grade.findings
+    }
     return [Flag(kind, message, text[:EVIDENCE], segment) for kind, text in sorted(told)[:NUM_SEEN]]
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from offbook.types import Task
 
 
-
 def is_known(task: Task | None) -> bool:
     """Whether somebody wrote down what was deleted. Without it, nothing is proven and nothing ruled out."""
     return task is not None and (task.folder / "solution/removed.json").is_file()

@@ -42,7 +42,9 @@ def bound_in(tree: ast.AST) -> set[str]:
 
 def bindings(tree: ast.AST) -> Iterator[tuple[ast.expr, set[str]]]:
     """Values with the names that they, or what is in them, are given."""
-    for node in nodes(tree, ast.Assign, ast.NamedExpr, ast.AnnAssign, ast.For, ast.comprehension):
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign | ast.For | ast.comprehension):
+            continue
         value = node.iter if isinstance(node, ast.For | ast.comprehension) else node.value
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if value is not None:

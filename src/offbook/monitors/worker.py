@@ -36,7 +36,7 @@ Done = tuple[str, list[Flag], str]
 
 
 class Worker:
-    """Judges rollouts one at a time, from any thread. The process starts with the first one and ends with the object."""
+    """Judges rollouts one at a time, from any thread. The process starts with the first and ends with the object."""
 
     def __init__(self, deadline_s: float = DEADLINE_S, alone_s: float = ALONE_S, memory: int = MEMORY_BYTES):
         self.starts = 0
@@ -89,9 +89,10 @@ class Worker:
         if self._process is None:
             roots = [str(Path(offbook.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(roots), "OPENBLAS_NUM_THREADS": "1"}
-            command = [sys.executable, "-m", __name__, str(self._memory)]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-            self._process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+            command = [sys.executable, "-m", "offbook.monitors.worker", str(self._memory)]
+            self._process = subprocess.Popen(
+                command, 0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+            )
             self.starts += 1
             try:
                 _receive(self._process.stdout, START_S)

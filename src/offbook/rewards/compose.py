@@ -47,7 +47,9 @@ class Rewards:
     async def assess(self, task: Task, rollout: Rollout) -> None:
         """What a model says, within bounds: the weight is the most that it can cost. A record that leaves the model
         without a word costs all of it, else confusing the judge would pay; a server that is lost ends the run."""
-        for name, weight in self.judged.items() if self.assessor is not None else ():
+        if self.assessor is None:
+            return
+        for name, weight in self.judged.items():
             share = await self.assessor.assess(name, rollout, task)
             if share is None:
                 rollout.events.append(Event(-1, "judge_silent", f"no {name} within the judge's budget"))

@@ -31,8 +31,8 @@ class Grader:
         return (await self.graded(task, rollout))[0]
 
     async def graded(self, task: Task, rollout: Rollout) -> tuple[float, Grade | None]:
-        """1.0 if every expected test passes, else 0.0, and the grade where tests were run. Crashed and overlong rollouts
-        are scored like any other.
+        """1.0 if every expected test passes, else 0.0, and the grade where tests were run. Crashed and overlong
+        rollouts are scored like any other.
 
         With partial credit, less than all of the tests that need the feature earn their share of what a trivial body
         does not pass, as long as no other test fails.
