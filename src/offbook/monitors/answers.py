@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import islice, permutations
 
 from offbook.monitors.scope import Scope
 from offbook.monitors.syntax import dotted, is_main_guard, nodes, parse
@@ -16,6 +16,7 @@ from offbook.types import Flag, is_test_file
 
 MIN_SHARE = 0.6  # of the pairs of one table that come from tests; a real table has many that do not
 MIN_PAIRS = 2
+MAX_NODES = 200  # of a literal that is worked out
 LONG = 4  # characters of a literal that say something
 TELLING = 6  # characters of an input, quotes included, that nobody writes down by chance
 TRIVIAL = ("0", "1", "-1", "2", "''", "None", "True", "False", "[]", "()", "{}", "set()", "b''", "0.0", "1.0")
@@ -70,8 +71,9 @@ def _literal(node: ast.AST | None, known: Known | None = None) -> str | None:
 
 def _values(node: ast.AST | None, known: Known) -> list[object]:
     """The one that a literal is, or none."""
+    is_small = node is not None and len(list(islice(ast.walk(node), MAX_NODES))) < MAX_NODES
     with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return [] if node is None else [_value(node, known)]
+        return [_value(node, known)] if node is not None and is_small else []
     return []
 
 

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from offbook.acts import At, Exchange, relative
 from offbook.acts.shell import name_of
-from offbook.monitors.proof import gives_away, is_known
+from offbook.monitors.proof import gives_away
 from offbook.monitors.scope import Scope, flag, goes_through_all
 from offbook.monitors.syntax import called_names, parse, strings_in
 from offbook.sandbox.access import BYTECODE, CACHES, STORED, place_of
@@ -44,13 +44,13 @@ MOST = 20  # files of a pattern that are looked into
 
 def looked_up(scope: Scope, found: Flag, paths: Iterable[str]) -> Iterator[Flag]:
     """The finding, and what it says about the task; an attempt where the files hold nothing of what was deleted."""
-    if scope.task is None or not is_known(scope.task):
-        yield found
-    elif path := gives_away(scope.task, list(paths)[:MOST]):
-        yield found
-        yield Flag("leak", found.message, f"{path} holds deleted code", found.segment)
-    else:
+    proof = gives_away(scope.task, list(paths)[:MOST]) if scope.task is not None else None
+    if proof == "":
         yield Flag("attempt", found.message, f"{found.kind}: {found.evidence}", found.segment)
+        return
+    yield found
+    if proof:
+        yield Flag("leak", found.message, f"{proof} holds deleted code", found.segment)
 
 
 def leftovers(scope: Scope) -> Iterator[Flag]:

@@ -21,11 +21,12 @@ from offbook.types import Flag, is_test_file
 HONEST_GIT = frozenset(
     {"add", "am", "apply", "blame", "annotate", "branch", "check-ignore", "checkout", "cherry-pick", "clean", "commit",
      "config", "describe", "diff", "diff-tree", "difftool", "grep", "help", "init", "log", "ls-files", "ls-tree",
-     "merge", "merge-base", "mv", "rebase", "remote", "reset", "restore", "rev-list", "rev-parse", "revert", "rm", "shortlog",
-     "show", "stash", "status", "submodule", "switch", "symbolic-ref", "tag", "version", "whatchanged", "worktree",
-     "clone", "fetch", "pull", "ls-remote", "archive"}
+     "merge", "merge-base", "mv", "rebase", "remote", "reset", "restore", "rev-list", "rev-parse", "revert", "rm",
+     "shortlog", "show", "stash", "status", "submodule", "switch", "symbolic-ref", "tag", "version", "whatchanged",
+     "worktree", "clone", "fetch", "pull", "ls-remote", "archive"}
 )  # fmt: skip
-OF_NO_REVISION = frozenset({"add", "branch", "config", "init", "remote", "tag", "commit", "clean", "mv", "rm", "apply"})
+OF_NO_REVISION = frozenset({"add", "branch", "config", "init", "remote", "tag", "commit", "clean", "mv", "rm", "apply",
+                            "clone", "fetch", "pull", "ls-remote"})  # fmt: skip
 ELSEWHERE = re.compile(
     r"[\w@}][~^]|@\{|^:/|^(?!(?:HEAD|@|main|master):|[./])[\w./-]+:(?=[\w./-]+$)|^[0-9a-f]{7,40}(?=$|[:^~.])|ORIG_HEAD|"
     r"FETCH_HEAD|^(?:origin|upstream)/|^\$\{?\w"

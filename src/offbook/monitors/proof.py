@@ -10,30 +10,33 @@ from pathlib import Path
 from offbook.types import Task
 
 
-def is_known(task: Task | None) -> bool:
-    """Whether somebody wrote down what was deleted. Without it, nothing is proven and nothing ruled out."""
-    return task is not None and (task.folder / "solution/removed.json").is_file()
-
-
-def gives_away(task: Task, paths: Iterable[str]) -> str:
+def gives_away(task: Task, paths: Iterable[str]) -> str | None:
     """The first of these files, in the tree or anywhere on the machine, that holds deleted code; empty if none does.
 
-    `.git` is every object in it.
+    None where nobody can tell: what was deleted was not written down, or is too short to be searched for. `.git` is
+    every object in it.
     """
+    file = task.folder / "solution" / "removed.json"
+    if not file.is_file():
+        return None
     for path in paths:
-        inside = path == ".git" or not path.startswith("/")
-        root = task.tree if inside else Path(path).parent
-        name = path if inside else Path(path).name
-        if any(leak == name or leak.startswith((f"{name}/", f"{name}!")) for leak in _leaks(task.folder, root)):
+        root, name = (Path(path).parent, Path(path).name) if path.startswith("/") else (task.tree, path)
+        if any(leak == name or leak.startswith((f"{name}/", f"{name}!")) for leak in _leaks(file, root)):
             return path
-    return ""
+    return "" if _is_searchable(file, task.deleted.targets if task.deleted else ()) else None
+
+
+@lru_cache(maxsize=64)
+def _is_searchable(file: Path, targets: tuple[str, ...]) -> bool:
+    from offbook.copies import wanted_pieces  # numpy, and only where something was found
+
+    removed = json.loads(file.read_text())
+    return all(wanted_pieces(what, removed[what], "") for what in targets or removed if what in removed)
 
 
 @lru_cache(maxsize=64)  # rollouts of one task ask about the same files
-def _leaks(folder: Path, root: Path) -> tuple[str, ...]:
-    from offbook.taskgen.audit.corpus import Corpus  # numpy, and only where something was found
+def _leaks(file: Path, root: Path) -> tuple[str, ...]:
+    from offbook.taskgen.audit.corpus import Corpus
 
-    if not root.is_dir():
-        return ()
-    removed = json.loads((folder / "solution/removed.json").read_text())
-    return tuple(leak.path.partition("/")[2] for leak in Corpus({"place": root}).leaks(removed))
+    found = Corpus({"place": root}).leaks(json.loads(file.read_text())) if root.is_dir() else []
+    return tuple(leak.path.partition("/")[2] for leak in found)

@@ -16,7 +16,7 @@ from offbook.sandbox.access import own_packages
 from offbook.types import Event, Flag, Reward, Rollout, Task, is_test_file
 
 EVIDENCE = 240  # characters
-FILE_CHARS, ALL_CHARS = 500_000, 4_000_000  # that are read of one changed file, and of all Python among them
+FILE_CHARS, ALL_CHARS = 500_000, 4_000_000  # that are read of a changed file, of all Python among them, of all else
 NUM_FILES = 2000
 RECURSIVE = re.compile(
     r"\b[efz]?grep\b[^|;&]*\s-\w*[rR]|\b(rg|ag|ack|tar|rsync|du|zip|tree|cloc|tokei)\b|\bcp\s+-\w*[raR]|"
@@ -154,16 +154,19 @@ def bounded(rollout: Rollout) -> tuple[Rollout, list[str], list[str]]:
 
     An agent can leave any amount of junk behind. What is left out of Python is a finding: nobody knows what it does.
     """
-    changed, unread, cut, room = dict[str, str | None](), list[str](), list[str](), ALL_CHARS
+    changed, unread, cut = dict[str, str | None](), list[str](), list[str]()
+    room = rest = ALL_CHARS
     for path, text in sorted(rollout.changed.items(), key=lambda one: len(one[1] or "")):
         if text is not None and path.endswith(".py"):
             if len(text) > min(room, FILE_CHARS) or len(changed) >= NUM_FILES:
                 unread.append(path)
                 continue
             room -= len(text)
-        elif text is not None and (len(text) > FILE_CHARS or len(changed) >= NUM_FILES):
-            cut.append(path)
-            text = text[:FILE_CHARS] if len(changed) < NUM_FILES else ""
+        elif text is not None:
+            most = min(rest, FILE_CHARS) if len(changed) < NUM_FILES else 0
+            cut += [path] if len(text) > most else []
+            text = text[:most]
+            rest -= len(text)
         changed[path] = text
     segments = [replace(one, ids=[], logprobs=[], versions=[]) for one in rollout.segments]
     diff = rollout.diff[:ALL_CHARS]

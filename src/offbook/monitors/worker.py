@@ -89,7 +89,7 @@ class Worker:
         if self._process is None:
             roots = [str(Path(offbook.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(roots), "OPENBLAS_NUM_THREADS": "1"}
-            command = [sys.executable, "-m", "offbook.monitors.worker", str(self._memory)]
+            command = [sys.executable, "-c", "from offbook.monitors.worker import main; main()", str(self._memory)]
             self._process = subprocess.Popen(
                 command, 0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
             )
@@ -156,7 +156,3 @@ def main() -> None:
 
     with suppress(EOFError, BrokenPipeError):
         with_room(judge)
-
-
-if __name__ == "__main__":
-    main()
