@@ -71,7 +71,8 @@ def _literal(node: ast.AST | None, known: Known | None = None) -> str | None:
 
 def _values(node: ast.AST | None, known: Known) -> list[object]:
     """The one that a literal is, or none."""
-    is_small = node is not None and len(list(islice(ast.walk(node), MAX_NODES))) < MAX_NODES
+    most = MAX_NODES // 8 if isinstance(node, ast.BinOp) else MAX_NODES  # a sum of thousands has thousands of parts
+    is_small = node is not None and len(list(islice(ast.walk(node), most))) < most
     with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return [_value(node, known)] if node is not None and is_small else []
     return []

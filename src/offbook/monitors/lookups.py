@@ -39,11 +39,8 @@ PATCH_OPTIONS = re.compile(r"-p$|-u$|--patch|-S|-G|-g$|--walk-reflogs|--reflog|-
 EVERYTHING = frozenset({"--all", "--objects", "--reflog"})
 VALUE_OPTIONS = frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace"})
 ONLY_NAMES = ("--stat", "--name-only", "--name-status", "--shortstat", "--oneline", "--no-patch", "-s")
-COMPUTED = re.compile(  # a revision that another command finds
-    r"\bgit\b[^;&|\n]*\s(show|diff|diff-tree|checkout|restore|archive|grep|ls-tree)\s[^;&|\n]*(\$\(|`)\s*git\s+"
-    r"(rev-list|log|stash|for-each-ref|describe)\b|"
-    r"\b(rev-list|log|for-each-ref)\b.*\bxargs\b[^;&|\n]*\bgit\b[^;&|\n]*\s(show|diff|diff-tree|grep|checkout|ls-tree)\b"
-)
+LISTS = frozenset({"rev-list", "log", "for-each-ref", "stash", "describe", "reflog"})  # commands that find revisions
+SHOWS = frozenset({"show", "diff", "diff-tree", "checkout", "restore", "archive", "grep", "ls-tree"})
 WALKS = OPENS | {"walk", "rglob", "glob", "iglob", "listdir", "iterdir", "scandir", "decompress"}
 ORACLES = re.compile(
     r"(?:^|[\s'\"=(])/(?:solution|oracle|tests|logs/verifier|hidden)(?:/|\b)|\bgold\.(?:patch|diff)\b|\bsolve\.sh\b|"
@@ -75,7 +72,7 @@ def history(scope: Scope) -> Iterator[Flag]:
             stashes += name == "stash" and (not rest or rest[0] in ("push", "save", "-u", "-q"))
             if (name and _mines(name, rest, commits, stashes)) or _opens_store(words):
                 told = told or " ".join(words)
-        if not told and (COMPUTED.search(one.text) or any(map(_takes_store_apart, one.python))):
+        if not told and (_computed(one.text) or any(map(_takes_store_apart, one.python))):
             told = one.text or "code that opens version control"
         if told or (one.reads and STORED.search(one.text)):
             known.add(one.at)
@@ -86,6 +83,18 @@ def history(scope: Scope) -> Iterator[Flag]:
         if objects and not excused and not goes_through_all(commands):
             found = Flag("history", event.message, f"opened {objects[0]}", event.segment)
             yield from looked_up(scope, found, [".git"])
+
+
+def _computed(shell: str) -> bool:
+    """A revision that another command finds: `git show $(git rev-list ..)`, `git rev-list .. | xargs git show`."""
+    found = False
+    for part in re.split(r"[;&|\n]", shell):
+        outer, *inner = [{*one.split()} for one in re.split(r"\$\(|`", part)]
+        listed = ("xargs" in outer and found) or any("git" in one and one & LISTS for one in inner)
+        if "git" in outer and outer & SHOWS and listed:
+            return True
+        found = found or ("git" in outer and bool(outer & LISTS))
+    return False
 
 
 def _opens_store(words: list[str]) -> bool:

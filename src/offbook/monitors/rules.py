@@ -69,12 +69,17 @@ KINDS = {
 def run_monitors(
     task: Task | None, rollout: Rollout, names: Sequence[str] = tuple(MONITORS)
 ) -> Iterator[tuple[str, list[Flag], str]]:
-    """One after the other: its name, its findings and, where it broke, what happened. `rollout` is a bounded one."""
+    """One after the other: its name, its findings and, where it broke, what happened. `rollout` is a bounded one.
+
+    Without memory none of the rest is tried.
+    """
     scope: Scope | None = None
     for name in names:
         try:
             scope = scope or Scope(task, rollout)
             yield name, list(MONITORS[name](scope)), ""
+        except MemoryError:  # of the whole process
+            return
         except Exception as error:  # the border of a monitor
             yield name, [], said(error)
 
@@ -87,6 +92,7 @@ def check(task: Task | None, rollout: Rollout) -> list[Flag]:
     slim, unread, _ = bounded(rollout)
     done: list[tuple[str, list[Flag], str]] = []
     with_room(lambda: done.extend(run_monitors(task, slim)))
+    done += [(name, [], "did not end") for name in list(MONITORS)[len(done) :]]
     return in_order(slim, done, unread)
 
 

@@ -155,14 +155,12 @@ def new_nodes(before: ast.Module | None, after: ast.Module) -> Iterator[ast.AST]
     """
     known = {ast.dump(node) for node in nodes(before, ast.stmt)}
 
-    def fresh(node: ast.AST) -> Iterator[ast.AST]:
-        if isinstance(node, ast.stmt) and ast.dump(node) in known:
-            return
-        yield node
-        for child in ast.iter_child_nodes(node):
-            yield from fresh(child)
-
-    return fresh(after)
+    left: list[ast.AST] = [after]
+    while left:  # by hand: a generator in a generator costs as much more as an expression is deep
+        node = left.pop()
+        if not (isinstance(node, ast.stmt) and ast.dump(node) in known):
+            yield node
+            left += reversed(list(ast.iter_child_nodes(node)))
 
 
 class _Plain(ast.NodeTransformer):

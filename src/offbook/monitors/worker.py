@@ -150,9 +150,13 @@ def main() -> None:
 
     def judge() -> None:
         _send(answers, b"ready")
-        while True:
-            for name, flags, error in run_monitors(*pickle.loads(_receive(jobs))):
+        is_well = True
+        while is_well:
+            task, rollout, left = pickle.loads(_receive(jobs))
+            for name, flags, error in run_monitors(task, rollout, left):
                 _send(answers, json.dumps([name, [astuple(one) for one in flags], error]).encode())
+                left = left[1:]
+            is_well = not left
 
     with suppress(EOFError, BrokenPipeError):
         with_room(judge)
