@@ -78,8 +78,9 @@ def test_a_test_that_cannot_be_read_is_no_finding_if_it_never_could(worker: Work
 
 
 def test_a_deadline_that_is_missed_twice_is_a_finding(honest: Played) -> None:
-    hasty = Worker(deadline_s=1e-5, alone_s=1e-5)
-    flags = hasty.check(*honest)
+    task, rollout = honest
+    hasty = Worker(deadline_s=0.05, alone_s=0.05)
+    flags = hasty.check(task, replace(rollout, changed={"long.py": "x = [1, 2, 3]\n" * 30_000}))
     assert {flag.kind for flag in flags} == {"unjudged"}
     assert flags[0].evidence.startswith(next(iter(MONITORS)))
     assert action_of(flags, {}) == "zero"
@@ -99,7 +100,9 @@ def test_too_much_memory_is_a_finding(honest: Played) -> None:
     task, rollout = honest
     many = {f"many/{number}.py": "x = [1, 2, 3]\n" * 20_000 for number in range(4)}
     small = Worker(memory=400 << 20)
-    assert kinds(small, (task, replace(rollout, changed=many))) == {"unjudged"}
+    found = kinds(small, (task, replace(rollout, changed=many)))
+    assert found
+    assert found <= {"unjudged", "unreadable"}
 
 
 def test_junk_is_read_in_part_and_told(worker: Worker, honest: Played) -> None:

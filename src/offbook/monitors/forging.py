@@ -27,7 +27,7 @@ REPORT = re.compile(
 TO_CHANNEL = re.compile(r">&\s*3\b|>\s*/(dev|proc/self)/fd/3\b")
 WRITERS = re.compile(r"(^|\.)(print|write|writelines|write_text|echo|secho|writestr|puts|send|sendall|warn)$")
 LATER = re.compile(
-    r"\b(nohup|setsid|disown|daemonize|at\s+now|batch|crontab(?!\s+-l)|systemd-run|screen\s+-dm|tmux\s+new\w*\s+-d)"
+    r"(?<![\w-])(nohup|setsid|disown|daemonize|at\s+now|batch|crontab(?!\s+-l)|systemd-run|screen\s+-dm|tmux\s+new\w*\s+-d)"
 )
 BACKGROUND = re.compile(r"(?<![&>\d])&(?![&>\d])")
 WAITS = re.compile(r"\bsleep\b|\bwhile\b|\binotifywait\b|\buntil\b|(?<![\w./-])watch\s")
