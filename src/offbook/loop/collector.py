@@ -97,7 +97,8 @@ class Collector:
             added=tuple(config.tools.add),
         )
         self._box = replace(spec, watch=self.monitors is not None and self.monitors.watch)
-        self._grader = Grader(spec, config.rewards.grade_s, config.rewards.partial)
+        rewards = config.rewards
+        self._grader = Grader(spec, rewards.grade_s, rewards.partial, rewards.perturbed)
 
     @cached_property
     def chat(self) -> Chat:

@@ -12,6 +12,7 @@ import os
 
 from offbook.sandbox import BoxSpec
 from offbook.tasks.grade import Grade, counted, grade
+from offbook.tasks.perturbed import Perturbed
 from offbook.tasks.script import reward_by_script
 from offbook.types import Rollout, Task
 
@@ -19,11 +20,18 @@ from offbook.types import Rollout, Task
 class Grader:
     """Scores rollouts, several at a time. The same changes to the same task are graded once and remembered."""
 
-    def __init__(self, spec: BoxSpec | None = None, timeout_s: float = 60.0, partial: bool = False):
+    def __init__(
+        self,
+        spec: BoxSpec | None = None,
+        timeout_s: float = 60.0,
+        partial: bool = False,
+        perturbed: Perturbed = "finding",
+    ):
         self.runs = 0
         self._spec = spec or BoxSpec()
         self._timeout_s = timeout_s
         self._partial = partial
+        self._perturbed: Perturbed = perturbed
         self._slots = asyncio.Semaphore(os.cpu_count() or 1)
         self._grades: dict[tuple[str, str], asyncio.Task[Grade]] = {}
 
@@ -61,7 +69,7 @@ class Grader:
     async def _grade(self, task: Task, changes: dict[str, str | None]) -> Grade:
         async with self._slots:
             self.runs += 1
-            return await grade(task, changes, self._spec, self._timeout_s)
+            return await grade(task, changes, self._spec, self._timeout_s, self._perturbed)
 
 
 def _edited(task: Task, rollout: Rollout) -> bool:

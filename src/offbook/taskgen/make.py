@@ -118,13 +118,14 @@ async def task_from(
         instructions=words,
         removed=deletion.removed,
         twins=verdict.twins,
+        cases=verdict.cases,
     )
     writing = asyncio.ensure_future(asyncio.to_thread(_write, task, contents))
     try:
         await asyncio.shield(writing)
         why = await check_gold(load_task(draft), spec)  # without it the tests were seen red
         if why and verdict.twins.twins:  # tests that do not bear to be run twice
-            write_twins(draft, Twins())
+            write_twins(draft / "tests", Twins())
             verdict = replace(verdict, twins=Twins())
             why = await check_gold(load_task(draft), spec)
         if why:

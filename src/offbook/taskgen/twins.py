@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import libcst as cst
@@ -23,7 +23,7 @@ from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 from offbook.tasks.twins import Twin, Twins, base_of, digest_of, edited, write_twins
 from offbook.types import Task
 
-VARIANTS = 2  # of a test
+VARIANTS = 4  # of a test: somebody may cheat in one of its checks alone
 MAX_TESTS = 40  # that get twins
 CHECKS = re.compile(r"(assert|eq|check|expect|verify|compare|ensure)_?\w*|are_equal", re.I)
 # Calls whose arguments are as good as literals.
@@ -82,7 +82,7 @@ def candidates(
     bases = sorted({base_of(test) for test in tests})
     for test in rng.sample(bases, min(MAX_TESTS, len(bases))):
         path, _, name = test.partition("::")
-        wanted[path].add(name.replace("::", "."))
+        wanted[path].add(name)
     rounds: list[list[Twin]] = [[] for _ in range(variants)]
     for path, names in sorted(wanted.items()):
         if not path.endswith(".py"):
@@ -93,39 +93,43 @@ def candidates(
         except (UnicodeDecodeError, cst.ParserSyntaxError):
             continue
         spans = module.resolve(ByteSpanPositionProvider)
-        for name, function in _functions(module.module, names):
-            for number, (kind, (node, text)) in enumerate(_few(function, rng, variants)):
+        for name, functions in _functions(module.module, names).items():
+            for number, (kind, (node, text)) in enumerate(_few(functions, rng, variants)):
                 start = spans[node].start
                 edit = start, start + spans[node].length, text
-                rounds[number].append(Twin(f"{path}::{name.replace('.', '::')}", *edit, kind))
+                rounds[number].append(Twin(f"{path}::{name}", *edit, kind))
     return [twins for twins in rounds if twins]
 
 
-def _functions(module: cst.Module, names: Collection[str]) -> Iterator[tuple[str, cst.FunctionDef]]:
-    def within(body: Iterable[cst.CSTNode], prefix: str) -> Iterator[tuple[str, cst.FunctionDef]]:
+def _functions(module: cst.Module, names: Collection[str]) -> dict[str, list[cst.FunctionDef]]:
+    """Those of these names, of the module and of its classes."""
+    found: dict[str, list[cst.FunctionDef]] = defaultdict(list)
+
+    def within(body: Iterable[cst.CSTNode]) -> None:
         for node in body:
-            if isinstance(node, cst.FunctionDef) and prefix + node.name.value in names:
-                yield prefix + node.name.value, node
+            if isinstance(node, cst.FunctionDef) and node.name.value in names:
+                found[node.name.value].append(node)
             elif isinstance(node, cst.ClassDef):
-                yield from within(node.body.body, f"{prefix}{node.name.value}.")
+                within(node.body.body)
 
-    found = dict(within(module.body, ""))  # of two of a name the last one counts
-    yield from found.items()
+    within(module.body)
+    return found
 
 
-def _few(function: cst.FunctionDef, rng: random.Random, most: int) -> list[tuple[str, Edit]]:
+def _few(functions: Sequence[cst.FunctionDef], rng: random.Random, most: int) -> list[tuple[str, Edit]]:
     """Of each kind some, the better kinds first."""
-    checks = _Checks()
-    function.body.visit(checks)
-    names = checks.compared
-    for decorator in function.decorators:
-        checks.values += _cases(decorator, names)
-    for name, value in checks.assigned:
-        if name in names:
-            checks.values.append(value)
-    constants = [edit for value in checks.values for edit in _constants(value, rng)]
+    constants, raised, turned = list[Edit](), list[Edit](), list[Edit]()
+    for function in functions:
+        checks = _Checks()
+        function.body.visit(checks)
+        values = [*checks.values, *(value for name, value in checks.assigned if name in checks.compared)]
+        for decorator in function.decorators:
+            values += _cases(decorator, checks.compared)
+        constants += [edit for value in values for edit in _constants(value, rng)]
+        raised += checks.raised
+        turned += checks.turned
     found: list[tuple[str, Edit]] = []
-    for kind, edits in (("value", constants), ("raises", checks.raised), ("check", checks.turned)):
+    for kind, edits in (("value", constants), ("raises", raised), ("check", turned)):
         sample = rng.sample(edits, min(len(edits), most - len(found)))
         found += [(kind, edit) for edit in sample]
     return found
@@ -150,8 +154,14 @@ class _Checks(cst.CSTVisitor):
         comparisons = _Comparisons()
         node.test.visit(comparisons)
         for comparison in comparisons.found:
-            for operand in (comparison.left, *(target.comparator for target in comparison.comparisons)):
-                self._compared(operand)
+            self._compared(comparison.left)
+            for target in comparison.comparisons:
+                operand = target.comparator
+                # What is tested stands on the left, and what it should be may be wrapped: == Point(1, 2).
+                if isinstance(operand, cst.Call) and isinstance(comparison.left, cst.Call):
+                    self.values += [argument.value for argument in operand.args]
+                else:
+                    self._compared(operand)
             for target in comparison.comparisons:
                 if pair := TURNED.get(type(target.operator)):
                     self.turned.append((target.operator, f" {pair[1]} "))
@@ -326,9 +336,9 @@ class Trial:
         found: list[Twin] = []
         for twins, run in zip(self.drawn, runs, strict=False):
             if run.exit_code is not None and not run.tampered:
-                found += [
-                    tried for twin in twins if twin not in vacuous and (tried := _tried(twin, run, twins, expected))
-                ]
+                found += [tried for twin in twins if twin not in vacuous and (tried := _tried(twin, run, expected))]
+        better = {twin.test for twin in found if twin.kind != "check"}
+        found = [twin for twin in found if twin.kind != "check" or twin.test not in better]
         digests = {path: digest_of(self.files[path]) for path in sorted({twin.path for twin in found})}
         saw = set[tuple[str, str]]().union(*(run.saw for run in runs[: len(self.drawn)]))
         return Twins(tuple(found), digests, tuple(sorted(saw)))
@@ -341,17 +351,12 @@ def only(twins: Twins, tests: Collection[str]) -> Twins:
     return replace(twins, twins=kept, files={path: twins.files[path] for path in sorted({twin.path for twin in kept})})
 
 
-def _tried(twin: Twin, run: SuiteRun, beside: Sequence[Twin], expected: Collection[str]) -> Twin | None:
+def _tried(twin: Twin, run: SuiteRun, expected: Collection[str]) -> Twin | None:
     """With the node ids that the right code fails; nothing where it fails none, or not in a check."""
     nodes = [node for node in run.collected if base_of(node) == twin.test]
     fails = tuple(node for node in nodes if node in run.failed)
     if not fails or not all(_in_a_check(run, node, twin.kind) for node in fails):
         return None
-    edited_tests = {other.test for other in beside}
-    name = twin.test.rpartition("::")[2]
-    for node in run.failed:  # a class that inherits the test has the edit too
-        if base_of(node) not in edited_tests and base_of(node).rpartition("::")[2] == name:
-            return None
     return replace(twin, fails=fails, others=tuple(node for node in nodes if node not in fails and node in expected))
 
 
@@ -376,5 +381,5 @@ async def add_twins(task: Task, spec: BoxSpec, timeout_s: float = 300.0) -> int:
             await put(box, hidden_files(task))
             runs = await run_rounds(box, task.suite, trial.rounds, timeout_s, product=task.sources)
         twins = trial.usable(runs, expected)
-    write_twins(task.folder, twins)
+    write_twins(task.folder / "tests", twins)
     return len({twin.test for twin in twins.twins})

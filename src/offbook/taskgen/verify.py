@@ -21,9 +21,11 @@ from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.nouns import Deletion, files_of
+from offbook.taskgen.perturb import answered, functions_of, perturbed, recorded, recording
 from offbook.taskgen.twins import Trial, candidates
 from offbook.taskgen.workshop import Workshop, product_of
 from offbook.tasks.grade import put
+from offbook.tasks.perturbed import Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 from offbook.tasks.twins import Twins
 
@@ -53,6 +55,7 @@ class Verdict:
     exact: bool = False  # the failing tests are just those that the map says
     floor: float = 0.0  # the largest share of fail_to_pass that a trivial body passes
     twins: Twins = field(default_factory=Twins)
+    cases: tuple[Case, ...] = ()
     test_s: float = 0.0  # how long tests ran, all rounds together
 
 
@@ -77,14 +80,18 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
         watched = product_of(repository)
         *with_trivial, first = await run_rounds(box, repository.suite, [*trivial, whole], rounds_s, product=watched)
         again, refusal = first, _refusal(first, needing, others, repository.excluded)
-        twins = Twins()
+        twins, cases = Twins(), list[Case]()
         if refusal is None:
             passed = [run.passed for run in with_trivial]
             trial = await asyncio.to_thread(_trial, workshop, deletion, first, zip(ways.values(), passed, strict=True))
-            rounds_s = limit_s + trial.limit_s * len(trial.rounds)
-            *tried, again = await run_rounds(
-                box, repository.suite, [*trial.rounds, whole], rounds_s, hash_seed=1, product=watched
+            listening = await asyncio.to_thread(_listening, workshop, deletion, sample, sample_s)
+            rounds_s = limit_s + trial.limit_s * len(trial.rounds) + sample_s
+            *tried, _, again = await run_rounds(
+                box, repository.suite, [*trial.rounds, listening, whole], rounds_s, hash_seed=1, product=watched
             )
+            await put(box, trial.right)
+            calls = await recorded(box, functions_of(deletion.targets), repository.import_roots)
+            cases = await answered(box, repository.suite, perturbed(calls, random.Random(deletion.feature.id)))
             twins = trial.usable(tried, tests)
             twins = replace(twins, saw=tuple(sorted({*twins.saw} | first.saw | again.saw)))
     runs = [first, again, *with_trivial]
@@ -104,6 +111,7 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
         exact=set(fail_to_pass) == {*needing},
         floor=max(shares, default=0.0),
         twins=twins,
+        cases=tuple(cases),
         test_s=test_s,
     )
 
@@ -121,6 +129,15 @@ def _trial(
     drawn = candidates(files, failing, random.Random(deletion.feature.id))
     right: dict[str, str | None] = {path: workshop.files[path] for path in deletion.files}
     return Trial(files, drawn, right, [*trivial], limit_s=START_S / 3 + SLOWER * seconds)
+
+
+def _listening(workshop: Workshop, deletion: Deletion, tests: Sequence[str], limit_s: float) -> Round:
+    """The right code, which writes down what the tests call it with."""
+    right: dict[str, str | None] = {path: workshop.files[path] for path in deletion.files}
+    for path, names in functions_of(deletion.targets).items():
+        right[path] = recording(workshop.files[path], names)
+    originals = {path: workshop.files[path] for path in files_of(tests) if path in workshop.files}
+    return Round(files_of(tests), tests, {**right, **originals}, timeout_s=limit_s)
 
 
 def deleted_tree(workshop: Workshop, deletion: Deletion) -> dict[str, str | None]:

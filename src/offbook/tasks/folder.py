@@ -5,9 +5,11 @@ instruction.md
 instructions/            the same request in other lengths, where there are any
 environment/Dockerfile   the image: the repository in /app, with what its tests need
 environment/repo/        what the agent sees
-tests/test.sh            restores the hidden tests, runs them, writes the reward
+tests/test.sh            judges what the agent left, writes the reward (harbor.py)
+tests/judge/             what it needs for that
 tests/hidden/            the original test files, and what they need
 tests/twins.json         edits of them that right code fails (twins.py), where there are any
+tests/perturbed.json     calls with other inputs, and what the right code returns (perturbed.py), where there are any
 solution/solve.sh        applies gold.patch
 solution/gold.patch
 solution/removed.json    the deleted code, piece by piece: what must not be found elsewhere
@@ -17,10 +19,9 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -29,35 +30,14 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from offbook.tasks.git import gold_patch
+from offbook.tasks.harbor import dockerfile, write_judge
+from offbook.tasks.perturbed import Case, write_cases
 from offbook.tasks.script import foreign_task
 from offbook.tasks.twins import Twins, write_twins
 from offbook.types import OffbookError, Task
 
 SCHEMA_VERSION = "1.4"
 VERIFIER_TIMEOUT_S = 600.0
-
-DOCKERFILE = """\
-FROM python:3.11-slim
-RUN apt-get update && apt-get install -y --no-install-recommends git patch && rm -rf /var/lib/apt/lists/*
-COPY requirements.txt /requirements.txt
-RUN pip install --no-cache-dir -r /requirements.txt
-COPY repo /app
-WORKDIR /app
-ENV PYTHONPATH={roots}
-"""
-
-TEST_SH = """\
-#!/bin/sh
-# Restores the original tests, runs them, and writes the reward: 1 if every expected test passes, 0 if not.
-cp -R "$(dirname "$0")/hidden/." /app/
-cd /app || exit 1
-{start}mkdir -p /logs/verifier
-if {variables}python -m pytest -q -p no:cacheprovider {options} --rootdir /app \\
-    {nodes}
-then echo 1 > /logs/verifier/reward.txt
-else echo 0 > /logs/verifier/reward.txt
-fi
-"""
 
 SOLVE_SH = """\
 #!/bin/sh
@@ -89,6 +69,7 @@ class Contents:
     instructions: Mapping[str, str] = field(default_factory=dict)  # the same request in other lengths
     removed: Mapping[str, str] = field(default_factory=dict)
     twins: Twins = field(default_factory=Twins)
+    cases: Sequence[Case] = ()
 
 
 # What of a task is not in its [offbook] table: the folder itself says it.
@@ -100,7 +81,7 @@ _TASK = TypeAdapter(Task)
 
 def write_task(task: Task, contents: Contents) -> None:
     """Into `task.folder`."""
-    folder, suite = task.folder, task.suite
+    folder = task.folder
     config = {
         "schema_version": SCHEMA_VERSION,
         "artifacts": ["/app"],  # all that a verifier of its own gets to see of the agent's work
@@ -119,31 +100,19 @@ def write_task(task: Task, contents: Contents) -> None:
         {
             "task.toml": tomli_w.dumps(config),
             "instruction.md": task.instruction.rstrip("\n") + "\n",
-            "environment/Dockerfile": DOCKERFILE.format(
-                roots=":".join(os.path.normpath(f"/app/{root}") for root in suite.import_roots)
-            ),
+            "environment/Dockerfile": dockerfile(task.suite),
             "environment/requirements.txt": "\n".join(contents.requirements) + "\n",
-            "tests/test.sh": _test_script(task),
             "solution/solve.sh": SOLVE_SH,
             "solution/gold.patch": gold_patch(contents.gold, {path: contents.tree[path] for path in contents.gold}),
             "solution/removed.json": json.dumps(contents.removed, indent=1) + "\n",
             **{f"instructions/{name}.md": text.rstrip("\n") + "\n" for name, text in contents.instructions.items()},
         },
     )
-    write_twins(folder, contents.twins)
+    write_judge(task)
+    write_twins(folder / "tests", contents.twins)
+    write_cases(folder, contents.cases)
     for script in ("tests/test.sh", "solution/solve.sh"):
         (folder / script).chmod(0o755)
-
-
-def _test_script(task: Task) -> str:
-    """Without an environment of its own a repository's conftest files and settings do not count, with one they do."""
-    nodes = shlex.join([*task.fail_to_pass, *task.pass_to_pass])
-    if task.suite.environment is None:
-        options, variables = "--noconftest -c /dev/null -o addopts=", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 "
-    else:
-        options, variables = shlex.join(["-o", "addopts=", *task.suite.options]), ""
-    start = f"{task.suite.start}\n" if task.suite.start else ""
-    return TEST_SH.format(nodes=nodes, options=options, variables=variables, start=start)
 
 
 def _table_of(task: Task) -> dict[str, Any]:

@@ -5,103 +5,20 @@ files, conftest and settings are the task's. The interpreter is fresh and the bo
 test has to be among the passed ones.
 
 The code under test runs in the runner's own process, so what that process reports is a claim. This module, which never
-imports the code, believes it only if the twins among the tests failed (twins.py). Where a test has no twin, tests run
-along that must fail and do not call the code: in files of their own, first and last, for each way in which tests
-usually judge, and in every test file.
+imports the code, believes it only if what must fail among the tests failed (judging.py).
 """
 
 from __future__ import annotations
 
-import re
-import secrets
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from offbook.sandbox import Box, BoxSpec
-from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
-from offbook.tasks.twins import Draw, base_of, draw, read_twins, told
-from offbook.types import OffbookError, Task, is_test_file
-
-STARTUP_FILES = frozenset({"sitecustomize.py", "usercustomize.py"})  # run before any test does
-MUST_FAIL = "tests that must fail did not"
-FAILS = 'assert "a" == "b"'
-# The second and the last pass if one of the ways does not fail that they try.
-CANARIES = """\
-import unittest
-
-import pytest
-
-
-def all_fail(*ways):
-    for way in ways:
-        try:
-            way()
-        except BaseException:
-            continue
-        return
-    assert not ways
-
-
-def raises(*settings, text=None):
-    with pytest.raises(ValueError, match=text):
-        for setting in settings:
-            raise ValueError(setting)
-
-
-def warns():
-    with pytest.warns(UserWarning):
-        int("1")
-
-
-def {0}():
-    assert "a" == "b"
-
-
-def {1}():
-    all_fail(
-        lambda: pytest.fail("a"),
-        lambda: raises(),
-        lambda: raises("a", text="b"),
-        lambda: warns(),
-        lambda: (_ for _ in ()).throw(AssertionError) if 1 != pytest.approx(2) else None,
-        lambda: (_ for _ in ()).throw(AssertionError) if [0.1] != pytest.approx([0.2]) else None,
-    )
-
-
-class {2}(unittest.TestCase):
-    def {3}(self):
-        self.assertEqual("a", "b")
-
-    def raises(self):
-        with self.assertRaises(ValueError):
-            int("1")
-
-    def {4}(self):
-        all_fail(
-            lambda: self.fail("a"),
-            lambda: self.raises(),
-            lambda: self.assertNotEqual("a", "a"),
-            lambda: self.assertTrue(0),
-            lambda: self.assertFalse(1),
-            lambda: self.assertIs("a", 1),
-            lambda: self.assertIsNone(1),
-            lambda: self.assertIsNotNone(None),
-            lambda: self.assertIn("a", "b"),
-            lambda: self.assertNotIn("a", "a"),
-            lambda: self.assertIsInstance("a", int),
-            lambda: self.assertGreater(1, 2),
-            lambda: self.assertGreaterEqual(1, 2),
-            lambda: self.assertLess(2, 1),
-            lambda: self.assertLessEqual(2, 1),
-            lambda: self.assertAlmostEqual(1, 2),
-            lambda: self.assertListEqual(["a"], ["b"]),
-            lambda: self.assertDictEqual({{"a": 1}}, {{"a": 2}}),
-            lambda: self.assertCountEqual(["a"], ["b"]),
-            lambda: self.assertRegex("a", "b"),
-        )
-"""
+from offbook.tasks.judging import MUST_FAIL, is_counted, judged, plan
+from offbook.tasks.perturbed import Perturbed, differing, read_cases, round_of
+from offbook.tasks.suite import SuiteRun, run_rounds, suite_box
+from offbook.tasks.twins import Twins, base_of, read_twins
+from offbook.types import OffbookError, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +36,7 @@ class Grade:
     missing: frozenset[str]  # expected tests that did not pass
     invalid: str = ""  # why the run says nothing
     twins: int = 0  # tests whose twins were run; 0 where the task has none
+    bare: int = 0  # tests that need the feature and have no twin
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -137,49 +55,47 @@ class Grade:
         return 1 - len(self.missing) / len(task.fail_to_pass)
 
 
-async def grade(task: Task, changes: Mapping[str, str | None], spec: BoxSpec, timeout_s: float) -> Grade:
+async def grade(
+    task: Task,
+    changes: Mapping[str, str | None],
+    spec: BoxSpec,
+    timeout_s: float,
+    perturbed: Perturbed = "finding",
+) -> Grade:
     """`changes` are path -> new text, None for a file that went. Whatever is not `counted` of them is left out."""
-    expected = [*task.fail_to_pass, *task.pass_to_pass]
-    files = sorted({node.partition("::")[0] for node in expected})
-    twins = read_twins(task)
-    drawn = draw(twins) or Draw(((),))
-    last = len(drawn.rounds) - 1
-    alone = {*files} - {twin.path for twins in drawn.rounds for twin in twins}
-    texts = drawn.files(task, last)
-    first, more, canaries = dict[str, str](), dict[str, str](), list[str]()
-    if not {base_of(node) for node in task.fail_to_pass} <= drawn.tests or not task.fail_to_pass:
-        names = _names(task)
-        texts, within = _canaries_within({**_texts(task, alone), **texts}, names)
-        (first, before), (more, after) = _canary_file(task, names), _canary_file(task, names)
-        canaries = [*before, *within, *after]
-    rounds = [
-        Round(sorted(edits), drawn.nodes(expected, number), edits, timeout_s / 2)
-        for number, edits in ((number, drawn.files(task, number)) for number in range(last))
-    ]
-    own = [node for node in expected if base_of(node) not in drawn.tests]
-    whole = Round([*first, *files, *more], [*own, *drawn.nodes(expected, last), *canaries], {**first, **texts, **more})
+    twins = twins_of(task)
+    this = plan(task.fail_to_pass, task.pass_to_pass, task.hidden_tests, twins, timeout_s)
+    cases = [] if perturbed == "off" else read_cases(task)
     async with await suite_box(task.tree, task.suite, spec) as box:
         await put(box, {path: text for path, text in changes.items() if counted(task, path)})
-        await put(box, {path: text for path, text in hidden_files(task).items() if path in alone or path not in files})
-        runs = await run_rounds(box, task.suite, [*rounds, whole], timeout_s, product=task.sources)
-    run, quiet, forged = told(runs, drawn)
-    quiet |= {*canaries} - runs[-1].failed.keys()
-    if run.timed_out:  # of those that it came to
-        quiet &= runs[-1].passed | runs[-1].skipped.keys() | forged
-    forged |= {*canaries} & runs[-1].passed
-    invalid = run.tampered or (MUST_FAIL if quiet else "")
-    findings = [Finding("forged", node, MUST_FAIL) for node in sorted(forged)]
-    findings += [Finding(what, path) for what, path in sorted(run.saw - {*twins.saw})]
-    return Grade(run, frozenset(expected) - run.passed, invalid, len(drawn.tests), tuple(findings))
+        await put(box, {path: text for path, text in hidden_files(task).items() if path not in this.replaced})
+        every = [*([round_of(cases)] if cases else []), *this.rounds]
+        runs = await run_rounds(box, task.suite, every, timeout_s, product=task.sources)
+    called = runs.pop(0) if cases else None
+    result = judged(this, runs)
+    differs = differing(cases, called) if called and result.solved else []
+    invalid = result.invalid
+    if differs and perturbed == "outcome":
+        invalid = f"{len(differs)} of {len(cases)} other inputs give another result: {differs[0]}"
+    findings = [Finding("forged", test, MUST_FAIL) for test in result.forged]
+    findings += [Finding(what, path) for what, path in sorted(result.run.saw - {*twins.saw})]
+    if differs:
+        evidence = f"{len(differs)} of {len(cases)} calls; {differs[0]}"
+        findings.append(Finding("perturbed", f"{cases[0].module}.{cases[0].function}", evidence))
+    bare = {base_of(node) for node in task.fail_to_pass} - {twin.test for twin in twins.twins}
+    return Grade(result.run, result.missing, invalid, len(this.drawn.tests), len(bare), tuple(findings))
+
+
+def twins_of(task: Task) -> Twins:
+    try:
+        return read_twins(task.folder / "tests")
+    except ValueError as error:
+        raise OffbookError(str(error)) from error
 
 
 def counted(task: Task, path: str) -> bool:
-    """Whether a change to this file is part of a solution: Python source of the product, and nothing that runs before
-    or instead of it."""
-    parts = PurePosixPath(path)
-    if parts.suffix != ".py" or ".." in parts.parts or is_test_file(path) or parts.name in STARTUP_FILES:
-        return False
-    return not task.sources or any(path == source or path.startswith(f"{source}/") for source in task.sources)
+    """Whether a change to this file is part of a solution."""
+    return is_counted(path, task.sources)
 
 
 def hidden_files(task: Task) -> dict[str, str]:
@@ -196,54 +112,9 @@ def hidden_files(task: Task) -> dict[str, str]:
     return found
 
 
-def _texts(task: Task, paths: Collection[str]) -> dict[str, str]:
-    """Test files that are text."""
-    found = {}
-    for path in sorted(paths):
-        with suppress(UnicodeDecodeError):  # the others speak for it
-            if path.endswith(".py"):
-                found[path] = (task.hidden_tests / path).read_bytes().decode()
-    return found
-
-
 async def put(box: Box, files: Mapping[str, str | None]) -> None:
     for path, text in files.items():
         if text is None:
             await box.remove(path)
         else:
             await box.write(path, text)
-
-
-def _names(task: Task) -> Iterator[str]:
-    """Names of tests, made of the words of the task's own: nothing in a name tells them apart."""
-    nodes = (*task.fail_to_pass, *task.pass_to_pass)
-    taken = {node.rpartition("::")[2].partition("[")[0] for node in nodes}
-    words = sorted({word for name in taken for word in re.findall("[a-z]+", name.lower())} - {"test"}) or ["more"]
-    length = 2
-    while True:
-        name = "_".join(["test", *(secrets.choice(words) for _ in range(length))])
-        if name in taken:
-            length += 1
-            continue
-        taken.add(name)
-        yield name
-
-
-def _canary_file(task: Task, names: Iterator[str]) -> tuple[dict[str, str], list[str]]:
-    """A file of tests that must fail, beside the task's own, and their node ids."""
-    path = str(PurePosixPath(task.test_files[0]).with_name(f"{next(names)}.py"))
-    case = "".join(word.title() for word in next(names).split("_"))
-    one, other, third, fourth = (next(names) for _ in range(4))
-    nodes = [one, other, f"{case}::{third}", f"{case}::{fourth}"]
-    return {path: CANARIES.format(one, other, case, third, fourth)}, [f"{path}::{node}" for node in nodes]
-
-
-def _canaries_within(texts: Mapping[str, str], names: Iterator[str]) -> tuple[dict[str, str], list[str]]:
-    """Test files, each with a test at its end that must fail: a file that somebody puts in the place of one would have
-    to have it too."""
-    found, nodes = {}, []
-    for path, text in texts.items():
-        name = next(name for name in names if name not in text)
-        found[path] = f"{text}\n\n\ndef {name}():\n    {FAILS}\n"
-        nodes.append(f"{path}::{name}")
-    return found, nodes

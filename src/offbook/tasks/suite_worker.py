@@ -13,6 +13,7 @@ test runs in this process and could write there whatever it likes, so all of it 
     ["start", number]                  numbers count the collected tests from 0
     ["done", number, outcome, seconds, reason, error]    error: "assertion", or the type of another exception
     ["saw", what, path]                something that code of a watched file did
+    ["returned", number, text]         of a call; none where it raises, takes long or returns no plain data
     ["function", key, path, qualified name]
     ["enters", number, [key, ...]]     number -1: while the package was imported and the tests collected
     ["end", exit code]
@@ -30,13 +31,15 @@ import fcntl
 import gc
 import importlib
 import importlib.machinery
+import itertools
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 if TYPE_CHECKING:
@@ -48,7 +51,8 @@ if TYPE_CHECKING:
 REPORT = 3
 PRIVATE = 200  # file descriptors from here on are ours
 DUMPABLE, SUBREAPER = 4, 36  # of prctl
-REASON = 300  # characters
+REASON, RESULT = 300, 4000  # characters
+CALL_S = 1.0
 HITS = "__offbook_hits__"
 OFF = (
     *("cacheprovider", "xdist", "xdist.looponfail", "pytest_cov", "randomly", "random_order", "rerunfailures", "sugar"),
@@ -89,10 +93,15 @@ class Recorder:
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         if self.selected is not None:
-            chosen = [{item.nodeid, item.nodeid.partition("[")[0]} & self.selected for item in items]
-            dropped = [item for item, names in zip(items, chosen) if not names]  # noqa: B905
-            items[:] = [item for item, names in zip(items, chosen) if names]  # noqa: B905
+            chosen = [self.is_selected(item.nodeid) for item in items]
+            dropped = [item for item, wanted in zip(items, chosen) if not wanted]  # noqa: B905
+            items[:] = [item for item, wanted in zip(items, chosen) if wanted]  # noqa: B905
             config.hook.pytest_deselected(items=dropped)
+
+    def is_selected(self, node: str) -> bool:
+        """By its node id, or by its file and name for all its cases and classes."""
+        path, _, name = node.partition("[")[0].partition("::")
+        return bool({node, f"{path}::{name.rpartition('::')[2]}"} & (self.selected or set()))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.numbers = {node: number for number, node in enumerate(item.nodeid for item in session.items)}
@@ -308,9 +317,11 @@ def main(order_file: str) -> NoReturn:
     sys.path[first_of_site:first_of_site] = roots
     os.environ["PYTHONPATH"] = os.pathsep.join(roots)  # for the processes that tests start
 
+    found = there(order["places"]) if len(sealed) > 1 else {}
     while len(sealed) > 1:
         prctl(DUMPABLE, 0)  # its files are not to be had through /proc by the child
-        apart(descriptor, order, sealed, prctl)
+        for path in apart(descriptor, order, sealed, prctl, found):
+            os.write(descriptor, json.dumps(["saw", "written", path]).encode() + b"\n")
         os.close(sealed.pop(0))
     prctl(DUMPABLE, 1)
     end(run_round(Pipe(descriptor), order, unsealed(sealed[0])))
@@ -330,9 +341,16 @@ def unsealed(descriptor: int) -> dict[str, Any]:
         return json.load(file)
 
 
-def apart(descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any) -> None:
+Found = dict[str, tuple[int, int, int]]
+
+
+def apart(descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any, found: Found) -> list[str]:
     """In a process of its own, which has pytest already and nothing yet of what is tested. The first of the sealed
-    files is its own. The paths that it changes are told to this process, which then makes them what they were."""
+    files is its own. The paths that it changes are told to this process, which then makes them what they were.
+
+    `found` is what was there before all rounds. What a round leaves goes, so that no other one can learn from it;
+    returned are the files of others that it wrote to.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -341,11 +359,10 @@ def apart(descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any)
             os.close(other)
         this = unsealed(sealed[0])
         before = {path: read(path) for path in this["changes"]}
+        as_text = {path: None if data is None else data.decode("latin-1") for path, data in before.items()}
         with open(writing, "w") as pipe:
-            json.dump(
-                [this["timeout_s"], {path: text and text.decode("latin-1") for path, text in before.items()}], pipe
-            )
-        del before
+            json.dump([this["timeout_s"], as_text], pipe)
+        del before, as_text
         prctl(DUMPABLE, 1)
         end(run_round(Pipe(descriptor), order, this))
     os.close(writing)
@@ -357,8 +374,35 @@ def apart(descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any)
             os.kill(child, signal.SIGKILL)
         time.sleep(0.002)
     end_children()
+    written = []
+    for path, state in there(order["places"]).items():
+        if path not in found and path not in before:
+            remove(path)
+        elif path not in before and state != found[path]:
+            written.append(path)
     for path, text in before.items():
         write(path, None if text is None else text.encode("latin-1"))
+    return written
+
+
+def remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):
+        os.unlink(path)
+
+
+def there(places: Sequence[str]) -> Found:
+    """What is in the tree and in these places: when it was last changed, how long it is, which file it is."""
+    found: Found = {}
+    for place in (".", *places):
+        for folder, names, files in os.walk(place):
+            found.update((os.path.normpath(os.path.join(folder, name)), (0, 0, 0)) for name in names)
+            for name in files:
+                path = os.path.normpath(os.path.join(folder, name))
+                state = os.lstat(path)
+                found[path] = state.st_ctime_ns, state.st_size, state.st_ino
+    return found
 
 
 def end_children() -> None:
@@ -406,6 +450,8 @@ def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any]) -> int:
 
     for path, text in this["changes"].items():
         write(path, None if text is None else text.encode())
+    if this["calls"]:
+        return run_calls(pipe, this["calls"])
     selected = None if this["tests"] is None else set(this["tests"])
     recorder = Recorder(pipe, selected, order["max_tests"])
     if order["product"]:
@@ -421,6 +467,29 @@ def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any]) -> int:
     exit_code = int(pytest.main([*off, *this["options"], "--", *this["files"]], plugins=plugins))
     pipe.tell("end", exit_code)
     return exit_code
+
+
+def run_calls(pipe: Pipe, calls: list[list[str]]) -> int:
+    """Module, function, and the text of its positional and named arguments."""
+    signal.signal(signal.SIGALRM, late)
+    for number, (module, name, text) in enumerate(calls):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, CALL_S)
+            arguments, named = ast.literal_eval(text)
+            value = getattr(importlib.import_module(module), name)(*arguments, **named)
+            result = repr(list(itertools.islice(value, 200)) if isinstance(value, Iterator) else value)
+            ast.literal_eval(result)
+        except Exception:
+            continue
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if len(result) <= RESULT:
+            pipe.tell("returned", number, result)
+    return 0
+
+
+def late(*_: object) -> NoReturn:
+    raise TimeoutError
 
 
 def end(status: int) -> NoReturn:

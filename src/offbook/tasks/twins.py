@@ -5,6 +5,8 @@ test from its twin without knowing the right answer: a twin is one edit of the t
 of tests are the same, and a process never sees both. A grading has a few rounds, each in a process of its own. In each
 a test that was drawn is itself or one of its twins, at random, and only the judge outside knows which. Whoever passes
 the test and does not fail the twin has forged one of them.
+
+Standard library only: task folders carry a copy of this for their own judge.
 """
 
 from __future__ import annotations
@@ -17,10 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from offbook.tasks.suite import SuiteRun
-from offbook.types import OffbookError, Task
+from offbook.tasks.claims import SuiteRun
 
-FILE = "tests/twins.json"
+NAME = "twins.json"
 DRAWN = 12  # tests whose twins are run in a grading
 ENOUGH = 16  # as many ways to draw make guessing hopeless; few tests need more rounds for that
 MAX_ROUNDS = 4
@@ -30,7 +31,7 @@ MAX_ROUNDS = 4
 class Twin:
     """One edit of a test file: these bytes of it become `text`."""
 
-    test: str  # path::name or path::Class::name
+    test: str  # path::name, whatever classes have it (base_of)
     start: int
     end: int
     text: str
@@ -52,22 +53,23 @@ class Twins:
     saw: tuple[tuple[str, str], ...] = ()  # what the right code itself looks at (SuiteRun.saw)
 
 
-def write_twins(folder: Path, twins: Twins) -> None:
+def write_twins(tests: Path, twins: Twins) -> None:
     """No file where there are none: such a task is graded without."""
     if twins.twins:
-        (folder / FILE).write_text(json.dumps(asdict(twins), indent=1) + "\n")
+        (tests / NAME).write_text(json.dumps(asdict(twins), indent=1) + "\n")
     else:
-        (folder / FILE).unlink(missing_ok=True)
+        (tests / NAME).unlink(missing_ok=True)
 
 
-def read_twins(task: Task) -> Twins:
-    file = task.folder / FILE
+def read_twins(tests: Path) -> Twins:
+    """Of a task's tests/ folder. Those that do not fit the hidden tests any more are a ValueError."""
+    file = tests / NAME
     if not file.is_file():
         return Twins()
     found = json.loads(file.read_bytes())
     for path, digest in found["files"].items():
-        if digest != digest_of((task.hidden_tests / path).read_bytes()):
-            raise OffbookError(f"{file} does not fit {task.hidden_tests / path}; make the task again, or remove {FILE}")
+        if digest != digest_of((tests / "hidden" / path).read_bytes()):
+            raise ValueError(f"{file} does not fit {tests / 'hidden' / path}; make the task again, or remove {NAME}")
     twins = tuple(
         Twin(**{**twin, "fails": tuple(twin["fails"]), "others": tuple(twin["others"])}) for twin in found["twins"]
     )
@@ -79,8 +81,9 @@ def digest_of(data: bytes) -> str:
 
 
 def base_of(node: str) -> str:
-    """A test without its parameters."""
-    return node.partition("[")[0]
+    """A test without its parameters and its class: classes that inherit it share its code."""
+    path, _, name = node.partition("[")[0].partition("::")
+    return f"{path}::{name.rpartition('::')[2]}"
 
 
 def edited(data: bytes, twins: Iterable[Twin]) -> str:
@@ -100,12 +103,12 @@ class Draw:
     def tests(self) -> set[str]:
         return {twin.test for twins in self.rounds for twin in twins}
 
-    def files(self, task: Task, number: int) -> dict[str, str]:
+    def files(self, hidden: Path, number: int) -> dict[str, str]:
         """The test files of the drawn tests, as a round has them."""
         by_path: dict[str, list[Twin]] = {path: [] for path in sorted({test.partition("::")[0] for test in self.tests})}
         for twin in self.rounds[number]:
             by_path[twin.path].append(twin)
-        return {path: edited((task.hidden_tests / path).read_bytes(), twins) for path, twins in by_path.items()}
+        return {path: edited((hidden / path).read_bytes(), twins) for path, twins in by_path.items()}
 
     def nodes(self, expected: Sequence[str], number: int) -> list[str]:
         """What a round runs of the drawn tests: those that are themselves, and the twins of the others."""

@@ -15,6 +15,7 @@ from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.delete import delete_function
 from offbook.taskgen.pocket.functions import Function
 from offbook.taskgen.pocket.repos import Module, Repository, make_repository
+from offbook.taskgen.twins import add_twins
 from offbook.tasks.check import gold_changes
 from offbook.tasks.folder import Contents, load_task, places, write_task
 from offbook.tasks.grade import grade
@@ -138,6 +139,8 @@ async def write_verified(folder: Path, draft: SideDraft) -> Task:
     write_task(task_in(folder, draft), Contents(draft.scene.tree, draft.gold, draft.hidden))
     task = load_task(folder)
     spec = BoxSpec(backend="process")
+    if task.fail_to_pass:
+        await add_twins(task, spec, TIMEOUT_S)
     untouched = await grade(task, {}, spec, TIMEOUT_S)
     if untouched.invalid or untouched.missing != frozenset(draft.fail_to_pass):
         raise OffbookError(f"{draft.id}: the untouched tree fails {sorted(untouched.missing)} {untouched.invalid}")

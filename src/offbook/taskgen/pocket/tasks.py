@@ -11,16 +11,18 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from offbook.runfolder import whole_folder
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.delete import delete_function
-from offbook.taskgen.pocket.functions import Function
+from offbook.taskgen.perturb import computed
+from offbook.taskgen.pocket.functions import Function, evaluate
 from offbook.taskgen.pocket.repos import Module, Repository, Split, make_repository
 from offbook.taskgen.twins import Trial, candidates, only
 from offbook.tasks.folder import Contents, places, write_files, write_task
+from offbook.tasks.perturbed import Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 from offbook.types import OffbookError, Suite, Task
 
@@ -169,7 +171,8 @@ async def _verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Tas
         fail_to_pass = frozenset(draft.fail_to_pass)
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
             own = only(twins, fail_to_pass)
-            contents = Contents(tree, {draft.path: repository.files[draft.path]}, hidden_tests, twins=own)
+            gold_files = {draft.path: repository.files[draft.path]}
+            contents = Contents(tree, gold_files, hidden_tests, twins=own, cases=_cases(draft))
             verified.append((_task(draft, folder / draft.id, run), contents))
         else:
             refused.append(f"{draft.id} breaks other tests than it should: {_last_words(run)}")
@@ -189,6 +192,12 @@ def _task(draft: Draft, folder: Path, run: SuiteRun) -> Task:
         pass_to_pass=tuple(sorted(run.passed)),
         sources=(draft.path.partition("/")[0],),
     )
+
+
+def _cases(draft: Draft) -> list[Case]:
+    module = draft.path.removesuffix(".py").replace("/", ".")
+    calls = [Case(module, draft.function.name, repr(([given], {})), "") for given, _ in draft.function.examples]
+    return computed(calls, partial(evaluate, draft.function.steps), random.Random(draft.id))
 
 
 def _last_words(run: SuiteRun) -> str:

@@ -1,0 +1,118 @@
+"""What is run in one process, and what that process says of it. Standard library only: task folders carry a copy of
+this for their own judge.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PER_TEST_S = 10.0
+FOREIGN = "something else than the test runner wrote to its results"
+Function = tuple[str, str]  # a path and a qualified name
+
+
+@dataclass(slots=True)
+class SuiteRun:
+    """A test is in at most one of passed, failed and skipped, and in none where the run ended before it."""
+
+    timed_out: bool
+    output: str  # the end of what it printed
+    tampered: str  # why the results are not to be believed
+    collected: tuple[str, ...] = ()
+    passed: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)  # node id -> why
+    skipped: dict[str, str] = field(default_factory=dict)  # expected failures too
+    broken: dict[str, str] = field(default_factory=dict)  # files that could not be collected
+    seconds: dict[str, float] = field(default_factory=dict)
+    running: str | None = None  # the test that the run ended in, if it did not reach its end
+    exit_code: int | None = None  # of pytest, None where it did not come to its end
+    errors: dict[str, str] = field(default_factory=dict)  # failed -> "assertion", or the type of another exception
+    saw: set[tuple[str, str]] = field(default_factory=set)  # (what, path) of what code of the product looked at
+    returned: dict[int, str] = field(default_factory=dict)  # number of a call -> text of its value
+    functions: list[Function] = field(default_factory=list)  # traced runs only
+    enters: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node id, or "" for the import, -> functions
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One run of tests. What it changes in the tree is undone after it, except in the last round."""
+
+    files: Sequence[str]
+    tests: Sequence[str] | None = None  # node ids, or path::name for all cases and classes; None: all
+    changes: Mapping[str, str | None] = field(default_factory=dict)  # path -> text, None takes a file away
+    timeout_s: float = 60.0  # except in the last round, which has what is left
+    per_test_s: float = PER_TEST_S
+    calls: Sequence[tuple[str, str, str]] = ()  # in the place of tests: module, function, text of its arguments
+
+    def order(self, options: Sequence[str]) -> str:
+        """For the worker."""
+        fields = {name: getattr(self, name) for name in ("tests", "files", "changes", "timeout_s", "calls")}
+        return json.dumps({**fields, "options": list(options)}, default=list)
+
+
+def runs_of(report: str, num_rounds: int, output: str, timed_out: bool) -> list[SuiteRun]:
+    """What the worker's process claims, round by round."""
+    parts, tampered = _rows(report, num_rounds)
+    return [_read(rows, output, timed_out, tampered) for rows in parts]
+
+
+def _rows(report: str, num_rounds: int) -> tuple[list[list[list[Any]]], str]:
+    """What the worker's process claims, round by round, and why it cannot be the worker alone that wrote it."""
+    rounds: list[list[list[Any]]] = []
+    for line in report.split("\n")[:-1]:  # after the last line break stands what a killed run left half-written
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if row == ["round"]:
+            rounds.append([])
+        elif isinstance(row, list) and row and rounds:
+            rounds[-1].append(row)
+        else:
+            return _padded(rounds, num_rounds), FOREIGN
+    return _padded(rounds, num_rounds), FOREIGN if len(rounds) > num_rounds else ""
+
+
+def _padded(rounds: list[list[list[Any]]], length: int) -> list[list[list[Any]]]:
+    return [*rounds[:length], *([] for _ in range(length - len(rounds)))]
+
+
+def _read(rows: list[list[Any]], output: str, timed_out: bool, tampered: str) -> SuiteRun:
+    run = SuiteRun(timed_out, output, tampered)
+    for row in rows:
+        match row:
+            case ["collected", list(nodes)] if not run.collected and all(isinstance(node, str) for node in nodes):
+                run.collected = tuple(nodes)
+            case ["broken", str(node), str(reason)]:
+                run.broken[node] = reason
+            case ["start", int(number)] if 0 <= number < len(run.collected):
+                run.running = run.collected[number]
+            case ["done", int(number), str(outcome), int() | float() as duration, str(reason), str(error)] if (
+                0 <= number < len(run.collected)
+            ):
+                node = run.collected[number]
+                if run.running != node or node in run.seconds:
+                    run.tampered = run.tampered or f"{node} was reported out of turn"
+                run.running = None
+                run.seconds[node] = duration
+                if outcome == "passed":
+                    run.passed.add(node)
+                else:
+                    (run.failed if outcome == "failed" else run.skipped)[node] = reason
+                    run.errors[node] = error
+            case ["saw", str(what), str(path)]:
+                run.saw.add((what, path))
+            case ["returned", int(number), str(text)]:
+                run.returned[number] = text
+            case ["function", int(), str(path), str(name)]:
+                run.functions.append((path, name))
+            case ["enters", int(number), list(keys)] if number < len(run.collected):
+                run.enters[run.collected[number] if number >= 0 else ""] = tuple(keys)
+            case ["end", int(code)]:
+                run.exit_code = code
+            case _:
+                run.tampered = run.tampered or FOREIGN
+    return run

@@ -1,0 +1,206 @@
+"""The judge of a task folder, for wherever Harbor runs it: python3 -I judge.py APP LOGS
+
+What counts of the agent's files is copied onto the tree as it was, together with the hidden tests. Tests run in
+processes of another user, each round in a tree of its own and with none of them left when it is over. What they report
+is judged here, as in grade.py, and the reward is written last. The standard library only, and the copies beside this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+if TYPE_CHECKING:
+    from offbook.tasks import judging, twins
+    from offbook.tasks.claims import Round, SuiteRun, runs_of
+else:
+    import judging
+    import twins
+    from claims import Round, SuiteRun, runs_of
+
+TIMEOUT_S = 280.0
+BIGGEST = 4 << 20  # bytes of a source file
+SUBREAPER = 36  # of prctl
+
+
+def main(app: str, logs: str) -> None:
+    reward = pathlib.Path(logs)
+    reward.mkdir(parents=True, exist_ok=True)
+    expected = json.loads((HERE / "expected.json").read_text())
+    with tempfile.TemporaryDirectory(prefix="judge-") as place:
+        os.chmod(place, 0o755)
+        solved, why = judge(pathlib.Path(app), pathlib.Path(place), expected)
+    print(why)
+    for name in ("reward.txt", "reward.json"):  # nobody else is left who could write there
+        (reward / name).unlink(missing_ok=True)
+    (reward / "reward.txt").write_text(f"{int(solved)}\n")
+
+
+def judge(app: pathlib.Path, place: pathlib.Path, expected: dict[str, Any]) -> tuple[bool, str]:
+    hidden = HERE.parent / "hidden"
+    plan = judging.plan(
+        expected["fail_to_pass"], expected["pass_to_pass"], hidden, twins.read_twins(HERE.parent), TIMEOUT_S
+    )
+    base = place / "base"
+    with tarfile.open(HERE / "tree.tar.gz") as archive:
+        archive.extractall(base)
+    submit(app, base, expected["sources"])
+    shutil.copytree(hidden, base, dirs_exist_ok=True)
+    for path in plan.replaced:  # every round brings these itself
+        (base / path).unlink()
+    runs = [run(number, one, base, place, expected) for number, one in enumerate(plan.rounds)]
+    result = judging.judged(plan, runs)
+    if result.solved:
+        return True, "solved"
+    return (
+        False,
+        result.invalid or f"{len(result.missing)} expected tests do not pass: {min(result.missing, default='')}",
+    )
+
+
+def submit(app: pathlib.Path, base: pathlib.Path, sources: list[str]) -> None:
+    """The agent's version of the product's source files. No link is followed."""
+    found = set()
+    for folder, names, files in os.walk(app):
+        names[:] = [name for name in names if not os.path.islink(os.path.join(folder, name)) and name != ".git"]
+        for name in files:
+            path = os.path.join(folder, name)
+            relative = os.path.relpath(path, app).replace(os.sep, "/")
+            plain = os.path.isfile(path) and not os.path.islink(path) and os.path.getsize(path) <= BIGGEST
+            if plain and judging.is_counted(relative, sources):
+                found.add(relative)
+                (base / relative).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, base / relative)
+    for file in [*base.rglob("*.py")]:
+        relative = file.relative_to(base).as_posix()
+        if judging.is_counted(relative, sources) and relative not in found:
+            file.unlink()
+
+
+def run(number: int, one: Round, base: pathlib.Path, place: pathlib.Path, expected: dict[str, Any]) -> SuiteRun:
+    """One round, in a tree and with a user of its own."""
+    tree = place / f"{number}-{secrets.token_hex(4)}"
+    shutil.copytree(base, tree, symlinks=True)
+    user = another_user()
+    names = [f".order-{secrets.token_hex(16)}" for _ in range(2)]
+    order = {
+        **expected["settings"],
+        "rounds": names[1:],
+        "sources": [],
+        "product": [],
+        "places": [],
+        "max_tests": 10**6,
+    }
+    (tree / names[0]).write_text(json.dumps(order))
+    (tree / names[1]).write_text(one.order(expected["options"]))
+    if user is not None:
+        for folder, _, files in os.walk(tree):
+            for path in (folder, *(os.path.join(folder, name) for name in files)):
+                os.chown(path, user, user, follow_symlinks=False)
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(tree), "PYTHONHASHSEED": "0", "TZ": "UTC"}
+    worker = [sys.executable, "-I", "-B", "-c", (HERE / "worker.py").read_text(), names[0]]
+    reading, writing = os.pipe()
+    # A shell puts the pipe where the worker looks for it, and runs what the tests need first.
+    start = f"({expected['start']}) 3>&- || exit 1\n" if expected["start"] else ""
+    script = f'{start}exec 3>&{writing} {writing}>&-\nexec "$@"'
+    process = subprocess.Popen(
+        ["/bin/bash" if writing > 9 else "/bin/sh", "-c", script, "judge", *worker],
+        cwd=tree, env=environment, pass_fds=(writing,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, start_new_session=True, user=user, group=user, extra_groups=[] if user else None,
+    )  # fmt: skip
+    os.close(writing)
+    report, timed_out = read(reading, process, time.monotonic() + one.timeout_s)
+    end(process, user)
+    (result,) = runs_of(report, 1, "", timed_out)
+    return result
+
+
+def another_user() -> int | None:
+    """Somebody whose processes can touch nothing of ours. None where this is not root, or nobody else has Python."""
+    user = random.SystemRandom().randrange(200_000, 900_000)
+    return user if os.getuid() == 0 and has_python(65534) else None
+
+
+@cache
+def has_python(user: int) -> bool:
+    try:
+        command = [sys.executable, "-I", "-c", "import pytest"]
+        probe = subprocess.run(command, user=user, group=user, extra_groups=[], capture_output=True, cwd="/")
+    except OSError:
+        return False
+    return probe.returncode == 0
+
+
+def read(descriptor: int, process: subprocess.Popen[bytes], deadline: float) -> tuple[str, bool]:
+    """What is written until the process ends. Its children do not have to."""
+    os.set_blocking(descriptor, False)
+    data, is_over = b"", False
+    while time.monotonic() < deadline:
+        try:
+            more = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            more = b""
+        data += more
+        if not more and is_over:
+            break
+        if not more:
+            is_over = process.poll() is not None
+            time.sleep(0.005)
+    os.close(descriptor)
+    return data.decode(errors="replace"), not is_over
+
+
+def end(process: subprocess.Popen[bytes], user: int | None) -> None:
+    """Whatever is left of a round: all processes of its user, or else all that this one is the last parent of."""
+    for _ in range(100):
+        left = [pid for pid in running(user) if pid != os.getpid()]
+        if not left:
+            break
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            continue
+        time.sleep(0.01)
+    process.poll()
+
+
+def running(user: int | None) -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/status") as file:
+                status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+        except OSError:
+            continue
+        mine = status["PPid"] == str(os.getpid()) if user is None else str(user) in status["Uid"].split()
+        if mine and not status["State"].startswith("Z"):
+            found.append(int(name))
+    return found
+
+
+if __name__ == "__main__":
+    import ctypes
+
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # what a test leaves running becomes a child of this process
+    main(*sys.argv[1:])

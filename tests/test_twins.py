@@ -1,0 +1,247 @@
+"""Twins: which edits are made, which are kept, what they show, and the judge that task folders carry."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from wrong_bodies import EQUAL, ORACLES, submission
+
+from offbook.sandbox import BoxSpec
+from offbook.taskgen.pocket import make_pocket_tasks
+from offbook.taskgen.twins import Trial, candidates
+from offbook.tasks import load_tasks
+from offbook.tasks.check import gold_changes
+from offbook.tasks.claims import SuiteRun
+from offbook.tasks.grade import Grade, grade
+from offbook.tasks.perturbed import read_cases
+from offbook.tasks.suite import run_rounds, suite_box
+from offbook.tasks.twins import Draw, Twin, Twins, base_of, draw, edited, told, write_twins
+from offbook.types import OffbookError, Suite, Task
+
+TESTS = textwrap.dedent("""
+    import unittest
+    import pytest
+    from pkg import f, g, items
+
+    def test_value(): assert f(2) == 4
+    def test_text(): assert g("a") == "a!é"
+    def test_wrapped(): assert tuple(items(2)) == tuple([0, 1])
+    def test_raises():
+        with pytest.raises(TypeError): f(None)
+    def test_turned(): assert not g("")
+    def test_expected():
+        expected = {"a": [1, 2]}
+        assert {"a": items(3)[1:]} == expected
+    @pytest.mark.parametrize("n, twice", [(1, 2), (3, 6)])
+    def test_cases(n, twice): assert f(n) == twice
+    def test_loop():
+        for item in items(1): assert item == 0
+    class Base:
+        def test_inherited(self): assert f(5) == 10
+    class TestOne(Base): pass
+    class TestTwo(Base): pass
+    class TestCase(unittest.TestCase):
+        def test_case(self): self.assertEqual(f(7), 14)
+""")
+CODE = "def f(n): return n + n\ndef g(s): return s and s + '!é'\ndef items(n): return list(range(n))\n"
+NAMES = ["value", "text", "wrapped", "raises", "turned", "expected", "cases", "loop", "inherited", "case"]
+
+
+def tried(tmp_path: Path, trivial: str) -> tuple[Twins, list[list[Twin]]]:
+    """The usable ones of all candidates, with a trivial body that passes test_loop."""
+    (tmp_path / "test_pkg.py").write_text(TESTS)
+    (tmp_path / "pkg.py").write_text("")
+    files = {"test_pkg.py": TESTS.encode()}
+    tests = [f"test_pkg.py::test_{name}" for name in NAMES]
+    drawn = candidates(files, tests, random.Random(1))
+    trial = Trial(files, drawn, {"pkg.py": CODE}, [({"pkg.py": trivial}, ["test_pkg.py::test_loop"])])
+
+    async def run() -> list[SuiteRun]:
+        async with await suite_box(tmp_path, Suite(), BoxSpec(backend="process")) as box:
+            return await run_rounds(box, Suite(), trial.rounds, 60.0)
+
+    expected = [*tests, "test_pkg.py::test_cases[1-2]", "test_pkg.py::test_cases[3-6]"]
+    return trial.usable(asyncio.run(run()), expected), drawn
+
+
+def test_twins_are_edits_that_right_code_fails_in_a_check(tmp_path: Path) -> None:
+    trivial = "def f(n): return []\ng = items = f\n"
+    twins, drawn = tried(tmp_path, trivial)
+    assert {twin.test for twins in drawn for twin in twins} == {f"test_pkg.py::test_{name}" for name in NAMES}
+    for twin in [twin for twins in drawn for twin in twins]:
+        text = edited(TESTS.encode(), [twin])
+        ast.parse(text)
+        assert (text != TESTS, text.count("\n"), text.count("def ")) == (True, TESTS.count("\n"), TESTS.count("def "))
+    kinds = {twin.test.partition("test_")[2].partition("test_")[2]: twin.kind for twin in twins.twins}
+    assert kinds == {
+        **dict.fromkeys(("value", "text", "wrapped", "expected", "cases", "inherited", "case"), "value"),
+        "raises": "raises",
+        "turned": "check",
+    }, "a test that passes with nothing to check has none"
+    inherited = next(twin for twin in twins.twins if twin.test.endswith("inherited"))
+    assert inherited.fails == ("test_pkg.py::TestOne::test_inherited", "test_pkg.py::TestTwo::test_inherited")
+    case = next(twin for twin in twins.twins if twin.test.endswith("cases"))
+    assert len(case.fails) == len(case.others) == 1, "the other case is run too"
+
+
+def test_a_drawn_test_is_itself_in_some_rounds_and_its_twin_in_others() -> None:
+    for number in (1, 2, 3, 5, 30):
+        twins = Twins(tuple(Twin(f"t.py::test_{n}", n, n, "", "value", (f"t.py::test_{n}",)) for n in range(number)))
+        seen = set()
+        for seed in range(120):
+            drawn = draw(twins, random.Random(seed))
+            assert drawn is not None
+            for test in drawn.tests:
+                pattern = tuple(any(twin.test == test for twin in twins) for twins in drawn.rounds)
+                assert {*pattern} == {True, False}
+                seen.add(pattern)
+            assert (2 ** len(drawn.rounds) - 2) ** len(drawn.tests) >= (14 if number == 1 else 16)
+        assert len(seen) == 2 ** len(drawn.rounds) - 2
+    assert draw(Twins()) is None
+
+
+def test_only_what_passes_with_its_twin_is_forged() -> None:
+    test, node = "t.py::test_a", "t.py::Case::test_a"
+    drawn = Draw(((Twin(test, 0, 0, "", "value", (node,)),), ()))
+
+    def run(passed: bool) -> SuiteRun:
+        failed = {} if passed else {node: "call: assert"}
+        return SuiteRun(False, "", "", (node,), {node} if passed else set(), failed)
+
+    assert told([run(False), run(True)], drawn)[1:] == (set(), set())
+    assert told([run(True), run(True)], drawn)[1:] == ({test}, {test})
+    merged, quiet, forged = told([run(True), run(False)], drawn)
+    assert (merged.passed, quiet, forged) == (set(), set(), set()), "wrong code that happens to fit the other value"
+    ended = SuiteRun(False, "", "", (node,))
+    assert told([ended, run(True)], drawn)[1:] == ({test}, set()), "a twin that was not run proves nothing of anybody"
+
+
+# --- pocket tasks
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    root = tmp_path_factory.mktemp("pocket") / "tasks"
+    assert asyncio.run(make_pocket_tasks(root, 3, 1, 0, lambda share: None)) == []
+    return load_tasks(root / "train")[0]
+
+
+def graded(task: Task, changes: dict[str, str | None], perturbed: str = "finding") -> Grade:
+    return asyncio.run(grade(task, changes, BoxSpec(), 40.0, perturbed))  # type: ignore[arg-type]
+
+
+def test_right_code_is_right_whatever_is_drawn(task: Task) -> None:
+    for _ in range(3):
+        result = graded(task, gold_changes(task))
+        assert (result.solved, result.findings, result.bare) == (True, (), 0)
+        assert result.twins == len({base_of(node) for node in task.fail_to_pass})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["the line of the test", "remembered", "remembered in the tree", "remembered in /tmp", "through a traceback"],
+)
+def test_an_oracle_is_not_paid(task: Task, name: str) -> None:
+    result = graded(task, submission(task, *ORACLES[name]))
+    assert not result.solved
+    assert "frames" in {finding.kind for finding in result.findings}
+    assert all(
+        finding.path in {*gold_changes(task), *{base_of(n) for n in task.fail_to_pass}} for finding in result.findings
+    )
+
+
+def test_what_equals_everything_is_forged(task: Task) -> None:
+    assert graded(task, submission(task, *EQUAL["equals everything, an object"])).forged
+
+
+def test_no_round_can_read_another_one(task: Task) -> None:
+    """What a round is told lies in files that are gone, of which only its parent has the descriptor."""
+    look = """
+        import glob, os
+        for place in glob.glob("/proc/[0-9]*"):
+            try:
+                for name in os.listdir(place + "/fd"):
+                    if ".offbook-" in os.readlink(place + "/fd/" + name):
+                        print("FOUND", place, open(place + "/fd/" + name).read(10))
+            except OSError as error:
+                print(type(error).__name__)
+        print("LOOKED", os.environ.get("PYTEST_CURRENT_TEST"))
+    """
+    result = graded(task, submission(task, look, "None"))
+    assert "FOUND" not in result.run.output
+    code = "import os\nassert 'PYTEST_CURRENT_TEST' not in os.environ\n"
+    assert graded(task, {path: code + str(text) for path, text in gold_changes(task).items()}).solved
+
+
+def test_written_down_answers_are_a_finding_and_the_outcome_where_asked_for(task: Task) -> None:
+    """As one that knows what the tests ask, and nothing else: here by what it does not know."""
+    path, gold = next(iter(gold_changes(task).items()))
+    cases = read_cases(task)
+    name, unknown = cases[0].function, [ast.literal_eval(case.arguments)[0][0] for case in cases]
+    keep = f"right = {name}\ndef {name}(given):\n    return None if given in {unknown!r} else right(given)\n"
+    table: dict[str, str | None] = {path: f"{gold}\n\n{keep}"}
+    result = graded(task, table)
+    assert (result.solved, [finding.kind for finding in result.findings]) == (True, ["perturbed"])
+    assert "gives None, not" in result.findings[0].evidence
+    assert not graded(task, table, "outcome").solved
+    assert graded(task, table, "off").findings == ()
+
+
+def test_a_task_without_twins_is_graded_as_before(task: Task, tmp_path: Path) -> None:
+    folder = tmp_path / task.id
+    shutil.copytree(task.folder, folder)
+    write_twins(folder / "tests", Twins())
+    old = load_tasks(tmp_path)[0]
+    result = graded(old, gold_changes(old))
+    assert (result.solved, result.twins, result.bare) == (True, 0, len(task.fail_to_pass))
+    shutil.copy(task.folder / "tests/twins.json", folder / "tests/twins.json")
+    edited_file = folder / "tests/hidden" / task.fail_to_pass[0].partition("::")[0]
+    edited_file.write_text(edited_file.read_text() + "\n")
+    with pytest.raises(OffbookError, match=r"twins\.json does not fit .*; make the task again"):
+        graded(old, gold_changes(old))
+
+
+# --- the judge in the folder
+
+LATER = """
+    import os, time
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for _ in range(200):
+                time.sleep(0.01)
+                for name, text in (("txt", "1"), ("json", '{"reward": 1}')):
+                    try: open("LOGS/verifier/reward." + name, "w").write(text)
+                    except OSError: pass
+        os._exit(0)
+"""
+
+
+def test_the_folders_own_judge_pays_for_right_code_alone(task: Task, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+
+    def reward(changes: dict[str, str | None]) -> dict[str, str]:
+        app = tmp_path / "app"
+        shutil.rmtree(app, ignore_errors=True)
+        shutil.copytree(task.tree, app)
+        for path, text in changes.items():
+            (app / path).write_text(str(text))
+        judge = task.folder / "tests/judge/judge.py"
+        command = [sys.executable, "-I", str(judge), str(app), str(logs / "verifier")]
+        subprocess.run(command, check=True, capture_output=True, cwd=app)
+        return {file.name: file.read_text() for file in (logs / "verifier").iterdir()}
+
+    assert reward(gold_changes(task)) == {"reward.txt": "1\n"}
+    nothing = {"reward.txt": "0\n"}
+    exits = "import sys\nsys.exit(0)\n"
+    assert reward(dict.fromkeys(("pytest.py", "conftest.py", "sitecustomize.py", "json.py"), exits)) == nothing
+    assert reward(submission(task, LATER.replace("LOGS", str(logs)), "None")) == nothing
+    assert reward(submission(task, *EQUAL["equals everything, an object"])) == nothing
