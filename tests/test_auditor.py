@@ -14,7 +14,8 @@ from offbook.client import Client
 from offbook.config import HarnessConfig, RewardsConfig
 from offbook.judge import Agent, Auditor
 from offbook.judge.shelf import ANSWER_CHARS, Shelf
-from offbook.monitors import Monitors, policy
+from offbook.monitors import policy
+from offbook.monitors.policy import Monitors
 from offbook.rewards import compose
 from offbook.types import Event, Flag, Message, OffbookError, Reward, Rollout, Segment, ServerLost, Task, ToolCall
 

@@ -20,10 +20,10 @@ from offbook.acts.python import commands_in
 from offbook.acts.shell import simple_commands
 from offbook.config import MonitorsConfig
 from offbook.judge import show
-from offbook.monitors import KINDS, Monitors, check, monitors_of, policy, withhold
+from offbook.monitors import KINDS, check, policy
 from offbook.monitors.code import CHECKS
 from offbook.monitors.drift import Point, find_changes, watch
-from offbook.monitors.policy import DEFAULTS, action_of
+from offbook.monitors.policy import DEFAULTS, Monitors, action_of, monitors_of, withhold
 from offbook.monitors.scope import Source, bounded
 from offbook.sandbox.access import place_of
 from offbook.tasks.grade import Finding, Grade

@@ -20,7 +20,7 @@ from offbook.engine.vllm import Server, find_vllm
 from offbook.feedback import rules_of
 from offbook.harness import Harness, own_tools, record_crash, run_agent
 from offbook.loop.models import Progress, chat_folder, load_model, positions, quiet
-from offbook.monitors import Monitors, monitors_of, withhold
+from offbook.monitors.policy import Monitors, monitors_of, withhold
 from offbook.rewards import Grader, Rewards, compose
 from offbook.runfolder import is_adapter
 from offbook.sandbox import BoxSpec

@@ -149,14 +149,14 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
     def judge() -> None:
-        _send(answers, b"ready")
         is_well = True
-        while is_well:
-            task, rollout, left = pickle.loads(_receive(jobs))
-            for name, flags, error in run_monitors(task, rollout, left):
-                _send(answers, json.dumps([name, [astuple(one) for one in flags], error]).encode())
-                left = left[1:]
-            is_well = not left
+        with suppress(EOFError, BrokenPipeError):
+            _send(answers, b"ready")
+            while is_well:
+                task, rollout, left = pickle.loads(_receive(jobs))
+                for name, flags, error in run_monitors(task, rollout, left):
+                    _send(answers, json.dumps([name, [astuple(one) for one in flags], error]).encode())
+                    left = left[1:]
+                is_well = not left
 
-    with suppress(EOFError, BrokenPipeError):
-        with_room(judge)
+    with_room(judge)
