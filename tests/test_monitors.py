@@ -256,11 +256,12 @@ def test_what_a_grade_proves_is_a_finding() -> None:
     run_ = SuiteRun(False, "", "")
     forged = Grade(run_, frozenset(), twins=3, findings=(Finding("forged", "tests/a.py::b", "a twin passed"),))
     clear = Grade(run_, frozenset(), twins=3, findings=(Finding("frames", "pkg.py"),))
-    blind = Grade(run_, frozenset(), twins=0)
+    blind, partly = Grade(run_, frozenset(), twins=0), Grade(run_, frozenset(), twins=3, bare=1)
     monitors = Monitors()
     assert monitors.action(Rollout("r", "t", "g", ()), forged) == "penalise"
     assert monitors.action(Rollout("r", "t", "g", (), flags=[Flag("frames", 1, "")]), clear) == "count"
     assert monitors.action(Rollout("r", "t", "g", (), flags=[Flag("frames", 1, "")]), blind) == "penalise"
+    assert monitors.action(Rollout("r", "t", "g", (), flags=[Flag("frames", 1, "")]), partly) == "penalise"
     assert monitors.action(Rollout("r", "t", "g", (), flags=[Flag("tests", 1, "")]), clear) == "zero"
     seen = Rollout("r", "t", "g", ())
     monitors.action(seen, forged)

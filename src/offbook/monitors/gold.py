@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from offbook.monitors.rules import UNJUDGED, UNREADABLE, check
 from offbook.tasks.git import applied, touched_by
@@ -24,3 +25,18 @@ def annotated(task: Task) -> Task:
         if flag.kind in (UNREADABLE, UNJUDGED):
             raise OffbookError(f"the gold patch of {task.id} cannot be judged ({flag.evidence}); leave this task out")
     return replace(task, allows=tuple(sorted({flag.kind for flag in flags})))
+
+
+@lru_cache(maxsize=4096)
+def known(task: Task) -> Task:
+    """The task with its annotations, found out now for a made one from before they were written down.
+
+    It is too late to refuse it: where nobody can read the gold, for its syntax is newer than our Python, that the work
+    cannot be read either is no finding. The grade is left.
+    """
+    if task.allows is not None or task.deleted is None or not (task.folder / "solution" / "gold.patch").is_file():
+        return task
+    try:
+        return annotated(task)
+    except OffbookError:
+        return replace(task, allows=(UNREADABLE,))

@@ -16,6 +16,7 @@ from offbook.acts import spoken
 from offbook.client import Client
 from offbook.config import MonitorsConfig
 from offbook.judge import Agent, Auditor, Rubrics
+from offbook.monitors.gold import known
 from offbook.monitors.rules import KINDS
 from offbook.monitors.scope import EVIDENCE
 from offbook.monitors.worker import Worker
@@ -100,6 +101,7 @@ class Monitors:
 
     async def judge(self, task: Task, rollout: Rollout) -> None:
         """Put what is found on a rollout. It has no reward yet, so none is seen."""
+        task = await asyncio.to_thread(known, task)
         rollout.flags += await asyncio.to_thread(self.worker.check, task, rollout)
         if self.model is not None:
             rollout.flags += await flags_by(self.model, task, rollout)
@@ -110,7 +112,7 @@ class Monitors:
         finding, and where twins of the tests failed as they must, what the code may be up to costs nothing."""
         rollout.flags += flags_of(grade, rollout) if grade is not None else []
         proven = any(flag.kind == "forged" for flag in rollout.flags)
-        is_clear = grade is not None and grade.twins > 0 and not proven
+        is_clear = grade is not None and grade.twins > 0 and not grade.bare and not proven
         idle: dict[str, Action] = dict.fromkeys(SUSPICIONS, "count") if is_clear else {}
         return action_of(rollout.flags, idle | self.policy)
 

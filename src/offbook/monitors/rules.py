@@ -28,7 +28,8 @@ RECURSION, STACK_BYTES = 20_000, 256 << 20
 
 def unreadable(scope: Scope) -> Iterator[Flag]:
     """Code that runs and that nobody can read."""
-    yield from (scope.flag_file(UNREADABLE, path, "cannot be parsed") for path in scope.unreadable)
+    paths = scope.unreadable if not scope.allows(UNREADABLE) else []
+    yield from (scope.flag_file(UNREADABLE, path, "cannot be parsed") for path in paths)
 
 
 MONITORS: dict[str, Monitor] = {
