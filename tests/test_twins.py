@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import random
 import shutil
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,12 @@ from wrong_bodies import EQUAL, ORACLES, submission
 
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.pocket import make_pocket_tasks
-from offbook.taskgen.twins import Trial, candidates
+from offbook.taskgen.twins import trial_of
 from offbook.tasks import load_tasks
 from offbook.tasks.check import gold_changes
 from offbook.tasks.claims import SuiteRun
+from offbook.tasks.export import swebench_instance
+from offbook.tasks.git import single_commit
 from offbook.tasks.grade import Grade, grade
 from offbook.tasks.perturbed import read_cases
 from offbook.tasks.suite import run_rounds, suite_box
@@ -45,14 +49,15 @@ TESTS = textwrap.dedent("""
     def test_loop():
         for item in items(1): assert item == 0
     class Base:
-        def test_inherited(self): assert f(5) == 10
+        def test_value(self): assert f(5) == 10
     class TestOne(Base): pass
     class TestTwo(Base): pass
     class TestCase(unittest.TestCase):
-        def test_case(self): self.assertEqual(f(7), 14)
+        def test_value(self): self.assertEqual(f(7), 14)
 """)
 CODE = "def f(n): return n + n\ndef g(s): return s and s + '!é'\ndef items(n): return list(range(n))\n"
-NAMES = ["value", "text", "wrapped", "raises", "turned", "expected", "cases", "loop", "inherited", "case"]
+NAMES = ("value", "text", "wrapped", "raises", "turned", "expected", "cases", "loop")
+CLASSES = ("TestOne::test_value", "TestTwo::test_value", "TestCase::test_value")
 
 
 def tried(tmp_path: Path, trivial: str) -> tuple[Twins, list[list[Twin]]]:
@@ -60,34 +65,36 @@ def tried(tmp_path: Path, trivial: str) -> tuple[Twins, list[list[Twin]]]:
     (tmp_path / "test_pkg.py").write_text(TESTS)
     (tmp_path / "pkg.py").write_text("")
     files = {"test_pkg.py": TESTS.encode()}
-    tests = [f"test_pkg.py::test_{name}" for name in NAMES]
-    drawn = candidates(files, tests, random.Random(1))
-    trial = Trial(files, drawn, {"pkg.py": CODE}, [({"pkg.py": trivial}, ["test_pkg.py::test_loop"])])
+    tests = [f"test_pkg.py::{name}" for name in (*(f"test_{name}" for name in NAMES), *CLASSES)]
+    expected = [*tests, "test_pkg.py::test_cases[1-2]", "test_pkg.py::test_cases[3-6]"]
+    trial = trial_of(files, tests, expected, {"pkg.py": CODE}, random.Random(1))
+    trial = replace(trial, trivial=[({"pkg.py": trivial}, ["test_pkg.py::test_loop"])])
 
     async def run() -> list[SuiteRun]:
         async with await suite_box(tmp_path, Suite(), BoxSpec(backend="process")) as box:
             return await run_rounds(box, Suite(), trial.rounds, 60.0)
 
-    expected = [*tests, "test_pkg.py::test_cases[1-2]", "test_pkg.py::test_cases[3-6]"]
-    return trial.usable(asyncio.run(run()), expected), drawn
+    return trial.usable(asyncio.run(run()), expected), [list(twins) for twins in trial.drawn]
 
 
 def test_twins_are_edits_that_right_code_fails_in_a_check(tmp_path: Path) -> None:
     trivial = "def f(n): return []\ng = items = f\n"
     twins, drawn = tried(tmp_path, trivial)
-    assert {twin.test for twins in drawn for twin in twins} == {f"test_pkg.py::test_{name}" for name in NAMES}
+    written = {*(f"test_{name}" for name in NAMES), "Base::test_value", "TestCase::test_value"}
+    assert {twin.test.partition("::")[2] for twins in drawn for twin in twins} == written
     for twin in [twin for twins in drawn for twin in twins]:
         text = edited(TESTS.encode(), [twin])
         ast.parse(text)
         assert (text != TESTS, text.count("\n"), text.count("def ")) == (True, TESTS.count("\n"), TESTS.count("def "))
-    kinds = {twin.test.partition("test_")[2].partition("test_")[2]: twin.kind for twin in twins.twins}
+    kinds = {twin.test.partition("::")[2]: twin.kind for twin in twins.twins}
     assert kinds == {
-        **dict.fromkeys(("value", "text", "wrapped", "expected", "cases", "inherited", "case"), "value"),
-        "raises": "raises",
-        "turned": "check",
+        **dict.fromkeys(written - {"test_loop"}, "value"),
+        "test_raises": "raises",
+        "test_turned": "check",
     }, "a test that passes with nothing to check has none"
-    inherited = next(twin for twin in twins.twins if twin.test.endswith("inherited"))
-    assert inherited.fails == ("test_pkg.py::TestOne::test_inherited", "test_pkg.py::TestTwo::test_inherited")
+    inherited = next(twin for twin in twins.twins if twin.test.endswith("Base::test_value"))
+    assert inherited.fails == ("test_pkg.py::TestOne::test_value", "test_pkg.py::TestTwo::test_value")
+    assert {twins.test_of(node) for node in inherited.fails} == {inherited.test}
     case = next(twin for twin in twins.twins if twin.test.endswith("cases"))
     assert len(case.fails) == len(case.others) == 1, "the other case is run too"
 
@@ -109,8 +116,8 @@ def test_a_drawn_test_is_itself_in_some_rounds_and_its_twin_in_others() -> None:
 
 
 def test_only_what_passes_with_its_twin_is_forged() -> None:
-    test, node = "t.py::test_a", "t.py::Case::test_a"
-    drawn = Draw(((Twin(test, 0, 0, "", "value", (node,)),), ()))
+    test, node = "t.py::Base::test_a", "t.py::Case::test_a"
+    drawn = Draw(((Twin(test, 0, 0, "", "value", (node,)),), ()), Twins(inherited={node: test}))
 
     def run(passed: bool) -> SuiteRun:
         failed = {} if passed else {node: "call: assert"}
@@ -245,3 +252,42 @@ def test_the_folders_own_judge_pays_for_right_code_alone(task: Task, tmp_path: P
     assert reward(dict.fromkeys(("pytest.py", "conftest.py", "sitecustomize.py", "json.py"), exits)) == nothing
     assert reward(submission(task, LATER.replace("LOGS", str(logs)), "None")) == nothing
     assert reward(submission(task, *EQUAL["equals everything, an object"])) == nothing
+
+
+def test_what_the_code_looks_at_is_found_and_does_not_disturb_it(task: Task) -> None:
+    """A child that a test forks looks too, and goes on."""
+    look = """
+        import gc, os, sys, threading
+        def _look():
+            return sys._getframe(0), gc.get_referents([])
+        if not (child := os.fork()):
+            _look()
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        _look()
+        (lambda: None).__code__ = (lambda: 1).__code__
+    """
+    path, gold = next(iter(gold_changes(task).items()))
+    result = graded(task, {path: textwrap.dedent(look) + str(gold)})
+    assert result.solved
+    assert {(one.kind, one.path) for one in result.findings} == {
+        (kind, path) for kind in ("frames", "gc", "code replaced")
+    }
+
+
+def test_an_exported_instance_brings_the_judge_along(task: Task, tmp_path: Path) -> None:
+    """The lines and marks are those that swebench reads."""
+    shutil.copytree(task.folder, tmp_path / "task")
+    own = load_tasks(tmp_path)[0]
+    single_commit(own.tree)
+    instance = swebench_instance(own)
+    for path, text in gold_changes(own).items():
+        (own.tree / path).write_text(str(text))
+    places = {"/opt/judge": tmp_path / "judge", "/testbed": own.tree, "python3": Path(sys.executable)}
+    script = instance["eval_script"]
+    for place, moved in places.items():
+        script = script.replace(place, str(moved))
+    log = subprocess.run(["bash", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+    between = log.split(">>>>> Start Test Output")[1].split(">>>>> End Test Output")[0]
+    passed = {line.split()[1] for line in between.splitlines() if line.startswith("PASSED ")}
+    assert passed == {*json.loads(instance["FAIL_TO_PASS"]), *json.loads(instance["PASS_TO_PASS"])}

@@ -7,13 +7,14 @@ It can be used if the right code fails it in a check, and if no trivial body pas
 
 from __future__ import annotations
 
+import ast
 import random
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import libcst as cst
+from libcst import matchers
 from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
 from offbook.sandbox import BoxSpec
@@ -74,62 +75,92 @@ ERRORS = ("TypeError", "ValueError", "KeyError", "IndexError", "AttributeError",
 Edit = tuple[cst.CSTNode, str]  # what stands in the place of a node
 
 
-def candidates(
-    files: Mapping[str, bytes], tests: Collection[str], rng: random.Random, variants: int = VARIANTS
-) -> list[list[Twin]]:
-    """Edits that may be twins of these tests, as rounds in which each test has one at most."""
-    wanted: dict[str, set[str]] = defaultdict(set)
-    bases = sorted({base_of(test) for test in tests})
-    for test in rng.sample(bases, min(MAX_TESTS, len(bases))):
-        path, _, name = test.partition("::")
-        wanted[path].add(name)
+def trial_of(
+    files: Mapping[str, bytes],
+    fail_to_pass: Collection[str],
+    expected: Collection[str],
+    right: Mapping[str, str | None],
+    rng: random.Random,
+    variants: int = VARIANTS,
+) -> Trial:
+    """Candidates for the tests that need a feature. `files` has their test files, `right` what brings it back."""
+    bases = sorted({base_of(test) for test in fail_to_pass})
+    chosen = {*rng.sample(bases, min(MAX_TESTS, len(bases)))}
     rounds: list[list[Twin]] = [[] for _ in range(variants)]
-    for path, names in sorted(wanted.items()):
+    inherited: dict[str, str] = {}
+    for path, data in sorted(files.items()):
         if not path.endswith(".py"):
             continue
         try:
-            source = files[path].decode()
-            module = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
-        except (UnicodeDecodeError, cst.ParserSyntaxError):
+            written = _Written(ast.parse(data))
+            data.decode()
+        except (UnicodeDecodeError, SyntaxError, ValueError):
             continue
-        spans = module.resolve(ByteSpanPositionProvider)
-        for name, functions in _functions(module.module, names).items():
-            for number, (kind, (node, text)) in enumerate(_few(functions, rng, variants)):
-                start = spans[node].start
-                edit = start, start + spans[node].length, text
-                rounds[number].append(Twin(f"{path}::{name}", *edit, kind))
-    return [twins for twins in rounds if twins]
+        tests: dict[str, ast.stmt] = {}
+        for base in sorted({base_of(node) for node in expected if node.startswith(f"{path}::")} | chosen):
+            if base.startswith(f"{path}::") and (name := written.place(base.partition("::")[2])):
+                if f"{path}::{name}" != base:
+                    inherited[base] = f"{path}::{name}"
+                if base in chosen:
+                    tests[f"{path}::{name}"] = written.functions[name]
+        lines = data.splitlines(keepends=True)
+        for test, statement in tests.items():
+            for number, twin in enumerate(_edits(test, lines, statement, rng, variants)):
+                rounds[number].append(twin)
+    return Trial(files, [twins for twins in rounds if twins], right, inherited)
 
 
-def _functions(module: cst.Module, names: Collection[str]) -> dict[str, list[cst.FunctionDef]]:
-    """Those of these names, of the module and of its classes."""
-    found: dict[str, list[cst.FunctionDef]] = defaultdict(list)
+def _edits(test: str, lines: Sequence[bytes], statement: ast.stmt, rng: random.Random, most: int) -> Iterator[Twin]:
+    """Of one function, which is read alone: a whole test file takes seconds."""
+    first = min([statement.lineno, *(one.lineno for one in getattr(statement, "decorator_list", ()))]) - 1
+    head = b"if 1:\n" if statement.col_offset else b""
+    source = head + b"".join(lines[first : statement.end_lineno])
+    try:
+        module = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
+    except cst.ParserSyntaxError:  # as where the next statement begins on its last line
+        return
+    function = next(iter(matchers.findall(module, matchers.FunctionDef())))
+    spans = module.resolve(ByteSpanPositionProvider)
+    before = sum(map(len, lines[:first])) - len(head)
+    for kind, (node, text) in _few(cst.ensure_type(function, cst.FunctionDef), rng, most):
+        start = before + spans[node].start
+        yield Twin(test, start, start + spans[node].length, text, kind)
 
-    def within(body: Iterable[cst.CSTNode]) -> None:
+
+class _Written:
+    """Where the tests of a module are written down: classes of a module inherit from one another."""
+
+    def __init__(self, module: ast.Module):
+        self.functions: dict[str, ast.stmt] = {}  # of two of a name the last one counts
+        self._parents: dict[str, list[str]] = {}
+        self._read(module.body, "")
+
+    def _read(self, body: Iterable[ast.stmt], prefix: str) -> None:
         for node in body:
-            if isinstance(node, cst.FunctionDef) and node.name.value in names:
-                found[node.name.value].append(node)
-            elif isinstance(node, cst.ClassDef):
-                within(node.body.body)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self.functions[prefix + node.name] = node
+            elif isinstance(node, ast.ClassDef):
+                self._parents[prefix + node.name] = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                self._read(node.body, f"{prefix}{node.name}::")
 
-    within(module.body)
-    return found
+    def place(self, test: str) -> str | None:
+        if test in self.functions:
+            return test
+        owner, _, name = test.rpartition("::")
+        found = (self.place(f"{parent}::{name}") for parent in self._parents.get(owner, ()) if parent != owner)
+        return next((place for place in found if place), None)
 
 
-def _few(functions: Sequence[cst.FunctionDef], rng: random.Random, most: int) -> list[tuple[str, Edit]]:
+def _few(function: cst.FunctionDef, rng: random.Random, most: int) -> list[tuple[str, Edit]]:
     """Of each kind some, the better kinds first."""
-    constants, raised, turned = list[Edit](), list[Edit](), list[Edit]()
-    for function in functions:
-        checks = _Checks()
-        function.body.visit(checks)
-        values = [*checks.values, *(value for name, value in checks.assigned if name in checks.compared)]
-        for decorator in function.decorators:
-            values += _cases(decorator, checks.compared)
-        constants += [edit for value in values for edit in _constants(value, rng)]
-        raised += checks.raised
-        turned += checks.turned
+    checks = _Checks()
+    function.body.visit(checks)
+    values = [*checks.values, *(value for name, value in checks.assigned if name in checks.compared)]
+    for decorator in function.decorators:
+        values += _cases(decorator, checks.compared)
+    constants = [edit for value in values for edit in _constants(value, rng)]
     found: list[tuple[str, Edit]] = []
-    for kind, edits in (("value", constants), ("raises", raised), ("check", turned)):
+    for kind, edits in (("value", constants), ("raises", checks.raised), ("check", checks.turned)):
         sample = rng.sample(edits, min(len(edits), most - len(found)))
         found += [(kind, edit) for edit in sample]
     return found
@@ -306,6 +337,7 @@ class Trial:
     files: Mapping[str, bytes]  # the test files
     drawn: Sequence[Sequence[Twin]]  # in each of these a test has one at most
     right: Mapping[str, str | None]  # what brings the right code into the tree
+    inherited: Mapping[str, str] = field(default_factory=dict)  # as Twins has it
     trivial: Sequence[tuple[Mapping[str, str | None], Collection[str]]] = ()  # bodies, and the tests that they pass
     limit_s: float = 60.0
 
@@ -318,46 +350,56 @@ class Trial:
     def _doubtful(self) -> list[tuple[Mapping[str, str | None], list[Twin]]]:
         found = []
         for bodies, passed in self.trivial:
-            bases = {base_of(test) for test in passed}
+            bases = {self._test_of(test) for test in passed}
             found += [(bodies, [twin for twin in twins if twin.test in bases]) for twins in self.drawn]
         return [(bodies, twins) for bodies, twins in found if twins]
 
     def _round(self, twins: Sequence[Twin], changes: Mapping[str, str | None]) -> Round:
         paths = sorted({twin.path for twin in twins})
         tests = {path: edited(self.files[path], [twin for twin in twins if twin.path == path]) for path in paths}
-        return Round(paths, [twin.test for twin in twins], {**changes, **tests}, timeout_s=self.limit_s)
+        chosen = {twin.test for twin in twins}
+        bases = [*chosen, *(base for base, test in self.inherited.items() if test in chosen)]
+        return Round(paths, sorted(bases), {**changes, **tests}, timeout_s=self.limit_s)
+
+    def _test_of(self, node: str) -> str:
+        return self.inherited.get(base_of(node), base_of(node))
 
     def usable(self, runs: Sequence[SuiteRun], expected: Collection[str]) -> Twins:
         """Those that do as they should. `runs` are of `rounds`, `expected` all tests that the task asks for."""
         vacuous = set()  # a trivial body passes the test and the twin: something is not checked at all
         for (_, doubtful), run in zip(self._doubtful(), runs[len(self.drawn) :], strict=True):
-            passed = {base_of(node) for node in run.passed}
+            passed = {self._test_of(node) for node in run.passed}
             vacuous |= {twin for twin in doubtful if twin.test in passed}
         found: list[Twin] = []
         for twins, run in zip(self.drawn, runs, strict=False):
             if run.exit_code is not None and not run.tampered:
-                found += [tried for twin in twins if twin not in vacuous and (tried := _tried(twin, run, expected))]
+                found += [
+                    tried for twin in twins if twin not in vacuous and (tried := self._tried(twin, run, expected))
+                ]
         better = {twin.test for twin in found if twin.kind != "check"}
         found = [twin for twin in found if twin.kind != "check" or twin.test not in better]
         digests = {path: digest_of(self.files[path]) for path in sorted({twin.path for twin in found})}
         saw = set[tuple[str, str]]().union(*(run.saw for run in runs[: len(self.drawn)]))
-        return Twins(tuple(found), digests, tuple(sorted(saw)))
+        tests = {twin.test for twin in found}
+        inherited = {base: test for base, test in self.inherited.items() if test in tests}
+        return Twins(tuple(found), digests, tuple(sorted(saw)), inherited)
+
+    def _tried(self, twin: Twin, run: SuiteRun, expected: Collection[str]) -> Twin | None:
+        """With the node ids that the right code fails; nothing where it fails none, or not in a check."""
+        nodes = [node for node in run.collected if self._test_of(node) == twin.test]
+        fails = tuple(node for node in nodes if node in run.failed)
+        if not fails or not all(_in_a_check(run, node, twin.kind) for node in fails):
+            return None
+        return replace(
+            twin, fails=fails, others=tuple(node for node in nodes if node not in fails and node in expected)
+        )
 
 
 def only(twins: Twins, tests: Collection[str]) -> Twins:
     """Those of these tests."""
-    bases = {base_of(test) for test in tests}
-    kept = tuple(twin for twin in twins.twins if twin.test in bases)
+    wanted = {twins.test_of(test) for test in tests}
+    kept = tuple(twin for twin in twins.twins if twin.test in wanted)
     return replace(twins, twins=kept, files={path: twins.files[path] for path in sorted({twin.path for twin in kept})})
-
-
-def _tried(twin: Twin, run: SuiteRun, expected: Collection[str]) -> Twin | None:
-    """With the node ids that the right code fails; nothing where it fails none, or not in a check."""
-    nodes = [node for node in run.collected if base_of(node) == twin.test]
-    fails = tuple(node for node in nodes if node in run.failed)
-    if not fails or not all(_in_a_check(run, node, twin.kind) for node in fails):
-        return None
-    return replace(twin, fails=fails, others=tuple(node for node in nodes if node not in fails and node in expected))
 
 
 def _in_a_check(run: SuiteRun, node: str, kind: str) -> bool:
@@ -370,13 +412,13 @@ def _in_a_check(run: SuiteRun, node: str, kind: str) -> bool:
 
 async def add_twins(task: Task, spec: BoxSpec, timeout_s: float = 300.0) -> int:
     """Twins for a task that is on disk already; how many of its tests have one now."""
-    tests = sorted({node.partition("::")[0] for node in task.fail_to_pass})
-    files = {path: (task.hidden_tests / path).read_bytes() for path in tests}
-    drawn = candidates(files, task.fail_to_pass, random.Random(task.id))
+    paths = sorted({node.partition("::")[0] for node in task.fail_to_pass})
+    files = {path: (task.hidden_tests / path).read_bytes() for path in paths}
     expected = {*task.fail_to_pass, *task.pass_to_pass}
-    trial = Trial(files, drawn, gold_changes(task), limit_s=timeout_s / 4)
+    trial = trial_of(files, task.fail_to_pass, expected, gold_changes(task), random.Random(task.id))
+    trial = replace(trial, limit_s=timeout_s / 4)
     twins = Twins()
-    if drawn:
+    if trial.drawn:
         async with await suite_box(task.tree, task.suite, spec) as box:
             await put(box, hidden_files(task))
             runs = await run_rounds(box, task.suite, trial.rounds, timeout_s, product=task.sources)

@@ -22,7 +22,7 @@ from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.nouns import Deletion, files_of
 from offbook.taskgen.perturb import answered, functions_of, perturbed, recorded, recording
-from offbook.taskgen.twins import Trial, candidates
+from offbook.taskgen.twins import Trial, trial_of
 from offbook.taskgen.workshop import Workshop, product_of
 from offbook.tasks.grade import put
 from offbook.tasks.perturbed import Case
@@ -126,9 +126,10 @@ def _trial(
     failing = [test for test in deletion.feature.tests if test in first.failed]
     seconds = sum(workshop.repository.seconds[test] for test in failing)
     files = {path: workshop.files[path].encode() for path in files_of(failing) if path in workshop.files}
-    drawn = candidates(files, failing, random.Random(deletion.feature.id))
     right: dict[str, str | None] = {path: workshop.files[path] for path in deletion.files}
-    return Trial(files, drawn, right, [*trivial], limit_s=START_S / 3 + SLOWER * seconds)
+    expected = [*failing, *first.passed]
+    trial = trial_of(files, failing, expected, right, random.Random(deletion.feature.id))
+    return replace(trial, trivial=[*trivial], limit_s=START_S / 3 + SLOWER * seconds)
 
 
 def _listening(workshop: Workshop, deletion: Deletion, tests: Sequence[str], limit_s: float) -> Round:

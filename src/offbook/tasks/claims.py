@@ -41,7 +41,7 @@ class Round:
     """One run of tests. What it changes in the tree is undone after it, except in the last round."""
 
     files: Sequence[str]
-    tests: Sequence[str] | None = None  # node ids, or path::name for all cases and classes; None: all
+    tests: Sequence[str] | None = None  # node ids, with or without parameters; None: all
     changes: Mapping[str, str | None] = field(default_factory=dict)  # path -> text, None takes a file away
     timeout_s: float = 60.0  # except in the last round, which has what is left
     per_test_s: float = PER_TEST_S

@@ -17,7 +17,7 @@ from offbook.sandbox import Box, BoxSpec
 from offbook.tasks.judging import MUST_FAIL, is_counted, judged, plan
 from offbook.tasks.perturbed import Perturbed, differing, read_cases, round_of
 from offbook.tasks.suite import SuiteRun, run_rounds, suite_box
-from offbook.tasks.twins import Twins, base_of, read_twins
+from offbook.tasks.twins import Twins, read_twins
 from offbook.types import OffbookError, Task
 
 
@@ -82,7 +82,7 @@ async def grade(
     if differs:
         evidence = f"{len(differs)} of {len(cases)} calls; {differs[0]}"
         findings.append(Finding("perturbed", f"{cases[0].module}.{cases[0].function}", evidence))
-    bare = {base_of(node) for node in task.fail_to_pass} - {twin.test for twin in twins.twins}
+    bare = {twins.test_of(node) for node in task.fail_to_pass} - {twin.test for twin in twins.twins}
     return Grade(result.run, result.missing, invalid, len(this.drawn.tests), len(bare), tuple(findings))
 
 

@@ -25,6 +25,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends git patch && rm
 COPY requirements.txt /requirements.txt
 RUN pip install --no-cache-dir -r /requirements.txt
 COPY repo /app
+RUN ln -s /app /testbed
 WORKDIR /app
 ENV PYTHONPATH={roots}
 """

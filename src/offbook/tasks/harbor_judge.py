@@ -1,8 +1,9 @@
-"""The judge of a task folder, for wherever Harbor runs it: python3 -I judge.py APP LOGS
+"""The judge of a task folder, for wherever it is run: python3 -I judge.py APP LOGS [--list]
 
 What counts of the agent's files is copied onto the tree as it was, together with the hidden tests. Tests run in
 processes of another user, each round in a tree of its own and with none of them left when it is over. What they report
-is judged here, as in grade.py, and the reward is written last. The standard library only, and the copies beside this.
+is judged here, as in grade.py, and the reward is written last. With --list each expected test gets a line, as pytest
+has them with -rA. The standard library only, and the copies beside this.
 """
 
 from __future__ import annotations
@@ -38,20 +39,25 @@ BIGGEST = 4 << 20  # bytes of a source file
 SUBREAPER = 36  # of prctl
 
 
-def main(app: str, logs: str) -> None:
+def main(app: str, logs: str, *options: str) -> int:
     reward = pathlib.Path(logs)
     reward.mkdir(parents=True, exist_ok=True)
     expected = json.loads((HERE / "expected.json").read_text())
     with tempfile.TemporaryDirectory(prefix="judge-") as place:
         os.chmod(place, 0o755)
-        solved, why = judge(pathlib.Path(app), pathlib.Path(place), expected)
-    print(why)
+        result = judge(pathlib.Path(app), pathlib.Path(place), expected)
+    why = result.invalid or f"{len(result.missing)} expected tests do not pass: {min(result.missing, default='')}"
+    print("solved" if result.solved else why)
+    for node in sorted(result.run.passed | result.missing) if options else ():
+        counts = node in result.run.passed and not result.invalid and not result.run.timed_out
+        print("PASSED" if counts else "FAILED", "_".join(node.split()))
     for name in ("reward.txt", "reward.json"):  # nobody else is left who could write there
         (reward / name).unlink(missing_ok=True)
-    (reward / "reward.txt").write_text(f"{int(solved)}\n")
+    (reward / "reward.txt").write_text(f"{int(result.solved)}\n")
+    return int(not result.solved and bool(options))
 
 
-def judge(app: pathlib.Path, place: pathlib.Path, expected: dict[str, Any]) -> tuple[bool, str]:
+def judge(app: pathlib.Path, place: pathlib.Path, expected: dict[str, Any]) -> judging.Judged:
     hidden = HERE.parent / "hidden"
     plan = judging.plan(
         expected["fail_to_pass"], expected["pass_to_pass"], hidden, twins.read_twins(HERE.parent), TIMEOUT_S
@@ -64,13 +70,7 @@ def judge(app: pathlib.Path, place: pathlib.Path, expected: dict[str, Any]) -> t
     for path in plan.replaced:  # every round brings these itself
         (base / path).unlink()
     runs = [run(number, one, base, place, expected) for number, one in enumerate(plan.rounds)]
-    result = judging.judged(plan, runs)
-    if result.solved:
-        return True, "solved"
-    return (
-        False,
-        result.invalid or f"{len(result.missing)} expected tests do not pass: {min(result.missing, default='')}",
-    )
+    return judging.judged(plan, runs)
 
 
 def submit(app: pathlib.Path, base: pathlib.Path, sources: list[str]) -> None:
@@ -203,4 +203,4 @@ if __name__ == "__main__":
     import ctypes
 
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # what a test leaves running becomes a child of this process
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from offbook.tasks.claims import Round, SuiteRun
-from offbook.tasks.twins import Draw, Twins, base_of, draw, told
+from offbook.tasks.twins import Draw, Twins, draw, told
 from offbook.types import is_test_file
 
 STARTUP_FILES = frozenset({"sitecustomize.py", "usercustomize.py"})  # run before any test does
@@ -128,7 +128,7 @@ def plan(
     last = len(drawn.rounds) - 1
     texts = drawn.files(hidden, last)
     first, more, canaries = dict[str, str](), dict[str, str](), list[str]()
-    if not fail_to_pass or not {base_of(node) for node in fail_to_pass} <= drawn.tests:
+    if files and not (fail_to_pass and {twins.test_of(node) for node in fail_to_pass} <= drawn.tests):
         names = _names(expected)
         texts, within = _canaries_within({**_texts(hidden, files), **texts}, names)
         (first, before), (more, after) = _canary_file(files[0], names), _canary_file(files[0], names)
@@ -137,7 +137,7 @@ def plan(
         Round(sorted(edits), drawn.nodes(expected, number), edits, timeout_s / 2)
         for number, edits in ((number, drawn.files(hidden, number)) for number in range(last))
     ]
-    own = [node for node in expected if base_of(node) not in drawn.tests]
+    own = [node for node in expected if twins.test_of(node) not in drawn.tests]
     nodes = [*own, *drawn.nodes(expected, last), *canaries]
     whole = Round([*first, *files, *more], nodes, {**first, **texts, **more}, timeout_s)
     return Plan([*rounds, whole], frozenset(expected), drawn, frozenset(canaries))

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -93,15 +94,10 @@ class Recorder:
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         if self.selected is not None:
-            chosen = [self.is_selected(item.nodeid) for item in items]
+            chosen = [{item.nodeid, item.nodeid.partition("[")[0]} & self.selected for item in items]
             dropped = [item for item, wanted in zip(items, chosen) if not wanted]  # noqa: B905
             items[:] = [item for item, wanted in zip(items, chosen) if wanted]  # noqa: B905
             config.hook.pytest_deselected(items=dropped)
-
-    def is_selected(self, node: str) -> bool:
-        """By its node id, or by its file and name for all its cases and classes."""
-        path, _, name = node.partition("[")[0].partition("::")
-        return bool({node, f"{path}::{name.rpartition('::')[2]}"} & (self.selected or set()))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.numbers = {node: number for number, node in enumerate(item.nodeid for item in session.items)}
@@ -265,7 +261,7 @@ class Watcher:
                 kind = "frames"
             else:
                 return
-        if self.busy:
+        if self.busy or os.getpid() != self.pipe.process:
             return
         self.busy = True
         try:
@@ -400,8 +396,9 @@ def there(places: Sequence[str]) -> Found:
             found.update((os.path.normpath(os.path.join(folder, name)), (0, 0, 0)) for name in names)
             for name in files:
                 path = os.path.normpath(os.path.join(folder, name))
-                state = os.lstat(path)
-                found[path] = state.st_ctime_ns, state.st_size, state.st_ino
+                with contextlib.suppress(OSError):  # gone by now
+                    state = os.lstat(path)
+                    found[path] = state.st_ctime_ns, state.st_size, state.st_ino
     return found
 
 

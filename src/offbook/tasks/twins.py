@@ -31,7 +31,7 @@ MAX_ROUNDS = 4
 class Twin:
     """One edit of a test file: these bytes of it become `text`."""
 
-    test: str  # path::name, whatever classes have it (base_of)
+    test: str  # path::name or path::Class::name, where the test is written down
     start: int
     end: int
     text: str
@@ -51,6 +51,12 @@ class Twins:
     twins: tuple[Twin, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)  # path -> digest of the test file that they are edits of
     saw: tuple[tuple[str, str], ...] = ()  # what the right code itself looks at (SuiteRun.saw)
+    inherited: Mapping[str, str] = field(default_factory=dict)  # a test of a class -> where it is written down
+
+    def test_of(self, node: str) -> str:
+        """What a node id is a case of."""
+        base = base_of(node)
+        return self.inherited.get(base, base)
 
 
 def write_twins(tests: Path, twins: Twins) -> None:
@@ -73,7 +79,8 @@ def read_twins(tests: Path) -> Twins:
     twins = tuple(
         Twin(**{**twin, "fails": tuple(twin["fails"]), "others": tuple(twin["others"])}) for twin in found["twins"]
     )
-    return Twins(twins, found["files"], tuple((what, path) for what, path in found["saw"]))
+    saw = tuple((what, path) for what, path in found["saw"])
+    return Twins(twins, found["files"], saw, found["inherited"])
 
 
 def digest_of(data: bytes) -> str:
@@ -81,9 +88,8 @@ def digest_of(data: bytes) -> str:
 
 
 def base_of(node: str) -> str:
-    """A test without its parameters and its class: classes that inherit it share its code."""
-    path, _, name = node.partition("[")[0].partition("::")
-    return f"{path}::{name.rpartition('::')[2]}"
+    """A test without its parameters."""
+    return node.partition("[")[0]
 
 
 def edited(data: bytes, twins: Iterable[Twin]) -> str:
@@ -98,6 +104,7 @@ class Draw:
     """For each round the twins that stand in for their tests. The last round runs everything else too."""
 
     rounds: tuple[tuple[Twin, ...], ...]
+    twins: Twins = field(default_factory=Twins)
 
     @property
     def tests(self) -> set[str]:
@@ -114,7 +121,7 @@ class Draw:
         """What a round runs of the drawn tests: those that are themselves, and the twins of the others."""
         twins = self.rounds[number]
         themselves = self.tests - {twin.test for twin in twins}
-        nodes = {node for node in expected if base_of(node) in themselves}
+        nodes = {node for node in expected if self.twins.test_of(node) in themselves}
         return sorted(nodes.union(*(twin.fails + twin.others for twin in twins)))
 
 
@@ -136,7 +143,7 @@ def draw(twins: Twins, rng: random.Random | None = None) -> Draw | None:
         for number in range(num_rounds):
             if pattern >> number & 1:
                 rounds[number].append(rng.choice(variants[test]))
-    return Draw(tuple(map(tuple, rounds)))
+    return Draw(tuple(map(tuple, rounds)), twins)
 
 
 def told(runs: Sequence[SuiteRun], drawn: Draw) -> tuple[SuiteRun, set[str], set[str]]:
@@ -145,13 +152,13 @@ def told(runs: Sequence[SuiteRun], drawn: Draw) -> tuple[SuiteRun, set[str], set
 
     A twin that passes where its test fails is what wrong code does, and the test's failure says so already.
     """
-    whole = runs[-1]
+    whole, test_of, tests = runs[-1], drawn.twins.test_of, drawn.tests
     run = replace(
         whole,
         timed_out=any(one.timed_out for one in runs),
         tampered=next((one.tampered for one in runs if one.tampered), ""),
-        passed={node for node in whole.passed if base_of(node) not in drawn.tests},
-        failed={node: why for node, why in whole.failed.items() if base_of(node) not in drawn.tests},
+        passed={node for node in whole.passed if test_of(node) not in tests},
+        failed={node: why for node, why in whole.failed.items() if test_of(node) not in tests},
         saw=set[tuple[str, str]]().union(*(one.saw for one in runs)),
     )
     quiet, passed = set[str](), set[str]()
@@ -163,11 +170,11 @@ def told(runs: Sequence[SuiteRun], drawn: Draw) -> tuple[SuiteRun, set[str], set
             if one.passed & {*twin.fails}:
                 passed.add(twin.test)
         for node in one.collected:
-            if base_of(node) in drawn.tests - {twin.test for twin in twins}:
+            if test_of(node) in tests - {twin.test for twin in twins}:
                 if node in one.passed:
                     run.passed.add(node)
                 else:
                     run.failed.setdefault(node, one.failed.get(node) or one.skipped.get(node) or "not run")
     run.passed -= run.failed.keys()
-    solved = {base_of(node) for node in run.passed} - {base_of(node) for node in run.failed}
+    solved = {test_of(node) for node in run.passed} - {test_of(node) for node in run.failed}
     return run, quiet & solved, passed & solved

@@ -20,7 +20,7 @@ from offbook.taskgen.delete.delete import delete_function
 from offbook.taskgen.perturb import computed
 from offbook.taskgen.pocket.functions import Function, evaluate
 from offbook.taskgen.pocket.repos import Module, Repository, Split, make_repository
-from offbook.taskgen.twins import Trial, candidates, only
+from offbook.taskgen.twins import only, trial_of
 from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.perturbed import Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
@@ -157,7 +157,7 @@ async def _verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Tas
     hidden_tests = {path: repository.files[path] for path in repository.test_files}
     data = {path: text.encode() for path, text in hidden_tests.items()}
     needing = [test for draft in drafts for test in draft.fail_to_pass]
-    trial = Trial(data, candidates(data, needing, random.Random(repository.name), variants=1), {})
+    trial = trial_of(data, needing, needing, {}, random.Random(repository.name), variants=1)
     *tried, gold = await _run(repository.files, [*trial.rounds, Round(repository.test_files)])
     if gold.failed or gold.broken or not gold.passed:
         why = f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"
@@ -172,7 +172,7 @@ async def _verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Tas
         if run.failed.keys() == fail_to_pass and not run.broken and run.passed == gold.passed - fail_to_pass:
             own = only(twins, fail_to_pass)
             gold_files = {draft.path: repository.files[draft.path]}
-            contents = Contents(tree, gold_files, hidden_tests, twins=own, cases=_cases(draft))
+            contents = Contents(tree, gold_files, hidden_tests, twins=own, cases=_cases([(draft.path, draft.function)]))
             verified.append((_task(draft, folder / draft.id, run), contents))
         else:
             refused.append(f"{draft.id} breaks other tests than it should: {_last_words(run)}")
@@ -194,10 +194,14 @@ def _task(draft: Draft, folder: Path, run: SuiteRun) -> Task:
     )
 
 
-def _cases(draft: Draft) -> list[Case]:
-    module = draft.path.removesuffix(".py").replace("/", ".")
-    calls = [Case(module, draft.function.name, repr(([given], {})), "") for given, _ in draft.function.examples]
-    return computed(calls, partial(evaluate, draft.function.steps), random.Random(draft.id))
+def _cases(deleted: Sequence[tuple[str, Function]]) -> list[Case]:
+    """Calls with changed inputs, of functions with their paths."""
+    found = []
+    for path, function in deleted:
+        module = path.removesuffix(".py").replace("/", ".")
+        calls = [Case(module, function.name, repr(([given], {})), "") for given, _ in function.examples]
+        found += computed(calls, partial(evaluate, function.steps), random.Random(function.name))
+    return found
 
 
 def _last_words(run: SuiteRun) -> str:
