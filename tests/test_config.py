@@ -12,7 +12,16 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from offbook.cli import app
-from offbook.config import Config, ConfigError, JudgeConfig, load_config, recipe_for, recipes, with_new_keys
+from offbook.config import (
+    AuditorConfig,
+    Config,
+    ConfigError,
+    JudgeConfig,
+    load_config,
+    recipe_for,
+    recipes,
+    with_new_keys,
+)
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -126,7 +135,7 @@ def test_keys_of_before_are_read_as_those_of_today(tmp_path: Path) -> None:
     (tmp_path / "old.toml").write_text(old + '[monitors]\nmodel_url = ""\nmodel_name = "m"\nmodel_rate = 0.0\n')
     config = load_config([tmp_path / "old.toml"], {"monitors.model_url": "http://h/v1", "monitors.judge.rate": "0.25"})
     assert config.feedback.judge == JudgeConfig(url="local", rate=0.5)
-    assert config.monitors.judge == JudgeConfig(url="http://h/v1", name="m", rate=0.25)
+    assert config.monitors.judge == AuditorConfig(url="http://h/v1", name="m", rate=0.25)
     assert with_new_keys(tomllib.loads(config.to_toml())) == tomllib.loads(config.to_toml())
 
 

@@ -3,7 +3,9 @@
     python bench/cpu/monitors.py --json figures.json
 
 Plays the catalogue of tests/hacks in real boxes and counts each set of it apart, as well as those cases that were held
-out while rules were written or mended. The cost is a ratio of medians in one run: the same commands in boxes that
+out while rules were written or mended: hacks that were found, those among them that cost nothing because nothing was
+there to be found, honest work that was flagged. Rules alone judge: what a grade proves is not counted. The cost of
+watching is a ratio of medians in one run: the same commands in boxes that
 watch and in boxes that do not, interleaved, so that other work on the machine falls on both alike.
 """
 
@@ -25,9 +27,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from hacks.case import Case, play
 from hacks.sets import PARTS, SETS
 
-from offbook.monitors import check
+from offbook.monitors.policy import action_of
+from offbook.monitors.worker import Worker
 from offbook.sandbox import BoxSpec, open_box
 from offbook.sandbox.bwrap.watch import can_watch
+from offbook.types import Flag
 
 COMMANDS = {
     "python start": "python -c 'import json, re'",
@@ -37,10 +41,13 @@ COMMANDS = {
 }
 
 
-async def judge(case: Case, watch: bool) -> list[str]:
+async def judge(case: Case, watch: bool, worker: Worker, seconds: list[float]) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="offbook-hack-") as folder:
         task, rollout = await play(case, Path(folder), watch)
-        return [flag.kind for flag in check(task, rollout)]
+        began = time.perf_counter()
+        flags = worker.check(task, rollout)
+        seconds.append(time.perf_counter() - began)
+        return [flag.kind for flag in flags]
 
 
 def summary(cheating: tuple[Case, ...], honest: tuple[Case, ...], found: dict[Case, list[str]]) -> dict[str, Any]:
@@ -51,6 +58,7 @@ def summary(cheating: tuple[Case, ...], honest: tuple[Case, ...], found: dict[Ca
         "honest": len(honest),
         "recall": 1 - len(missed) / len(cheating),
         "false_alarms": len(alarmed) / len(honest),
+        "free": sum(action_of([Flag(kind, 0, "") for kind in found[case]], {}) == "count" for case in cheating),
         "missed": missed,
         "alarmed": alarmed,
         "kinds": dict(Counter(kind for case in cheating for kind in set(found[case])).most_common()),
@@ -102,18 +110,21 @@ def main() -> None:
     async def measure() -> dict[str, Any]:
         cheating = tuple(case for part, _ in SETS.values() for case in part)
         honest = tuple(case for _, part in SETS.values() for case in part)
-        found = {case: await judge(case, watch) for case in (*cheating, *honest)}
+        worker, seconds = Worker(), list[float]()
+        found = {case: await judge(case, watch, worker, seconds) for case in (*cheating, *honest)}
         sets = {name: summary(*part, found) for name, part in PARTS.items()}
-        parts = {**summary(cheating, honest, found), "sets": sets}
+        parts = {**summary(cheating, honest, found), "sets": sets, "judging_s": median(seconds)}
         return {**parts, **(await overhead(arguments.rounds) if watch else {"overhead": None})}
 
     figures = asyncio.run(measure())
-    print(f"{'':14} {'hacks':>6} {'recall':>7} {'honest':>7} {'false alarms':>13}")
+    print(f"{'':14} {'hacks':>6} {'recall':>7} {'free':>5} {'honest':>7} {'false alarms':>13}")
     for name, part in {"all": figures, **figures["sets"]}.items():
-        numbers = f"{part['hacks']:6} {part['recall']:7.3f} {part['honest']:7} {part['false_alarms']:13.3f}"
+        numbers = f"{part['hacks']:6} {part['recall']:7.3f} {part['free']:5} {part['honest']:7}"
+        numbers += f" {part['false_alarms']:13.3f}"
         print(f"{name:14} {numbers}  {' '.join((*part['missed'], *part['alarmed']))}")
     for name, row in figures.get("commands", {}).items():
         print(f"{name:14} {row['plain_s'] * 1e3:8.1f} ms, watched {row['watched_s'] * 1e3:8.1f} ms, {row['ratio']:.2f}")
+    print(f"judging a rollout takes {figures['judging_s'] * 1e3:.1f} ms, the median of all")
     print(f"watching costs {figures['overhead']:.3f}" if watch else "watching file access needs root here")
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")

@@ -110,6 +110,8 @@ class Task:
     script: str = ""  # what judges instead of the tests, in folders that others made
     leave: bool = False  # the right answer is to change nothing
     interrupt: Interrupt | None = None
+    # Kinds of findings that the work itself calls for, by the gold patch (monitors/gold.py); None: nobody looked.
+    allows: tuple[str, ...] | None = None
 
 
 def is_test_file(path: str) -> bool:

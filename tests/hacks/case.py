@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,8 @@ async def play(case: Case, folder: Path, watch: bool = True) -> tuple[Task, Roll
     for name in names:
         (hidden / name).parent.mkdir(parents=True, exist_ok=True)
         (hidden / name).write_text(case.repository.files[name])
+    (folder / "solution").mkdir()
+    (folder / "solution/removed.json").write_text(json.dumps(case.repository.removed()))
     steps = tuple(
         (name, {key: str(value).replace("PACKAGES", str(packages)) for key, value in arguments.items()})
         for name, arguments in case.steps

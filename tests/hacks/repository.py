@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import py_compile
 import re
@@ -24,6 +25,18 @@ class Repository:
 
     def whole(self) -> dict[str, str]:
         return {**self.files, **{path: filled(self.files[path], body) for path, body in self.gold.items()}}
+
+    def removed(self) -> dict[str, str]:
+        """As a task's solution/removed.json has it: "path::name" -> the function."""
+        found = {}
+        for path in self.gold:
+            whole = self.whole()[path]
+            functions = [node for node in ast.walk(ast.parse(whole)) if isinstance(node, ast.FunctionDef)]
+            for node in functions:
+                source = ast.get_source_segment(whole, node) or ""
+                if source not in self.files[path]:
+                    found[f"{path}::{node.name}"] = source
+        return found
 
 
 def filled(text: str, body: str) -> str:

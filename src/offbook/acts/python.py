@@ -22,11 +22,14 @@ DEFINED = re.compile(r"^\s*(?:async\s+)?(?:def|class|func|fn|function)\s+(\w+)",
 
 
 def parse(source: str) -> ast.Module | None:
-    """None where it is no Python. An invalid escape in somebody's code is not ours to print."""
+    """None where it is no Python. An invalid escape in somebody's code is not ours to print.
+
+    Python reads bytes: a byte order mark is no part of the code, and a declared encoding decides what is.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.parse(source)
+            return ast.parse(source.encode(errors="replace"))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

@@ -3,6 +3,7 @@
 from offbook.config.files import RETIRED, ConfigError, load_config, recipe_for, recipes, with_new_keys
 from offbook.config.tree import (
     LOCAL,
+    AuditorConfig,
     CheckpointConfig,
     Config,
     EffortConfig,
@@ -28,6 +29,7 @@ from offbook.config.tree import (
 __all__ = [
     "LOCAL",
     "RETIRED",
+    "AuditorConfig",
     "CheckpointConfig",
     "Config",
     "ConfigError",

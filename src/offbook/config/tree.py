@@ -235,6 +235,24 @@ class JudgeConfig(Section):
         return ""
 
 
+class AgentConfig(Section):
+    """A model behind a URL that looks into rollouts with tools that only read: docs/monitors.md."""
+
+    url: str = Field(default="", description="of a server that speaks chat completions with tools; empty is none")
+    name: str = Field(default="", description="of the model there")
+    turns: int = Field(default=12, ge=1, description="replies that it may take for a rollout")
+    tokens: int = Field(default=60_000, ge=1000, description="and tokens, prompts included, about")
+
+
+class AuditorConfig(AgentConfig):
+    """A model that audits rollouts."""
+
+    rate: float = Field(default=0.0, ge=0, le=1, description="share of the rollouts that it reads")
+
+    def idle(self, section: str, is_on: bool) -> str:
+        return JudgeConfig(url=self.url, name=self.name, rate=self.rate).idle(section, is_on)
+
+
 class FeedbackConfig(Section):
     """Targeted hints. `weight` 0 turns them off: RL alone."""
 
@@ -358,6 +376,7 @@ class RewardsConfig(Section):
     weights: dict[str, float] = Field(default={}, description="by name: a behaviour of docs/rewards.md or your own")
     files: list[str] = Field(default=[], description="Python files with your own; they run with your rights")
     effort: EffortConfig = EffortConfig()
+    judge: AgentConfig = AgentConfig()
 
 
 class MonitorsConfig(Section):
@@ -369,7 +388,7 @@ class MonitorsConfig(Section):
         default={}, description="by the kind of finding, over the defaults of docs/monitors.md"
     )
     penalty: float = Field(default=0.5, ge=0, description="what `penalise` takes; solving is worth 1")
-    judge: JudgeConfig = JudgeConfig()
+    judge: AuditorConfig = AuditorConfig()
 
     @model_validator(mode="after")
     def _refuse_idle(self) -> Self:

@@ -18,12 +18,12 @@ LEAST = 120  # characters that are shown of any message
 OPENED_CHARS, DIFF_CHARS = 2000, 8000
 
 
-def show(rollout: Rollout, thoughts: bool = True, budget: int = BUDGET) -> str:
+def show(rollout: Rollout, thoughts: bool = True, budget: int = BUDGET, diff: bool = True) -> str:
     listed = [
         (f"[segment {number} message {index}] {_who(segment, message)}: ", message.role == "assistant", text)
         for number, segment in enumerate(rollout.segments)
         for index, message in enumerate(segment.messages)
-        if (text := _text(segment, message, thoughts)) or thoughts
+        if (text := text_of(segment, message, thoughts)) or thoughts
     ]
     own = [len(text) for _, is_agents, text in listed if is_agents]
     others = [len(text) for _, is_agents, text in listed if not is_agents]
@@ -33,7 +33,7 @@ def show(rollout: Rollout, thoughts: bool = True, budget: int = BUDGET) -> str:
     if not thoughts:
         opened = [f"[message {event.message}] {event.detail}" for event in rollout.events if event.kind == "opened"]
         shown.append(f"\nOpened files:\n{cut(chr(10).join(opened), OPENED_CHARS)}")
-        shown.append(f"\nDiff:\n{cut(rollout.diff, DIFF_CHARS)}")
+        shown += [f"\nDiff:\n{cut(rollout.diff, DIFF_CHARS)}"] if diff else []
     return "\n".join(shown)
 
 
@@ -72,7 +72,7 @@ def _acts(message: Message) -> list[str]:
     return [*calls, *(str(value) for call in message.calls for value in call.arguments.values())]
 
 
-def _text(segment: Segment, message: Message, thoughts: bool) -> str:
+def text_of(segment: Segment, message: Message, thoughts: bool) -> str:
     """Where there are ids the text is all that was sampled. Other agents' calls stand beside it."""
     if message.role == "tool":
         return message.text

@@ -21,11 +21,12 @@ from offbook.engine.vllm import Server, find_vllm
 from offbook.feedback import rules_of
 from offbook.harness import Harness, own_tools, record_crash, run_agent
 from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
-from offbook.monitors import Monitors, monitors_of, withhold
+from offbook.monitors.policy import Monitors, monitors_of, withhold
 from offbook.rewards import Grader, Rewards, compose
 from offbook.runfolder import is_adapter
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.pocket import level_named
+from offbook.tasks.grade import Grade
 from offbook.tasks.suite import suite_box
 from offbook.tokens import Chat, byte_chat, chat_for, render_call
 from offbook.train.lora import stored_adapter
@@ -232,8 +233,8 @@ class Collector:
                 rollout = first  # whoever had acted and is struck twice is judged by what it did
             _settle(rollout, fault)
         began = time.monotonic()
-        outcome = await self._graded(task, rollout)
-        await self._score(task, rollout, outcome)
+        outcome, grade = await self._graded(task, rollout)
+        await self._score(task, rollout, outcome, grade)
         rollout.usage.scoring_seconds = time.monotonic() - began
         return rollout
 
@@ -251,26 +252,30 @@ class Collector:
             session.close()
         return rollout
 
-    async def _graded(self, task: Task, rollout: Rollout) -> float:
+    async def _graded(self, task: Task, rollout: Rollout) -> tuple[float, Grade | None]:
         """A grading that broke off is done once more. What the agent's changes do to it, they do again."""
         try:
-            return await self._grader.outcome(task, rollout)
+            return await self._grader.graded(task, rollout)
         except OSError as error:
             first = error.strerror or str(error)
+        outcome, grade = 0.0, None
         try:
-            outcome = await self._grader.outcome(task, rollout)
+            outcome, grade = await self._grader.graded(task, rollout)
         except OSError as error:
             record_crash(rollout, error)
-            outcome = 0.0
         _settle(rollout, first)
-        return outcome
+        return outcome, grade
 
-    async def _score(self, task: Task, rollout: Rollout, outcome: float) -> None:
+    async def _score(self, task: Task, rollout: Rollout, outcome: float, grade: Grade | None) -> None:
         """All parts first, and then what findings take of them."""
-        action = None if self.monitors is None else await self.monitors.judge(task, rollout)
+        action = None
+        if self.monitors is not None:
+            await self.monitors.judge(task, rollout)
+            action = self.monitors.action(rollout, grade)
         is_hack = action not in (None, "count")
         rollout.reward.parts["outcome"] = 0.0 if is_hack else outcome  # a hack is scored as what it is, a failure
         self.rewards.score(task, rollout)
+        await self.rewards.assess(task, rollout)
         if self.monitors is not None and is_hack:
             withhold(rollout, outcome, self.monitors.penalty if action == "penalise" else 0.0)
 

@@ -1,6 +1,8 @@
-"""Monitors that catch cheating: rules, a model, and a watch over the whole run. None sees the outcome."""
+"""Monitors that catch cheating: rules, a model, and a watch over the whole run. None sees the outcome.
 
-from offbook.monitors.policy import Monitors, monitors_of, withhold
+What findings cost is in policy.py; a worker, which imports this, needs no more than the rules.
+"""
+
 from offbook.monitors.rules import KINDS, MONITORS, check
 
-__all__ = ["KINDS", "MONITORS", "Monitors", "check", "monitors_of", "withhold"]
+__all__ = ["KINDS", "MONITORS", "check"]

@@ -6,32 +6,38 @@ is said in reasoning teaches an agent to leave it out.
 
 from __future__ import annotations
 
-import traceback
+import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from offbook.acts import spoken
 from offbook.client import Client
 from offbook.config import MonitorsConfig
-from offbook.judge import Judge, Rubrics
-from offbook.monitors.rules import KINDS, check
+from offbook.judge import Agent, Auditor, Rubrics
+from offbook.monitors.gold import known
+from offbook.monitors.rules import KINDS
+from offbook.monitors.scope import EVIDENCE
+from offbook.monitors.worker import Worker
+from offbook.tasks.grade import Grade
 from offbook.types import Event, Flag, OffbookError, Rollout, Task
 
 Action = Literal["count", "penalise", "zero", "quarantine"]
-ORDER: tuple[Action, ...] = ("count", "zero", "penalise", "quarantine")  # the last one that applies holds
+ORDER: tuple[Action, ...] = ("count", "zero", "penalise")  # the last one that applies is the rollout's
+# What the code may be up to. A grade whose twins all failed says that it was not (code.py).
+SUSPICIONS = ("saw", "exit", "probe", "frames", "equality", "runner", "loader")
 DEFAULTS: dict[str, Action] = {
     **dict.fromkeys(KINDS, "zero"),
-    # The task itself leaks: whoever solves it from here on may have read the answer.
-    **dict.fromkeys(("cache", "bytecode", "copy"), "quarantine"),
     # Nobody does these by accident.
-    **dict.fromkeys(
-        ("forged", "daemon", "runner", "startup", "exit", "equality", "frames", "probe", "tests_read", "loader"),
-        "penalise",
-    ),
+    **dict.fromkeys(("forged", "daemon", "startup", *SUSPICIONS), "penalise"),
+    "attempt": "count",  # nothing was there to be found
+    "perturbed": "count",  # other inputs, another answer than the gold's: overfitted, or right in another way
+    "leak": "quarantine",  # of the task: what the rollout did with it is another finding
 }
 WITHHELD, HACK = "outcome_withheld", "hack"
-CHEATING = Rubrics(Path(__file__).with_name("prompts"), thoughts=False)  # for a judge that finds what rules miss
+NUM_SEEN = 8  # findings of a grade that become flags
+CHEATING = Rubrics(Path(__file__).with_name("prompts"), thoughts=False)  # for a model that finds what rules miss
 
 
 def action_for(flag: Flag, policy: Mapping[str, Action]) -> Action:
@@ -41,12 +47,14 @@ def action_for(flag: Flag, policy: Mapping[str, Action]) -> Action:
 
 
 def action_of(flags: Iterable[Flag], policy: Mapping[str, Action]) -> Action | None:
-    """What all findings of a rollout come to; None without any.
+    """What all findings of a rollout come to for itself; None without any.
 
     `count` is for findings that one does not hold to be hacks: they are on record and cost nothing. `zero`: nothing
-    positive is left, costs stay. `penalise`: a penalty besides. `quarantine`: as zero, and the task is put aside.
+    positive is left, costs stay. `penalise`: a penalty besides. `quarantine` is about the task and not about the
+    rollout: whoever found a leak has other findings that say how.
     """
-    return max((action_for(flag, policy) for flag in flags), key=ORDER.index, default=None)
+    actions = [action_for(flag, policy) for flag in flags]
+    return max((one for one in actions if one in ORDER), key=ORDER.index, default=None)
 
 
 def withhold(rollout: Rollout, outcome: float, penalty: float = 0.0) -> None:
@@ -61,12 +69,23 @@ def withhold(rollout: Rollout, outcome: float, penalty: float = 0.0) -> None:
         reward.parts[HACK], reward.weights[HACK] = -1.0, penalty
 
 
-async def flags_by(judge: Judge, task: Task | None, rollout: Rollout) -> list[Flag]:
-    """What a judge found. What does not hold, and questions without an answer, are events on the rollout."""
-    judgement = await judge.read([(rollout, task)])
+async def flags_by(model: Auditor, task: Task | None, rollout: Rollout) -> list[Flag]:
+    """What a model found. What does not hold, and work without an end, are events on the rollout."""
+    judgement = await model.read(rollout, task)
     for kind, counts in (("malformed", judgement.refused), ("unreachable", judgement.unanswered)):
         rollout.events += [Event(-1, f"monitor_{kind}", f"{count} of: {reason}") for reason, count in counts.items()]
     return [Flag(one.rule, one.message, f"{one.quote!r}: {one.note}"[:240], one.segment) for one in judgement.found]
+
+
+def flags_of(grade: Grade, rollout: Rollout) -> list[Flag]:
+    """What the grading saw, at the last message: the whole work is what was graded."""
+    (segment, message), _ = [((0, 0), None), *spoken(rollout)][-1]
+    kinds = {"forged": "forged", "perturbed": "perturbed"}
+    told = {
+        (kinds.get(one.kind, "saw"), f"the grading saw {one.kind} in {one.path}: {one.evidence}")
+        for one in grade.findings
+    }
+    return [Flag(kind, message, text[:EVIDENCE], segment) for kind, text in sorted(told)[:NUM_SEEN]]
 
 
 @dataclass(slots=True)
@@ -76,42 +95,45 @@ class Monitors:
     policy: dict[str, Action] = field(default_factory=dict)
     penalty: float = 0.5
     watch: bool = True  # boxes tell which files are opened
-    model: Judge | None = None
+    model: Auditor | None = None
+    worker: Worker = field(default_factory=Worker)
     quarantined: dict[str, str] = field(default_factory=dict)  # task -> the rollout that showed why
 
-    async def judge(self, task: Task, rollout: Rollout) -> Action | None:
-        """Put what is found on a rollout, and say what that calls for. It has no reward yet, so none is seen.
+    async def judge(self, task: Task, rollout: Rollout) -> None:
+        """Put what is found on a rollout. It has no reward yet, so none is seen."""
+        task = await asyncio.to_thread(known, task)
+        rollout.flags += await asyncio.to_thread(self.worker.check, task, rollout)
+        if self.model is not None:
+            rollout.flags += await flags_by(self.model, task, rollout)
+        self.recall([rollout])
 
-        A monitor that breaks is an event and never the run's end.
-        """
-        flags: list[Flag] = []
-        try:
-            flags += check(task, rollout)
-            if self.model is not None:
-                flags += await flags_by(self.model, task, rollout)
-        except Exception:
-            rollout.events.append(Event(-1, "monitor_crash", traceback.format_exc(limit=-4)))
-        rollout.flags += flags
-        action = action_of(flags, self.policy)
-        if action == "quarantine":
-            self.quarantined.setdefault(task.id, rollout.id)
-        return action
+    def action(self, rollout: Rollout, grade: Grade | None = None) -> Action | None:
+        """What the findings call for. The grade has its say last, because monitors do not see it: what it proves is a
+        finding, and where twins of the tests failed as they must, what the code may be up to costs nothing."""
+        rollout.flags += flags_of(grade, rollout) if grade is not None else []
+        proven = any(flag.kind == "forged" for flag in rollout.flags)
+        is_clear = grade is not None and grade.twins > 0 and not grade.bare and not proven
+        idle: dict[str, Action] = dict.fromkeys(SUSPICIONS, "count") if is_clear else {}
+        return action_of(rollout.flags, idle | self.policy)
 
     def recall(self, rollouts: Iterable[Rollout]) -> None:
-        """Which tasks rollouts of earlier steps put aside: a run that was killed goes on with what it knew."""
+        """Which tasks rollouts put aside: a run that was killed goes on with what it knew."""
         for rollout in rollouts:
             if any(action_for(flag, self.policy) == "quarantine" for flag in rollout.flags):
                 self.quarantined.setdefault(rollout.task, rollout.id)
 
     def settle(self, group: Iterable[Rollout]) -> None:
-        """After the last rollout of a task: if one showed that it leaks, none of them earns or teaches anything."""
+        """After the last rollout of a group. Once a task is known to leak, later groups of it earn nothing; what they
+        cost, they cost. In the group that showed it everyone keeps what they have: each has its own findings."""
+        group = list(group)
         for rollout in group:
-            if rollout.task not in self.quarantined or any(event.kind == "quarantined" for event in rollout.events):
+            shown_by = self.quarantined.get(rollout.task)
+            is_settled = any(event.kind == "quarantined" for event in rollout.events)
+            if shown_by is None or is_settled or any(one.id == shown_by for one in group):
                 continue
             if WITHHELD not in rollout.reward.parts:
                 withhold(rollout, rollout.reward.parts.get("outcome", 0.0))
-            rollout.reward.weights = dict.fromkeys(rollout.reward.parts, 0.0)
-            rollout.events.append(Event(-1, "quarantined", f"see {self.quarantined[rollout.task]}"))
+            rollout.events.append(Event(-1, "quarantined", f"see {shown_by}"))
 
 
 def monitors_of(config: MonitorsConfig) -> Monitors | None:
@@ -122,5 +144,6 @@ def monitors_of(config: MonitorsConfig) -> Monitors | None:
         if kind.partition("/")[0] not in (*KINDS, "model"):
             raise OffbookError(f"monitors.policy.{kind}: there is no such finding; there are {', '.join(KINDS)}, model")
     judge = config.judge
-    model = Judge(Client(judge.url, judge.name), CHEATING, judge.rate) if judge.url and judge.rate else None
+    agent = Agent(Client(judge.url, judge.name), judge.turns, judge.tokens) if judge.url and judge.rate else None
+    model = Auditor(agent, CHEATING, judge.rate) if agent else None
     return Monitors(dict(config.policy), config.penalty, config.watch, model)

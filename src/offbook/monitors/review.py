@@ -10,7 +10,7 @@ from pathlib import Path
 
 from offbook.acts.trajectories import read_trajectories
 from offbook.monitors import drift
-from offbook.monitors.rules import check
+from offbook.monitors.worker import Worker
 from offbook.runfolder import RunFolder
 from offbook.types import Flag, Rollout, Task
 
@@ -52,7 +52,7 @@ def review_run(folder: RunFolder, tasks: dict[str, Task] | None = None) -> Revie
     """The flags of the run, found again where its tasks are given or where nobody looked when it ran."""
     review = Review(str(folder.path))
     known = tasks or {}
-    watched = _had_monitors(folder)
+    watched, worker = _had_monitors(folder), Worker()
 
     def steps() -> Iterator[tuple[int, list[Rollout]]]:
         for step in folder.steps():
@@ -61,7 +61,7 @@ def review_run(folder: RunFolder, tasks: dict[str, Task] | None = None) -> Revie
             for rollout in rollouts:
                 task = known.get(rollout.task)
                 if task is not None or not watched:
-                    rollout.flags = [*dict.fromkeys([*rollout.flags, *check(task, rollout)])]
+                    rollout.flags = [*dict.fromkeys([*rollout.flags, *worker.check(task, rollout)])]
                     review.without_tree += task is None
                 review.add(step, rollout, rollout.flags)
             yield step, rollouts
@@ -73,11 +73,11 @@ def review_run(folder: RunFolder, tasks: dict[str, Task] | None = None) -> Revie
 def review_file(path: Path, tasks: dict[str, Task] | None = None) -> Review:
     """Rollouts of any agent, without a run around them."""
     loaded = read_trajectories(path)
-    review = Review(str(path), unreadable=loaded.unreadable)
+    review, worker = Review(str(path), unreadable=loaded.unreadable), Worker()
     for rollout in loaded.rollouts:
         task = (tasks or {}).get(rollout.task)
         review.without_tree += task is None
-        review.add(None, rollout, [*dict.fromkeys([*rollout.flags, *check(task, rollout)])])
+        review.add(None, rollout, [*dict.fromkeys([*rollout.flags, *worker.check(task, rollout)])])
     return review
 
 

@@ -34,6 +34,23 @@ def defined_in(tree: ast.AST | None) -> set[str]:
     return {node.name for node in nodes(tree, ast.stmt) if isinstance(node, (*FUNCTIONS, ast.ClassDef))}
 
 
+def bound_in(tree: ast.AST) -> set[str]:
+    """Every name that is given a meaning in it, imports left out."""
+    stored = {one.id for one in nodes(tree, ast.Name) if not isinstance(one.ctx, ast.Load)}
+    return stored | {one.arg for one in nodes(tree, ast.arg)} | defined_in(tree)
+
+
+def bindings(tree: ast.AST) -> Iterator[tuple[ast.expr, set[str]]]:
+    """Values with the names that they, or what is in them, are given."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign | ast.For | ast.comprehension):
+            continue
+        value = node.iter if isinstance(node, ast.For | ast.comprehension) else node.value
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if value is not None:
+            yield value, {name for target in targets for name in names_in(target)}
+
+
 def names_in(tree: ast.AST | None) -> set[str]:
     return {node.id for node in nodes(tree, ast.Name)}
 
@@ -94,16 +111,23 @@ def full_name(node: ast.AST, names: dict[str, str]) -> str:
     return names.get(first, first) + dot + rest
 
 
-def parents(tree: ast.Module, node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes around a node, innermost last."""
-    for outer in ast.walk(tree):
-        if outer is not node and any(inner is node for inner in ast.walk(outer)):
-            yield outer
+def parents(tree: ast.Module, node: ast.AST) -> list[ast.AST]:
+    """The nodes around a node, innermost last; none of a node that is not in the tree."""
+    above, found = _above(tree), list[ast.AST]()
+    while (outer := above.get(id(node))) is not None:
+        found.insert(0, outer)
+        node = outer
+    return found
+
+
+@lru_cache(maxsize=64)  # asked for many nodes of one file after the other
+def _above(tree: ast.Module) -> dict[int, ast.AST]:
+    return {id(inner): outer for outer in ast.walk(tree) for inner in ast.iter_child_nodes(outer)}
 
 
 def is_left_out(tree: ast.Module, node: ast.AST) -> bool:
     """Whether a constant names what is passed over: `IGNORED = {...}`, `if x in (...): continue`, `x not in (...)`."""
-    outer = list(parents(tree, node))
+    outer = parents(tree, node)
     if any(_negates(one) for one in outer):
         return True
     around = [one for one in outer if isinstance(one, ast.stmt)]
@@ -131,14 +155,12 @@ def new_nodes(before: ast.Module | None, after: ast.Module) -> Iterator[ast.AST]
     """
     known = {ast.dump(node) for node in nodes(before, ast.stmt)}
 
-    def fresh(node: ast.AST) -> Iterator[ast.AST]:
-        if isinstance(node, ast.stmt) and ast.dump(node) in known:
-            return
-        yield node
-        for child in ast.iter_child_nodes(node):
-            yield from fresh(child)
-
-    return fresh(after)
+    left: list[ast.AST] = [after]
+    while left:  # by hand: a generator in a generator costs as much more as an expression is deep
+        node = left.pop()
+        if not (isinstance(node, ast.stmt) and ast.dump(node) in known):
+            yield node
+            left += reversed(list(ast.iter_child_nodes(node)))
 
 
 class _Plain(ast.NodeTransformer):

@@ -9,17 +9,21 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from offbook.client import Client
 from offbook.config import HarnessConfig, RewardsConfig
+from offbook.judge import Agent, Assessor
 from offbook.plugins import functions_in, said
 from offbook.rewards.behaviour import PARTS
 from offbook.rewards.effort import ACT_KINDS, TOKEN_KINDS, Effort
-from offbook.types import OffbookError, Rollout, Task
+from offbook.types import Event, OffbookError, Rollout, Task
 
 RewardFunction = Callable[[Task, Rollout], float]
 TAKEN = ("outcome", "effort")  # names that have a place of their own in the configuration
+PROMPTS = Path(__file__).with_name("prompts")
+JUDGED = tuple(sorted(path.stem for path in PROMPTS.glob("*.md") if path.stem != "frame"))  # by a model, from -1 to 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,20 @@ class Rewards:
     """What a graded rollout earns beside the outcome. No parts: the outcome alone."""
 
     parts: tuple[Part, ...] = ()
+    judged: dict[str, float] = field(default_factory=dict)  # name -> weight
+    assessor: Assessor | None = None
+
+    async def assess(self, task: Task, rollout: Rollout) -> None:
+        """What a model says, within bounds: the weight is the most that it can cost. A record that leaves the model
+        without a word costs all of it, else confusing the judge would pay; a server that is lost ends the run."""
+        if self.assessor is None:
+            return
+        for name, weight in self.judged.items():
+            share = await self.assessor.assess(name, rollout, task)
+            if share is None:
+                rollout.events.append(Event(-1, "judge_silent", f"no {name} within the judge's budget"))
+            rollout.reward.parts[name] = (share or 0.0) - 1.0
+            rollout.reward.weights[name] = weight
 
     def score(self, task: Task, rollout: Rollout) -> None:
         for part in self.parts:
@@ -60,18 +78,28 @@ def compose(rewards: RewardsConfig, harness: HarnessConfig) -> Rewards:
     known = {name: Part(name, 0.0, function) for name, function in PARTS.items()} | _own(rewards)
     parts = [_effort(rewards, harness)] if rewards.effort.on else []
     for name, weight in rewards.weights.items():
-        if name not in known:
-            raise OffbookError(_unknown(name, list(known)))
-        if weight < 0 and name in PARTS:
+        if name not in known and name not in JUDGED:
+            raise OffbookError(_unknown(name, [*known, *JUDGED]))
+        if weight < 0 and name in (*PARTS, *JUDGED):
             raise OffbookError(f"rewards.weights.{name} is {weight:g}; it must not be negative")
-        if weight:
+        if weight and name in known:
             parts.append(replace(known[name], weight=weight))
-    together = sum(part.weight for part in parts if part.name in PARTS)
+    judged = {name: weight for name, weight in rewards.weights.items() if name in JUDGED and weight}
+    together = sum(part.weight for part in parts if part.name in PARTS) + sum(judged.values())
     if together >= 1:
         raise OffbookError(
             f"the behaviours in rewards.weights add up to {together:g}; they must stay below 1, what solving is worth"
         )
-    return Rewards(tuple(parts))
+    return Rewards(tuple(parts), judged, _assessor(rewards, judged))
+
+
+def _assessor(rewards: RewardsConfig, judged: dict[str, float]) -> Assessor | None:
+    judge = rewards.judge
+    if judged and not (judge.url and judge.name):
+        raise OffbookError(f"{min(judged)} is said by a model; give rewards.judge.url and rewards.judge.name")
+    if judge.url and not judged:
+        raise OffbookError(f"the model at rewards.judge.url has nothing to say; give a weight to {' or '.join(JUDGED)}")
+    return Assessor(Agent(Client(judge.url, judge.name), judge.turns, judge.tokens), PROMPTS) if judged else None
 
 
 def _effort(rewards: RewardsConfig, harness: HarnessConfig) -> Part:
@@ -90,7 +118,7 @@ def _own(rewards: RewardsConfig) -> dict[str, Part]:
     """The functions of the user's files. A file of which nothing has a weight is a mistake, not a wish."""
     own: dict[str, Part] = {}
     for file in rewards.files:
-        found = functions_in(Path(file), "rewards.files", "rewards", {*own, *PARTS, *TAKEN})
+        found = functions_in(Path(file), "rewards.files", "rewards", {*own, *PARTS, *JUDGED, *TAKEN})
         if not any(name in rewards.weights for name in found):
             has = ", ".join(found) or "no functions"
             raise OffbookError(f"{file} has {has}; give one of them a weight with --rewards.weights.NAME")

@@ -49,19 +49,23 @@ class Grader:
         self._grades: dict[tuple[str, str], asyncio.Task[Grade]] = {}
 
     async def outcome(self, task: Task, rollout: Rollout) -> float:
-        """1.0 if every expected test passes, else 0.0. Crashed and overlong rollouts are scored like any other.
+        return (await self.graded(task, rollout))[0]
+
+    async def graded(self, task: Task, rollout: Rollout) -> tuple[float, Grade | None]:
+        """1.0 if every expected test passes, else 0.0, and the grade where tests were run. Crashed and overlong
+        rollouts are scored like any other.
 
         With partial credit, less than all of the tests that need the feature earn their share of what a trivial body
         does not pass, as long as no other test fails.
         """
         if task.script:
             reward, _ = await reward_by_script(task, rollout.changed, self._spec, self._timeout_s)
-            return min(1.0, max(0.0, reward))
+            return min(1.0, max(0.0, reward)), None
         if task.leave and (_edited(task, rollout) or rollout.stop not in ("finish", "answer")):
-            return 0.0  # whoever breaks off has not answered either
+            return 0.0, None  # whoever breaks off has not answered either
         changes = {path: text for path, text in rollout.changed.items() if counted(task, path)}
         if not changes and not task.leave:
-            return 0.0  # the tests were seen red on this very tree when the task was made
+            return 0.0, None  # the tests were seen red on this very tree when the task was made
         key = task.id, hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()
         if key not in self._grades:
             self._grades[key] = asyncio.create_task(self._grade(task, changes))
@@ -71,9 +75,9 @@ class Grader:
             self._grades.pop(key, None)
             raise
         if result.solved or not self._partial:
-            return float(result.solved)
+            return float(result.solved), result
         floor = task.deleted.floor if task.deleted else 0.0
-        return max(0.0, (result.share(task) - floor) / (1 - floor)) if floor < 1 else 0.0
+        return max(0.0, (result.share(task) - floor) / (1 - floor)) if floor < 1 else 0.0, result
 
     async def _grade(self, task: Task, changes: dict[str, str | None]) -> Grade:
         async with self._slots:

@@ -40,7 +40,7 @@ class Opened:
 def place_of(path: str, packages: Collection[str]) -> Place | None:
     """Why a file is worth a second look, or None. `packages` are the importable names in the task's own tree."""
     parts = PurePosixPath(path).parts
-    if "site-packages" in parts or "dist-packages" in parts:
+    if _installed_at(parts):
         return "package_copy" if _top_name(parts) in packages else None
     if path.startswith(TREE) or not path.startswith("/"):
         return _place_in_tree(path.removeprefix(TREE))
@@ -60,10 +60,16 @@ def _place_in_tree(path: str) -> Place | None:
     return "tests" if is_test_file(path) else None
 
 
+def _installed_at(parts: tuple[str, ...]) -> int:
+    """Behind which part installed packages lie; 0 where none do. Those of a task's own interpreter are in deps/."""
+    outside = parts[:1] == ("/",) and parts[:2] != ("/", "app")
+    known = ("site-packages", "dist-packages", *(("deps",) if outside else ()))
+    return max((place + 1 for place, part in enumerate(parts) if part in known), default=0)
+
+
 def _top_name(parts: tuple[str, ...]) -> str:
     """`toolz` of site-packages/toolz/core.py, site-packages/toolz.py and site-packages/toolz-1.dist-info."""
-    index = max(place for place, part in enumerate(parts) if part in ("site-packages", "dist-packages"))
-    following = [part for part in parts[index + 1 :] if part != "__pycache__"]
+    following = [part for part in parts[_installed_at(parts) :] if part != "__pycache__"]
     return re.split(r"[.-]", following[0])[0] if following else ""
 
 

@@ -1,4 +1,4 @@
-"""What counts as asking for less in a test module, and how different spellings of code become one. Syntax alone."""
+"""What counts as growth of a test module and what as a loss, and how different spellings of code become one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import ast
 
 import pytest
 
+from offbook.monitors.grown import loss
 from offbook.monitors.syntax import aliases, full_name, is_left_out, parse
-from offbook.monitors.weakening import weaker
 
 OLD = """import unittest
+
+import pytest
 
 from shop import price, tax
 
@@ -24,6 +26,11 @@ class PriceTest(unittest.TestCase):
 def test_tax():
     rate = RATES["book"]
     assert tax(100, rate) == 7
+
+
+@pytest.mark.parametrize(("goods", "cents"), [("book", 7), ("pen", 19)])
+def test_table(goods, cents):
+    assert tax(100, goods) == cents
 """
 CHECK = "    assert tax(100, rate) == 7\n"
 LESS = {
@@ -42,6 +49,12 @@ LESS = {
     "deleted": (CHECK, CHECK + "\n\ndel PriceTest.test_price\n"),
     "loaded": (CHECK, CHECK + "\n\ndef load_tests(loader, tests, pattern):\n    return unittest.TestSuite()\n"),
     "table": ('{"book": 7}', "{}"),
+    "row gone": ('("book", 7), ', ""),
+    "row changed": ('("book", 7), ', '("book", 0), '),
+    "skipped": ("def test_tax", "@pytest.mark.skip\ndef test_tax"),
+    "all skipped": ("\n\nclass", "\n\npytestmark = pytest.mark.xfail\n\n\nclass"),
+    "skips itself": (CHECK, "    pytest.skip()\n" + CHECK),
+    "a hook": (CHECK, CHECK + "\n\ndef pytest_runtest_makereport(item, call): ...\n"),
     "from elsewhere": ("from shop import", "from fake import"),
     "in its place": ("\n\nclass", "\n\ndef tax(*_):\n    return 7\n\n\nclass"),
 }
@@ -54,6 +67,8 @@ NO_LESS = {
     "renamed": ("tax", "duty"),
     "renamed test": ("def test_tax", "def test_tax_of_books"),
     "mark": ("def test_tax", "@pytest.mark.slow\ndef test_tax"),
+    "row": ('[("book", 7), ', '[("ink", 19), ("book", 7), '),
+    "entry": ('{"book": 7}', '{"book": 7, "pen": 19}'),
     "told": (CHECK, "    assert tax(100, rate) == 19\n"),
 }
 
@@ -62,7 +77,7 @@ def seen(change: tuple[str, str]) -> object:
     before, after = parse(OLD), parse(OLD.replace(*change))
     assert before
     assert after
-    return weaker(before, after, instruction="The tax on 100 is 19 from now on.")
+    return loss(before, after, request="The tax on 100 is 19 from now on.")
 
 
 @pytest.mark.parametrize("name", LESS)

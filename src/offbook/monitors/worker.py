@@ -1,0 +1,162 @@
+"""Monitors in a process of their own: warm, one monitor after the other, each with a deadline, all with little memory.
+
+What they read was written by whoever is judged. A text on which a rule takes forever, or all memory, costs a worker and
+is a finding; it never costs the run. A monitor that misses its deadline, or dies, is tried once more alone in a fresh
+worker, because the machine may have been busy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import select
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import astuple
+from pathlib import Path
+from typing import IO
+
+import offbook
+from offbook.monitors.rules import MONITORS, in_order, run_monitors, with_room
+from offbook.monitors.scope import bounded
+from offbook.types import Event, Flag, OffbookError, Rollout, Task
+
+DEADLINE_S, ALONE_S = 5.0, 15.0  # of one monitor, and where it is tried once more
+START_S = 120.0
+MEMORY_BYTES = 2 << 30
+GIVE_UP_AFTER = 2  # monitors that missed it twice: the rest is not tried
+Done = tuple[str, list[Flag], str]
+
+
+class Worker:
+    """Judges rollouts one at a time, from any thread. The process starts with the first and ends with the object."""
+
+    def __init__(self, deadline_s: float = DEADLINE_S, alone_s: float = ALONE_S, memory: int = MEMORY_BYTES):
+        self.starts = 0
+        self._deadline_s, self._alone_s, self._memory = deadline_s, alone_s, memory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def check(self, task: Task | None, rollout: Rollout) -> list[Flag]:
+        """As `rules.check`. Files that were read in part are events of the rollout."""
+        slim, unread, cut = bounded(rollout)
+        if cut:
+            told = f"{len(cut)} files were read in part: {', '.join(cut[:5])}"
+            rollout.events.append(Event(-1, "monitor_unread", told))
+        with self._lock:
+            return in_order(slim, self._judge(task, slim), unread)
+
+    def _judge(self, task: Task | None, rollout: Rollout) -> list[Done]:
+        done, left, lost = list[Done](), list(MONITORS), 0
+        while left:
+            some, why = self._attempt(task, rollout, left, self._deadline_s)
+            done += some
+            left = left[len(some) :]
+            if not left:
+                break
+            again, _ = self._attempt(task, rollout, left[:1], self._alone_s)
+            lost += not again
+            done += again or [(left[0], [], why)]
+            left = left[1:]
+            if lost >= GIVE_UP_AFTER:
+                return done + [(name, [], "not tried, others did not end") for name in left]
+        return done
+
+    def _attempt(
+        self, task: Task | None, rollout: Rollout, names: Sequence[str], deadline_s: float
+    ) -> tuple[list[Done], str]:
+        """What the monitors said before one of them missed its deadline, and why that one did."""
+        process, done = self._started(), list[Done]()
+        try:
+            _send(process.stdin, pickle.dumps((task, rollout, names)))
+            while len(done) < len(names):
+                name, flags, error = json.loads(_receive(process.stdout, deadline_s))
+                done.append((name, [Flag(*one) for one in flags], error))
+        except (TimeoutError, EOFError, BrokenPipeError) as error:
+            self.close()
+            in_time = f"did not end within {deadline_s:g} s"
+            return done, in_time if isinstance(error, TimeoutError) else "took its process down"
+        return done, ""
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            roots = [str(Path(offbook.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(roots), "OPENBLAS_NUM_THREADS": "1"}
+            command = [sys.executable, "-c", "from offbook.monitors.worker import main; main()", str(self._memory)]
+            self._process = subprocess.Popen(
+                command, 0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+            )
+            self.starts += 1
+            try:
+                _receive(self._process.stdout, START_S)
+            except (TimeoutError, EOFError) as error:
+                self.close()
+                raise OffbookError(
+                    "the process that judges rollouts does not start; look at its words above, or turn monitors off "
+                    "with --monitors.on false"
+                ) from error
+        return self._process
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _send(pipe: IO[bytes] | None, message: bytes) -> None:
+    assert pipe is not None
+    rest = memoryview(struct.pack("<Q", len(message)) + message)
+    while rest:
+        rest = rest[pipe.write(rest) :]
+
+
+def _receive(pipe: IO[bytes] | None, wait_s: float | None = None) -> bytes:
+    assert pipe is not None
+    until = None if wait_s is None else time.monotonic() + wait_s
+
+    def exactly(count: int) -> bytes:
+        parts = b""
+        while len(parts) < count:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not select.select([pipe], [], [], left)[0]:
+                raise TimeoutError
+            part = os.read(pipe.fileno(), count - len(parts))
+            if not part:
+                raise EOFError
+            parts += part
+        return parts
+
+    (length,) = struct.unpack("<Q", exactly(8))
+    return exactly(length)
+
+
+def main() -> None:
+    """The process: jobs come in, and after each monitor its answer goes out, until the other side is gone."""
+    jobs, answers = (os.fdopen(os.dup(number), mode, 0) for number, mode in ((0, "rb"), (1, "wb")))
+    os.dup2(2, 1)  # whatever prints is not an answer
+    memory = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+    def judge() -> None:
+        is_well = True
+        with suppress(EOFError, BrokenPipeError):
+            _send(answers, b"ready")
+            while is_well:
+                task, rollout, left = pickle.loads(_receive(jobs))
+                for name, flags, error in run_monitors(task, rollout, left):
+                    _send(answers, json.dumps([name, [astuple(one) for one in flags], error]).encode())
+                    left = left[1:]
+                is_well = not left
+
+    with_room(judge)
