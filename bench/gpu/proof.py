@@ -51,7 +51,7 @@ from offbook.types import OffbookError
 TAUGHT = (*LEARNED, "edit_not_applied")  # rules whose hints may teach
 HELD_OUT = "whole_suite_again"  # a rule that imitation never saw a reminder of; its hints teach, too
 LONGER = 4
-GRID = (("forward", "0.1"), ("forward", "1"), ("reverse", "0.1"), ("reverse", "0.3"), ("reverse", "1"))
+GRID = (("forward", "0.3"), ("forward", "3"), ("reverse", "0.3"), ("reverse", "1"), ("reverse", "3"))
 Settings = dict[str, str]
 
 
@@ -119,13 +119,13 @@ class Experiment:
         """Of an arm's run; what --set says wins over all but the arm's own switches."""
         options = self.options
         common = {
-            "harness.profile": "pocket", "harness.turns": "45", "harness.tokens": str(options.context),
+            "harness.profile": "pocket", "harness.turns": str(options.turns), "harness.tokens": str(options.context),
             "harness.context": str(options.context), "harness.message_tokens": "192", "harness.summarize_at": "0",
             "harness.command_s": "20", "harness.wall_s": "600",
             "engine.kind": options.engine, "engine.mode": "continuous",
             "train.groups": "4", "train.group_size": "8", "train.learning_rate": "2e-4", "train.log_parts": "1",
             "train.lora.rank": str(options.lora_rank),
-            "feedback.weight": "0.3", "feedback.rules": json.dumps([*TAUGHT, HELD_OUT]),
+            "feedback.balance": "rl", "feedback.weight": "1", "feedback.rules": json.dumps([*TAUGHT, HELD_OUT]),
             "feedback.max_targets": "6", "feedback.max_candidates": "12",  # a rollout of 25 turns has about 8 faults
             "checkpoint.every": "2", "checkpoint.keep": "1",
             "eval.samples": str(options.samples),
@@ -133,7 +133,8 @@ class Experiment:
         if (
             torch.cuda.is_available()
         ):  # what is free of the GPU differs from arm to arm; how a step is computed must not
-            common |= {"train.recompute": "none", "train.compile": "true", "train.micro_tokens": "16384"}
+            common |= {"train.precision": "bfloat16", "train.recompute": "none", "train.micro_tokens": "8192"}
+            common |= {"train.compile": "false"}  # it takes a minute, and there are few steps
         return {
             **common,
             **dict(option.split("=", 1) for option in options.set),
@@ -355,6 +356,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8, help="rollouts of each held-out task")
     parser.add_argument("--parallel", type=int, default=256, help="rollouts of an evaluation at once")
     parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--turns", type=int, default=45)
     parser.add_argument("--lora-rank", type=int, default=12, help="12 is 14 MiB of SmolLM2-135M; 0 trains all weights")
     parser.add_argument("--episodes", type=int, default=3000, help="to imitate")
     parser.add_argument("--sft-learning-rate", type=float, default=1e-3)
