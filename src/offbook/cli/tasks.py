@@ -252,7 +252,7 @@ def _facts(task: Task, history: History) -> dict[str, Any]:
         "difficulty": task.difficulty,
         **{key: deleted.get(key, "") for key in ("kind", "level", "lines", "files", "callers", "floor")},
         "tests": len(task.fail_to_pass),
-        "twins": len({twin.test for twin in twins_of(task).twins}) or "no twin",
+        "twins": len({twin.test for twin in twins_of(task).twins}) or "none",
         "solved": f"{record.solved} of {record.rollouts}" if record else "",
     }
 
