@@ -106,9 +106,15 @@ class Worker:
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+            process, self._process = self._process, None
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(
+                    OSError, ValueError
+                ):  # the other end is gone, and at the end of Python so may this one be
+                    assert pipe is not None
+                    pipe.close()
 
     def __del__(self) -> None:
         self.close()
@@ -153,7 +159,7 @@ def main() -> None:
         with suppress(EOFError, BrokenPipeError):
             _send(answers, b"ready")
             while is_well:
-                task, rollout, left = pickle.loads(_receive(jobs))
+                task, rollout, left = pickle.loads(_receive(jobs))  # of the program itself; what goes back is JSON
                 for name, flags, error in run_monitors(task, rollout, left):
                     _send(answers, json.dumps([name, [astuple(one) for one in flags], error]).encode())
                     left = left[1:]
