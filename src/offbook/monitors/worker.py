@@ -110,9 +110,7 @@ class Worker:
             process.kill()
             process.wait()
             for pipe in (process.stdin, process.stdout):
-                with suppress(
-                    OSError, ValueError
-                ):  # the other end is gone, and at the end of Python so may this one be
+                with suppress(OSError, ValueError):  # at the end of Python it may be gone already
                     assert pipe is not None
                     pipe.close()
 
