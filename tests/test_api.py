@@ -34,8 +34,7 @@ def test_a_run_from_start_to_numbers(cache: Path, model: Path, tmp_path: Path, m
     monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
     small = {key.removeprefix("--"): value for key, value in zip(SMALL[::2], SMALL[1::2], strict=True)}
     sections: dict[str, dict[str, str]] = {}
-    # A model that is half made does not follow hints, and a look would say so.
-    for key, value in {**small, "train.steps": "1", "feedback.look": "false"}.items():
+    for key, value in {**small, "train.steps": "1"}.items():
         section, name = key.split(".")
         sections.setdefault(section, {})[name] = value
     config = configure("pocket", model=str(model), out=str(tmp_path / "run"), **sections)

@@ -47,7 +47,13 @@ def given(tmp_path: Path, chat: ChatFormat) -> dict[str, str]:
     write_task(task, Contents(draft.files, {path: draft.gold.files[path] for path in draft.paths}, tests))
     (tmp_path / "odd.py").write_text(ODD)
     rewards = {"rewards.files": f'["{tmp_path / "odd.py"}"]', "rewards.weights.odd": "1"}
-    return {**SMALL, **rewards, "model": str(tmp_path / "model"), "tasks.source": str(tmp_path / "tasks")}
+    return {
+        **SMALL,
+        **rewards,
+        "feedback.look": "false",
+        "model": str(tmp_path / "model"),
+        "tasks.source": str(tmp_path / "tasks"),
+    }
 
 
 @pytest.mark.parametrize("rank", ["0", "2"])

@@ -238,7 +238,8 @@ def test_when_it_is_due() -> None:
 @pytest.mark.parametrize("samples", ["4", "1"])
 def test_training_goes_on_with_what_helps_or_ends(cache: Path, model: Path, tmp_path: Path, samples: str) -> None:
     """The half-made pocket model hardly follows hints: which of them help is left to what is found."""
-    process = train(cache, model, tmp_path / "run", "--train.steps", "1", "--feedback.look_samples", samples)
+    look = "--feedback.look", "true", "--feedback.look_samples", samples
+    process = train(cache, model, tmp_path / "run", "--train.steps", "1", *look)
     rows = [json.loads(line) for line in (tmp_path / "run" / "look.jsonl").read_text().splitlines()]
     assert {row["step"] for row in rows} == {1}
     assert all(row["rule"] in process.stderr_text for row in rows)

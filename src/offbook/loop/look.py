@@ -1,8 +1,9 @@
 """Look before hints teach: does a model that is told of a rule break it less often?
 
 At places where it was broken, messages are sampled without the hint and with it, and the rule itself judges each. What
-a tool would have answered is found out in a box that is brought to that place. Where that cannot be done, and where the
-rule is hardly broken at these places any more, what is left is how much less likely the hint makes the faulty message.
+a tool would have answered is found out in a box that is brought to that place. Where that cannot be done, where
+few messages were drawn and where the rule is hardly broken at these places any more, what is left is how much less
+likely the hint makes the faulty message.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from offbook.types import Completion, Feedback, Message, OffbookError, Prompt, P
 
 TARGETS = 4  # faulty messages of a rule that are looked at
 BOXES = 8  # open at once
+ENOUGH = 16  # sampled messages to judge a rule by
 NATS = 1.0  # that a hint has to take from a faulty message, where sampling cannot tell
 
 
@@ -54,7 +56,7 @@ class Looked:
     @property
     def why_not(self) -> str:
         """Why the hint is not to be taught; empty: it helps, or nothing is known against it."""
-        if self.samples:
+        if self.samples >= ENOUGH:
             if rise(self.faults, self.hinted_faults, self.samples)[1] < 0:
                 return ""
             if rise(self.faults, 0, self.samples)[1] < 0:  # so many faults that it would have been seen
