@@ -219,27 +219,30 @@ def test_what_is_lost_for_want_of_room_is_counted_and_said_once(caplog: pytest.L
 
 @pytest.mark.parametrize("mode", ["lockstep", "continuous"])
 def test_the_room_that_is_advised_is_enough(mode: Mode, caplog: pytest.LogCaptureFixture) -> None:
-    """For all rollouts at once and as long as they get, also where the first that is lost is short and others are over."""
+    """For all rollouts as long as they may get, also where it is short when two of them are over already."""
 
-    def rollout(number: int) -> Callable:
+    def rollout(number: int, turns: int) -> Callable:
         async def one(session: LocalSession) -> list[Turn]:
             rng = random.Random(number)
             ids, done = random_ids(rng, 150), []
-            for _ in range(2 if number < 2 else 5):
+            for _ in range(turns):
                 done.append((ids, await session.complete(Prompt(ids), 10)))
                 ids = [*ids, *done[-1][1].ids, *random_ids(rng, 90)]
             return done
 
         return one
 
-    def warned(kv_tokens: int) -> list[str]:
+    def said(kv_tokens: int, *turns: int) -> list[str]:
         caplog.clear()
-        run(LocalEngine(tiny_model(), frozenset(), 1.0, kv_tokens, mode=mode, context=560), *map(rollout, range(5)))
+        run(
+            LocalEngine(tiny_model(), frozenset(), 1.0, kv_tokens, mode=mode, context=560),
+            *(rollout(number, count) for number, count in enumerate(turns)),
+        )
         return caplog.messages
 
-    (said,) = warned(800)
-    assert "for 5 rollouts at once" in said
-    assert warned(int(said.rpartition(" ")[2])) == []
+    (warning,) = said(1280, 1, 1, 4, 4, 4)
+    assert "for 5 rollouts at once" in warning
+    assert said(int(warning.rpartition(" ")[2]), 5, 5, 5, 5, 5) == []
 
 
 def test_a_beginning_that_is_being_written_behind_is_shared_too() -> None:

@@ -5,8 +5,8 @@ gradients. A folder in PEFT's format holds an adapter alone and names its base. 
 was, so that an adapter is not put on another model of the same shape.
 
 Left out: dropout, which would make the teacher's pass another function than the student's, and what is trained another
-policy than what sampled: an adapter that was trained with some goes on without; adapters on embeddings, which a head that
-is tied to them would get by merging and not before; several adapters at once.
+policy than what sampled: an adapter that had some goes on without; adapters on embeddings, which a head that is tied to
+them would get by merging and not before; several adapters at once.
 """
 
 from __future__ import annotations
