@@ -286,6 +286,7 @@ def test_an_adapter_goes_on_without_its_dropout(base: Path, tmp_path: Path) -> N
     assert json.loads((path / "adapter_config.json").read_text())["lora_dropout"] == 0
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")  # it warns of what is refused here
 def test_adapters_on_embeddings_are_refused_everywhere(base: Path, tmp_path: Path) -> None:
     folder = from_elsewhere(base, tmp_path / "theirs", target_modules=["embed_tokens", "q_proj"])
     said = f"^{folder} cannot be used: adapters on embeddings are not supported, only those on linear layers"
