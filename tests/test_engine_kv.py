@@ -24,7 +24,7 @@ from transformers import (
 
 from offbook.engine import LocalEngine, decode, places
 from offbook.engine.decode import Decoder, Row
-from offbook.engine.local import LocalSession
+from offbook.engine.local import LocalSession, Mode
 from offbook.engine.padded import PaddedDecoder
 from offbook.engine.places import NewTokens, Part, Places, side_by_side
 from offbook.engine.prefill import plan_fills
@@ -205,7 +205,7 @@ def test_what_is_lost_for_want_of_room_is_counted_and_said_once(caplog: pytest.L
 
         return one
 
-    large, small = (LocalEngine(tiny_model(), frozenset(), kv_tokens=tokens) for tokens in (4096, 256))
+    large, small = (LocalEngine(tiny_model(), frozenset(), kv_tokens=tokens, context=74) for tokens in (4096, 256))
     run(large, *map(rollout, range(3)))
     assert (large.tokens_reread, caplog.messages) == (0, [])
     run(small, *map(rollout, range(3)))  # one place for all of them
@@ -213,8 +213,36 @@ def test_what_is_lost_for_want_of_room_is_counted_and_said_once(caplog: pytest.L
     assert small.tokens_prefilled == large.tokens_prefilled + small.tokens_reread
     (said,) = caplog.messages
     assert "holds keys and values of 256 tokens, too few for 3 rollouts at once" in said
-    assert "raise engine.kv_tokens, to 768 by now" in said
+    assert said.endswith("raise engine.kv_tokens to 768")
     assert not small.decoder.places.lost.keys() - set(small.closed)
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "continuous"])
+def test_the_room_that_is_advised_is_enough(mode: Mode, caplog: pytest.LogCaptureFixture) -> None:
+    """For all rollouts as long as they may get, also where it is short when two of them are over already."""
+
+    def rollout(number: int, turns: int) -> Callable:
+        async def one(session: LocalSession) -> list[Turn]:
+            rng = random.Random(number)
+            ids, done = random_ids(rng, 150), []
+            for _ in range(turns):
+                done.append((ids, await session.complete(Prompt(ids), 10)))
+                ids = [*ids, *done[-1][1].ids, *random_ids(rng, 90)]
+            return done
+
+        return one
+
+    def said(kv_tokens: int, *turns: int) -> list[str]:
+        caplog.clear()
+        run(
+            LocalEngine(tiny_model(), frozenset(), 1.0, kv_tokens, mode=mode, context=560),
+            *(rollout(number, count) for number, count in enumerate(turns)),
+        )
+        return caplog.messages
+
+    (warning,) = said(1280, 1, 1, 4, 4, 4)
+    assert "for 5 rollouts at once" in warning
+    assert said(int(warning.rpartition(" ")[2]), 5, 5, 5, 5, 5) == []
 
 
 def test_a_beginning_that_is_being_written_behind_is_shared_too() -> None:
@@ -370,13 +398,17 @@ def test_a_prompt_that_outgrows_the_memory_is_told_so() -> None:
     assert len(run(engine, rollout)[0][0][1].ids) <= 4
 
 
-def test_a_row_without_numbers_spoils_no_other() -> None:
-    """The next one in its place reads behind its own tokens what was left there, masked, and multiplies it by 0."""
+def model_without_numbers_for(*tokens: int) -> PreTrainedModel:
     model = tiny_model()
     with torch.no_grad():
-        model.model.embed_tokens.weight[0] = math.nan
+        model.model.embed_tokens.weight[list(tokens)] = math.nan
     model.lm_head.weight = torch.nn.Parameter(tiny_model().lm_head.weight.clone())
-    engine = LocalEngine(model, frozenset())
+    return model
+
+
+def test_a_row_without_numbers_spoils_no_other() -> None:
+    """The next one in its place reads behind its own tokens what was left there, masked, and multiplies it by 0."""
+    engine = LocalEngine(model_without_numbers_for(0), frozenset())
     long = [0] * 40
 
     async def spoilt(session: LocalSession) -> list[Turn]:
@@ -387,6 +419,44 @@ def test_a_row_without_numbers_spoils_no_other() -> None:
 
     assert math.isnan(run(engine, spoilt)[0][0][1].logprobs[0])
     assert not any(map(math.isnan, run(engine, sound)[0][0][1].logprobs))
+
+
+@pytest.mark.parametrize("how", MODES, ids=str)
+def test_a_row_that_moves_to_where_no_numbers_are_stays_sound(how: dict) -> None:
+    engine = LocalEngine(model_without_numbers_for(0), frozenset(), **how)
+
+    def rollout(*turns: tuple[list[int], int]) -> Callable:
+        async def one(session: LocalSession) -> list[Turn]:
+            return [(ids, await session.complete(Prompt(ids), count)) for ids, count in turns]
+
+        return one
+
+    first = rollout(([1, 2, 3], 4), ([1, 2, 3, *[0] * 90], 6))
+    spoilt, *sound = run(engine, first, rollout(([4] * 20, 4), ([4] * 30, 60)), rollout(([9] * 30, 4), ([9] * 70, 60)))
+    assert math.isnan(spoilt[1][1].logprobs[0])
+    for _, completion in [turn for turns in sound for turn in turns]:
+        upto = [*completion.ids, 0].index(0)  # whoever draws it has none from there on
+        assert not any(map(math.isnan, completion.logprobs[: upto + 1]))
+
+
+@pytest.mark.parametrize("how", MODES, ids=str)
+def test_what_is_written_behind_an_end_spoils_nobody(how: dict) -> None:
+    """The token that ended a message has no numbers. It is read for nobody, in the place where another goes on."""
+    stops = range(30)
+    engine = LocalEngine(model_without_numbers_for(*stops), frozenset(stops), **how)
+
+    def rollout(number: int) -> Callable:
+        async def one(session: LocalSession) -> list[Turn]:
+            rng, done = random.Random(number), []
+            for _ in range(3):
+                ids = [rng.randrange(30, 300) for _ in range(rng.randrange(5, 150))]
+                done.append((ids, await session.complete(Prompt(ids), 40)))
+            return done
+
+        return one
+
+    for _, completion in [turn for turns in run(engine, *map(rollout, range(9))) for turn in turns]:
+        assert not any(map(math.isnan, completion.logprobs))
 
 
 def test_a_model_with_windows_is_written_with_its_own_cache() -> None:

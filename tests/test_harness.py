@@ -129,7 +129,20 @@ def test_limits_end_the_rollout_with_their_name(tree: Path, chat: ChatFormat, li
 def test_wall_time_ends_a_rollout(tree: Path, chat: ChatFormat) -> None:
     policy = Says(chat, *[render_call("run_command", {"command": "sleep 5"})] * 3)
     limits = replace(LIMITS, wall_s=0.4)
-    assert rollout_of(tree, policy, chat, limits=limits).stop == "wall"
+    rollout = rollout_of(tree, policy, chat, limits=limits)
+    assert rollout.stop == "wall"
+    assert rollout.usage.model_seconds < 0.2 < rollout.usage.seconds
+
+
+def test_time_that_runs_out_while_the_model_writes_is_the_models(tree: Path, chat: ChatFormat) -> None:
+    class Slow:
+        async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
+            await asyncio.sleep(5)
+            raise AssertionError
+
+    rollout = rollout_of(tree, Slow(), chat, limits=replace(LIMITS, wall_s=0.4))
+    assert rollout.stop == "wall"
+    assert 0.35 < rollout.usage.model_seconds < rollout.usage.seconds
 
 
 def test_a_slow_command_is_stopped_and_said_so(tree: Path, chat: ChatFormat) -> None:

@@ -95,3 +95,29 @@ def test_a_lent_engine_samples_what_was_published(tmp_path: Path, given: dict[st
         drawn = asyncio.run(sample())
         assert drawn.versions == [7] * len(drawn.ids)
         assert drawn.logprobs == pytest.approx([-math.log(weights.config.vocab_size)] * len(drawn.ids))
+
+
+def test_what_is_read_again_is_counted_step_by_step(tmp_path: Path, given: dict[str, str]) -> None:
+    """And not what an engine read again before it was lent."""
+    config, held = load_config(["standard"], {**given, "engine.kv_tokens": "256", "out": str(tmp_path / "run")}), Held()
+    held.load(config, Path(given["model"]))
+    first = Collector(config, Path(given["model"]), lent=held.publish(1))
+
+    async def step() -> None:
+        """Two rollouts of two turns with one place: what each had read is lost to the other."""
+        sessions = [first.engine.open(key) for key in "ab"]
+        for turn in (1, 2):
+            prompts = [Prompt([start] * 20 * turn) for start in (1, 2)]
+            await asyncio.gather(*(one.complete(prompt, 4) for one, prompt in zip(sessions, prompts, strict=True)))
+        for session in sessions:
+            session.close()
+
+    counts = []
+    for _ in range(2):
+        asyncio.run(step())
+        counts.append(first.metrics()["reread_tokens"])
+    assert counts == [40, 40]
+    asyncio.run(step())
+    second = Collector(config, Path(given["model"]), lent=held.engine)
+    assert second.engine is first.engine
+    assert second.metrics()["reread_tokens"] == 0

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TEACHERS, in_bfloat16, saved, tiny_model
-from peft import PeftModel
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model
 from test_branches import hinted_logp, reference_logp, sample_with_branches, teacher_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -267,6 +268,41 @@ def test_an_adapter_from_elsewhere_is_held_to_its_shapes(adapter: Path) -> None:
         load_adapter(wider_model(), adapter)
 
 
+def from_elsewhere(base: Path, folder: Path, **settings: object) -> Path:
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), PeftLoraConfig(r=4, **settings))
+    stirred(model).save_pretrained(folder)
+    return folder
+
+
+def test_an_adapter_goes_on_without_its_dropout(base: Path, tmp_path: Path) -> None:
+    """Whatever is sampled, taught and trained is one function."""
+    folder = from_elsewhere(base, tmp_path / "theirs", target_modules=["q_proj", "up_proj"], lora_dropout=0.5)
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder).eval()
+    model = model_to_train(load_config([], {"model": str(folder)}), folder)
+    assert torch.allclose(logits(model), logits(theirs), atol=1e-5)
+    trainer = Trainer(model, FAST, TEACHERS["frozen"])
+    assert torch.equal(logits(trainer.model.train()), logits(teacher_model(trainer)))
+    path = saved(trainer, tmp_path / "ckpt", 1, base)
+    assert json.loads((path / "adapter_config.json").read_text())["lora_dropout"] == 0
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")  # it warns of what is refused here
+def test_adapters_on_embeddings_are_refused_everywhere(base: Path, tmp_path: Path) -> None:
+    folder = from_elsewhere(base, tmp_path / "theirs", target_modules=["embed_tokens", "q_proj"])
+    said = f"^{folder} cannot be used: adapters on embeddings are not supported, only those on linear layers"
+    with pytest.raises(OffbookError, match=said):
+        load_model(folder)
+    with pytest.raises(OffbookError, match=said):
+        write_merged(folder, tmp_path / "merged")
+    with pytest.raises(OffbookError, match=said):
+        stored_adapter(folder)
+    assert not (tmp_path / "merged").exists()
+    with pytest.raises(
+        OffbookError, match=r"^train\.lora cannot be put on embed_tokens: adapters on embeddings are not"
+    ):
+        adapted(tiny_model(), LoraConfig(rank=4, targets=["model.embed_tokens", "q_proj"]))
+
+
 def test_a_base_that_has_moved_is_asked_for(adapter: Path, tmp_path: Path) -> None:
     settings = adapter / "adapter_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"base_model_name_or_path": "/gone/away"}))
@@ -352,7 +388,7 @@ def test_a_run_with_adapters_stops_and_goes_on_and_another_starts_from_it(
     """The other with an engine that holds two rollouts of six."""
     monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
     told = {"tasks.num_train": "4", "tasks.num_heldout": "2", "train.groups": "2", "train.group_size": "3"}
-    told |= {"train.learning_rate": "1e-3"}
+    told |= {"train.learning_rate": "1e-3", "feedback.look": "false"}  # a model that is half made follows no hints
 
     def run(name: str, start: Path, steps: int) -> Path:
         own = {"train.lora.rank": "8"} if start == model else {"engine.kv_tokens": "1024"}  # an adapter has its rank

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from offbook.engine.places import NewTokens, NextTokens, Part, Places, bucket, install
+from offbook.engine.places import SHORTEST, NewTokens, NextTokens, Part, Places, bucket, install
 from offbook.engine.prefill import Fill, common_prefix, plan_fills
 from offbook.engine.sampling import sample
 
@@ -88,12 +88,14 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel, stop_ids: frozenset[int], temperature: float, budget: int, static: bool):
         self.model, self.stop_ids, self.temperature, self.static = model, stop_ids, temperature, static
+        self.longest = 0  # tokens that a row may need, as far as that is known
         self.graphs = static and model.device.type == "cuda"
         install(model, fused=self.graphs and hasattr(model.base_model, "layers"))
         self._dtype = model.dtype
         self.version = 0
         self.tokens_sampled = self.tokens_prefilled = 0
         self.tokens_reread = 0  # of those prefilled: kept before, and lost for want of room
+        self._most = 0  # rollouts that were open at once
         self.places = Places(budget)
         self.reset()
 
@@ -102,7 +104,7 @@ class Decoder:
         self._carried = Carried.empty(0, 0, self.model.device)
         self.rows: list[Row | None] = []  # by place; None: it has ended, and its place writes on for nobody
         self.places = Places(self.places.budget)
-        self._spoilt = False
+        self._spoilt = False  # numbers that are none may lie in a place
         self._allot()
 
     @property
@@ -124,25 +126,22 @@ class Decoder:
         if not rows:
             return
         self._close_ranks(wholly=True)
-        busy = len(self.rows)
+        self._clean()
+        busy, self._most = len(self.rows), max(self._most, wished)
         if self.places.arrange(busy + len(rows), wished, max(row.need for row in [*self.running, *rows])):
             self._allot()
         self.places.seat(busy, [row.owner for row in rows])
-        if self._spoilt:
-            self._spoilt = False
-            for place in range(busy, self.places.count):
-                self.places.clean(place)
         by_owner = {row.owner: row for row in rows}
         new = slice(busy, busy + len(rows))
         seated = [by_owner[owner] for owner in self.places.owners[new]]
         had_room = not self.tokens_reread
         logits_RV = self._read({busy + number: row.prompt_ids for number, row in enumerate(seated)})
         if had_room and self.tokens_reread:
-            enough = wished * self.places.rounded(max(row.need for row in self.running + rows))
+            longest = max(self.longest, *(row.need for row in [*self.running, *rows]))
             log.warning(
                 "the engine holds keys and values of %d tokens, too few for %d rollouts at once: what they lose is read"
-                " again (reread_tokens in metrics.jsonl); raise engine.kv_tokens, to %d by now",
-                *(self.places.budget, wished, enough),
+                " again (reread_tokens in metrics.jsonl); raise engine.kv_tokens to %d",
+                *(self.places.budget, self._most, self._most * bucket(max(longest, SHORTEST))),
             )
         carried, device = self._carried, self.model.device
         uniform_RL = pad_sequence([row.uniforms for row in seated], batch_first=True)
@@ -166,7 +165,7 @@ class Decoder:
         self._number.zero_()
         for _ in range(steps):
             self._run(rows, length)
-        self._take(0, self._token_KS[:steps, :held].tolist(), self._logprob_KS[:steps, :held].tolist())
+        self._take(0, self._token_KS[:steps, :held].tolist(), self._logprob_KS[:steps, :rows].tolist())
 
     @torch.inference_mode()
     def renew(self, version: int) -> None:
@@ -289,7 +288,11 @@ class Decoder:
         count_R.add_(1).clamp_(max=top)
 
     def _take(self, first: int, tokens_KR: list[list[int]], logprobs_KR: list[list[float]]) -> None:
-        """Tokens to their rows, from place `first` on. Those that ended leave what they fed for their next turn."""
+        """Tokens to their rows, from place `first` on. Those that ended leave what they fed for their next turn.
+
+        The log-probabilities are also of places that write for nobody: what these leave may be no numbers, too.
+        """
+        self._spoilt |= not math.isfinite(sum(map(sum, logprobs_KR)))
         for place in range(first, len(self.rows)):
             row = self.rows[place]
             if row is None:
@@ -304,9 +307,7 @@ class Decoder:
             self.tokens_sampled += new
             if row.ids[-1] in self.stop_ids or len(row.ids) >= row.max_tokens or row.abandoned:
                 self.rows[place], row.over = None, True
-                self.places.ids[place] = row.fed
-                if not math.isfinite(sum(row.logprobs)):
-                    self.places.ids[place], self._spoilt = [], True
+                self.places.ids[place] = row.fed if math.isfinite(sum(row.logprobs)) else []
 
     def _close_ranks(self, wholly: bool = False) -> None:
         """Rows that write to the first places. Not for each that ends: moving what it keeps has its price too."""
@@ -314,6 +315,7 @@ class Decoder:
         few = bucket(size) == bucket(held) if self.static else (held - size) * 8 < held
         if size == held or (size and few and not wholly):
             return
+        self._clean()  # first: behind what moves in, a place stays as it is
         gaps = [place for place in range(size) if self.rows[place] is None]
         movers = [place for place in range(size, held) if self.rows[place] is not None]
         for gap, mover in zip(gaps, movers, strict=True):
@@ -326,3 +328,11 @@ class Decoder:
                 tensor[gaps] = tensor[movers]
         self._carried.position_S[size:held] = self.places.length - 1
         del self.rows[size:]
+
+    def _clean(self) -> None:
+        """Places at which no row writes. A row without numbers that goes on says so again with its next token."""
+        if self._spoilt:
+            self._spoilt = False
+            for place in range(self.places.count):
+                if place >= len(self.rows) or self.rows[place] is None:
+                    self.places.clean(place)

@@ -90,7 +90,8 @@ class LocalEngine:
     """`version` is the policy version of the weights now in `model`. A message ends with any of `stop_ids`.
 
     `kv_tokens` is how many tokens' keys and values are held at most; rows that do not fit wait. `static` is how a GPU
-    decodes (offbook.engine.decode), and can be asked for elsewhere.
+    decodes (offbook.engine.decode), and can be asked for elsewhere. `context` is what a rollout may grow to, for the
+    advice where `kv_tokens` are too few; 0 is not known.
     """
 
     model: PreTrainedModel
@@ -101,6 +102,7 @@ class LocalEngine:
     mode: Mode = "lockstep"
     version: int = 0
     static: bool | None = None
+    context: int = 0
     waiting: list[_Request] = field(default_factory=list)
     closed: list[LocalSession] = field(default_factory=list)
     open_sessions: int = 0
@@ -114,6 +116,7 @@ class LocalEngine:
         self.decoder: Decoder | PaddedDecoder
         if has_plain_attention(self.model):
             self.decoder = Decoder(*settings, static)
+            self.decoder.longest = min(self.context, self.model.config.get_text_config().max_position_embeddings)
         elif self.mode == "lockstep":
             self.decoder = PaddedDecoder(*settings)
         else:

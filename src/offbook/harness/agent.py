@@ -230,8 +230,10 @@ class _Episode:
         ids = self.transcript.prompt()
         self.rollout.usage.drift += ids[: len(self.fed)] != self.fed
         messages, asked = tuple(self.transcript.segment.messages), time.monotonic()
-        completion = await self.policy.complete(Prompt(ids, messages, self.toolset.specs()), room)
-        self.rollout.usage.model_seconds += time.monotonic() - asked
+        try:
+            completion = await self.policy.complete(Prompt(ids, messages, self.toolset.specs()), room)
+        finally:  # also where the time is up before the answer is there
+            self.rollout.usage.model_seconds += time.monotonic() - asked
         self.fed = [*ids, *completion.ids]
         prices = self.harness.prices
         read, written = completion.billed or (len(ids), len(completion.ids))

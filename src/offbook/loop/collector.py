@@ -96,6 +96,7 @@ class Collector:
     ):
         self.config, self.model, self.remote_name = config, model, remote_name
         self._progress, self._loaded, self._lent = progress, loaded, lent
+        self._reread_before = lent.tokens_reread if isinstance(lent, LocalEngine) else 0
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
         prices = Prices(settings.price_input, settings.price_output)
@@ -137,7 +138,13 @@ class Collector:
             torch.set_num_threads(self.config.threads)
             network = self._loaded or load_model(self.model, settings.precision)
             return LocalEngine(
-                network, chat.stop_ids, settings.temperature, settings.kv_tokens, self.config.seed, settings.mode
+                network,
+                chat.stop_ids,
+                settings.temperature,
+                settings.kv_tokens,
+                self.config.seed,
+                settings.mode,
+                context=self.config.harness.context,
             )
         return RemoteEngine(
             Client(self.config.model, self.remote_name, timeout_s=settings.timeout_s, max_retries=5),
@@ -162,10 +169,13 @@ class Collector:
             self.monitors.recall(rollouts)
 
     def metrics(self) -> dict[str, int]:
-        """So far, not of the last call."""
+        """So far, but for the tokens that were read again: those since it was last asked for."""
         aside = {} if self.monitors is None else {"quarantined": len(self.monitors.quarantined)}
         engine = self.__dict__.get("engine")  # where no rollout was wanted there is none
-        reread = {"reread_tokens": engine.tokens_reread} if isinstance(engine, LocalEngine) else {}
+        reread = {}
+        if isinstance(engine, LocalEngine):
+            reread = {"reread_tokens": engine.tokens_reread - self._reread_before}
+            self._reread_before = engine.tokens_reread
         return {"grades": self._grader.runs, **reread, **aside}
 
     async def groups(

@@ -4,7 +4,9 @@ The model stays what it is: whoever calls its layers gets their adapters too, an
 gradients. A folder in PEFT's format holds an adapter alone and names its base. Beside its tensors stands what the base
 was, so that an adapter is not put on another model of the same shape.
 
-Left out: dropout, which would make the teacher's pass another function than the student's; several adapters at once.
+Left out: dropout, which would make the teacher's pass another function than the student's, and what is trained another
+policy than what sampled: an adapter that had some goes on without; adapters on embeddings, which a head that is tied to
+them would get by merging and not before; several adapters at once.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ NAME = "default"  # as peft calls an adapter that is given no name
 PREFIX = "base_model.model."  # of every tensor in PEFT's files
 BASE = "offbook_base"  # beside the tensors: the fingerprint of their base
 ADDS = "_B"  # of the product of two matrices, the one that is zero at first
+ON_LINEAR = "adapters on embeddings are not supported, only those on linear layers and experts"
 SAMPLED = 64  # entries of each parameter that make the fingerprint
 
 
@@ -48,6 +51,9 @@ def make_trainable(model: PreTrainedModel, settings: LoraConfig, base: str, seed
         return
     from peft import LoraConfig as PeftLoraConfig
 
+    embeddings = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, nn.Embedding)}
+    if wrong := embeddings & {name.rpartition(".")[2] for name in settings.targets}:
+        raise OffbookError(f"train.lora cannot be put on {', '.join(sorted(wrong))}: {ON_LINEAR}")
     linear = {name.rsplit(".")[-1] for name, layer in model.base_model.named_modules() if isinstance(layer, nn.Linear)}
     wanted = PeftLoraConfig(
         r=settings.rank,
@@ -90,11 +96,13 @@ def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: 
 
 def stored_adapter(folder: Path) -> Weights:
     """An adapter's as an engine takes them that has the base."""
+    _refuse_embeddings(folder)
     return Weights(0, load_file(folder / WEIGHTS), json.loads((folder / "adapter_config.json").read_text()))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> None:
     """An adapter's values into its base, or into a model that has the same one with other values."""
+    _refuse_embeddings(folder)
     _refuse_other_weights(model, folder)
     if adapter_of(model) is None:
         _inject_as_in(folder, model)
@@ -105,6 +113,12 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
     with torch.no_grad():
         for name, tensor in stored.items():
             own[name].copy_(tensor)
+
+
+def _refuse_embeddings(folder: Path) -> None:
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        if any("lora_embedding_" in name for name in file.keys()):  # noqa: SIM118 - it is no dict
+            raise OffbookError(f"{folder} cannot be used: {ON_LINEAR}")
 
 
 def _refuse_other_weights(model: PreTrainedModel, folder: Path) -> None:
@@ -122,6 +136,7 @@ def _inject_as_in(folder: Path, model: PreTrainedModel) -> None:
     if settings.peft_type != "LORA":
         raise OffbookError(f"{folder} is an adapter of the kind {settings.peft_type}; only LoRA is known here")
     settings.inference_mode = False  # or it could not be trained on
+    settings.lora_dropout = 0.0
     try:
         _inject(model, settings)
     except ValueError as error:
@@ -154,6 +169,7 @@ def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """A base with an adapter added to its weights: a model that knows nothing of adapters."""
     from peft import PeftModel
 
+    _refuse_embeddings(folder)
     _refuse_other_weights(base, folder)
     return PeftModel.from_pretrained(base, str(folder)).merge_and_unload(safe_merge=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from offbook.engine.vllm.server import Server
 
 BUCKET_BYTES = 256 << 20
+PREFIX = "offbook-vllm-"  # of the folders in memory
 ALIGN = 256  # bytes, so that any dtype may begin there
 
 Place = tuple[str, Tensor, int]  # a tensor's name, the tensor as it is sent, and the byte where it begins
@@ -38,7 +40,8 @@ class Sender:
     def __init__(self, server: Server, dtype: torch.dtype, deadline_s: float = 300.0):
         self.server, self.dtype, self.deadline_s = server, dtype, deadline_s
         self._flat: Tensor | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="offbook-vllm-", dir=_memory_folder()))
+        _clear_left()
+        self._folder, self._lock = _own_folder()
 
     def forget(self) -> None:
         """The server is a new one: it has opened nothing yet."""
@@ -47,6 +50,9 @@ class Sender:
     def close(self) -> None:
         self._flat = None
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     @torch.no_grad()
     def send(self, tensors: Mapping[str, Tensor]) -> None:
@@ -106,8 +112,38 @@ class Sender:
         return flat
 
 
-def _memory_folder() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+def _memory_folder() -> str:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+
+
+def _own_folder() -> tuple[Path, int]:
+    """A new one, and the descriptor by which this process holds a lock on it as long as it lives."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_memory_folder()))
+        with contextlib.suppress(OSError):  # somebody clears it: it was there before its lock
+            lock = _locked(path)
+            if path.exists():
+                return path, lock
+            os.close(lock)
+
+
+def _clear_left() -> None:
+    """What processes left that were killed: nobody holds its lock."""
+    for path in Path(_memory_folder()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # held, of another user, or gone meanwhile
+            lock = _locked(path)
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _sent_dtype(tensor: Tensor, wanted: torch.dtype) -> torch.dtype:
