@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -90,6 +90,7 @@ def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: 
 
 def stored_adapter(folder: Path) -> Weights:
     """An adapter's as an engine takes them that has the base."""
+    refuse_unusable(folder)
     return Weights(0, load_file(folder / WEIGHTS), json.loads((folder / "adapter_config.json").read_text()))
 
 
@@ -107,10 +108,28 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
             own[name].copy_(tensor)
 
 
+def refuse_unusable(folder: Path) -> None:
+    """Without its base, and before that is loaded."""
+    _metadata(folder)
+    kind = json.loads((folder / "adapter_config.json").read_text()).get("peft_type")
+    if kind != "LORA":
+        raise OffbookError(f"{folder} is an adapter of the kind {kind}; only LoRA is known here")
+
+
+def _metadata(folder: Path) -> dict[str, str]:
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            return file.metadata() or {}
+    except FileNotFoundError:
+        raise OffbookError(f"the adapter {folder} has no {WEIGHTS}, so its weights are missing") from None
+    except (OSError, SafetensorError) as error:
+        problem = str(error).splitlines()[0]
+        raise OffbookError(f"{folder / WEIGHTS} cannot be read ({problem}); copy the adapter anew") from None
+
+
 def _refuse_other_weights(model: PreTrainedModel, folder: Path) -> None:
     """Adapters from elsewhere do not say what their base was."""
-    with safe_open(folder / WEIGHTS, "pt") as file:
-        base = (file.metadata() or {}).get(BASE, "")
+    base = _metadata(folder).get(BASE, "")
     if base and base != fingerprint(model):
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their weights differ")
 
@@ -118,9 +137,8 @@ def _refuse_other_weights(model: PreTrainedModel, folder: Path) -> None:
 def _inject_as_in(folder: Path, model: PreTrainedModel) -> None:
     from peft import PeftConfig
 
+    refuse_unusable(folder)
     settings = PeftConfig.from_pretrained(str(folder))
-    if settings.peft_type != "LORA":
-        raise OffbookError(f"{folder} is an adapter of the kind {settings.peft_type}; only LoRA is known here")
     settings.inference_mode = False  # or it could not be trained on
     try:
         _inject(model, settings)
@@ -155,7 +173,11 @@ def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
     from peft import PeftModel
 
     _refuse_other_weights(base, folder)
-    return PeftModel.from_pretrained(base, str(folder)).merge_and_unload(safe_merge=True)
+    try:
+        return PeftModel.from_pretrained(base, str(folder)).merge_and_unload(safe_merge=True)
+    except (RuntimeError, ValueError) as error:
+        problem = str(error).splitlines()[0]
+        raise OffbookError(f"the adapter {folder} cannot be merged into {base.name_or_path}: {problem}") from None
 
 
 @torch.no_grad()
