@@ -25,12 +25,12 @@ from transformers import (
 from typer.testing import CliRunner
 
 from offbook.cli import app
-from offbook.config import Config, ConfigError, LoraConfig, TrainConfig, load_config
+from offbook.config import Config, ConfigError, EngineConfig, LoraConfig, TrainConfig, VllmConfig, load_config
 from offbook.engine.vllm import Server
 from offbook.engine.vllm.find import Found
 from offbook.loop import plan as plan_room
 from offbook.loop.plan import Device, as_planned, make_plan, meta_shapes, refuse_too_large, this_device
-from offbook.loop.resume import computed_as_before
+from offbook.loop.resume import computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder
 from offbook.train import head
 from offbook.train.batches import Batch
@@ -245,7 +245,7 @@ QWEN3_4B = QWEN3_8B | {"hidden_size": 2560, "intermediate_size": 9728}
     [
         ("qwen3-0.6b", QWEN3_06B, 24, "false"),
         ("qwen3-4b", QWEN3_4B, 141, "false"),
-        ("qwen3-8b-lora", QWEN3_8B, 54, "false"),
+        ("qwen3-8b-lora", QWEN3_8B, 52, "false"),
         ("qwen3-8b-lora", QWEN3_8B, 48, "true"),
     ],
 )
@@ -394,6 +394,17 @@ def test_a_run_that_goes_on_is_computed_as_before(tmp_path: Path) -> None:
     (tmp_path / "ckpt" / "step_00001" / "DONE").touch()
     found = computed_as_before(RunFolder(tmp_path), now).train
     assert (found.recompute, found.compile, found.micro_tokens) == ("layers", True, 512)
+
+
+def test_a_run_goes_on_with_another_share_for_vllm(tmp_path: Path) -> None:
+    then = Config(out=str(tmp_path), engine=EngineConfig(kind="vllm", vllm=VllmConfig(gpu_share=0.4)))
+    RunFolder(tmp_path).config_file.write_text(then.to_toml())
+    (tmp_path / "ckpt" / "step_00001").mkdir(parents=True)
+    (tmp_path / "ckpt" / "step_00001" / "DONE").touch()
+    refuse_another_run(RunFolder(tmp_path), Config(out=str(tmp_path), engine=EngineConfig(kind="vllm")))
+    hotter = EngineConfig(kind="vllm", temperature=0.5)
+    with pytest.raises(OffbookError, match=r"another configuration \(engine.temperature is 0.5 now and 1.0 there\)"):
+        refuse_another_run(RunFolder(tmp_path), Config(out=str(tmp_path), engine=hotter))
 
 
 def test_the_verb(large: Path) -> None:
