@@ -266,7 +266,8 @@ def _shares(config: Config, shapes: Shapes, device: Device, context: int, alone:
         return math.ceil(1000 * device.share_of(size)) / 1000
 
     least, wanted = share(SPARE * context), share(config.train.groups * config.train.group_size * context)
-    most = max(least, min(wanted, LARGEST_SHARE if alone else SHARE))
+    largest = device.share_of((LARGEST_SHARE if alone else SHARE) * device.memory)
+    most = max(least, min(wanted, round(largest, 3)))
     return [round(least + part * (most - least), 3) for part in FEWER_ROLLOUTS]
 
 
