@@ -115,7 +115,8 @@ def test_a_run_with_the_keys_of_before_differs_in_what_differs_only(tmp_path: Pa
     was, wanted = (FeedbackConfig(judge=JudgeConfig(url="local", rate=rate)) for rate in (0.5, 0.25))
     tree = Config(out=str(tmp_path), feedback=was).model_dump()
     for section in ("feedback", "monitors"):
-        tree[section] |= {f"model_{name}": value for name, value in tree[section].pop("judge").items()}
+        judge = {name: value for name, value in tree[section].pop("judge").items() if name not in ("turns", "tokens")}
+        tree[section] |= {f"model_{name}": value for name, value in judge.items()}
     RunFolder(tmp_path).config_file.write_text(tomli_w.dumps(tree))
     (tmp_path / "ckpt" / "step_00001").mkdir(parents=True)
     (tmp_path / "ckpt" / "step_00001" / "DONE").touch()

@@ -29,7 +29,7 @@ from offbook.config import (
     recipe_for,
 )
 from offbook.engine import LocalEngine
-from offbook.loop.models import load_model, load_weights, model_to_sample, model_to_train, write_merged
+from offbook.loop.models import described, load_model, load_weights, model_to_sample, model_to_train, write_merged
 from offbook.loop.train import train
 from offbook.runfolder import RunFolder, base_named, latest_checkpoint
 from offbook.train.batches import Batch
@@ -310,6 +310,54 @@ def test_a_base_that_has_moved_is_asked_for(adapter: Path, tmp_path: Path) -> No
         OffbookError, match=r"no model folder /gone/away.*write where it is into base_model_name_or_path"
     ):
         load_model(adapter)
+
+
+def about(adapter: Path, **changed: str) -> None:
+    settings = adapter / "adapter_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | changed))
+
+
+def test_an_adapter_without_usable_weights_is_refused(adapter: Path, tmp_path: Path) -> None:
+    cut = (adapter / WEIGHTS).read_bytes()[:-10]
+    for kept, said in ((cut, "cannot be read"), (b"", "cannot be read"), (None, f"has no {WEIGHTS}")):
+        (adapter / WEIGHTS).unlink()
+        if kept is not None:
+            (adapter / WEIGHTS).write_bytes(kept)
+        for refused in (
+            lambda: load_model(adapter),
+            lambda: stored_adapter(adapter),
+            lambda: write_merged(adapter, tmp_path / "merged"),
+        ):
+            with pytest.raises(OffbookError, match=said):
+                refused()
+        dry = CliRunner().invoke(app, ["train", "--model", str(adapter), "--dry-run"])
+        assert dry.exit_code == 0
+        assert "on this machine: " in dry.stderr
+        assert said in " ".join(dry.stderr.split())
+
+
+def test_an_adapter_of_another_kind_is_told_by_a_dry_run(adapter: Path) -> None:
+    about(adapter, peft_type="IA3")
+    dry = CliRunner().invoke(app, ["train", "--model", str(adapter), "--dry-run"])
+    assert "is an adapter of the kind IA3; only LoRA is known here" in " ".join(dry.stderr.split())
+
+
+def test_an_adapter_that_is_its_own_base_is_refused(adapter: Path, tmp_path: Path) -> None:
+    about(adapter, base_model_name_or_path=str(adapter))
+    for refused in (
+        lambda: described(str(adapter)),
+        lambda: load_model(adapter),
+        lambda: write_merged(adapter, tmp_path / "merged"),
+    ):
+        with pytest.raises(OffbookError, match=r"which is an adapter itself; write where its base is into base_model_"):
+            refused()
+
+
+def test_an_evaluation_takes_a_runs_adapter_as_it_is(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(Config(model=str(base), train=FAST).to_toml())
+    found = CliRunner().invoke(app, ["eval", str(tmp_path), "--train.lora.rank", "8"])
+    assert isinstance(found.exception, ConfigError)
+    assert "(train.lora.rank is 8 and the run's 4); leave train.lora out" in str(found.exception)
 
 
 def test_names_that_no_layer_has_are_refused() -> None:

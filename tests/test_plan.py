@@ -12,20 +12,31 @@ import pytest
 import torch
 from conftest import in_bfloat16, tiny_model
 from torch.profiler import ProfilerActivity, profile
-from transformers import Gemma3TextConfig, GPT2Config, PreTrainedConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    BertConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    T5Config,
+)
 from typer.testing import CliRunner
 
 from offbook.cli import app
-from offbook.config import Config, LoraConfig, TrainConfig, load_config
+from offbook.config import Config, ConfigError, EngineConfig, LoraConfig, TrainConfig, VllmConfig, load_config
+from offbook.engine.vllm import Server
+from offbook.engine.vllm.find import Found
 from offbook.loop import plan as plan_room
-from offbook.loop.plan import Device, make_plan, meta_shapes, refuse_too_large, this_device
-from offbook.loop.resume import computed_as_before
+from offbook.loop.plan import Device, as_planned, make_plan, meta_shapes, refuse_too_large, this_device
+from offbook.loop.resume import computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder
 from offbook.train import head
 from offbook.train.batches import Batch
 from offbook.train.forward import Decoder
 from offbook.train.lora import make_trainable
-from offbook.train.memory import MODES, Mode, Way, saved_storages, static_parts, step_parts
+from offbook.train.memory import CONTEXT_BYTES, IN_A_STEP, MODES, Mode, Way, saved_storages, static_parts, step_parts
 from offbook.train.scoring import Counts, Ledger
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError, Sample
@@ -222,6 +233,109 @@ def test_an_engine_that_cannot_hold_one_rollout_is_refused(
     assert 0 <= plan.largest_context < plan.context
 
 
+QWEN3_06B = {
+    "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40_960,
+}  # fmt: skip
+QWEN3_4B = QWEN3_8B | {"hidden_size": 2560, "intermediate_size": 9728}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape", "gb", "sleep"),
+    [
+        ("qwen3-0.6b", QWEN3_06B, 24, "false"),
+        ("qwen3-4b", QWEN3_4B, 141, "false"),
+        ("qwen3-8b-lora", QWEN3_8B, 52, "false"),
+        ("qwen3-8b-lora", QWEN3_8B, 48, "true"),
+    ],
+)
+def test_every_recipe_runs_with_vllm_on_its_gpu(
+    recipe: str, shape: dict[str, int], gb: int, sleep: str, tmp_path: Path
+) -> None:
+    Qwen3Config(**shape, tie_word_embeddings=shape is not QWEN3_8B).save_pretrained(tmp_path)
+    options = {"model": str(tmp_path), "engine.kind": "vllm", "engine.vllm.sleep": sleep}
+    config, device = load_config([recipe], options), Device("the GPU", gb * 1e9, is_gpu=True)
+    plan = make_plan(config, device)
+    refuse_too_large(config, plan)
+    assert plan.gpu_share is not None
+    assert plan.need <= device.room
+    assert plan.parts["engine (vLLM's share)"] == pytest.approx(plan.gpu_share * gb * 1e9)
+    chosen = as_planned(config, plan)
+    assert chosen.engine.vllm.gpu_share == plan.gpu_share
+    assert f"engine.vllm.gpu_share {plan.gpu_share:g}" in str(plan)
+    assert make_plan(chosen, device).parts == plan.parts, "what is given is kept"
+    server = Server(tmp_path, chosen.engine.vllm, plan.context, tmp_path / "log", lambda what, share: None)
+    command = server.command(Found("python", "0.32.0", on_cpu=False), 1)
+    assert float(command[command.index("--gpu-memory-utilization") + 1]) == plan.gpu_share
+
+
+def test_vllm_gets_what_its_rollouts_need_and_no_more(large: Path) -> None:
+    options = {"model": str(large), **HALF, "train.lora.rank": "16", "engine.kind": "vllm"}
+
+    def share(gb: float, **more: str) -> float:
+        found = make_plan(load_config([], options | more), Device("", gb * 1e9, is_gpu=True))
+        assert found.fits
+        return found.gpu_share or 0.0
+
+    assert share(200) == 0.4
+    few = share(200, **{"train.groups": "1", "train.group_size": "2"})
+    assert 0.1 < few < 0.2
+    assert share(200, **{"engine.vllm.sleep": "true"}) > 0.4
+    shared = make_plan(load_config([], options), Device("", 100e9, is_gpu=True, whole=200e9))
+    assert shared.fits
+    assert 200 * (shared.gpu_share or 1.0) == pytest.approx(100 * share(100), abs=0.3), "of the whole GPU, for vLLM"
+
+
+def test_a_vllm_that_sleeps_is_awake_beside_what_the_trainer_holds(tmp_path: Path) -> None:
+    Qwen3Config(**QWEN3_4B, tie_word_embeddings=True).save_pretrained(tmp_path)
+    given = {"model": str(tmp_path), "engine.kind": "vllm", "engine.vllm.sleep": "true"}
+    device = Device("an H200", 141e9, is_gpu=True)
+    large = load_config(["qwen3-4b"], given | {"engine.vllm.gpu_share": "0.9"})
+    plan = make_plan(large, device)
+    assert plan.need == pytest.approx(plan.held)
+    with pytest.raises(OffbookError, match=r"needs 207 GB .* has 141 GB; --engine\.vllm\.gpu_share 0\.3\d* needs 13"):
+        refuse_too_large(large, plan)
+    small = make_plan(load_config(["qwen3-4b"], given | {"engine.vllm.gpu_share": "0.1"}), device)
+    asleep = small.parts["engine (vLLM's share)"] - CONTEXT_BYTES
+    assert small.need == pytest.approx(sum(small.parts.values()) - min(asleep, sum(map(small.parts.get, IN_A_STEP))))
+
+
+def test_a_share_that_is_too_large_is_refused_with_one_that_fits(tmp_path: Path) -> None:
+    Qwen3Config(**QWEN3_4B, tie_word_embeddings=True).save_pretrained(tmp_path)
+    given = {"model": str(tmp_path), "engine.kind": "vllm", "engine.vllm.gpu_share": "0.4"}
+    config, device = load_config(["qwen3-4b"], given), Device("an H200", 141e9, is_gpu=True)
+    with pytest.raises(
+        OffbookError, match=r"needs 144 GB .*; --engine\.vllm\.gpu_share (0\.\d+) needs 13\d GB"
+    ) as caught:
+        refuse_too_large(config, make_plan(config, device))
+    advised = str(caught.value).split("gpu_share ")[1].split()[0]
+    config = load_config(["qwen3-4b"], given | {"engine.vllm.gpu_share": advised})
+    refuse_too_large(config, make_plan(config, device))
+
+
+def test_a_dry_run_says_that_there_is_no_vllm() -> None:
+    given = ["train", "--model", "pocket", "--dry-run", "--engine.kind", "vllm", "--engine.vllm.python", "/nonexistent"]
+    found = CliRunner().invoke(app, given)
+    assert found.exit_code == 0
+    assert "on this machine: there is no interpreter /nonexistent" in found.stderr
+    assert "optimizer state" in found.stderr
+
+
+@pytest.mark.parametrize("config", [BertConfig(), T5Config()], ids=lambda config: config.model_type)
+def test_a_model_that_is_no_causal_one_is_refused(config: PreTrainedConfig, tmp_path: Path) -> None:
+    config.save_pretrained(tmp_path)
+    found = CliRunner().invoke(app, ["plan", str(tmp_path)])
+    assert isinstance(found.exception, OffbookError)
+    assert f"of the kind {config.model_type}, which is no causal language model" in str(found.exception)
+
+
+@pytest.mark.parametrize("size", ["inf", "nan", "-1", "1e300"])
+def test_a_gpu_has_a_size(size: str) -> None:
+    found = CliRunner().invoke(app, ["plan", "pocket", f"--gpu-memory={size}"])
+    assert isinstance(found.exception, ConfigError)
+    assert "is no size of a GPU" in str(found.exception)
+
+
 def test_a_dry_run_shows_the_plan_and_what_train_would_say(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["train", "--model", str(large), "--dry-run", *(f"--{key}={value}" for key, value in HALF.items())]
     monkeypatch.setattr(plan_room, "this_device", lambda: GPU)
@@ -280,6 +394,17 @@ def test_a_run_that_goes_on_is_computed_as_before(tmp_path: Path) -> None:
     (tmp_path / "ckpt" / "step_00001" / "DONE").touch()
     found = computed_as_before(RunFolder(tmp_path), now).train
     assert (found.recompute, found.compile, found.micro_tokens) == ("layers", True, 512)
+
+
+def test_a_run_goes_on_with_another_share_for_vllm(tmp_path: Path) -> None:
+    then = Config(out=str(tmp_path), engine=EngineConfig(kind="vllm", vllm=VllmConfig(gpu_share=0.4)))
+    RunFolder(tmp_path).config_file.write_text(then.to_toml())
+    (tmp_path / "ckpt" / "step_00001").mkdir(parents=True)
+    (tmp_path / "ckpt" / "step_00001" / "DONE").touch()
+    refuse_another_run(RunFolder(tmp_path), Config(out=str(tmp_path), engine=EngineConfig(kind="vllm")))
+    hotter = EngineConfig(kind="vllm", temperature=0.5)
+    with pytest.raises(OffbookError, match=r"another configuration \(engine.temperature is 0.5 now and 1.0 there\)"):
+        refuse_another_run(RunFolder(tmp_path), Config(out=str(tmp_path), engine=hotter))
 
 
 def test_the_verb(large: Path) -> None:

@@ -225,4 +225,4 @@ def test_faults_are_recorded_and_leave_nothing_behind(soak: ModuleType) -> None:
     figures = asyncio.run(soak.soak(60, 16, 1))
     assert figures["accounted"] == 60
     assert figures["faults_not_recorded"] == {}
-    assert figures["left_behind"] == before
+    assert all(count <= before[what] for what, count in figures["left_behind"].items())

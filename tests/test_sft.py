@@ -417,7 +417,7 @@ def test_demonstrations_are_made_once_in_the_chat_of_the_model(
     monkeypatch.setenv("OFFBOOK_CACHE", str(tmp_path))
     config = settings(tiny, Path("pocket:3"), harness={"profile": "pocket"}, validation_share=0.0)
     first = lessons_of(config)
-    (made,) = tmp_path.rglob("demonstrations-*.jsonl")
+    (made,) = tmp_path.rglob("pocket-demonstrations-*.jsonl")
     stamp = made.stat().st_mtime_ns
     assert [one.segment.ids for one in lessons_of(config).learned] == [one.segment.ids for one in first.learned]
     assert (made.stat().st_mtime_ns, len(load_lines(made, Rollout)[0])) == (stamp, 3)

@@ -219,8 +219,15 @@ def is_adapter(model: Path) -> bool:
 
 
 def base_named(adapter: Path) -> str:
-    """The hub id or folder of its base."""
-    return str(json.loads((adapter / ADAPTER).read_text()).get("base_model_name_or_path") or "")
+    """The hub id or folder of its base, which is no adapter."""
+    try:
+        base = str(json.loads((adapter / ADAPTER).read_text()).get("base_model_name_or_path") or "")
+    except ValueError as error:
+        raise OffbookError(f"{adapter / ADAPTER} cannot be read: {error}") from None
+    if base and Path(base).is_dir() and is_adapter(Path(checkpoint_named(base))):
+        mend = f"write where its base is into base_model_name_or_path of {adapter / ADAPTER}"
+        raise OffbookError(f"the adapter {adapter} is one of {base}, which is an adapter itself; {mend}")
+    return base
 
 
 def latest_checkpoint(folder: RunFolder) -> Path:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from offbook.cli.display import rollout_display
 from offbook.cli.options import Json, Plain, config_from, progress_display, results, say
+from offbook.config import Config, ConfigError, load_config
 from offbook.evals.prices import read_prices
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.types import OffbookError, Prices
@@ -58,6 +59,8 @@ def evaluate(
         own |= {"harness.price_input": str(costs.input), "harness.price_output": str(costs.output)}
     run = Path(chosen) if (Path(chosen) / "config.toml").is_file() else None
     config = config_from(ctx, own, [run / "config.toml"]) if run else config_from(ctx, {**own, "model": chosen})
+    if run:
+        _refuse_other_adapter(run, config)
 
     from offbook.evals.run import Subject, run_eval
     from offbook.evals.suites import load_suites, train_tasks
@@ -89,6 +92,15 @@ def evaluate(
     for sentence in said_of(result):
         say(sentence)
     print(files.results)
+
+
+def _refuse_other_adapter(run: Path, config: Config) -> None:
+    """What was trained is measured as it is."""
+    own, asked = load_config([run / "config.toml"], {}).train.lora.model_dump(), config.train.lora.model_dump()
+    differing = [name for name in own if asked[name] != own[name]]
+    told = [f"train.lora.{name} is {asked[name]!r} and the run's {own[name]!r}" for name in differing]
+    if told:
+        raise ConfigError(f"{run} is measured as it was trained ({'; '.join(told)}); leave train.lora out")
 
 
 def _files(out: Path | None, run: Path | None, chosen: str, suite: list[str] | None, limit: int) -> RolloutFiles:

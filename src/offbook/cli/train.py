@@ -76,14 +76,19 @@ def train(
 def _show_plan(config: Config) -> None:
     """For people: what is printed of the configuration may go to a file. The machine that trains may be another."""
     from offbook.cli.plan import show_plan
+    from offbook.loop.collector import refuse_missing_engine
     from offbook.loop.plan import make_plan, refuse_too_large, this_device
 
-    try:
+    def show(config: Config) -> None:
         found = make_plan(config, this_device())
         show_plan(found, to=console)
         refuse_too_large(config, found)
-    except OffbookError as reason:  # no hub to ask for the model's shape, or `train` would say so
-        say(f"on this machine: {reason}", to=console)
+
+    for look in (refuse_missing_engine, show):
+        try:
+            look(config)
+        except OffbookError as reason:  # no hub to ask for the model's shape, or `train` would say so
+            say(f"on this machine: {reason}", to=console)
 
 
 def tracker_of(kind: Kind, config: Config) -> Tracker:

@@ -106,7 +106,11 @@ class VllmConfig(Section):
     )
     port: int = Field(default=0, ge=0, le=65_535, description="on this machine alone; 0 is a free one")
     gpus: int = Field(default=1, ge=1, description="that the model is spread over")
-    gpu_share: float = Field(default=0.4, gt=0, le=1, description="of each GPU's memory, beside the trainer's")
+    gpu_share: Literal["auto"] | Annotated[float, Field(gt=0, le=1)] = Field(
+        default="auto",
+        description="of each GPU's memory, above 0, at most 1; auto is what `offbook plan` finds beside the trainer, "
+        "and 0.4 where nothing is trained",
+    )
     sleep: bool = Field(default=False, description="give that memory back while the trainer works")
     start_s: float = Field(default=600.0, gt=0, description="that the server has to come up, each time")
     options: list[str] = Field(default=[], description="more of vLLM's own, as on its command line")

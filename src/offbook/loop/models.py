@@ -16,6 +16,8 @@ from typing import Literal
 import httpx2
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -30,7 +32,7 @@ from offbook.config import Config, Precision, cache_folder, is_url
 from offbook.pocket.model import make_pocket, shape_of
 from offbook.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
 from offbook.train.checkpoint import copy_tokenizer
-from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged
+from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged, refuse_unusable
 from offbook.train.teachers import sharing_copy
 from offbook.types import OffbookError
 
@@ -96,6 +98,7 @@ def described(name: str) -> PreTrainedConfig:
         return LlamaConfig(**SMOLLM2_SHAPE)
     place = Path(checkpoint_named(name)) if name and Path(name).exists() else _named_on_hub(name, config_alone=True)
     if is_adapter(place):
+        refuse_unusable(place)
         return described(base_named(place))
     if place.is_dir() and not (place / "config.json").is_file():
         raise OffbookError(f"{place} has no config.json, so it is not a model folder")
@@ -103,6 +106,10 @@ def described(name: str) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(place)
     except (OSError, ValueError) as error:
         raise OffbookError(f"cannot read what {name} is: {str(error).splitlines()[0]}") from None
+    reads_both_ways = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or reads_both_ways:
+        what = f"{name} is a model of the kind {config.model_type}, which is no causal language model"
+        raise OffbookError(f"{what}: it cannot write messages; give another, as in Qwen/Qwen3-0.6B")
     return config
 
 

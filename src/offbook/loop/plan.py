@@ -7,7 +7,9 @@ configuration leaves to be chosen is the fastest way that fits.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -15,11 +17,13 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from offbook.config import Config, LoraConfig, TrainConfig
 from offbook.engine.local import CPU_TOKENS
+from offbook.engine.vllm.server import BATCHED_TOKENS, SHARE
 from offbook.loop.annotate import teachers_of
 from offbook.loop.models import described
 from offbook.train.lora import make_trainable
 from offbook.train.memory import (
     CONTEXT_BYTES,
+    FORWARD_SHARE,
     IN_A_STEP,
     MODES,
     RESERVE_SHARE,
@@ -40,18 +44,31 @@ FEWER_TOKENS = (4_096, 2_048, 1_024)
 HINT_TOKENS = 128
 KV_SHARE = 0.25  # of the memory beside its weights, that the local engine takes for keys and values
 LORA_RANK = 16  # that is proposed
+VLLM = "engine (vLLM's share)"
+VLLM_CPU_BYTES = 2**30  # its keys and values without a GPU
+LARGEST_SHARE = 0.9  # of a GPU, for a server that sleeps while the trainer works, or has the GPU for itself
+FEWER_ROLLOUTS = (1.0, 0.5, 0.25, 0.0)  # from all that run at once down to one
+SPARE = 1.1  # times what one rollout needs
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     name: str
-    memory: float  # bytes
+    memory: float  # bytes that are free
     is_gpu: bool
+    whole: float = 0.0  # bytes, with those that others hold; 0: nobody does
 
     @property
     def room(self) -> float:
         """What tensors can take of it."""
         return self.memory * (1 - RESERVE_SHARE) - CONTEXT_BYTES if self.is_gpu else self.memory
+
+    def bytes_of(self, share: float) -> float:
+        """As vLLM counts."""
+        return share * (self.whole or self.memory)
+
+    def share_of(self, size: float) -> float:
+        return size / (self.whole or self.memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +82,12 @@ class Plan:
     parts: dict[str, float]  # bytes
     kv_tokens: int | None  # that the engine holds keys and values of; None where a server of its own decides it
     largest_context: int  # 0 where none fits
+    gpu_share: float | None = None  # of a vLLM that is started here
+    sleeps: bool = False  # it does, while the trainer works
 
     @property
     def need(self) -> float:
-        return sum(self.parts.values())
+        return _peak(self.parts, self.sleeps)
 
     @property
     def held(self) -> float:
@@ -99,15 +118,23 @@ class Plan:
             "parts": self.parts,
             "need_bytes": self.need,
             "kv_tokens": self.kv_tokens,
+            "gpu_share": self.gpu_share,
+            "sleeps": self.sleeps,
             "fits": self.fits,
             "largest_context": self.largest_context,
         }
 
     def __str__(self) -> str:
         how = f"recompute {self.way.recompute}, {'compiled' if self.way.compile else 'not compiled'}"
-        return (
-            f"{self.need / GB:.1f} of {self.device.memory / GB:.0f} GB planned: {how}, {self.way.micro_tokens} tokens"
-        )
+        vllm = "" if self.gpu_share is None else f", engine.vllm.gpu_share {self.gpu_share:g}"
+        needs = f"{self.need / GB:.1f} of {self.device.memory / GB:.0f} GB planned"
+        return f"{needs}: {how}, {self.way.micro_tokens} tokens{vllm}"
+
+
+def _peak(parts: Mapping[str, float], sleeps: bool) -> float:
+    """A server that sleeps is awake beside what the trainer holds, and leaves its CUDA behind in a step."""
+    asleep = min(sum(parts[part] for part in IN_A_STEP), parts[VLLM] - CONTEXT_BYTES) if sleeps else 0.0
+    return sum(parts.values()) - asleep
 
 
 def this_device(gpu_memory_gb: float = 0.0) -> Device:
@@ -115,13 +142,22 @@ def this_device(gpu_memory_gb: float = 0.0) -> Device:
     if gpu_memory_gb:
         return Device(f"a GPU of {gpu_memory_gb:g} GB", gpu_memory_gb * GB, is_gpu=True)
     if torch.cuda.is_available():
-        return Device(torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0], is_gpu=True)
+        free, whole = torch.cuda.mem_get_info()
+        return Device(torch.cuda.get_device_name(), free, is_gpu=True, whole=whole)
     return Device("the memory of this machine (it has no GPU)", free_host_memory(), is_gpu=False)
 
 
 def make_plan(config: Config, device: Device, engine_apart: bool = False) -> Plan:
     """`engine_apart`: it has a GPU of its own."""
     return _planned(config, _Run.of(config, described(config.model)), device, engine_apart)
+
+
+def as_planned(config: Config, plan: Plan) -> Config:
+    """What was left to be chosen is what the plan chose."""
+    train, engine = config.train.settled(*astuple(plan.way)), config.engine
+    if plan.gpu_share is not None:
+        engine = engine.model_copy(update={"vllm": engine.vllm.model_copy(update={"gpu_share": plan.gpu_share})})
+    return config.model_copy(update={"train": train, "engine": engine})
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,27 +189,37 @@ def meta_shapes(model: PreTrainedConfig, settings: TrainConfig) -> Shapes:
 
 
 def _planned(config: Config, run: _Run, device: Device, engine_apart: bool) -> Plan:
-    def parts(way: Way, context: int) -> dict[str, float]:
+    ways, sleeps = list(_ways(config.train, device)), _is_started(config, device) and config.engine.vllm.sleep
+    sleeps = sleeps and not engine_apart
+
+    def parts(way: Way, context: int, share: float | None) -> dict[str, float]:
         tokens = max(way.micro_tokens, context)
         gradients = 2 if config.feedback.weight and config.feedback.balance == "bounded" else 1
         return {
             **static_parts(run.shapes, config.train.optimizer, run.teachers, gradients),
             **step_parts(run.shapes, way, tokens, run.branch_tokens),
-            **({} if engine_apart else _engine_parts(config, run.shapes, device)),
+            **({} if engine_apart else _engine_parts(config, run.shapes, device, share)),
         }
 
-    kv_tokens = _kv_tokens(config, run.shapes, device)
+    def choose(context: int) -> tuple[Way, float | None, bool]:
+        """Many rollouts at once in vLLM come before a faster step."""
+        shares = _shares(config, run.shapes, device, context, alone=sleeps or engine_apart)
+        for share in shares:
+            for way in ways:
+                found = parts(way, context, share)
+                left = device.room - _peak(found, sleeps)
+                if left < 0:
+                    continue
+                if share is not None and len(shares) > 1:  # and what the trainer leaves, up to the most
+                    left = device.room - sum(found[part] for part in found if part not in IN_A_STEP) if sleeps else left
+                    share = min(shares[0] or 0.0, share + math.floor(1000 * device.share_of(left)) / 1000)
+                kv_tokens = _kv_tokens(config, run.shapes, device, share)
+                return way, share, kv_tokens is None or context <= kv_tokens
+        return (ways[-1] if device.is_gpu else ways[0]), shares[-1], False
 
-    def choose(context: int) -> tuple[Way, bool]:
-        ways = list(_ways(config.train, device))
-        for way in ways:
-            if sum(parts(way, context).values()) <= device.room:
-                return way, kv_tokens is None or context <= kv_tokens
-        return (ways[-1] if device.is_gpu else ways[0]), False
-
-    way, _ = choose(run.context)
+    way, share, _ = choose(run.context)
     contexts = [run.context, *(1024 * 2**power * step // 4 for power in range(1, 12) for step in (4, 5, 6, 7))]
-    fitting = [context for context in contexts if context <= run.shapes.positions and choose(context)[1]]
+    fitting = [context for context in contexts if context <= run.shapes.positions and choose(context)[2]]
     return Plan(
         model=config.model,
         device=device,
@@ -181,9 +227,11 @@ def _planned(config: Config, run: _Run, device: Device, engine_apart: bool) -> P
         trained=run.shapes.trained,
         context=run.context,
         way=way,
-        parts=parts(way, run.context),
-        kv_tokens=kv_tokens,
+        parts=parts(way, run.context, share),
+        kv_tokens=_kv_tokens(config, run.shapes, device, share),
         largest_context=max(fitting, default=0),
+        gpu_share=share,
+        sleeps=sleeps,
     )
 
 
@@ -200,15 +248,44 @@ def _ways(settings: TrainConfig, device: Device) -> list[Way]:
     return [*ways, *(Way(modes[-1], compiled, tokens) for tokens in few)]
 
 
-def _engine_parts(config: Config, shapes: Shapes, device: Device) -> dict[str, float]:
+def _is_started(config: Config, device: Device) -> bool:
+    """A vLLM, on the GPU that is planned for."""
+    return config.engine.kind == "vllm" and not config.engine.vllm.url and device.is_gpu
+
+
+def _shares(config: Config, shapes: Shapes, device: Device, context: int, alone: bool) -> list[float | None]:
+    """Of the GPU that vLLM may get, the most first. `alone`: the trainer's steps need nothing of it meanwhile."""
+    server = config.engine.vllm
+    if not _is_started(config, device):
+        return [None]
+    if server.gpu_share != "auto":
+        return [server.gpu_share]
+
+    def share(tokens: float) -> float:
+        size = _vllm_bytes(shapes, server.gpus) + 2 * shapes.kv_entries * tokens / server.gpus
+        return math.ceil(1000 * device.share_of(size)) / 1000
+
+    least, wanted = share(SPARE * context), share(config.train.groups * config.train.group_size * context)
+    largest = device.share_of((LARGEST_SHARE if alone else SHARE) * device.memory)
+    most = max(least, min(wanted, round(largest, 3)))
+    return [round(least + part * (most - least), 3) for part in FEWER_ROLLOUTS]
+
+
+def _vllm_bytes(shapes: Shapes, gpus: int) -> float:
+    """On each of its GPUs, beside keys and values: its weights in bfloat16, one forward, and CUDA's own."""
+    forward = BATCHED_TOKENS * FORWARD_SHARE * shapes.saved * 2 / shapes.width_bytes
+    return (2 * shapes.parameters + forward) / gpus + CONTEXT_BYTES
+
+
+def _engine_parts(config: Config, shapes: Shapes, device: Device, share: float | None) -> dict[str, float]:
     """Rollouts are sampled by a copy of the weights; beside an adapter the two share the base. Keys and values have
     their place also while training."""
+    if share is not None:
+        return {VLLM: device.bytes_of(share)}
     if config.engine.kind == "vllm":
-        server = config.engine.vllm
-        elsewhere = server.url or server.sleep
-        return {"engine (vLLM's share)": 0.0 if elsewhere else server.gpu_share * device.memory}
+        return {VLLM: 0.0 if config.engine.vllm.url else 4.0 * shapes.parameters + VLLM_CPU_BYTES}
     weights, token = _local_engine(config, shapes)
-    kv = token * (_kv_tokens(config, shapes, device) or 0)
+    kv = token * (_kv_tokens(config, shapes, device, share) or 0)
     wanted = config.train.groups * config.train.group_size * min(config.harness.context, shapes.positions) * token
     taken = kv if config.engine.kv_tokens else min(wanted, kv)
     return {"engine weights": weights, "engine KV cache": taken if device.is_gpu else 0.0}
@@ -221,14 +298,14 @@ def _local_engine(config: Config, shapes: Shapes) -> tuple[int, int]:
     return (0 if is_shared else entry * shapes.parameters), entry * shapes.kv_entries
 
 
-def _kv_tokens(config: Config, shapes: Shapes, device: Device) -> int | None:
+def _kv_tokens(config: Config, shapes: Shapes, device: Device, share: float | None) -> int | None:
     """How many tokens' keys and values the engine holds; None where that is seen when its server starts."""
     if config.engine.kind == "vllm":
-        server = config.engine.vllm
-        if server.url or not device.is_gpu:
+        if share is None:
             return None
-        share = server.gpus * (server.gpu_share * device.memory - CONTEXT_BYTES)
-        return max(0, int(share - 2 * shapes.parameters) // (2 * shapes.kv_entries))
+        gpus = config.engine.vllm.gpus
+        room = gpus * (device.bytes_of(share) - _vllm_bytes(shapes, gpus))
+        return max(0, int(room) // (2 * shapes.kv_entries))
     if config.engine.kv_tokens or not device.is_gpu:
         return config.engine.kv_tokens or CPU_TOKENS
     weights, token = _local_engine(config, shapes)
@@ -266,6 +343,12 @@ def _cheaper(config: Config, plan: Plan) -> str:
         f"--train.precision bfloat16 --train.lora.rank {LORA_RANK}": {"precision": "bfloat16", "lora": adapter},
     }
     updates: dict[str, dict[str, Any]] = {}
+    if plan.gpu_share is not None:
+        server = config.engine.vllm
+        share = "" if server.gpu_share == "auto" else " --engine.vllm.gpu_share {share:g}"
+        for sleep in ("", "--engine.vllm.sleep true"):
+            vllm = server.model_copy(update={"gpu_share": "auto", "sleep": server.sleep or bool(sleep)})
+            updates[(sleep + share).strip()] = {"engine": config.engine.model_copy(update={"vllm": vllm})}
     for options, update in tried.items():
         updates[options] = {"train": config.train.model_copy(update=update)}
         if precision := update.get("precision"):  # the engine's goes with it
@@ -275,5 +358,5 @@ def _cheaper(config: Config, plan: Plan) -> str:
         changed = config.model_copy(update=update)
         found = _planned(changed, _Run.of(changed, model), plan.device, engine_apart=False)
         if found.fits:
-            return f"{options} needs {found.need / GB:.0f} GB"
+            return f"{options.format(share=found.gpu_share)} needs {found.need / GB:.0f} GB"
     return ""

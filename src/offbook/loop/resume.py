@@ -34,7 +34,7 @@ COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a s
 # Where a run lies, when it ends, when it is kept. What imitation reads is known by its content.
 PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes",
           "sft.data", "sft.epochs")  # fmt: skip
-FREE = (*PLACED, *COMPUTED)
+FREE = (*PLACED, *COMPUTED, "engine.vllm.gpu_share")
 OWN_FILES = ("rewards.files", "tools.files", "feedback.files")  # of the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
 BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times
@@ -251,6 +251,7 @@ def claim_of(collector: Collector, tasks: Sequence[Task]) -> dict[str, Any]:
 def _deciding(config: Config) -> dict[str, Any]:
     settings = config.model_dump(include=set(DECIDES))
     settings["engine"].pop("timeout_s")  # whoever waits longer may go on with what is there
+    settings["engine"]["vllm"].pop("gpu_share")
     return settings
 
 

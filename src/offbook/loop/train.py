@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from offbook.loop.models import (
     model_to_train,
     quiet,
 )
-from offbook.loop.plan import make_plan, refuse_too_large, this_device
+from offbook.loop.plan import as_planned, make_plan, refuse_too_large, this_device
 from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
 from offbook.loop.tasks import Selected, Shuffled, record_tasks, refuse_missing_tasks, task_order, task_sets
 from offbook.runfolder import RunFolder, latest_checkpoint
@@ -147,7 +147,7 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell,
     config = computed_as_before(folder, config)
     plan = make_plan(config, this_device())
     refuse_too_large(config, plan)
-    config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
+    config = as_planned(config, plan)
     start = model_folder(config.model, config.seed, progress)
     sets = task_sets(config, progress)
     tell(f"model {config.model}, loaded from {start}")

@@ -143,7 +143,7 @@ def _chunk(tokenizer: str, seed: int, start: int, count: int, habits: Habits, le
     return asyncio.run(_demonstrate(chat, list(drafts), random.Random(f"{seed}/{start}"), habits, harness_of(level)))
 
 
-def _rollouts(model: Path, harness: Harness, seed: int, start: int, count: int, level: Level) -> bytes:
+def _rollouts(model: Path, harness: Harness, seed: int, start: int, count: int, level: Level = SHORT_LEVEL) -> bytes:
     async def run() -> list[Rollout]:
         rng, habits = random.Random(f"{seed}/{start}"), LONG_HABITS if level.is_long else Habits()
         return [rollout async for _, rollout in episodes(_chat_for(model), list(drafts), rng, habits, harness)]
@@ -161,7 +161,7 @@ def _chat_for(model: Path) -> Chat:
 
 
 async def _demonstrate(
-    chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits, harness: Harness
+    chat: ChatFormat, drafts: list[Draft], rng: random.Random, habits: Habits, harness: Harness = HARNESS
 ) -> list[Sample]:
     samples = []
     async for script, rollout in episodes(chat, drafts, rng, habits, harness):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -96,13 +96,13 @@ def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: 
 
 def stored_adapter(folder: Path) -> Weights:
     """An adapter's as an engine takes them that has the base."""
-    _refuse_embeddings(folder)
+    refuse_unusable(folder)
     return Weights(0, load_file(folder / WEIGHTS), json.loads((folder / "adapter_config.json").read_text()))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> None:
     """An adapter's values into its base, or into a model that has the same one with other values."""
-    _refuse_embeddings(folder)
+    refuse_unusable(folder)
     _refuse_other_weights(model, folder)
     if adapter_of(model) is None:
         _inject_as_in(folder, model)
@@ -115,16 +115,31 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
             own[name].copy_(tensor)
 
 
-def _refuse_embeddings(folder: Path) -> None:
+def refuse_unusable(folder: Path) -> None:
+    """Without its base, and before that is loaded."""
+    _metadata(folder)
+    kind = json.loads((folder / "adapter_config.json").read_text()).get("peft_type")
+    if kind != "LORA":
+        raise OffbookError(f"{folder} is an adapter of the kind {kind}; only LoRA is known here")
     with safe_open(folder / WEIGHTS, "pt") as file:
         if any("lora_embedding_" in name for name in file.keys()):  # noqa: SIM118 - it is no dict
             raise OffbookError(f"{folder} cannot be used: {ON_LINEAR}")
 
 
+def _metadata(folder: Path) -> dict[str, str]:
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            return file.metadata() or {}
+    except FileNotFoundError:
+        raise OffbookError(f"the adapter {folder} has no {WEIGHTS}, so its weights are missing") from None
+    except (OSError, SafetensorError) as error:
+        problem = str(error).splitlines()[0]
+        raise OffbookError(f"{folder / WEIGHTS} cannot be read ({problem}); copy the adapter anew") from None
+
+
 def _refuse_other_weights(model: PreTrainedModel, folder: Path) -> None:
     """Adapters from elsewhere do not say what their base was."""
-    with safe_open(folder / WEIGHTS, "pt") as file:
-        base = (file.metadata() or {}).get(BASE, "")
+    base = _metadata(folder).get(BASE, "")
     if base and base != fingerprint(model):
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their weights differ")
 
@@ -133,8 +148,6 @@ def _inject_as_in(folder: Path, model: PreTrainedModel) -> None:
     from peft import PeftConfig
 
     settings = PeftConfig.from_pretrained(str(folder))
-    if settings.peft_type != "LORA":
-        raise OffbookError(f"{folder} is an adapter of the kind {settings.peft_type}; only LoRA is known here")
     settings.inference_mode = False  # or it could not be trained on
     settings.lora_dropout = 0.0
     try:
@@ -169,9 +182,13 @@ def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """A base with an adapter added to its weights: a model that knows nothing of adapters."""
     from peft import PeftModel
 
-    _refuse_embeddings(folder)
+    refuse_unusable(folder)
     _refuse_other_weights(base, folder)
-    return PeftModel.from_pretrained(base, str(folder)).merge_and_unload(safe_merge=True)
+    try:
+        return PeftModel.from_pretrained(base, str(folder)).merge_and_unload(safe_merge=True)
+    except (RuntimeError, ValueError) as error:
+        problem = str(error).splitlines()[0]
+        raise OffbookError(f"the adapter {folder} cannot be merged into {base.name_or_path}: {problem}") from None
 
 
 @torch.no_grad()

@@ -183,6 +183,8 @@ class VllmEngine:
                 shared.sender = Sender(shared.server, dtype, self.timeout_s)
                 shared.starts = 1
             if shared.asleep:
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()  # what the trainer's steps needed is the server's now
                 try:
                     self._call("/wake_up")
                     if shared.asleep == 2 and not for_weights:

@@ -31,6 +31,7 @@ STOP_S = 10.0  # to end by itself
 GONE_S = 5.0  # for what was killed to be gone
 CALL_S = 60.0
 BATCHED_TOKENS = 16_384  # in one forward, on a GPU: what vLLM takes for itself where it is not a server
+SHARE = 0.4  # of a GPU, where nobody says how much
 # What its log says on the way up.
 STAGES = {
     "Starting to load model": "loading the model",
@@ -156,7 +157,8 @@ class Server:
             "uvicorn-log-level": "warning",
         }
         if not found.on_cpu:
-            options |= {"gpu-memory-utilization": settings.gpu_share, "tensor-parallel-size": settings.gpus}
+            share = SHARE if settings.gpu_share == "auto" else settings.gpu_share
+            options |= {"gpu-memory-utilization": share, "tensor-parallel-size": settings.gpus}
             options |= {"max-num-batched-tokens": BATCHED_TOKENS}
         flags = ["tokens-only", "disable-log-stats", "disable-uvicorn-access-log", "no-enable-log-requests"]
         if self.lora_rank:
