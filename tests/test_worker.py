@@ -93,10 +93,14 @@ def test_a_missed_deadline_is_tried_once_more_alone(honest: Played) -> None:
     busy = Worker(deadline_s=0.0, alone_s=30.0)
     first = list(MONITORS)[:1]
     os.kill(busy._started().pid, signal.SIGSTOP)  # what a busy machine does
-    done, why = busy._attempt(*honest, first, 0.2)
-    assert (done, why) == ([], "did not end within 0.2 s")
+    task, rollout = honest
+    for more in ({}, {"big.py": "x = 1\n" * 100_000}):  # no pipe holds the second
+        done, why = busy._attempt(task, replace(rollout, changed={**rollout.changed, **more}), first, 0.2)
+        assert (done, why) == ([], "did not end within 0.2 s")
+        os.kill(busy._started().pid, signal.SIGSTOP)
+    busy.close()
     assert busy._attempt(*honest, first, 30.0) == ([(first[0], [], "")], "")
-    assert busy.starts == 2
+    assert busy.starts == 4
 
 
 def test_too_much_memory_is_a_finding(honest: Played) -> None:

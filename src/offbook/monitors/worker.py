@@ -75,7 +75,7 @@ class Worker:
         """What the monitors said before one of them missed its deadline, and why that one did."""
         process, done = self._started(), list[Done]()
         try:
-            _send(process.stdin, pickle.dumps((task, rollout, names)))
+            _send(process.stdin, pickle.dumps((task, rollout, names)), deadline_s)
             while len(done) < len(names):
                 name, flags, error = json.loads(_receive(process.stdout, deadline_s))
                 done.append((name, [Flag(*one) for one in flags], error))
@@ -118,11 +118,16 @@ class Worker:
         self.close()
 
 
-def _send(pipe: IO[bytes] | None, message: bytes) -> None:
+def _send(pipe: IO[bytes] | None, message: bytes, wait_s: float | None = None) -> None:
+    """Whoever does not read in time has missed its deadline as well."""
     assert pipe is not None
+    until = None if wait_s is None else time.monotonic() + wait_s
     rest = memoryview(struct.pack("<Q", len(message)) + message)
     while rest:
-        rest = rest[pipe.write(rest) :]
+        left = None if until is None else max(0.0, until - time.monotonic())
+        if not select.select([], [pipe], [], left)[1]:
+            raise TimeoutError
+        rest = rest[os.write(pipe.fileno(), rest[: select.PIPE_BUF]) :]  # so much never blocks
 
 
 def _receive(pipe: IO[bytes] | None, wait_s: float | None = None) -> bytes:
