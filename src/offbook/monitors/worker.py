@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import resource
 import select
 import struct
@@ -23,6 +22,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import IO
 
+from pydantic import ConfigDict, TypeAdapter
+
 import offbook
 from offbook.monitors.rules import MONITORS, in_order, run_monitors, with_room
 from offbook.monitors.scope import bounded
@@ -33,6 +34,7 @@ START_S = 120.0
 MEMORY_BYTES = 2 << 30
 GIVE_UP_AFTER = 2  # monitors that missed it twice: the rest is not tried
 Done = tuple[str, list[Flag], str]
+JOB = TypeAdapter(tuple[Task | None, Rollout, list[str]], config=ConfigDict(ser_json_inf_nan="constants"))
 
 
 class Worker:
@@ -75,7 +77,7 @@ class Worker:
         """What the monitors said before one of them missed its deadline, and why that one did."""
         process, done = self._started(), list[Done]()
         try:
-            _send(process.stdin, pickle.dumps((task, rollout, names)), deadline_s)
+            _send(process.stdin, JOB.dump_json((task, rollout, list(names))), deadline_s)
             while len(done) < len(names):
                 name, flags, error = json.loads(_receive(process.stdout, deadline_s))
                 done.append((name, [Flag(*one) for one in flags], error))
@@ -162,7 +164,7 @@ def main() -> None:
         with suppress(EOFError, BrokenPipeError):
             _send(answers, b"ready")
             while is_well:
-                task, rollout, left = pickle.loads(_receive(jobs))  # of the program itself; what goes back is JSON
+                task, rollout, left = JOB.validate_json(_receive(jobs))
                 for name, flags, error in run_monitors(task, rollout, left):
                     _send(answers, json.dumps([name, [astuple(one) for one in flags], error]).encode())
                     left = left[1:]
