@@ -120,7 +120,7 @@ class Experiment:
         options = self.options
         common = {
             "harness.profile": "pocket", "harness.turns": str(options.turns), "harness.tokens": str(options.context),
-            "harness.context": str(options.context), "harness.message_tokens": "192", "harness.summarize_at": "0",
+            "harness.context": str(options.context), "harness.message_tokens": "160", "harness.summarize_at": "0",
             "harness.command_s": "20", "harness.wall_s": "600",
             "engine.kind": options.engine, "engine.mode": "continuous",
             "train.groups": "4", "train.group_size": "8", "train.learning_rate": "2e-4", "train.log_parts": "1",
@@ -138,6 +138,7 @@ class Experiment:
         return {
             **common,
             **dict(option.split("=", 1) for option in options.set),
+            **self.same_rules(seed, name),
             **arm.settings,
             "seed": str(seed),
             "model": str(self.start_folder(seed)),
@@ -145,6 +146,15 @@ class Experiment:
             "train.steps": str(options.steps * arm.times),
             "out": str(self.out / "runs" / SAME_RUN.get(name, name) / f"seed-{seed}"),
         }
+
+    def same_rules(self, seed: int, name: str) -> Settings:
+        """Controls have their targets from the rules that the look of the seed's `hints` arm found worth teaching."""
+        looks = self.out / "runs" / "hints" / f"seed-{seed}" / "look.jsonl"
+        if SAME_RUN.get(name, name) in ("before", "rl", "hints") or not looks.is_file():
+            return {}
+        rows = [json.loads(line) for line in looks.read_text().splitlines()]
+        kept = [row["rule"] for row in rows if row["step"] == 1 and not row["why_not"]]
+        return {"feedback.rules": json.dumps(kept), "feedback.look": "false"} if kept else {}
 
     def config(self, seed: int, name: str) -> Config:
         return load_config(["standard"], self.settings(seed, arm_named(name), name))

@@ -34,8 +34,10 @@ ARGUMENTS: dict[Kind, tuple[str, ...]] = {"number": ("value", "number", "amount"
 
 OUTDATED = 2  # modules
 MORE = "_more"  # the second test of a function
-# Short reports: what a test run prints stays in the agent's window.
-SETTINGS = {"pytest.ini": "[pytest]\naddopts = -q --tb=no -p no:cacheprovider\nconsole_output_style = classic\n"}
+# Short reports: what a test run prints stays in the agent's window. Plugins that happen to be installed would take half
+# of a run's time.
+OPTIONS = "-q --tb=no -p no:cacheprovider --disable-plugin-autoload"
+SETTINGS = {"pytest.ini": f"[pytest]\naddopts = {OPTIONS}\nconsole_output_style = classic\n"}
 
 
 @dataclass(frozen=True)
