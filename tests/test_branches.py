@@ -308,11 +308,32 @@ def test_the_fused_kernel_reads_what_the_plain_one_reads() -> None:
     rows = [BranchRow(1, 30, 0, 20), BranchRow(0, 7, 33, 50), BranchRow(1, 0, 20, 33)]
     base_key, base_value = torch.randn(2, 2, 2, 40, 12).unbind()
     query, key, value = torch.randn(1, 4, 50, 12), torch.randn(1, 2, 50, 12), torch.randn(1, 2, 50, 12)
-    plain = attention._read(query, key, value, None, LayerKV(rows, keys=base_key, values=base_value))
+    groups = attention.branch_groups(rows, 40, torch.device("cpu"))
+    plain = attention._read(query, key, value, None, LayerKV(groups, keys=base_key, values=base_value))
     far = attention._flat(base_key), attention._flat(base_value)
     blocks = branch_blocks(rows, 2, 40, torch.device("cpu"))
     fused = attention.in_parts(query, far, (key, value), blocks, None, {})
     assert (plain - fused).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_branches_that_are_read_side_by_side_are_read_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    rows = [BranchRow(1, 30, 0, 20), BranchRow(0, 7, 33, 50), BranchRow(1, 0, 20, 33), BranchRow(0, 29, 50, 51)]
+    base_key, base_value = torch.randn(2, 2, 2, 40, 12).unbind()
+    query, key, value = torch.randn(1, 4, 51, 12), torch.randn(1, 2, 51, 12), torch.randn(1, 2, 51, 12)
+
+    def read(most: int) -> tuple[int, Tensor]:
+        monkeypatch.setattr(attention, "MASK_SIZE", most)
+        groups = attention.branch_groups(rows, 40, torch.device("cpu"))
+        return len(groups), attention._read(query, key, value, None, LayerKV(groups, keys=base_key, values=base_value))
+
+    calls, alone = read(1)
+    assert calls == len(rows)
+    for most, number in ((1 << 26, 1), (2500, 2)):
+        calls, together = read(most)
+        assert calls == number
+        assert (together - alone).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "jsd"])

@@ -70,6 +70,18 @@ def test_gradients_of_many_micro_batches_add_up_in_float32() -> None:
     assert (rounded - wanted).norm() > 1e-3 * wanted.norm(), "or bfloat16 would do as well"
 
 
+def test_a_second_trainer_of_a_model_gets_its_gradients() -> None:
+    model, samples = in_bfloat16(tiny_model()), [plain_sample(random.Random(0), 40)]
+    begin = {name: parameter.clone() for name, parameter in model.state_dict().items()}
+    trained = []
+    for trainer in (lambda: Trainer(model, HALF), lambda: Trainer(model, HALF)):
+        model.load_state_dict(begin)
+        one = trainer()
+        one.step(samples)
+        trained.append({name: master.detach().clone() for name, master in one.masters.named.items()})
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+
 def test_a_step_that_is_no_number_leaves_masters_and_gradients_alone() -> None:
     trainer = Trainer(in_bfloat16(tiny_model()), HALF)
     good = plain_sample(random.Random(0), 40)

@@ -37,7 +37,7 @@ from offbook.train.teachers import Ema, Frozen, Live, Mix, make_teachers
 from offbook.train.trainer import StepResult, Trainer
 from offbook.types import Branch, Distill, Sample
 
-MESSAGE, HEADER, HINT = 400, 3, 60
+HEADER, HINT = 3, 60
 MODEL = "0.6B" if DEVICE == "cuda" else "tiny"
 KINDS = {"live": Live(), "frozen": Frozen(), "ema": Ema(), "trust_region": Mix(Frozen(), 0.1)}
 BOUNDED = "frozen_bounded"  # a backward pass for each of the two parts; layers are compiled anew for it, so it is last
@@ -50,6 +50,7 @@ class Shape:
     rollouts: int
     tokens: int
     targets: int
+    message: int = 400
 
     @property
     def name(self) -> str:
@@ -61,6 +62,7 @@ class Shape:
 
 
 SHAPES = {"32k": Shape(1, 32_768, 8), "8x4k": Shape(8, 4_096, 2), "100k": Shape(1, 100_000, 10)}
+SHAPES["turns"] = Shape(32, 1_760, 6, message=40)  # short messages, many of them faulty
 TRY = {"tiny": Shape(1, 2_048, 2)}  # where there is no GPU: whether it runs
 
 
@@ -91,11 +93,12 @@ def make_samples(shape: Shape, teacher: str = "", seed: int = 0) -> list[Sample]
     rng = random.Random(seed)
     samples = []
     for number in range(shape.rollouts):
-        sampled = [float(place // MESSAGE % 2) for place in range(shape.tokens)]
-        messages = range(MESSAGE, shape.tokens - MESSAGE, 2 * MESSAGE)
+        size = shape.message
+        sampled = [float(place // size % 2) for place in range(shape.tokens)]
+        messages = range(size, shape.tokens - size, 2 * size)
         starts = [messages[int((k + 0.5) / shape.targets * len(messages))] for k in range(shape.targets)]
         branches = [
-            Branch(start - HEADER, _ids(rng, HINT), ((start, start + MESSAGE),), 1.0, distill, f"{number}/{start}")
+            Branch(start - HEADER, _ids(rng, HINT), ((start, start + size),), 1.0, distill, f"{number}/{start}")
             for start in starts
         ]
         samples.append(
@@ -337,6 +340,7 @@ def main() -> None:
     parser.add_argument("--recompute", choices=("none", "layers", "all"), default="layers")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters of this rank alone")
+    parser.add_argument("--eager", action="store_true", help="layers that are not compiled")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="instead: which kernels the first shape's hints cost")
     parser.add_argument("--mixed", action="store_true", help="instead: rollouts of different lengths")
@@ -348,7 +352,7 @@ def main() -> None:
     settings = TrainConfig(
         micro_tokens=131_072,
         recompute=options.recompute,
-        compile=DEVICE == "cuda",
+        compile=DEVICE == "cuda" and not options.eager,
         learning_rate=1e-6,
         precision=options.precision,
         lora=LoraConfig(rank=options.lora),
@@ -362,7 +366,7 @@ def main() -> None:
     for name in options.shapes:
         repeats = max(2, options.repeats // 2) if shapes[name].is_long else options.repeats
         entry = bench(shapes[name], options.arms, settings, repeats, ceiling)
-        trained = {"precision": options.precision, "lora": options.lora}
+        trained = {"precision": options.precision, "lora": options.lora, "eager": options.eager}
         entries.append({"ceiling_tflops": ceiling / 1e12, "gpu": gpu, **trained, **entry})
         show(entry)
         if options.json:

@@ -142,6 +142,7 @@ def this_device(gpu_memory_gb: float = 0.0) -> Device:
     if gpu_memory_gb:
         return Device(f"a GPU of {gpu_memory_gb:g} GB", gpu_memory_gb * GB, is_gpu=True)
     if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what an earlier run in this process has left is free, too
         free, whole = torch.cuda.mem_get_info()
         return Device(torch.cuda.get_device_name(), free, is_gpu=True, whole=whole)
     return Device("the memory of this machine (it has no GPU)", free_host_memory(), is_gpu=False)

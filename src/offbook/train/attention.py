@@ -27,6 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from offbook.train.host import BLOCK, compile_once, sent
 
 Pair = tuple[Tensor, Tensor]  # keys and values
+MASK_SIZE = 1 << 26  # entries, of branches that are read side by side
 PARTS = 4  # that a branch's keys are read in, side by side: the longest prefix would else be what all wait for
 NOT_PLAIN = ("sliding_window", "softcap", "s_aux")  # what some layers say beside queries, keys and values
 # Fastest first on the GPUs at hand. None of them holds the whole square of scores, as the plain one does.
@@ -53,6 +54,15 @@ class BranchRow:
     end: int
 
 
+class BranchGroup(NamedTuple):
+    """Branches that are read side by side, filled up to the longest. N branches, L of their tokens, K of the base's."""
+
+    own_NL: Tensor  # places in the flat branch input; filler is the branch's last token once more
+    base_NK: Tensor  # places in the base, whose rows lie one after the other; filler is not seen
+    mask_N1LS: Tensor  # what each token sees: K of the base, L of its own branch
+    is_own_M: Tensor  # which of the N * L are no filler
+
+
 class BranchBlocks(NamedTuple):
     """What all branches together see, as masks for the fused kernel."""
 
@@ -67,8 +77,8 @@ class LayerKV:
     Only while they are `wanted`: recomputation in the backward pass must not keep them again.
     """
 
-    branches: list[BranchRow]
-    blocks: BranchBlocks | None = None  # for the fused kernel
+    groups: list[BranchGroup] | None = None  # how its branches are read
+    blocks: BranchBlocks | None = None  # the same for the fused kernel
     only: bool = False  # they are all that is wanted of this layer of the base: its attention is not computed
     wanted: bool = True
     plain: bool = True  # whether the layer asked for nothing but a causal mask
@@ -174,15 +184,49 @@ def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, kv: 
     if kv.blocks is not None:
         far = _flat(base_key), _flat(base_value)
         return compile_once(in_parts)(query, far, (key, value), kv.blocks, scaling, _kernel_options(query.device))
+    assert kv.groups is not None
     out = torch.empty_like(query)
-    for row in kv.branches:
-        own = slice(row.start, row.end)
-        keys = torch.cat([base_key[row.base_row, :, : row.insert], key[0, :, own]], dim=1)
-        values = torch.cat([base_value[row.base_row, :, : row.insert], value[0, :, own]], dim=1)
-        length = row.end - row.start
-        mask = torch.ones(length, row.insert + length, dtype=torch.bool, device=query.device).tril(row.insert)
-        out[:, :, own] = attend(query[:, :, own], keys[None], values[None], mask, scaling)
+    for group in kv.groups:
+        keys, values = (
+            torch.cat([_flat(base)[0, :, group.base_NK], own[0, :, group.own_NL]], dim=2).transpose(0, 1)
+            for base, own in ((base_key, key), (base_value, value))
+        )
+        read_NHLD = attend(query[0, :, group.own_NL].transpose(0, 1), keys, values, group.mask_N1LS, scaling)
+        own_M = group.own_NL.flatten()[group.is_own_M]
+        out[0, :, own_M] = read_NHLD.transpose(0, 1).flatten(1, 2)[:, group.is_own_M]
     return out
+
+
+def branch_groups(branches: list[BranchRow], length: int, device: torch.device) -> list[BranchGroup]:
+    """Branches of like prefixes together, so that a layer takes few calls and little filler. `length`: of a base row."""
+    groups: list[list[BranchRow]] = []
+    for row in sorted(branches, key=lambda row: -row.insert):
+        if not groups or _mask_size([*groups[-1], row]) > MASK_SIZE:
+            groups.append([])
+        groups[-1].append(row)
+    return [_group(rows, length, device) for rows in groups]
+
+
+def _mask_size(rows: list[BranchRow]) -> int:
+    longest = max(row.end - row.start for row in rows)
+    return len(rows) * longest * (max(row.insert for row in rows) + longest)
+
+
+def _group(rows: list[BranchRow], length: int, device: torch.device) -> BranchGroup:
+    bounds = torch.tensor([[row.start, row.end - row.start, row.insert, row.base_row * length] for row in rows])
+    longest, most = int(bounds[:, 1].max()), -(-int(bounds[:, 2].max()) // 8) * 8  # as kernels like masks
+    is_own_M = (torch.arange(longest) < bounds[:, 1:2]).flatten().nonzero()[:, 0]
+    start_N1, size_N1, insert_N1, base_N1 = sent(bounds, device).T[:, :, None]
+    token_L, key_K = torch.arange(longest, device=device), torch.arange(most, device=device)
+    at_NL = torch.minimum(token_L, size_N1 - 1)
+    far_NLK = (key_K < insert_N1)[:, None].expand(-1, longest, -1)
+    near_NLL = token_L <= at_NL[:, :, None]
+    return BranchGroup(
+        own_NL=start_N1 + at_NL,
+        base_NK=base_N1 + key_K.clamp(max=length - 1),
+        mask_N1LS=torch.cat([far_NLK, near_NLL], dim=2)[:, None],
+        is_own_M=sent(is_own_M, device),
+    )
 
 
 @functools.cache

@@ -112,13 +112,17 @@ class Decoder:
             return base.norm(hidden_BTD), None
         with torch.no_grad():
             hidden_1LD, branch_rotary = _embed(base, branches.ids_1L, branches.positions_1L)
-        blocks = None
+        groups = blocks = None
         for layer in base.layers:
-            kv = LayerKV(branches.rows, only=only_targets and layer is base.layers[-1])
+            kv = LayerKV(only=only_targets and layer is base.layers[-1])
             hidden_BTD = self._base_layer(layer, hidden_BTD, rotary, kv)
-            if self.compiled and ids_BT.is_cuda and blocks is None:  # now, while the GPU is busy with the first layer
-                blocks = attention.branch_blocks(branches.rows, len(ids_BT), ids_BT.shape[1], ids_BT.device)
-            kv.blocks = blocks
+            if groups is None and blocks is None:  # now, while a GPU is busy with the first layer
+                (num_rows, length), device = ids_BT.shape, ids_BT.device
+                if self.compiled and ids_BT.is_cuda:
+                    blocks = attention.branch_blocks(branches.rows, num_rows, length, device)
+                else:
+                    groups = attention.branch_groups(branches.rows, length, device)
+            kv.groups, kv.blocks = groups, blocks
             with torch.no_grad():
                 hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, kv, True)
             self.plain = self.plain and kv.plain

@@ -13,6 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+HOOK = "_hands_gradient_over"  # of a working copy: what takes its gradient
+
 
 class Masters:
     def __init__(self, model: nn.Module):
@@ -25,7 +27,7 @@ class Masters:
             self.named[name] = parameter
             if parameter.dtype != torch.float32:
                 self.named[name], self.copies[name] = nn.Parameter(parameter.detach().float()), parameter
-                parameter.register_post_accumulate_grad_hook(partial(_hand_over, self.named[name]))
+                _hand_to(self.named[name], parameter)
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -38,6 +40,14 @@ class Masters:
         """Of all weights, as the model has them."""
         working = [self.copies.get(name, master) for name, master in self.named.items()]
         return torch.stack([norm.float() for norm in torch._foreach_norm(working)]).norm()
+
+
+def _hand_to(master: nn.Parameter, working: nn.Parameter) -> None:
+    """From now on, and to no earlier one: a model may be trained by one trainer after another."""
+    earlier = getattr(working, HOOK, None)
+    if earlier is not None:
+        earlier.remove()
+    setattr(working, HOOK, working.register_post_accumulate_grad_hook(partial(_hand_over, master)))
 
 
 def _hand_over(master: nn.Parameter, working: Tensor) -> None:
