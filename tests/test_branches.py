@@ -143,7 +143,7 @@ def test_rounded_lengths_change_nothing(monkeypatch: pytest.MonkeyPatch, teacher
     samples = [sample_with_branches(rng, 60), sample_with_branches(rng, 52), plain_sample(rng, 57)]
     found = []
     for step in (1, 64):
-        for module in ("batches", "forward"):
+        for module in ("attention", "batches", "forward"):
             monkeypatch.setattr(
                 f"offbook.train.{module}.round_length", lambda length, _, step=step: -(-length // step) * step
             )

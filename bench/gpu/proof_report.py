@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
+from panels import Lines, mean_curve
+from panels import figure as drawn
 
 from offbook.evals.metrics import Row, metric_of, ratios, show, show_change, show_interval
 from offbook.evals.statistics import Ratio, compare_paired, interval, wilson
@@ -222,6 +227,23 @@ COSTS = {
 }
 
 
+CURVES = {"invalid calls per 100": "invalid_per_100", "solved": "solved"}
+
+
+def picture(arms: Arms) -> str:
+    """What arms of equal length did on their training tasks, step by step; the mean of the seeds."""
+
+    def lines(key: str) -> Lines:
+        trained = {label(results): results for results in arms.values() if results[0]["steps"]}
+        curves = {name: [one["curve"] for one in results] for name, results in trained.items()}
+        return {
+            name.split(",")[0]: mean_curve([[(float(row["step"]), float(row[key])) for row in curve] for curve in each])
+            for name, each in curves.items()
+        }
+
+    return drawn({title: lines(key) for title, key in CURVES.items()}, percent=("solved",))
+
+
 def report(folder: Path, json_file: Path | None = None, markdown: Path | None = None) -> None:
     arms = load(folder)
     if not arms:
@@ -231,7 +253,9 @@ def report(folder: Path, json_file: Path | None = None, markdown: Path | None = 
     lines = [line for each in tables for line in each(arms)]
     print("\n".join(lines))
     if json_file:
-        json_file.write_text(json.dumps([one for results in arms.values() for one in results]) + "\n")
+        every = [one for results in arms.values() for one in results]
+        short = json.loads(json.dumps(every), parse_float=lambda digits: float(f"{float(digits):.5g}"))
+        json_file.write_text(json.dumps(short, separators=(",", ":")) + "\n")
     if markdown:
         page = markdown.read_text() if markdown.is_file() else f"# Hints on a real model\n\n{START}\n{END}\n"
         before, start, rest = page.partition(START)
@@ -239,6 +263,7 @@ def report(folder: Path, json_file: Path | None = None, markdown: Path | None = 
         if not start or not end:
             raise SystemExit(f"{markdown} has no {START} and {END} to write between")
         markdown.write_text(f"{before}{START}\n{chr(10).join(lines)}{END}{after}")
+        markdown.with_suffix(".svg").write_text(picture(arms))
 
 
 if __name__ == "__main__":

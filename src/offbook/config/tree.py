@@ -267,7 +267,7 @@ class FeedbackConfig(Section):
     )
     weight: float = Field(default=1.0, ge=0, description="lambda, beside an RL loss of weight 1")
     balance: Literal["own", "rl", "bounded"] = Field(
-        default="own",
+        default="rl",
         description="what the hints' sum is divided by: own: the tokens they teach; rl: the step's RL tokens, so that "
         "it fades as faults get rare; bounded: the same, and the norm of its gradient is at most `bound` times RL's",
     )

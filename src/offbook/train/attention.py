@@ -24,10 +24,11 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from offbook.train.host import BLOCK, compile_once, sent
+from offbook.train.host import BLOCK, compile_once, round_length, sent
 
 Pair = tuple[Tensor, Tensor]  # keys and values
 MASK_SIZE = 1 << 26  # entries, of branches that are read side by side
+FEW = 8  # their number is a multiple of it on a GPU
 PARTS = 4  # that a branch's keys are read in, side by side: the longest prefix would else be what all wait for
 NOT_PLAIN = ("sliding_window", "softcap", "s_aux")  # what some layers say beside queries, keys and values
 # Fastest first on the GPUs at hand. None of them holds the whole square of scores, as the plain one does.
@@ -198,7 +199,7 @@ def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, kv: 
 
 
 def branch_groups(branches: list[BranchRow], length: int, device: torch.device) -> list[BranchGroup]:
-    """Branches of like prefixes together, so that a layer takes few calls and little filler. `length`: of a base row."""
+    """Branches of like prefixes together, so that a layer takes few calls with little filler; `length`: of a row."""
     groups: list[list[BranchRow]] = []
     for row in sorted(branches, key=lambda row: -row.insert):
         if not groups or _mask_size([*groups[-1], row]) > MASK_SIZE:
@@ -214,8 +215,10 @@ def _mask_size(rows: list[BranchRow]) -> int:
 
 def _group(rows: list[BranchRow], length: int, device: torch.device) -> BranchGroup:
     bounds = torch.tensor([[row.start, row.end - row.start, row.insert, row.base_row * length] for row in rows])
-    longest, most = int(bounds[:, 1].max()), -(-int(bounds[:, 2].max()) // 8) * 8  # as kernels like masks
+    longest, most = (round_length(int(bounds[:, column].max()), device) for column in (1, 2))
     is_own_M = (torch.arange(longest) < bounds[:, 1:2]).flatten().nonzero()[:, 0]
+    if device.type == "cuda":  # few numbers of branches, as few lengths: kernels are planned anew for each
+        bounds = torch.cat([bounds, bounds[-1:].expand(-len(bounds) % FEW, -1)])
     start_N1, size_N1, insert_N1, base_N1 = sent(bounds, device).T[:, :, None]
     token_L, key_K = torch.arange(longest, device=device), torch.arange(most, device=device)
     at_NL = torch.minimum(token_L, size_N1 - 1)
