@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -36,11 +37,21 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(cache: Path) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """What is costly to make lies here, and is made under a lock: all workers of a run have this folder."""
+    place = tmp_path_factory.getbasetemp()
+    folder = (place if worker_id == "master" else place.parent) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(shared: Path) -> Path:
     """A pocket model that has seen 300 episodes: it writes calls, most of them wrong."""
     from offbook.pocket.model import Recipe, make_pocket
 
-    return make_pocket(cache / "half-made", 0, lambda what, share: None, Recipe(episodes=300))
+    with FileLock(shared / "model.lock"):
+        return make_pocket(shared, 0, lambda what, share: None, Recipe(episodes=300))
 
 
 def tiny_model(kind: str = "qwen3", vocabulary: int = 300, seed: int = 0) -> PreTrainedModel:
