@@ -47,12 +47,14 @@ class Started:
         with theirs:
             passed = [theirs.fileno(), *(file.fileno() for file in self._output)]
             socket.send_fds(_server(), [json.dumps(order).encode()], passed)
-        self.pid = self._told(60)
+        self.pid = self._told(120)
         self.returncode: int | None = None
 
     def _told(self, timeout: float) -> int:
         self._news.settimeout(timeout)
-        return int(self._news.recv(100))
+        told = self._news.recv(100)
+        assert told, "the process that offbook is forked from has ended; its stderr says why"
+        return int(told)
 
     def poll(self) -> int | None:
         if self.returncode is None:
