@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,20 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """What is costly to make lies here, and is made under a lock: all workers of a run have this folder."""
+    """The folder that all workers of a run have, for what is costly to make and only read."""
     place = tmp_path_factory.getbasetemp()
     folder = (place if worker_id == "master" else place.parent) / "shared"
     folder.mkdir(exist_ok=True)
+    return folder
+
+
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Made by the first worker and the first test file that ask for it."""
+    done = Path(f"{folder}.done")
+    with FileLock(f"{folder}.lock"):
+        if not done.exists():
+            make(folder)
+            done.touch()
     return folder
 
 
@@ -50,8 +61,10 @@ def model(shared: Path) -> Path:
     """A pocket model that has seen 300 episodes: it writes calls, most of them wrong."""
     from offbook.pocket.model import Recipe, make_pocket
 
-    with FileLock(shared / "model.lock"):
-        return make_pocket(shared, 0, lambda what, share: None, Recipe(episodes=300))
+    (made,) = made_once(
+        shared / "model", lambda folder: make_pocket(folder, 0, lambda what, share: None, Recipe(episodes=300))
+    ).iterdir()
+    return made
 
 
 def tiny_model(kind: str = "qwen3", vocabulary: int = 300, seed: int = 0) -> PreTrainedModel:

@@ -15,9 +15,11 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from conftest import made_once
 
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.nouns import Repository, Unprepared
@@ -70,16 +72,20 @@ def installed_files(name: str) -> tuple[str, str, dict[str, bytes]]:
     return info.split("-")[0], distribution.version, files
 
 
-@pytest.fixture(scope="session")
-def deps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the runner, as pip would have installed it."""
-    folder = tmp_path_factory.mktemp("runner")
-    for name in RUNNER:
+def lay_out(folder: Path, names: Iterable[str], wanted: Callable[[str], bool] = lambda path: True) -> None:
+    """These packages, as pip would install them."""
+    for name in names:
         for path, data in installed_files(name)[2].items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(data)
+            if wanted(path):
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(data)
     compileall.compile_dir(folder, quiet=2)
-    return folder
+
+
+@pytest.fixture(scope="session")
+def deps(shared: Path) -> Path:
+    """A folder with the runner."""
+    return made_once(shared / "runner", lambda folder: lay_out(folder, RUNNER))
 
 
 def installed(deps: Path, folder: Path) -> Path:
