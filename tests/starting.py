@@ -93,14 +93,15 @@ def run(
 
 @cache
 def _server() -> socket.socket:
-    """It ends with this process, whose end of the connection closes then."""
+    """It ends with this process, whose end of the connection closes then. What libraries read when they are imported
+    is as `offbook` itself or the tests set it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         subprocess.Popen(
             [sys.executable, __file__],
             stdin=theirs,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "GOMP_SPINCOUNT": "1000"},
         )
     return ours
 
