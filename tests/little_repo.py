@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from conftest import made_once
 from test_prepare import installed, lay_out, write
 
 from offbook.sandbox import BoxSpec
@@ -198,10 +197,10 @@ def _is_wanted(path: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def deps(shared: Path) -> Path:
+def deps(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runner, and no more of it than it takes: all of it is read in every search for leaks."""
     names = ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "pytest-timeout")
-    return made_once(shared / "lean", lambda folder: lay_out(folder, names, _is_wanted))
+    return lay_out(shared, tmp_path_factory.mktemp("deps") / "lean", names, _is_wanted)
 
 
 @pytest.fixture(scope="session")
