@@ -10,8 +10,9 @@ quickstart: $(VENV)/ready
 tasks-demo: $(VENV)/ready
 	$(BIN)/python bench/cpu/tasks.py --out runs/tasks-demo --json docs/results/tasks.json --report docs/results/tasks.md
 
+# Two workers, a file each: half of the time goes into waiting for boxes and other processes.
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -m "not slow and not browser and not vllm"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not browser and not vllm"
 
 test-slow: $(VENV)/ready
 	$(BIN)/python -m pytest -m slow

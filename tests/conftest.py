@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -36,11 +38,33 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(cache: Path) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The folder that all workers of a run have, for what is costly to make and only read."""
+    place = tmp_path_factory.getbasetemp()
+    folder = (place if worker_id == "master" else place.parent) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Made by the first worker and the first test file that ask for it."""
+    done = Path(f"{folder}.done")
+    with FileLock(f"{folder}.lock"):
+        if not done.exists():
+            make(folder)
+            done.touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(shared: Path) -> Path:
     """A pocket model that has seen 300 episodes: it writes calls, most of them wrong."""
     from offbook.pocket.model import Recipe, make_pocket
 
-    return make_pocket(cache / "half-made", 0, lambda what, share: None, Recipe(episodes=300))
+    (made,) = made_once(
+        shared / "model", lambda folder: make_pocket(folder, 0, lambda what, share: None, Recipe(episodes=300))
+    ).iterdir()
+    return made
 
 
 def tiny_model(kind: str = "qwen3", vocabulary: int = 300, seed: int = 0) -> PreTrainedModel:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import compileall
 from pathlib import Path
 
 import pytest
-from test_prepare import installed, installed_files, write
+from test_prepare import installed, lay_out, write
 
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.nouns import Feature, FunctionKey
@@ -193,17 +192,15 @@ def with_deps(out: Path, source: Path, deps: Path) -> Path:
     return installed(deps, out / ".factory" / folder_name(str(source)))
 
 
+def _is_wanted(path: str) -> bool:
+    return not path.startswith(("pygments/lexers/", "pygments/styles/")) or Path(path).stem in LEXERS
+
+
 @pytest.fixture(scope="session")
-def deps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def deps(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runner, and no more of it than it takes: all of it is read in every search for leaks."""
-    folder = tmp_path_factory.mktemp("lean")
-    for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "pytest-timeout"):
-        for path, data in installed_files(name)[2].items():
-            if not path.startswith(("pygments/lexers/", "pygments/styles/")) or Path(path).stem in LEXERS:
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).write_bytes(data)
-    compileall.compile_dir(folder, quiet=2)
-    return folder
+    names = ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "pytest-timeout")
+    return lay_out(shared, tmp_path_factory.mktemp("deps") / "lean", names, _is_wanted)
 
 
 @pytest.fixture(scope="session")

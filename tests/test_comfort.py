@@ -45,15 +45,15 @@ def scalars(run: Path, name: str) -> list[tuple[int, float]]:
 def test_a_run_says_what_it_does_and_where_it_goes_on(cache: Path, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     first = train(cache, model, out, "--train.steps", "1", "--log", "tensorboard")
-    assert first.returncode == 0, first.stderr_text
-    opening, _, rest = first.stderr_text.partition("\nstep 1: ")
+    assert first.returncode == 0, first.stderr
+    opening, _, rest = first.stderr.partition("\nstep 1: ")
     assert f"model {model}, loaded from {model}\ntasks pocket: 4 to train on, 2 held out\n" in opening
     assert f"1 steps of 2 tasks x 3 rollouts, kept in {out}\n" in opening
     assert rest
-    assert "resuming" not in first.stderr_text
+    assert "resuming" not in first.stderr
     second = train(cache, model, out, "--train.steps", "2", "--log", "tensorboard")
-    assert second.returncode == 0, second.stderr_text
-    assert "\nresuming at step 2\n" in second.stderr_text.partition("\nstep 2: ")[0]
+    assert second.returncode == 0, second.stderr
+    assert "\nresuming at step 2\n" in second.stderr.partition("\nstep 2: ")[0]
     solved = [(row["step"], pytest.approx(row["solved"])) for row in RunFolder(out).metrics()[0]]
     assert scalars(out, "solved") == solved
     assert len(solved) == 2
@@ -112,13 +112,13 @@ def test_a_package_that_is_missing_is_named(
     process = offbook(cache, "train", "--model", "pocket", "--dry-run", "--log", kind, cwd=tmp_path)
     assert process.returncode == 1
     said = f"offbook: --log {kind} needs a package: pip install {kind}, or 'offbook[trackers]'\n"
-    assert process.stderr_text == said
+    assert process.stderr == said
 
 
 def test_the_pocket_tasks_are_shown_and_few_are_made_for_it(cache: Path, tmp_path: Path) -> None:
     many = offbook(cache, "tasks", "show", "pocket", "--limit", "2", "--json", "--plain", cwd=tmp_path)
-    assert many.returncode == 0, many.stderr_text
-    assert [row["difficulty"] != "" for row in json.loads(many.stdout_text)] == [True, True]
+    assert many.returncode == 0, many.stderr
+    assert [row["difficulty"] != "" for row in json.loads(many.stdout)] == [True, True]
     one = offbook(cache, "tasks", "show", "pocket", "--limit", "1", "--plain", cwd=tmp_path)
-    assert "needs it (" in one.stdout_text
+    assert "needs it (" in one.stdout
     assert not list(tmp_path.iterdir())

@@ -481,6 +481,7 @@ from offbook.sandbox import BoxSpec, BwrapBox, PathRefused, isolation
 async def main():
     assert isolation().works, isolation().missing
     assert not isolation().is_root
+    mark = 10**9 + os.getpid()  # seconds that nobody else sleeps
     tree = Path(sys.argv[1]) / "tree"
     tree.mkdir()
     (tree / "file").write_text("one\\n")
@@ -508,12 +509,12 @@ async def main():
         assert "Cannot fork" in (await box.exec("for i in $(seq 100); do sleep 1 & done; wait", 20)).output
         assert await said("i=0; while :; do i=$((i+1)); head -c 4000000 /dev/zero > f$i; done") == "disk"
         assert await said("rm f*; tail -c 2000000000 /dev/zero; echo $?; ls") != "0"
-        await box.exec("(setsid sleep 424242 &) ; sleep 0.2", 20)
+        await box.exec(f"(setsid sleep {mark} &) ; sleep 0.2", 20)
         place = box._held.place
     assert not os.path.exists(place)
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            assert b"sleep\\0424242" not in (folder / "cmdline").read_bytes()
+            assert b"sleep\\0%d" % mark not in (folder / "cmdline").read_bytes()
         except OSError:
             pass  # it ended meanwhile
     print("all held")

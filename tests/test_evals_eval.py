@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starting import run
 from test_remote import KEY, Answer, Server, reply, serving
 
 from offbook.cli.evaluate import _files
@@ -56,17 +56,16 @@ def suite(tmp_path: Path) -> Path:
     return tmp_path / "suite"
 
 
-def offbook(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def offbook(cwd: Path, *arguments: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
     environment = {"OPENAI_API_KEY": KEY, "PATH": "/usr/bin:/bin", "HOME": str(cwd)}
-    command = [sys.executable, "-m", "offbook", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    return run(*arguments, cwd=cwd, env=environment, fresh=fresh)
 
 
-def evaluate(cwd: Path, server: Server, *more: str) -> subprocess.CompletedProcess[str]:
+def evaluate(cwd: Path, server: Server, *more: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
     url = f"http://127.0.0.1:{server.server_port}/v1"
     common = ["--model", url, "--name", "scripted", "--suite", "suite", "--out", "out", "--parallel", "1"]
     once = [] if "-n" in more else ["-n", "1"]
-    return offbook(cwd, "eval", *common, *once, "--plain", *more)
+    return offbook(cwd, "eval", *common, *once, "--plain", *more, fresh=fresh)
 
 
 def numbers(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def numbers(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def test_a_model_behind_a_url_is_measured(suite: Path, tmp_path: Path) -> None:
     (tmp_path / "prices.toml").write_text("[scripted]\ninput = 2\noutput = 10\n")
     with serving(*SOLVING, *GIVING_UP) as server:
-        done = evaluate(tmp_path, server, "--json", "--prices", "prices.toml", "--train", "suite")
+        done = evaluate(tmp_path, server, "--json", "--prices", "prices.toml", "--train", "suite", fresh=True)
     result = numbers(done)
     assert (result["rollouts"], result["solved"], result["edit_rate"]) == (3, 1 / 3, 1 / 3)
     assert result["question_rate"] == pytest.approx(2 / 3)

@@ -425,7 +425,7 @@ def test_a_run_can_read_with_the_model_that_it_trains(pocket: Path, tmp_path: Pa
     options += ["--feedback.rules", "[]", "--feedback.gate", "1e6"]  # a rule fires; no hint moves as much
     small = ["--tasks.num_train", "1", "--tasks.num_heldout", "1", "--train.groups", "1", "--train.group_size", "2"]
     process = train(tmp_path, pocket, tmp_path / "run", *small, "--train.steps", "1", *options)
-    assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
+    assert process.returncode == 0, process.stderr
     (row,) = RunFolder(tmp_path / "run").metrics()[0]
     assert (row["judge/rollouts"], row["judge/found"]) == (2, 0)
     refused = {key: count for key, count in row.items() if key.startswith("judge/refused/")}

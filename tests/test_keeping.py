@@ -135,9 +135,11 @@ def test_of_many_that_take_a_lock_over_one_gets_it(tmp_path: Path, request: pyte
 
 
 def test_a_writer_touches_its_lock_and_ends_when_it_has_lost_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(lock, "BEAT_S", 0.05)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, before))
     path = tmp_path / ".lock"
 
     def write() -> None:

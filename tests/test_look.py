@@ -242,16 +242,16 @@ def test_training_goes_on_with_what_helps_or_ends(cache: Path, model: Path, tmp_
     process = train(cache, model, tmp_path / "run", "--train.steps", "1", *look)
     rows = [json.loads(line) for line in (tmp_path / "run" / "look.jsonl").read_text().splitlines()]
     assert {row["step"] for row in rows} == {1}
-    assert all(row["rule"] in process.stderr_text for row in rows)
+    assert all(row["rule"] in process.stderr for row in rows)
     helpful = {row["rule"] for row in rows if not row["why_not"]}
     folder = RunFolder(tmp_path / "run")
     assert folder.rollouts(1)[0]
     if helpful:
-        assert process.returncode == 0, process.stderr_text
+        assert process.returncode == 0, process.stderr
         (row,), _ = folder.metrics()
         assert {key.removeprefix("targets/") for key in row if key.startswith("targets/")} <= helpful
         assert row["look_s"] > 0
     else:
         assert process.returncode != 0
-        assert "sft.reminders" in process.stderr_text
+        assert "sft.reminders" in process.stderr
         assert not folder.checkpoints()

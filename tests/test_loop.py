@@ -16,6 +16,7 @@ import pytest
 import tomli_w
 import torch
 from safetensors.torch import load_file
+from starting import Started, run
 from test_remote import reply, serving
 
 from offbook.config import Config, FeedbackConfig, JudgeConfig, load_config
@@ -33,31 +34,31 @@ POCKET = ["--model", "pocket"]
 DRY = ["train", *POCKET, "--dry-run"]
 
 
-def offbook(cache: Path, *arguments: str, cwd: Path, wait: bool = True) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "offbook", *arguments],
-        env={**os.environ, "OFFBOOK_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a background job
-    )
-    if wait:
-        process.stdout_text, process.stderr_text = process.communicate(timeout=240)  # type: ignore[attr-defined]
-    return process
+def environment(cache: Path) -> dict[str, str]:
+    return {**os.environ, "OFFBOOK_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def train(cache: Path, model: Path, out: Path, *more: str, wait: bool = True) -> subprocess.Popen[str]:
-    arguments = ["train", "--model", str(model), "--out", str(out), *SMALL, *more, "--plain"]
-    return offbook(cache, *arguments, cwd=out.parent, wait=wait)
+def offbook(cache: Path, *arguments: str, cwd: Path, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+    return run(*arguments, cwd=cwd, env=environment(cache), fresh=fresh)
+
+
+def training(model: Path, out: Path, *more: str) -> list[str]:
+    return ["train", "--model", str(model), "--out", str(out), *SMALL, *more, "--plain"]
+
+
+def train(cache: Path, model: Path, out: Path, *more: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+    return offbook(cache, *training(model, out, *more), cwd=out.parent, fresh=fresh)
+
+
+def start_training(cache: Path, model: Path, out: Path, *more: str) -> Started:
+    return Started(training(model, out, *more), out.parent, environment(cache))
 
 
 @pytest.fixture(scope="session")
 def uninterrupted(cache: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "straight"
-    process = train(cache, model, out, "--train.steps", "4", "--checkpoint.keep", "9")
-    assert process.returncode == 0, process.stderr_text
+    process = train(cache, model, out, "--train.steps", "4", "--checkpoint.keep", "9", fresh=True)
+    assert process.returncode == 0, process.stderr
     return out
 
 
@@ -94,7 +95,7 @@ def test_a_judge_model_adds_to_what_rules_find(cache: Path, model: Path, tmp_pat
         options = ["--feedback.judge.url", url, "--feedback.judge.name", "coach", "--feedback.judge.rate", "0.5"]
         more = ["--feedback.rules", '["edited_tests"]', "--feedback.gate", "0", "--train.steps", "1"]
         process = train(cache, model, tmp_path / "run", *options, *more)
-    assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
+    assert process.returncode == 0, process.stderr
     folder = RunFolder(tmp_path / "run")
     (row,) = folder.metrics()[0]
     assert 0 < row["judge/rollouts"] < row["rollouts"], "a share of them"
@@ -106,8 +107,8 @@ def test_a_judge_model_adds_to_what_rules_find(cache: Path, model: Path, tmp_pat
 
 def test_a_judge_model_that_would_read_nothing_is_refused(cache: Path, model: Path, tmp_path: Path) -> None:
     process = train(cache, model, tmp_path / "run", "--feedback.judge.url", "http://127.0.0.1:9/v1")
-    assert (process.returncode, process.stderr_text.count("\n")) == (2, 1)  # type: ignore[attr-defined]
-    assert "feedback.judge.rate is 0" in process.stderr_text  # type: ignore[attr-defined]
+    assert (process.returncode, process.stderr.count("\n")) == (2, 1)
+    assert "feedback.judge.rate is 0" in process.stderr
 
 
 def test_a_run_with_the_keys_of_before_differs_in_what_differs_only(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_a_killed_run_ends_at_the_same_weights(
 ) -> None:
     """kill -9 some time after the first step, wherever that is; the same command goes on."""
     out = tmp_path / "killed"
-    process = train(cache, model, out, "--train.steps", "4", "--checkpoint.keep", "9", wait=False)
+    process = start_training(cache, model, out, "--train.steps", "4", "--checkpoint.keep", "9")
     deadline = time.monotonic() + 120
     while not (out / "ckpt" / "step_00001" / "DONE").exists() and process.poll() is None:
         assert time.monotonic() < deadline
@@ -154,7 +155,7 @@ def test_a_killed_run_ends_at_the_same_weights(
     process.send_signal(signal.SIGKILL)
     process.communicate()
     again = train(cache, model, out, "--train.steps", "4", "--checkpoint.keep", "9")
-    assert again.returncode == 0, again.stderr_text
+    assert again.returncode == 0, again.stderr
     for step in (2, 4):
         ours, theirs = weights(out, step), weights(uninterrupted, step)
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -175,7 +176,7 @@ def test_a_run_with_few_checkpoints_is_killed_and_ends_at_the_same_weights(
     """In its fourth step, after a checkpoint of the second: the third is done again, from what is stored of it too."""
     out = tmp_path / "killed"
     more = ["--train.steps", "4", "--checkpoint.keep", "9", "--checkpoint.every", "2"]
-    process = train(cache, model, out, *more, wait=False)
+    process = start_training(cache, model, out, *more)
     deadline = time.monotonic() + 120
     while len(RunFolder(out).metrics()[0]) < 3 and process.poll() is None:
         assert time.monotonic() < deadline
@@ -185,8 +186,8 @@ def test_a_run_with_few_checkpoints_is_killed_and_ends_at_the_same_weights(
     assert list(RunFolder(out).checkpoints()) == [2]
     assert RunFolder(out).steps()[:3] == [1, 2, 3]
     again = train(cache, model, out, *more)
-    assert again.returncode == 0, again.stderr_text
-    assert "resuming at step 3" in again.stderr_text
+    assert again.returncode == 0, again.stderr
+    assert "resuming at step 3" in again.stderr
     assert sorted(RunFolder(out).checkpoints()) == [2, 4]
     ours, theirs = weights(out, 4), weights(uninterrupted, 4)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -196,7 +197,7 @@ def test_a_run_with_few_checkpoints_is_killed_and_ends_at_the_same_weights(
 def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(cache: Path, model: Path, tmp_path: Path) -> None:
     """Also the steps since the last checkpoint."""
     out = tmp_path / "stopped"
-    process = train(cache, model, out, "--train.steps", "50", "--checkpoint.every", "50", wait=False)
+    process = start_training(cache, model, out, "--train.steps", "50", "--checkpoint.every", "50")
     deadline = time.monotonic() + 120
     while not RunFolder(out).metrics()[0]:
         assert time.monotonic() < deadline
@@ -215,15 +216,15 @@ def test_another_configuration_does_not_overwrite_a_run(cache: Path, model: Path
     process = train(cache, model, uninterrupted, "--seed", "5")
     assert process.returncode == 1
     differing = "seed is 5 now and 0 there; checkpoint.keep is 2 now and 9 there"
-    assert f"another configuration ({differing}); give another --out" in process.stderr_text
+    assert f"another configuration ({differing}); give another --out" in process.stderr
 
 
 def test_two_trainings_do_not_write_into_one_folder(cache: Path, model: Path, tmp_path: Path) -> None:
     with only_writer(tmp_path / "run"):
         process = train(cache, model, tmp_path / "run")
     assert process.returncode == 1
-    assert f"run is being written by process {os.getpid()} on" in process.stderr_text
-    assert process.stderr_text.count("\n") == 1
+    assert f"run is being written by process {os.getpid()} on" in process.stderr
+    assert process.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
@@ -231,7 +232,7 @@ def test_a_run_that_was_moved_goes_on(cache: Path, model: Path, uninterrupted: P
     shutil.copytree(uninterrupted, tmp_path / "moved")
     arguments = ["--model", os.path.relpath(model, tmp_path), "--checkpoint.keep", "9", "--train.steps", "5"]
     process = offbook(cache, "train", *arguments, "--out", "./moved/", *SMALL, "--plain", cwd=tmp_path)
-    assert process.returncode == 0, process.stderr_text
+    assert process.returncode == 0, process.stderr
     assert max(RunFolder(tmp_path / "moved").checkpoints()) == 5
 
 
@@ -239,37 +240,37 @@ def test_eval_of_a_run_is_kept_with_it(cache: Path, uninterrupted: Path, tmp_pat
     first, second = (
         offbook(cache, "eval", str(uninterrupted), "--json", "--plain", cwd=uninterrupted.parent) for _ in range(2)
     )
-    assert first.returncode == 0, first.stderr_text
-    result = json.loads(first.stdout_text)
+    assert first.returncode == 0, first.stderr
+    result = json.loads(first.stdout)
     assert result["rollouts"] == 4
     stored = RunFolder(uninterrupted).read_eval("final")
     same = ("solved", "invalid_per_100", "turns", "tokens")
-    again = json.loads(second.stdout_text)
+    again = json.loads(second.stdout)
     assert {key: result[key] for key in same} == {key: again[key] for key in same} == {key: stored[key] for key in same}
     assert (result["resumed"], again["resumed"]) == (0, 4)
     shutil.copytree(uninterrupted, tmp_path / "copy")
     for spelled, cwd in ((f"{uninterrupted.name}/", uninterrupted.parent), ("./copy", tmp_path)):
         elsewhere = offbook(cache, "eval", spelled, "--json", "--plain", cwd=cwd)
-        assert json.loads(elsewhere.stdout_text)["resumed"] == 4, "not measured again"
+        assert json.loads(elsewhere.stdout)["resumed"] == 4, "not measured again"
     less = offbook(cache, "eval", str(uninterrupted), "--limit", "1", "--plain", cwd=uninterrupted.parent)
-    assert less.returncode == 0, less.stderr_text
+    assert less.returncode == 0, less.stderr
     assert [RunFolder(uninterrupted).read_eval(name)["rollouts"] for name in ("final", "first-1")] == [4, 2]
 
 
 def test_a_run_is_a_model_to_start_from(cache: Path, uninterrupted: Path, tmp_path: Path) -> None:
     shown = offbook(cache, "train", "--model", str(uninterrupted), "--dry-run", "--json", cwd=tmp_path)
-    config = json.loads(shown.stdout_text)
+    config = json.loads(shown.stdout)
     assert config["model"] == str(uninterrupted / "ckpt" / "step_00004"), "pinned: the run may go on"
     assert config["harness"]["profile"] == "pocket", "what suits a pocket model suits what it became"
     arguments = ["--model", str(uninterrupted), "--limit", "1", "--out", "run", "--plain", *SMALL]
     done = offbook(cache, "rollout", "pocket", *arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr_text
-    assert done.stdout_text.startswith("run: 1 rollouts")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("run: 1 rollouts")
 
 
 def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) -> None:
     process = offbook(cache, "view", str(uninterrupted), "--static", str(tmp_path / "page.html"), cwd=tmp_path)
-    assert process.returncode == 0, process.stderr_text
+    assert process.returncode == 0, process.stderr
     assert "Reminder" in (tmp_path / "page.html").read_text()
 
 
@@ -307,13 +308,13 @@ def test_bad_input_gets_one_sentence(
     (tmp_path / "a-file").touch()
     process = offbook(cache, *arguments, cwd=tmp_path)
     assert process.returncode == code
-    assert sentence in process.stderr_text
-    assert "Traceback" not in process.stderr_text
-    assert process.stderr_text.strip().count("\n") == 0
+    assert sentence in process.stderr
+    assert "Traceback" not in process.stderr
+    assert process.stderr.strip().count("\n") == 0
 
 
 def test_debug_shows_the_traceback(cache: Path, tmp_path: Path) -> None:
-    assert "Traceback" in offbook(cache, "view", "absent", "--debug", cwd=tmp_path).stderr_text
+    assert "Traceback" in offbook(cache, "view", "absent", "--debug", cwd=tmp_path).stderr
 
 
 def test_a_full_disk_is_one_sentence(cache: Path, tmp_path: Path) -> None:
@@ -338,11 +339,11 @@ def test_help_needs_no_torch(tmp_path: Path) -> None:
 def test_doctor_reports_and_fails_without_a_cache(cache: Path, tmp_path: Path) -> None:
     good = offbook(cache, "doctor", "--json", cwd=tmp_path)
     assert good.returncode == 0
-    assert {finding["name"] for finding in json.loads(good.stdout_text)} >= {"python", "torch", "cache", "sandbox"}
+    assert {finding["name"] for finding in json.loads(good.stdout)} >= {"python", "torch", "cache", "sandbox"}
     (tmp_path / "file").touch()
     bad = offbook(tmp_path / "file" / "cache", "doctor", "--json", cwd=tmp_path)
     assert bad.returncode == 1
-    assert "set OFFBOOK_CACHE" in bad.stdout_text
+    assert "set OFFBOOK_CACHE" in bad.stdout
 
 
 def test_no_task_comes_twice_before_all_have_come(tmp_path: Path) -> None:
@@ -373,13 +374,13 @@ def test_tasks_that_come_again_are_said_once_and_can_be_refused(
 def test_a_run_ends_where_its_tasks_do_and_keeps_all_steps(cache: Path, model: Path, tmp_path: Path) -> None:
     more = ["--tasks.repeat", "false", "--train.steps", "5", "--checkpoint.every", "5"]
     process = train(cache, model, tmp_path / "run", *more)
-    assert process.returncode == 0, process.stderr_text
-    assert process.stdout_text.splitlines()[0].endswith("run: 2 of 5 steps done")
-    assert "the run ends after step 2 of 5: 2 more tasks are wanted and 0 of 4 are left" in process.stderr_text
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines()[0].endswith("run: 2 of 5 steps done")
+    assert "the run ends after step 2 of 5: 2 more tasks are wanted and 0 of 4 are left" in process.stderr
     assert list(RunFolder(tmp_path / "run").checkpoints()) == [2], "no step is lost"
     too_few = train(cache, model, tmp_path / "none", *more, "--train.groups", "5")
-    assert (too_few.returncode, too_few.stdout_text) == (1, "")
-    assert "5 more tasks are wanted and 4 of 4 are left" in too_few.stderr_text
+    assert (too_few.returncode, too_few.stdout) == (1, "")
+    assert "5 more tasks are wanted and 4 of 4 are left" in too_few.stderr
 
 
 BROKEN = """
@@ -400,10 +401,10 @@ def test_what_is_no_number_ends_the_run_or_the_step(cache: Path, model: Path, tm
     more += ["--checkpoint.keep", "9"]
     stopped = train(cache, model, tmp_path / "run", *more)
     assert stopped.returncode == 1
-    (sentence,) = (line for line in stopped.stderr_text.splitlines() if line.startswith("offbook: "))
+    (sentence,) = (line for line in stopped.stderr.splitlines() if line.startswith("offbook: "))
     assert "step 2: a sampled token's log-probability" in sentence
     assert "run/aside/step_00002.samples.jsonl; the last checkpoint is of step 1" in sentence
-    assert "Traceback" not in stopped.stderr_text
+    assert "Traceback" not in stopped.stderr
     folder = RunFolder(tmp_path / "run")
     assert (list(folder.checkpoints()), folder.steps()) == ([1], [1, 2])
     assert [folder.feedback(2)[1], len(folder.rollouts(2)[0]), folder.rollouts(2)[1]] == [0, 6, 0]
@@ -411,9 +412,9 @@ def test_what_is_no_number_ends_the_run_or_the_step(cache: Path, model: Path, tm
     assert unreadable == 0
     assert all(math.isinf(sample.logprobs[-1]) for sample in samples)
     went_on = train(cache, model, tmp_path / "run", *more, "--train.on_nonfinite", "skip")
-    assert went_on.returncode == 0, went_on.stderr_text
-    assert "step 2 is skipped: a sampled token" in went_on.stderr_text
-    assert "step 3 is skipped: no tokens were sampled" in went_on.stderr_text
+    assert went_on.returncode == 0, went_on.stderr
+    assert "step 2 is skipped: a sampled token" in went_on.stderr
+    assert "step 3 is skipped: no tokens were sampled" in went_on.stderr
     rows = folder.metrics()[0]
     assert [row["skipped_steps"] for row in rows] == [0, 1, 2, 2]
     assert ["gradient_norm" in row for row in rows] == [True, False, False, True]
@@ -434,12 +435,12 @@ def test_what_is_no_number_ends_the_run_or_the_step(cache: Path, model: Path, tm
         "skip",
     )
     assert (lost.returncode, list(RunFolder(tmp_path / "lost").checkpoints())) == (1, [])
-    (sentence,) = (line for line in lost.stderr_text.splitlines() if line.startswith("offbook: "))
+    (sentence,) = (line for line in lost.stderr.splitlines() if line.startswith("offbook: "))
     assert "step 1: the norm of the weights is inf after it" in sentence
     assert sentence.endswith("samples.jsonl; there is no checkpoint yet; try a lower train.learning_rate")
     assert any(not torch.equal(value, last[name]) for name, value in first.items())
     resumed = train(cache, model, tmp_path / "run", *more, "--train.steps", "5")
-    assert resumed.returncode == 0, resumed.stderr_text
+    assert resumed.returncode == 0, resumed.stderr
     assert folder.metrics()[0][-1]["skipped_steps"] == 2, "also after a restart"
 
 
@@ -461,12 +462,12 @@ def test_the_pocket_model_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
 def test_quickstart_scaled_down(cache: Path, model: Path, tmp_path: Path) -> None:
     """The whole of it with a half-made model: two arms, two measurements, table, summary and report."""
     arguments = ["--model", str(model), "--train.steps", "2", *SMALL]
-    process = offbook(cache, "quickstart", "--out", "q", "--json", "--plain", *arguments, cwd=tmp_path)
-    assert process.returncode == 0, process.stderr_text
+    process = offbook(cache, "quickstart", "--out", "q", "--json", "--plain", *arguments, cwd=tmp_path, fresh=True)
+    assert process.returncode == 0, process.stderr
     summary = json.loads((tmp_path / "q" / "summary.json").read_text())
     assert set(summary) == {"before", "rl", "rl_hints", "seconds"}
     assert set(summary["rl"]) == {"solved", "invalid_per_100", "turns", "tokens"}
-    assert json.loads(process.stdout_text)["rl_hints"] == summary["rl_hints"]
+    assert json.loads(process.stdout)["rl_hints"] == summary["rl_hints"]
     assert "<html" in (tmp_path / "q" / "report.html").read_text()
     hinted, plain = (RunFolder(tmp_path / "q" / arm).metrics()[0] for arm in ("rl_hints", "rl"))
     assert sum(row["hinted_targets"] for row in hinted) > 0 == sum(row["hinted_targets"] for row in plain)

@@ -144,7 +144,7 @@ def scored(outcome: float = 1.0, **parts: float) -> Rollout:
 FREE = {"attempt", "perturbed", "leak"}  # of the rollout; a leak is about the task
 
 
-@pytest.mark.parametrize("kind", [*(KINDS.keys() - FREE), "model/lookup", "unheard_of"])
+@pytest.mark.parametrize("kind", [*sorted(KINDS.keys() - FREE), "model/lookup", "unheard_of"])
 def test_a_flagged_hack_never_earns_the_outcome(kind: str) -> None:
     rollout = scored(tidy=1.0, cost=-1.0)
     action = action_of([Flag(kind, 3, "line")], {})

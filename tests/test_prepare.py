@@ -15,9 +15,11 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from conftest import made_once
 
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.nouns import Repository, Unprepared
@@ -70,16 +72,29 @@ def installed_files(name: str) -> tuple[str, str, dict[str, bytes]]:
     return info.split("-")[0], distribution.version, files
 
 
+def lay_out(
+    shared: Path, folder: Path, names: Iterable[str], wanted: Callable[[str], bool] = lambda path: True
+) -> Path:
+    """These packages in the folder, as pip would install them.
+
+    A copy, although it is only read: a link made to a file, by whatever runs beside a test, looks like a write to it.
+    """
+
+    def make(place: Path) -> None:
+        for name in names:
+            for path, data in installed_files(name)[2].items():
+                if wanted(path):
+                    (place / path).parent.mkdir(parents=True, exist_ok=True)
+                    (place / path).write_bytes(data)
+        compileall.compile_dir(place, quiet=2)
+
+    return shutil.copytree(made_once(shared / folder.name, make), folder)
+
+
 @pytest.fixture(scope="session")
-def deps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the runner, as pip would have installed it."""
-    folder = tmp_path_factory.mktemp("runner")
-    for name in RUNNER:
-        for path, data in installed_files(name)[2].items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(data)
-    compileall.compile_dir(folder, quiet=2)
-    return folder
+def deps(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runner."""
+    return lay_out(shared, tmp_path_factory.mktemp("deps") / "runner", RUNNER)
 
 
 def installed(deps: Path, folder: Path) -> Path:

@@ -6,12 +6,12 @@ import asyncio
 import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from starting import run
 from test_remote import KEY, Answer, reply, serving
 
 from offbook.config import Config
@@ -47,10 +47,9 @@ def task(tmp_path: Path) -> Path:
     return tmp_path / "tasks"
 
 
-def rollout(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "offbook", "rollout", *arguments, "--plain", "--json"]
+def rollout(cwd: Path, *arguments: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
     environment = {"OPENAI_API_KEY": KEY, "PATH": "/usr/bin:/bin", "HOME": str(cwd)}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    return run("rollout", *arguments, "--plain", "--json", cwd=cwd, env=environment, fresh=fresh)
 
 
 def test_a_model_behind_a_url_solves_a_task(task: Path, tmp_path: Path) -> None:
@@ -63,7 +62,7 @@ def test_a_model_behind_a_url_solves_a_task(task: Path, tmp_path: Path) -> None:
     with serving(*answers) as server:
         url = f"http://127.0.0.1:{server.server_port}/v1"
         prices = ["--harness.price_input", "2", "--harness.price_output", "10"]
-        done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "--out", "run", *prices)
+        done = rollout(tmp_path, str(task), "--model", url, "--name", "scripted", "--out", "run", *prices, fresh=True)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["rollouts"], result["solved"], result["stop/finish"]) == (1, 1.0, 1.0)

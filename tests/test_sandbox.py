@@ -605,11 +605,12 @@ asyncio.run(main())
 
 @needs_isolation
 @pytest.mark.parametrize("how", ["exit", "kill"])
-def test_a_process_that_ends_leaves_nothing(base: Path, how: str) -> None:
+def test_a_process_that_ends_leaves_nothing(base: Path, tmp_path: Path, how: str) -> None:
     """At exit it cleans up itself. When it was killed, the next process that opens a box does."""
     mark = unique_sleep()
+    env = {**os.environ, "TMPDIR": str(tmp_path)}  # where no other process opens boxes
     done = subprocess.run(
-        [sys.executable, "-c", LEAVING, base, mark, how], check=False, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LEAVING, base, mark, how], env=env, check=False, stdout=subprocess.PIPE, text=True
     )
     left = done.stdout.split()
     assert left
@@ -617,7 +618,7 @@ def test_a_process_that_ends_leaves_nothing(base: Path, how: str) -> None:
     if how == "kill":
         assert os.path.exists(left[0])
         code = "import sys; from pathlib import Path; from offbook.sandbox import BwrapBox; BwrapBox(Path(sys.argv[1]))"
-        subprocess.run([sys.executable, "-c", code, base], check=True)
+        subprocess.run([sys.executable, "-c", code, base], env=env, check=True)
     assert [path for path in left if os.path.exists(path)] == []
 
 
