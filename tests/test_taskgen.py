@@ -35,7 +35,7 @@ from offbook.taskgen.workshop import Workshop
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all
 from offbook.tasks.export import swebench_instance
-from offbook.tasks.folder import write_files
+from offbook.tasks.folder import write_files, write_whole
 from offbook.tasks.git import applied, gold_patch
 from offbook.types import OffbookError, Task
 
@@ -162,7 +162,8 @@ def test_a_tree_has_one_commit_and_not_the_deleted_code(made: tuple[Path, Path, 
 def test_the_folders_scripts_solve_and_score(
     made: tuple[Path, Path, list[Made]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = named(made[1], "initials")
+    write_whole(named(made[1], "initials"), tmp_path / "whole")
+    task = load_task(tmp_path / "whole")
     app, logs = tmp_path / "app", tmp_path / "logs"
     shutil.copytree(task.tree, app)
     # An image has the import roots on its path, as environment/Dockerfile says.

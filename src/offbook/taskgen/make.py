@@ -64,6 +64,7 @@ class Outcome:
     evidence: str = ""
     lines: int = 0
     files: int = 0
+    characters: int = 0  # of the instruction
     num_tests: int = 0
     floor: float = 0.0
     exact: bool = False
@@ -192,6 +193,7 @@ async def task_from(
         ended(""),
         lines=task.deleted.lines,
         files=task.deleted.files,
+        characters=len(task.instruction),
         num_tests=len(task.fail_to_pass),
         floor=verdict.floor,
         exact=verdict.exact,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import json
 import random
 import re
@@ -41,12 +42,12 @@ from offbook.taskgen.proposals import Proposal, Refused, apply_proposal, deletio
 from offbook.taskgen.repeated import Taken
 from offbook.taskgen.verify import ENDLESS
 from offbook.taskgen.workshop import Workshop, open_workshop
-from offbook.tasks import load_task
 from offbook.types import OffbookError
 
 MIX: tuple[Level, ...] = ("hybrid", "hybrid", "gone", "gone", "stub")  # how often each comes up in a mixture
 REPOSITORIES = 2  # that candidates are taken from at a time: while one is read, another one's tests run
 POLL_S = 2.0  # between looks at what another process holds
+ORIGIN = re.compile(r'^origin = "(.*)==[^"=]*"$', re.M)
 OURS = "an error of the factory"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)  # will not be better with the next one
 LATE = re.compile(r"Timeout|stopped in|longer than \d+ s|did not end|timed out")
@@ -104,7 +105,8 @@ async def make_tasks(
     result = [Made(source) for source in wanted]
     await run.each(result, settings.jobs, run.prepare)
     ready = [made for made in result if not made.unprepared]
-    await run.settle(ready, settings.heldout if sources else 0.0)
+    if ready:
+        settle(out, ready, settings.heldout if sources else 0.0)
 
     async def one(made: Made) -> None:
         await run.make(made, wanted[made.source], is_whole=made.source in whole)
@@ -116,12 +118,24 @@ async def make_tasks(
 async def prepare_all(
     sources: Sequence[str], out: Path, spec: BoxSpec, settings: MakeSettings, progress: Told = lambda message: None
 ) -> list[Made]:
-    """Only that: the repositories are ready afterwards, and on their sides."""
+    """Only that. `settle` comes next, for all of them."""
     run = _Run(out, spec, settings, progress, lambda made: None)
     result = [Made(one_spelling(source)) for source in sources]
     await run.each(result, settings.jobs, run.prepare)
-    await run.settle([made for made in result if not made.unprepared], settings.heldout)
     return result
+
+
+def settle(out: Path, ready: Sequence[Made], heldout: float) -> None:
+    """Which side prepared repositories are on: once and for all calls."""
+    place = out / ".factory" / "splits.json"
+    with open(place.with_suffix(".lock"), "a") as file:
+        with suppress(OSError):  # some network file systems have no such locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        known = json.loads(place.read_bytes()) if place.is_file() else {}
+        splits = split_of((made.name for made in ready), heldout, known | settled_splits(out))
+        write_atomic(place, json.dumps(splits, indent=1, sort_keys=True) + "\n")
+    for made in ready:
+        made.split = splits[made.name]
 
 
 class _Run:
@@ -184,23 +198,6 @@ class _Run:
         made.name, made.version = repository.name, repository.version
         made.num_tests, made.num_excluded = len(repository.tests), len(repository.excluded)
         made.prepare_s = time.monotonic() - began
-
-    async def settle(self, ready: Sequence[Made], heldout: float) -> None:
-        """Which side they are on, once and for all calls."""
-        if not ready:
-            return
-        place = self.out / ".factory" / "splits.json"
-        while True:
-            try:
-                with only_writer(place.with_suffix("")):
-                    known = json.loads(place.read_bytes()) if place.is_file() else settled_splits(self.out)
-                    splits = split_of((made.name for made in ready), heldout, known)
-                    write_atomic(place, json.dumps(splits, indent=1, sort_keys=True) + "\n")
-                    break
-            except Held:
-                await asyncio.sleep(POLL_S / 10)
-        for made in ready:
-            made.split = splits[made.name]
 
     async def make(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
         folder, began = self.folder(made), time.monotonic()
@@ -364,7 +361,8 @@ def settled_splits(out: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for split in ("train", "heldout"):
         for path in sorted((out / split).glob("[!.]*/task.toml")):
-            found.setdefault(load_task(path.parent).origin.rpartition("==")[0], split)
+            if origin := ORIGIN.search(path.read_text()):  # there may be very many, so they are not loaded
+                found.setdefault(origin[1], split)
     return found
 
 

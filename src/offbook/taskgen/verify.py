@@ -100,15 +100,12 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
         Round(files_of(sample), sample, bodies, timeout_s=sample_s, per_test_s=settings.trivial_s / 2)
         for bodies in ways.values()
     ]
-    listening = await asyncio.to_thread(_listening, workshop, deletion, sample, sample_s)
     clock.mark("delete")
     async with await suite_box(repository.tree, repository.suite, spec) as box:
         await put(box, deleted_tree(workshop, deletion))
-        rounds_s = limit_s + (1 + len(trivial)) * sample_s
+        rounds_s = limit_s + len(trivial) * sample_s
         watched = product_of(repository)
-        *with_trivial, _, first = await run_rounds(
-            box, repository.suite, [*trivial, listening, whole], rounds_s, product=watched
-        )
+        *with_trivial, first = await run_rounds(box, repository.suite, [*trivial, whole], rounds_s, product=watched)
         clock.mark("tests without it")
         runs = [first, *with_trivial]
 
@@ -124,9 +121,10 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
             return refused("a trivial body solves it", [*ways][shares.index(1)])
         passed = [run.passed for run in with_trivial]
         trial = await asyncio.to_thread(_trial, workshop, deletion, first, zip(ways.values(), passed, strict=True))
-        rounds_s = limit_s + trial.limit_s * len(trial.rounds)
-        *tried, again = await run_rounds(
-            box, repository.suite, [*trial.rounds, whole], rounds_s, hash_seed=1, product=watched
+        listening = await asyncio.to_thread(_listening, workshop, deletion, sample, sample_s)
+        rounds_s = limit_s + trial.limit_s * len(trial.rounds) + sample_s
+        *tried, again, _ = await run_rounds(  # what the last round writes stays
+            box, repository.suite, [*trial.rounds, whole, listening], rounds_s, hash_seed=1, product=watched
         )
         runs.append(again)
         if changed := (first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed):

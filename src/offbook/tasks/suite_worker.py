@@ -299,12 +299,13 @@ def main(order_file: str) -> NoReturn:
     # deadlines. Of those names this is the one that no test suite looks at.
     os.environ["__TOX_ENVIRONMENT_VARIABLE_ORIGINAL_CI"] = "1"
     gc.disable()  # the imports leave no garbage, and starting is most of what a small suite costs
-    import _pytest.runner  # before the tree is on the path: a json.py there must not be what pytest imports
-    import pytest  # noqa: F401
+    if order.get("pytest", True):  # calls alone do without
+        import _pytest.runner  # before the tree is on the path: a json.py there must not be what pytest imports
+        import pytest  # noqa: F401
 
-    setattr(_pytest.runner, "_update_current_test_var", lambda item, when: None)  # noqa: B010  # who runs is not told
-    for name in order["preload"]:  # once for all rounds
-        importlib.import_module(name)
+        setattr(_pytest.runner, "_update_current_test_var", lambda item, when: None)  # noqa: B010  # who runs is not told
+        for name in order["preload"]:  # once for all rounds
+            importlib.import_module(name)
     gc.enable()
     gc.freeze()
     tree = os.getcwd()
@@ -443,12 +444,12 @@ def write(path: str, content: bytes | None) -> None:
 
 
 def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any]) -> int:
-    import pytest
-
     for path, text in this["changes"].items():
         write(path, None if text is None else text.encode())
     if this["calls"]:
         return run_calls(pipe, this["calls"])
+    import pytest
+
     selected = None if this["tests"] is None else set(this["tests"])
     recorder = Recorder(pipe, selected, order["max_tests"])
     if order["product"]:
