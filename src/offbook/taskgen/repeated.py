@@ -43,11 +43,11 @@ def shared(one: Sketch, other: Sketch) -> float:
 def _words(source: str) -> list[str]:
     """The tokens, as Python sees them; the words of what it cannot read."""
     with suppress(SyntaxError, ValueError, RecursionError):  # of a method: it is indented
-        tree = ast.parse(f"if 1:\n{source}" if source[:1] in " \t" else source)
+        tree = ast.parse(f"if 1:\n{source}").body[0] if source[:1] in (" ", "\t") else ast.parse(source)
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node):
                 node.body = node.body[1:] or [ast.Pass()]
-        source = ast.unparse(tree)
+        source = "\n".join(map(ast.unparse, getattr(tree, "body")))  # noqa: B009  # of a module or of `if 1`
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     except (SyntaxError, tokenize.TokenError):
@@ -90,5 +90,5 @@ class Taken:
         for line in whole.splitlines():
             with suppress(ValueError):  # of a call that was killed
                 row = json.loads(line)
-                if not row["refused"] and row.get("sketch"):
+                if row.get("sketch") and not row["refused"]:
                     yield row["repository"], row["id"], tuple(row["sketch"])

@@ -51,9 +51,9 @@ def _run(work: Callable[[], None], log: Path) -> None:
         signal.raise_signal(signal.SIGINT)
 
     signal.signal(signal.SIGTERM, end)
-    with open(log, "w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    sys.stdout = sys.stderr = open(log, "w", buffering=1)  # noqa: SIM115  # as long as the process lives
+    for descriptor in (1, 2):  # of what it starts
+        os.dup2(sys.stdout.fileno(), descriptor)
     try:
         work()
     except KeyboardInterrupt:
