@@ -302,7 +302,10 @@ def main(order_file: str) -> NoReturn:
     if order.get("pytest", True):  # calls alone do without
         import _pytest.runner  # before the tree is on the path: a json.py there must not be what pytest imports
         import pytest  # noqa: F401
+        from _pytest.config import default_plugins
 
+        for name in default_plugins:  # or every round would
+            importlib.import_module(f"_pytest.{name}")
         setattr(_pytest.runner, "_update_current_test_var", lambda item, when: None)  # noqa: B010  # who runs is not told
         for name in order["preload"]:  # once for all rounds
             importlib.import_module(name)
