@@ -38,9 +38,10 @@ def make_on_ray(
     except ImportError:
         raise OffbookError("Ray is not installed: pip install 'offbook[ray]'") from None
     out = out.resolve()
-    settings = replace(settings, jobs=cpus + 1)
-    ray.init(address=address or None, log_to_driver=False, configure_logging=False, include_dashboard=False)
+    ray.init(address=address or None, log_to_driver=False, configure_logging=False)
     try:
+        cpus = min(cpus, int(ray.cluster_resources().get("CPU", 1)))  # more than there are would wait for ever
+        settings = replace(settings, jobs=cpus + 1)
 
         def every(work: Callable[[str], Made], what: str) -> dict[str, Made]:
             remote = ray.remote(num_cpus=cpus, max_retries=RETRIES)(work)
