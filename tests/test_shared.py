@@ -90,9 +90,12 @@ def test_a_shared_folder_gives_the_tree_it_was_made_from(suite: Path) -> None:
     share(suite, whole.suite.environment / "tree" if whole.suite.environment else Path(), ("pytest==9",))
     files = {path.relative_to(suite).as_posix() for path in suite.rglob("*") if path.is_file()}
     assert files == {
-        *("task.toml", "instruction.md", "instructions/terse.md", CHANGES),
+        *("task.toml", "instruction.md", CHANGES),
         *("solution/gold.patch", "solution/removed.json"),
     }
+    assert load_task(suite, "terse").instruction == "Two!"
+    with pytest.raises(OffbookError, match="has no instruction called long"):
+        load_task(suite, "long")
     task = load_task(suite)
     cache = Path(os.environ["OFFBOOK_CACHE"])
     assert not cache.exists()  # nothing is made until somebody asks
@@ -138,6 +141,7 @@ def test_a_whole_folder_can_be_had_from_a_shared_one(suite: Path, tmp_path: Path
         assert (again.folder / path).is_file()
     assert (again.folder / "environment/requirements.txt").read_text() == "pytest==9\n"
     assert not (again.folder / CHANGES).exists()
+    assert load_task(again.folder, "terse").instruction == "Two!"
     write_whole(again, tmp_path / "copy")  # a whole one is copied
     assert checksum(load_task(tmp_path / "copy").tree) == tree
 

@@ -35,7 +35,7 @@ from offbook.taskgen.workshop import Workshop
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all
 from offbook.tasks.export import swebench_instance
-from offbook.tasks.folder import write_files, write_whole
+from offbook.tasks.folder import instructions_of, write_files, write_whole
 from offbook.tasks.git import applied, gold_patch
 from offbook.types import OffbookError, Task
 
@@ -155,7 +155,7 @@ def test_a_tree_has_one_commit_and_not_the_deleted_code(made: tuple[Path, Path, 
     assert task.deleted is not None
     assert (task.deleted.targets, task.deleted.files) == (("little/words.py::squeeze",), 1)
     assert (task.origin, task.sources, task.difficulty) == ("little==2.1", ("little",), "easy")
-    assert {path.stem for path in (task.folder / "instructions").iterdir()} == {"terse", "normal", "detailed"}
+    assert instructions_of(task.folder).keys() == {"terse", "normal", "detailed"}
     assert load_task(task.folder, "terse").instruction != task.instruction
 
 

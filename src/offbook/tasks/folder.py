@@ -113,6 +113,7 @@ def write_whole(task: Task, folder: Path) -> None:
     rewrite_settings(whole)
     if (folder / CHANGES).is_file():
         (folder / CHANGES).unlink()
+        write_files(folder, {f"instructions/{name}.md": text for name, text in instructions_of(task.folder).items()})
         shutil.copytree(task.tree, whole.tree, symlinks=True)
         shutil.copytree(task.hidden_tests, whole.hidden_tests, symlinks=True)
         _write_for_harbor(whole, tuple(read_changes(task.folder)["requirements"]))
@@ -170,8 +171,8 @@ def load_task(folder: Path, wording: str = "") -> Task:
     is_shared = (folder / CHANGES).is_file()
     for path in (where["tree"], where["hidden_tests"]) if not is_shared else ():
         _need(folder, path)
-    instruction = folder / "instructions" / f"{wording}.md" if wording else folder / "instruction.md"
-    if not instruction.is_file():
+    instruction = instructions_of(folder).get(wording) if wording else (folder / "instruction.md").read_text()
+    if instruction is None:
         raise OffbookError(f"{folder} has no instruction called {wording}")
     inside = table.pop("environment", "")
     suite: dict[str, Any] = {name: table.pop(key) for key, name in SUITE.items() if key in table}
@@ -180,13 +181,20 @@ def load_task(folder: Path, wording: str = "") -> Task:
         raise OffbookError(f"{folder} needs the interpreter and the packages in {environment}, which are not there")
     if is_shared and environment is None:
         raise OffbookError(f"{folder} does not say which repository its tree is made from: it has no environment")
-    fields = {**table, **where, "instruction": instruction.read_text().strip(), "suite": suite}
+    fields = {**table, **where, "instruction": instruction.strip(), "suite": suite}
     try:
         return put_off(_SHARED_TASK.validate_python(fields)) if is_shared else _TASK.validate_python(fields)
     except ValidationError as error:
         first = error.errors()[0]
         named = f"[offbook] in {folder / 'task.toml'}: {'.'.join(map(str, first['loc']))}"
         raise OffbookError(f"{named}: {first['msg']}") from error
+
+
+def instructions_of(folder: Path) -> dict[str, str]:
+    """The request in other lengths, by their names."""
+    if (folder / CHANGES).is_file():
+        return read_changes(folder)["instructions"]
+    return {file.stem: file.read_text() for file in sorted((folder / "instructions").glob("*.md"))}
 
 
 def _need(folder: Path, path: Path) -> None:

@@ -7,6 +7,7 @@ the place of a tree, hidden tests and a judge, one file:
         tree, hidden    checksums of the tree and of the hidden tests
         changed         path -> lines of the repository's file that are replaced, null where the file is gone
         tests           the hidden tests, path -> the same
+        instructions    the same request in other lengths
         requirements    for an image
 
 A task that is loaded from it has its tree and hidden tests made when somebody asks for them first, in the cache, under
@@ -30,7 +31,7 @@ from offbook.config import cache_folder
 from offbook.tasks.git import single_commit
 from offbook.types import OffbookError, Task
 
-CHANGES, TREE, HIDDEN = "environment/changes.json", "environment/repo", "tests/hidden"
+CHANGES, TREE, HIDDEN, WORDS = "environment/changes.json", "environment/repo", "tests/hidden", "instructions"
 Edits = list[tuple[int, int, str]]  # lines from, lines to, what stands there now
 
 
@@ -65,11 +66,12 @@ def share(folder: Path, base: Path, requirements: tuple[str, ...] = ()) -> None:
         "changed": {path: _edits(base, path, here[path].read_bytes()) for path in here if _differs(here, there, path)}
         | dict.fromkeys(there.keys() - here.keys()),
         "tests": {path: _edits(base, path, file.read_bytes()) for path, file in _files_below(hidden).items()},
+        "instructions": {file.stem: file.read_text() for file in sorted((folder / WORDS).glob("*.md"))},
         "requirements": requirements,
     }
     (folder / CHANGES).write_text(json.dumps(changes, separators=(",", ":"), sort_keys=True) + "\n")
-    for part in (tree, hidden):
-        shutil.rmtree(part)
+    for part in (tree, hidden, folder / WORDS):
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def unpacked(folder: Path, base: Path, what: str) -> Path:
