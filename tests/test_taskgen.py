@@ -28,9 +28,9 @@ from offbook.taskgen.pipeline import (
     folder_name,
     funnel,
     make_tasks,
-    split_of,
 )
 from offbook.taskgen.proposals import Proposal, deletion_of, diff_in, proposer, read_proposals
+from offbook.taskgen.splits import split_of
 from offbook.taskgen.workshop import Workshop
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.make import MakeSettings
-from offbook.taskgen.pipeline import Made, OnOutcome, make_tasks, prepare_all, settle
+from offbook.taskgen.pipeline import Made, OnOutcome, make_tasks, prepare_all
 from offbook.taskgen.prepare.prepare import Told
 from offbook.taskgen.prepare.source import one_spelling
+from offbook.taskgen.splits import settle
 from offbook.types import OffbookError
 
 RETRIES = 3  # of a task whose machine went away
@@ -64,8 +65,9 @@ def make_on_ray(
             (result,) = asyncio.run(make_tasks([source], out, spec, settings))
             return result
 
-        ready = [one for one in every(prepared, "prepared").values() if not one.unprepared]
-        settle(out, ready, settings.heldout)
+        ready = [one.name for one in every(prepared, "prepared").values() if not one.unprepared]
+        if ready:
+            settle(out, ready, settings.heldout)
         return list(every(made, "done").values())
     finally:
         ray.shutdown()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import json
 import random
 import re
@@ -24,7 +23,7 @@ import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -40,6 +39,7 @@ from offbook.taskgen.prepare.source import one_spelling
 from offbook.taskgen.prepare.tests import map_tests
 from offbook.taskgen.proposals import Proposal, Refused, apply_proposal, deletion_of
 from offbook.taskgen.repeated import Taken
+from offbook.taskgen.splits import settle
 from offbook.taskgen.verify import ENDLESS
 from offbook.taskgen.workshop import Workshop, open_workshop
 from offbook.types import OffbookError
@@ -47,7 +47,6 @@ from offbook.types import OffbookError
 MIX: tuple[Level, ...] = ("hybrid", "hybrid", "gone", "gone", "stub")  # how often each comes up in a mixture
 REPOSITORIES = 2  # that candidates are taken from at a time: while one is read, another one's tests run
 POLL_S = 2.0  # between looks at what another process holds
-ORIGIN = re.compile(r'^origin = "(.*)==[^"=]*"$', re.M)
 OURS = "an error of the factory"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)  # will not be better with the next one
 LATE = re.compile(r"Timeout|stopped in|longer than \d+ s|did not end|timed out")
@@ -103,15 +102,20 @@ async def make_tasks(
     for proposal in proposals:
         wanted.setdefault(one_spelling(proposal.source), []).append(proposal)
     result = [Made(source) for source in wanted]
-    await run.each(result, settings.jobs, run.prepare)
-    ready = [made for made in result if not made.unprepared]
-    if ready:
-        settle(out, ready, settings.heldout if sources else 0.0)
 
     async def one(made: Made) -> None:
         await run.make(made, wanted[made.source], is_whole=made.source in whole)
 
-    await run.each(ready, REPOSITORIES, one)
+    try:
+        await run.prepare_each(result)
+        ready = [made for made in result if not made.unprepared]
+        if ready:
+            splits = settle(out, [made.name for made in ready], settings.heldout if sources else 0.0)
+            for made in ready:
+                made.split = splits[made.name]
+        await run.each(ready, REPOSITORIES, one)
+    except BaseExceptionGroup as group:
+        raise _first_of(group) from None
     return result
 
 
@@ -121,21 +125,8 @@ async def prepare_all(
     """Only that. `settle` comes next, for all of them."""
     run = _Run(out, spec, settings, progress, lambda made: None)
     result = [Made(one_spelling(source)) for source in sources]
-    await run.each(result, settings.jobs, run.prepare)
+    await run.prepare_each(result)
     return result
-
-
-def settle(out: Path, ready: Sequence[Made], heldout: float) -> None:
-    """Which side prepared repositories are on: once and for all calls."""
-    place = out / ".factory" / "splits.json"
-    with open(place.with_suffix(".lock"), "a") as file:
-        with suppress(OSError):  # some network file systems have no such locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        known = json.loads(place.read_bytes()) if place.is_file() else {}
-        splits = split_of((made.name for made in ready), heldout, known | settled_splits(out))
-        write_atomic(place, json.dumps(splits, indent=1, sort_keys=True) + "\n")
-    for made in ready:
-        made.split = splits[made.name]
 
 
 class _Run:
@@ -172,25 +163,29 @@ class _Run:
             for made in order:
                 jobs.create_task(one(made))
 
+    async def prepare_each(self, result: Sequence[Made]) -> None:
+        """What others that ran beside it may have made late is tried again alone."""
+        await self.each(result, self.settings.jobs, self.prepare)
+        for made in result:
+            if LATE.search(made.unprepared):
+                self.progress(f"{made.source}: {made.unprepared}; once more, alone")
+                made.unprepared = ""
+                await self.each([made], 1, self.prepare)
+
     async def prepare(self, made: Made) -> None:
-        """One that cannot be prepared is told why. What the load of the others may have caused is tried again alone."""
+        """One that cannot be prepared is told why."""
         folder, began = self.folder(made), time.monotonic()
-        for again in (False, True):
-            try:
-                repository = await prepare(made.source, folder, self.spec, self.progress, self.settings.prepare)
-                self.progress(f"{repository.name}: finding out which test enters which function")
-                await map_tests(repository, self.spec)
-            except Unprepared as error:
-                if LATE.search(str(error)) and not again:
-                    self.progress(f"{made.source}: {error}; once more")
-                    continue
-                made.unprepared = str(error)
-            except (OffbookError, OSError, ValueError, RecursionError) as error:
-                if isinstance(error, OSError) and error.errno in FULL:
-                    raise
-                made.unprepared = f"it cannot be prepared ({type(error).__name__}: {error})"
-                _clear(folder)
-            break
+        try:
+            repository = await prepare(made.source, folder, self.spec, self.progress, self.settings.prepare)
+            self.progress(f"{repository.name}: finding out which test enters which function")
+            await map_tests(repository, self.spec)
+        except Unprepared as error:
+            made.unprepared = str(error)
+        except (OffbookError, OSError, ValueError, RecursionError) as error:
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
+            made.unprepared = f"it cannot be prepared ({type(error).__name__}: {error})"
+            _clear(folder)
         if made.unprepared:
             made.log = str(folder / "prepare.log") if (folder / "prepare.log").is_file() else ""
             self.on_outcome(made)
@@ -213,7 +208,8 @@ class _Run:
             await self.features(made, workshop)
             made.make_s = time.monotonic() - began
             if not any(outcome.refused == OURS for outcome in made.outcomes):
-                write_atomic(folder / "made.json", _MADE.dump_json(replace(made, log=self._wish())))
+                found = {"asked": self._asked(), "made": _MADE.dump_python(made, mode="json")}
+                write_atomic(folder / "made.json", json.dumps(found))
             if self.settings.propose:
                 self.progress(f"{made.name}: asking a model what could be deleted")
                 proposals = [
@@ -223,17 +219,17 @@ class _Run:
         await self.proposals(made, workshop, proposals)
         made.make_s = time.monotonic() - began
 
-    def _wish(self) -> str:
+    def _asked(self) -> dict[str, str | int]:
         """What made.json is the answer to."""
-        return f"level {self.settings.level}, limit {self.settings.max_tasks}"
+        return {"level": self.settings.level, "limit": self.settings.max_tasks}
 
     def _found_made(self, made: Made) -> bool:
         """Whether an earlier call has done all that this one would, and its folders are there."""
-        place = self.folder(made) / "made.json"
-        with suppress(OSError, ValidationError):
-            found = _MADE.validate_json(place.read_bytes())
+        with suppress(OSError, ValueError, KeyError):
+            data = json.loads((self.folder(made) / "made.json").read_bytes())
+            found = _MADE.validate_python(data["made"])
             folders = [self.out / made.split / outcome.id for outcome in found.verified]
-            if found.log == self._wish() and all((folder / "task.toml").is_file() for folder in folders):
+            if data["asked"] == self._asked() and all((folder / "task.toml").is_file() for folder in folders):
                 made.candidates, made.left_out, made.outcomes = found.candidates, found.left_out, found.outcomes
                 made.make_s = found.make_s
                 return True
@@ -289,7 +285,7 @@ class _Run:
             return None
         try:
             outcome = await make_task(workshop, feature, level, folder, self.spec, self.settings, self.taken)
-        except (Exception, RecursionError) as error:  # the border of a candidate
+        except Exception as error:  # the border of a candidate
             if isinstance(error, OSError) and error.errno in FULL:
                 raise
             return Outcome(feature.id, made.name, feature.kind, level, OURS, f"{type(error).__name__}: {error}"[:300])
@@ -319,6 +315,12 @@ class _Run:
         return await task_from(workshop, deletion, folder, self.spec, self.settings, self.taken)
 
 
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What ended a group of tasks, as the one thing that it is."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
 def is_late(outcome: Outcome) -> bool:
     """Whether it was refused for something that may be the fault of what ran beside it."""
     return bool(outcome.refused) and (outcome.refused == ENDLESS or bool(LATE.search(outcome.evidence)))
@@ -343,27 +345,6 @@ def folder_name(source: str) -> str:
     """What a repository's folder is called: readable, and another one for every source."""
     plain = re.sub(r"[^a-zA-Z0-9._-]+", "-", source.removeprefix("pypi:")).strip("-.")[-60:]
     return plain if source.startswith("pypi:") else f"{plain}-{zlib.crc32(source.encode()):08x}"
-
-
-def split_of(names: Iterable[str], heldout: float, settled: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Which repositories are held out: of those that are not `settled`, the first by the checksums of their names, as
-    many as are missing from the share of all. By name, so another source of the same code is on the same side."""
-    splits = dict(settled or {})
-    order = sorted({*names} - splits.keys(), key=lambda name: zlib.crc32(name.encode()))
-    total = len(splits) + len(order)
-    count = min(max(1, round(heldout * total)), total - 1) if heldout else 0
-    count -= sum(split == "heldout" for split in splits.values())
-    return splits | {name: "heldout" if place < count else "train" for place, name in enumerate(order)}
-
-
-def settled_splits(out: Path) -> dict[str, str]:
-    """Where the repositories are that have tasks in `out` already."""
-    found: dict[str, str] = {}
-    for split in ("train", "heldout"):
-        for path in sorted((out / split).glob("[!.]*/task.toml")):
-            if origin := ORIGIN.search(path.read_text()):  # there may be very many, so they are not loaded
-                found.setdefault(origin[1], split)
-    return found
 
 
 def level_of(feature_id: str, level: str) -> Level:
