@@ -180,6 +180,6 @@ def checksum(folder: Path) -> str:
         if file.is_symlink():
             kind, data = "link", os.readlink(file).encode()
         else:
-            kind, data = "run" if os.access(file, os.X_OK) else "file", file.read_bytes()
+            kind, data = "run" if file.stat().st_mode & 0o100 else "file", file.read_bytes()
         parts.append(f"{kind} {hashlib.sha256(data).hexdigest()} {path}\n")
     return hashlib.sha256("".join(parts).encode("utf-8", "surrogateescape")).hexdigest()

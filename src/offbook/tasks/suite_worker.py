@@ -475,9 +475,10 @@ def run_calls(pipe: Pipe, calls: list[list[str]]) -> int:
     signal.signal(signal.SIGALRM, late)
     for number, (module, name, text) in enumerate(calls):
         try:
+            function = getattr(importlib.import_module(module), name)  # which takes long on a busy machine
             signal.setitimer(signal.ITIMER_REAL, CALL_S)
             arguments, named = ast.literal_eval(text)
-            value = getattr(importlib.import_module(module), name)(*arguments, **named)
+            value = function(*arguments, **named)
             result = repr(list(itertools.islice(value, 200)) if isinstance(value, Iterator) else value)
             ast.literal_eval(result)
         except Exception:
