@@ -121,7 +121,7 @@ def make(
         print(json.dumps([asdict(made) for made in result]))
         return
     for table in summary(result):
-        console.print(table)
+        console.print(table, soft_wrap=isinstance(table, Text))
     num = sum(len(made.verified) for made in result)
     print(f"{out}: {num} tasks from {sum(bool(made.verified) for made in result)} of {len(result)} repositories")
     if not num:
