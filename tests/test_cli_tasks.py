@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -162,6 +163,21 @@ def test_a_task_is_made_harder(made: Path, tmp_path: Path) -> None:
     (said,) = here("harden", task.folder, "--way", "terser", "--out", tmp_path).splitlines()
     assert said.startswith(f"terser  {tmp_path / task.id}-terser: ")
     assert len(load_tasks(tmp_path)) == 1
+    (again,) = here("harden", task.folder, "--way", "terser", "--out", tmp_path).splitlines()
+    assert again == f"terser  none: it is there already ({tmp_path / task.id}-terser)"
+
+
+def test_every_gold_patch_has_been_seen_by_the_monitors(made: Path) -> None:
+    assert [task.allows for task in load_tasks(made / "train")] == [(), ()]
+
+
+def test_folders_for_harbor_are_whole(made: Path, tmp_path: Path) -> None:
+    assert here("export", made, "--to", "harbor", "--out", tmp_path / "new") == f"{tmp_path / 'new'}: 2 task folders\n"
+    for task in load_tasks(tmp_path / "new"):
+        assert (task.folder / "tests/judge/tree.tar.gz").is_file()
+        assert (task.folder / "environment/repo/little/words.py").is_file()
+    with pytest.raises(OffbookError, match="is there already; give another --out"):
+        here("export", made, "--to", "harbor", "--out", tmp_path / "new")
 
 
 def test_the_same_command_goes_on(made: Path) -> None:
@@ -189,6 +205,9 @@ def test_the_same_command_goes_on(made: Path) -> None:
             "the URL of the model server must look like https://host/v1, not host",
         ),
         (("make", "--proposals", "none.jsonl"), "there is no file none.jsonl with proposals"),
+        (("make", "x", "--shard", "3/2"), "--shard takes I/N with I from 1 to N, as in 2/4, and not 3/2"),
+        (("make", "--from", "none.txt"), "there is no file none.txt with repositories"),
+        (("make", "x", "--ray", "--propose", "1", "--url", "http://x/v1", "--name", "m"), "proposals are made without"),
         (("check", "nowhere"), "nowhere holds no task folders"),
         (("show", "nowhere"), "nowhere holds no task folders"),
         (("harden", "nowhere"), "nowhere is not a task folder: it has no task.toml"),
@@ -223,6 +242,11 @@ BAD = {
     ),
     "syntax": (GOOD | {"pkg/__init__.py": "def double(:\n"}, "syntax cannot be imported (SyntaxError"),
     "huge": (GOOD, "is larger than 256 MB"),
+    "no package": ({"notes.txt": "x\n", "tests/test_x.py": TEN}, "no-package has no Python package or module"),
+    "newer": (
+        GOOD | {"pyproject.toml": '[project]\nname = "newer"\nversion = "1"\nrequires-python = ">=3.99"\n'},
+        "newer needs Python >=3.99 and this is ",
+    ),
 }
 
 
@@ -242,12 +266,59 @@ def test_bad_repositories_are_named_and_nothing_is_left(deps: Path, tmp_path: Pa
         if name in ("failing", "syntax"):
             with_deps(out, source, deps)
         sources.append(source)
-    result = offbook("make", *sources, "--out", out, "--plain")
-    assert (result.returncode, result.stdout) == (1, f"{out}: 0 tasks from 0 of {len(BAD)} repositories\n")
+    half, nowhere = tmp_path / "half-1.0.tar.gz", tmp_path / "nowhere"
+    half.write_bytes(gzip.compress(os.urandom(5000))[:3000])
+    result = offbook("make", *sources, half, nowhere, "--out", out, "--plain")
+    assert (result.returncode, result.stdout) == (1, f"{out}: 0 tasks from 0 of {len(BAD) + 2} repositories\n")
     assert "Traceback" not in result.stderr
+    assert "became tasks" not in result.stderr  # no empty tables
+    assert "\u2502" not in result.stderr
+    assert f"{half}: {half} is no archive that can be unpacked" in result.stderr
+    assert f"{nowhere}: {nowhere} is neither a folder, nor" in result.stderr
     for source, (_, sentence) in zip(sources, BAD.values(), strict=True):
         said = [line for line in result.stderr.splitlines() if line.startswith(f"{source}: ")]
         assert [sentence in line for line in said] == [True], said
     assert not (tmp_path / "harm").exists()
     left = {path.name for folder in (out / ".factory").iterdir() for path in folder.iterdir()}
     assert left <= {"prepare.log"}
+
+
+def two_repositories(place: Path, deps: Path) -> list[Path]:
+    found = []
+    for name in ("little", "other"):
+        more = {"pyproject.toml": f'[project]\nname = "{name}"\nversion = "1"\n'}
+        found.append(little(place / name, more))
+        with_deps(place / "out", found[-1], deps)
+    return found
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_folder_and_one_that_dies_is_replaced(deps: Path, tmp_path: Path) -> None:
+    """The second repository is a copy of the first: what is nearly the same becomes a task once."""
+    sources, out = two_repositories(tmp_path, deps), tmp_path / "out"
+    options = ("--out", out, "--level", "stub", "--plain")
+    result = offbook("make", *sources, *options, "--workers", "2")
+    assert result.returncode == 0, result.stderr
+    assert (out / ".factory/worker-1.log").read_text()
+    tasks = [*load_tasks(out / "train"), *load_tasks(out / "heldout")]
+    functions = [task.deleted.functions for task in tasks if task.deleted]
+    assert len({*functions}) == len(functions) >= 5
+    assert "nearly the same as a task of another repository" in result.stderr
+    assert json.loads((out / ".factory/splits.json").read_text()).keys() == {"little", "other"}
+    assert list(out.rglob(".lock")) == []
+    again = offbook("make", *sources, *options)
+    assert again.stdout == result.stdout
+
+
+@pytest.mark.slow
+def test_the_same_as_ray_tasks(deps: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    sources, out = two_repositories(tmp_path, deps), tmp_path / "out"
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    options = ("--out", out, "--level", "stub", "--limit", "1", "--plain", "--ray")
+    result = offbook("make", *sources, bad, *options)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"{out}: 2 tasks from 2 of 3 repositories\n"
+    assert len(load_tasks(out / "train")) == len(load_tasks(out / "heldout")) == 1
+    assert offbook("make", *sources, bad, *options).stdout == result.stdout  # all of it is found done

@@ -28,14 +28,14 @@ from offbook.taskgen.pipeline import (
     folder_name,
     funnel,
     make_tasks,
-    split_of,
 )
 from offbook.taskgen.proposals import Proposal, deletion_of, diff_in, proposer, read_proposals
+from offbook.taskgen.splits import split_of
 from offbook.taskgen.workshop import Workshop
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all
 from offbook.tasks.export import swebench_instance
-from offbook.tasks.folder import write_files
+from offbook.tasks.folder import instructions_of, write_files, write_whole
 from offbook.tasks.git import applied, gold_patch
 from offbook.types import OffbookError, Task
 
@@ -155,14 +155,15 @@ def test_a_tree_has_one_commit_and_not_the_deleted_code(made: tuple[Path, Path, 
     assert task.deleted is not None
     assert (task.deleted.targets, task.deleted.files) == (("little/words.py::squeeze",), 1)
     assert (task.origin, task.sources, task.difficulty) == ("little==2.1", ("little",), "easy")
-    assert {path.stem for path in (task.folder / "instructions").iterdir()} == {"terse", "normal", "detailed"}
+    assert instructions_of(task.folder).keys() == {"terse", "normal", "detailed"}
     assert load_task(task.folder, "terse").instruction != task.instruction
 
 
 def test_the_folders_scripts_solve_and_score(
     made: tuple[Path, Path, list[Made]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = named(made[1], "initials")
+    write_whole(named(made[1], "initials"), tmp_path / "whole")
+    task = load_task(tmp_path / "whole")
     app, logs = tmp_path / "app", tmp_path / "logs"
     shutil.copytree(task.tree, app)
     # An image has the import roots on its path, as environment/Dockerfile says.

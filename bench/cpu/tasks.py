@@ -1,9 +1,11 @@
 """How fast repositories become verified tasks, and whether all of them hold when looked at again.
 
     python bench/cpu/tasks.py [--packages toolz ...] [--limit 60] [--out DIR] [--json FILE] [--report FILE]
+    python bench/cpu/tasks.py --from bench/cpu/packages.txt --limit 25 --resume --out runs/thousand
 
-Starts from nothing: fetches each package, prepares it, and makes tasks. Then two processes that know nothing of that
-check every folder (`offbook tasks check`) and audit it for leaks (`offbook tasks leaks`).
+Starts from nothing, or goes on with --resume: fetches each package, prepares it, and makes tasks. Then two processes
+that know nothing of that check every folder (`offbook tasks check`) and audit it for leaks (`offbook tasks leaks`).
+Rates are of this call: what was there before is not counted in them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -20,6 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from offbook.cli.tasks import read_sources
+from offbook.monitors.gold import annotated
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.make import MakeSettings
 from offbook.taskgen.pipeline import Made, funnel, make_tasks
@@ -30,20 +36,27 @@ PACKAGES = ("toolz==1.2.0", "boltons==26.2.0", "sqlparse==0.6.1", "tinydb==4.9.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", nargs="+", default=PACKAGES)
+    parser.add_argument("--from", dest="listed", type=Path, help="a file of sources, one a line, in their place")
     parser.add_argument("--limit", type=int, default=60, help="tasks of each package")
     parser.add_argument("--level", default="mix")
     parser.add_argument("--out", type=Path, help="keep the tasks there; made anew")
+    parser.add_argument("--resume", action="store_true", help="go on with what is there")
+    parser.add_argument("--no-again", action="store_true", help="do not check and audit the folders at the end")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--report", type=Path, help="write the tables as Markdown")
     arguments = parser.parse_args()
     out = arguments.out or Path(tempfile.mkdtemp(prefix="offbook-tasks-"))
-    shutil.rmtree(out, ignore_errors=True)
-    began = time.monotonic()
-    settings = MakeSettings(level=arguments.level, max_tasks=arguments.limit)
-    sources = [f"pypi:{name}" for name in arguments.packages]
+    if not arguments.resume:
+        shutil.rmtree(out, ignore_errors=True)
+    before = num_folders(out)
+    began, cpu_began = time.monotonic(), cpu_s()
+    settings = MakeSettings(level=arguments.level, max_tasks=arguments.limit, annotate=annotated)
+    sources = read_sources(arguments.listed) if arguments.listed else [f"pypi:{name}" for name in arguments.packages]
     made = asyncio.run(make_tasks(sources, out, BoxSpec(), settings, say, tell))
-    seconds = time.monotonic() - began
-    result = {**numbers(made, seconds), **again(out)}
+    seconds, cpu = time.monotonic() - began, cpu_s() - cpu_began
+    result = {**numbers(made, seconds, cpu, num_folders(out) - before), **size_of(out)}
+    if not arguments.no_again:
+        result |= again(out)
     text = report(made, result, " ".join(sys.argv))
     print(text)
     if arguments.json:
@@ -63,20 +76,57 @@ def tell(made: Made) -> None:
         say(f"{made.name}: {len(made.verified)} tasks of {len(made.outcomes)}/{made.candidates} candidates")
 
 
-def numbers(made: list[Made], seconds: float) -> dict[str, Any]:
+def cpu_s() -> float:
+    """Of this process and of all that it has waited for: boxes, pip, git."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def num_folders(out: Path) -> int:
+    return sum(1 for split in ("train", "heldout") for _ in (out / split).glob("[!.]*/task.toml"))
+
+
+def size_of(out: Path) -> dict[str, float]:
+    """Of the task folders, and of what they share: their repositories' trees and packages."""
+    tasks = max(1, num_folders(out))
+    own = [file for split in ("train", "heldout") for file in (out / split).rglob("*") if file.is_file()]
+    common = [file for part in ("tree", "deps") for file in (out / ".factory").glob(f"*/{part}/**/*") if file.is_file()]
+    return {
+        "bytes_a_task": round(sum(file.lstat().st_size for file in own) / tasks),
+        "files_a_task": round(len(own) / tasks, 1),
+        "shared_bytes_a_task": round(sum(file.lstat().st_size for file in common) / tasks),
+        "shared_files_a_task": round(len(common) / tasks, 1),
+    }
+
+
+def numbers(made: list[Made], seconds: float, cpu: float, new: int) -> dict[str, Any]:
     tried = [outcome for one in made for outcome in one.outcomes]
     verified = [outcome for outcome in tried if not outcome.refused]
     clusters = [outcome for outcome in verified if outcome.kind == "cluster"]
+    if not verified:
+        raise SystemExit("\n".join(f"{one.source}: {one.unprepared or 'no task'}" for one in made))
+    stages: dict[str, float] = {}
+    for outcome in tried:
+        for stage, stage_s in outcome.stages.items():
+            stages[stage] = stages.get(stage, 0.0) + stage_s
+    make_s = sum(one.make_s for one in made)
     return {
         "verified": len(verified),
         "candidates": len(tried),
         "seconds": round(seconds, 1),
-        "verified_per_minute": round(60 * len(verified) / seconds, 2),
+        "verified_per_minute": round(60 * new / seconds, 2),
+        "cores": os.cpu_count(),
+        "cpu_s_a_task": round(cpu / max(1, new), 2),
+        "per_minute_and_core": round(60 * new / cpu, 2),
+        "prepare_share": round(1 - make_s / (make_s + sum(one.prepare_s for one in made)), 3),
+        "stages": {stage: round(stage_s / sum(stages.values()), 3) for stage, stage_s in stages.items()},
         "multi_file_share": round(sum(outcome.files > 1 for outcome in verified) / len(verified), 3),
         "test_time_share": round(sum(o.test_s for o in tried) / sum(o.seconds for o in tried), 3),
         "clusters": len(clusters),
         "cluster_median_lines": statistics.median(outcome.lines for outcome in clusters) if clusters else 0,
         "cluster_median_files": statistics.median(outcome.files for outcome in clusters) if clusters else 0,
+        "median_characters": statistics.median(outcome.characters for outcome in verified),
+        "median_files": statistics.median(outcome.files for outcome in verified),
         "median_lines": statistics.median(outcome.lines for outcome in verified),
         "as_predicted": round(sum(outcome.exact for outcome in verified) / len(verified), 3),
         "mean_floor": round(statistics.mean(outcome.floor for outcome in verified), 3),
@@ -115,11 +165,17 @@ def report(made: list[Made], result: dict[str, Any], command: str) -> str:
     lines = ["# Tasks from real packages", "", f"    python {command}", ""]
     lines += [
         f"{result['verified']} verified tasks from {result['candidates']} candidates in "
-        f"{result['seconds'] / 60:.1f} minutes ({result['verified_per_minute']} a minute), fetching and preparing "
-        "included.",
-        f"`offbook tasks check`, in a process of its own: {result['checked'] - result['checked_bad']} of "
-        f"{result['checked']} hold. `offbook tasks leaks`: {result['audited'] - result['audited_bad']} of "
-        f"{result['audited']} have no leak.",
+        f"{result['seconds'] / 60:.1f} minutes ({result['verified_per_minute']} a minute on {result['cores']} cores), "
+        f"fetching and preparing included. A task takes {result['cpu_s_a_task']} CPU seconds, which is "
+        f"{result['per_minute_and_core']} a minute on a core that does nothing else.",
+    ]
+    if "checked" in result:
+        lines += [
+            f"`offbook tasks check`, in a process of its own: {result['checked'] - result['checked_bad']} of "
+            f"{result['checked']} hold. `offbook tasks leaks`: {result['audited'] - result['audited_bad']} of "
+            f"{result['audited']} have no leak.",
+        ]
+    lines += [
         "",
         "| package | split | tests | left out | features | tried | tasks | prepare, s | make, s |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -149,7 +205,16 @@ def report(made: list[Made], result: dict[str, Any], command: str) -> str:
         f"| failing tests just as the map says | {result['as_predicted']:.0%} of the tasks |",
         f"| what a trivial body passes of the failing tests, mean | {result['mean_floor']:.1%} |",
         f"| levels | {', '.join(f'{level} {count}' for level, count in result['levels'].items())} |",
+        f"| gold patch, files in the median; request, characters in the median | {result['median_files']:g}; "
+        f"{result['median_characters']:g} |",
         f"| share of the working time that is spent in tests | {result['test_time_share']:.0%} |",
+        f"| a task's folder | {result['bytes_a_task']:,} bytes in {result['files_a_task']} files |",
+        f"| what the tasks of a repository share, a task | {result['shared_bytes_a_task']:,} bytes in "
+        f"{result['shared_files_a_task']} files |",
+        f"| time for preparing repositories | {result['prepare_share']:.0%} |",
+        "| time of a candidate by stage | "
+        + ", ".join(f"{stage} {share:.0%}" for stage, share in result["stages"].items())
+        + " |",
     ]
     return "\n".join(lines) + "\n"
 

@@ -96,7 +96,7 @@ def row(task: Task, name: str, result: Grade) -> dict[str, Any]:
 
 def summary(rows: list[dict[str, Any]], tasks: list[Task]) -> dict[str, Any]:
     kinds = sorted({one["body"].partition(":")[0] for one in rows})
-    twins = [twins_module.read_twins(task.folder / "tests") for task in tasks]
+    twins = [twins_module.read_twins(task.folder / "tests", task.hidden_tests) for task in tasks]
     return {
         "tasks": len(tasks),
         "tasks without a twin": sum(not one.twins for one in twins),

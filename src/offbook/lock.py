@@ -25,6 +25,14 @@ log = logging.getLogger(__name__)
 BEAT_S, DEAD_S = 15.0, 60.0  # between a writer's signs of life, and how long without one it is taken for alive
 
 
+class Held(OffbookError):
+    """Somebody else writes there."""
+
+    def __init__(self, folder: Path, whose: str):
+        super().__init__(f"{folder} is being written by {whose}; wait until it is done, or give another --out")
+        self.whose = whose
+
+
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """While this process writes into a run folder, others that would are refused. Readers are not held up.
@@ -71,9 +79,7 @@ def _take(path: Path) -> dict[str, Any]:
         owner, silent_s = _owner(path), time.time() - os.fstat(file.fileno()).st_mtime
         if owner and silent_s < DEAD_S and not (owner["host"] == mine["host"] and _is_gone(owner["pid"])):
             whose = f"process {owner['pid']} on {owner['host']} since {owner['since']}"
-            raise OffbookError(
-                f"{path.parent} is being written by {whose}; wait until it is done, or give another --out"
-            )
+            raise Held(path.parent, whose)
         file.truncate(0)
         json.dump(mine, file)
     return mine

@@ -55,17 +55,26 @@ def make(
     pytest_options: Annotated[str, typer.Option(help="For pytest, instead of what its settings ask for.")] = "",
     start: Annotated[str, typer.Option(help="A command that gets a box ready for the tests.")] = "",
     python: Annotated[Path | None, typer.Option(help="Another interpreter for the repositories.")] = None,
+    listed: Annotated[Path | None, typer.Option("--from", help="A file with more repositories, one a line.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for every two cores.")] = 0,
+    shard: Annotated[str, typer.Option(help="Only the I-th of N parts of the repositories, as in 1/4.")] = "",
+    ray: Annotated[bool, typer.Option("--ray", help="As Ray tasks, one a repository.")] = False,
+    ray_address: Annotated[str, typer.Option(help="The Ray cluster; one is started here where left out.")] = "",
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
     """Turn repositories into verified feature-deletion tasks. The same command goes on where it was stopped."""
+    from offbook.monitors.gold import annotated
     from offbook.sandbox import BoxSpec
     from offbook.taskgen.instruct import rewriter
     from offbook.taskgen.make import MakeSettings
+    from offbook.taskgen.on_ray import make_on_ray
     from offbook.taskgen.pipeline import make_tasks
     from offbook.taskgen.prepare.prepare import PrepareSettings
     from offbook.taskgen.proposals import proposer, read_proposals
+    from offbook.taskgen.workers import workers as started
 
+    sources = part_of([*(sources or []), *(read_sources(listed) if listed else [])], shard)
     if not sources and proposals is None:
         kinds = "a folder, a git URL, an archive, or pypi:NAME"
         raise OffbookError(f"give at least one repository: {kinds}, as in: offbook tasks make ./my-repository")
@@ -73,31 +82,46 @@ def make(
         raise OffbookError(f"there is no wording {wording}; it is one of terse, normal and detailed")
     if (rewrite or propose) and not (url and name):
         raise OffbookError("--rewrite and --propose need a model: say where it is with --url and which with --name")
+    if ray and (proposals or propose):
+        raise OffbookError("proposals are made without Ray: leave --ray out, or the proposals")
+    cores = os.cpu_count() or 1
+    num_workers = min(workers or max(1, cores // 2), max(1, len(sources))) if not ray else 1
     settings = MakeSettings(
         level=level,
         wording=wording,
         max_tasks=limit,
-        jobs=jobs or (os.cpu_count() or 1) + 1,
+        jobs=jobs or cores // num_workers + 1,
+        annotate=annotated,
         heldout=heldout,
         prepare=PrepareSettings(python=python, pytest_options=tuple(shlex.split(pytest_options)), start=start),
         rewrite=rewriter(url, name) if rewrite else None,
         propose=proposer(url, name) if propose else None,
         num_proposals=propose,
     )
-    with progress_display(plain) as progress:
+    proposed = read_proposals(proposals) if proposals else []
+    tell = partial(say, to=console)
+
+    def help_out() -> None:
+        asyncio.run(make_tasks(sources, out, BoxSpec(), settings, tell))
+
+    with (
+        started(num_workers - 1, help_out, out / ".factory"),
+        progress_display(plain) as progress,
+    ):
 
         def on_outcome(made: Made) -> None:
             if made.candidates:
                 progress(f"{made.name}: candidates", len(made.outcomes) / made.candidates)
 
-        proposed = read_proposals(proposals) if proposals else []
-        tell = partial(say, to=console)
-        result = asyncio.run(make_tasks(sources or [], out, BoxSpec(), settings, tell, on_outcome, proposed))
+        if ray:
+            result = make_on_ray(sources, out, BoxSpec(), settings, tell, on_outcome, ray_address)
+        else:
+            result = asyncio.run(make_tasks(sources, out, BoxSpec(), settings, tell, on_outcome, proposed))
     if as_json:
         print(json.dumps([asdict(made) for made in result]))
         return
     for table in summary(result):
-        console.print(table)
+        console.print(table, soft_wrap=isinstance(table, Text))
     num = sum(len(made.verified) for made in result)
     print(f"{out}: {num} tasks from {sum(bool(made.verified) for made in result)} of {len(result)} repositories")
     if not num:
@@ -106,10 +130,32 @@ def make(
         print(f"none is held out, because whole repositories are: make another one into tasks in {out}, and it will be")
 
 
+def read_sources(path: Path) -> list[str]:
+    """One a line; what follows a # is a remark."""
+    if not path.is_file():
+        raise OffbookError(f"there is no file {path} with repositories")
+    return [source for line in path.read_text().splitlines() if (source := line.partition("#")[0].strip())]
+
+
+def part_of(sources: list[str], shard: str) -> list[str]:
+    """The I-th of N parts: every N-th source."""
+    if not shard:
+        return sources
+    which, _, count = shard.partition("/")
+    if not (which.isdecimal() and count.isdecimal() and 1 <= int(which) <= int(count)):
+        raise OffbookError(f"--shard takes I/N with I from 1 to N, as in 2/4, and not {shard}")
+    return sources[int(which) - 1 :: int(count)]
+
+
 def summary(result: list[Made]) -> Iterator[Table | Text]:
     """The repositories, and what became of the candidates."""
     from offbook.taskgen.pipeline import funnel
 
+    for made in result:
+        if made.unprepared:
+            yield Text(f"{made.source}: {made.unprepared}" + (f" (see {made.log})" if made.log else ""))
+    if all(made.unprepared for made in result):
+        return
     table = Table(
         Column("repository", overflow="fold"), "split", "tests", "left out", "found", "tasks", "wide", "lines"
     )
@@ -123,9 +169,6 @@ def summary(result: list[Made]) -> Iterator[Table | Text]:
         numbers = [made.num_tests, made.num_excluded, made.candidates, len(made.verified), wide]
         table.add_row(f"{made.name} {made.version}", made.split, *map(str, numbers), f"{lines:g}")
     yield table
-    for made in result:
-        if made.unprepared:
-            yield Text(f"{made.source}: {made.unprepared}" + (f" (see {made.log})" if made.log else ""))
     outcomes = [outcome for made in result for outcome in made.outcomes]
     reasons = Table("what became of the candidates", "number", Column("for example", overflow="fold"))
     made_of = [outcome for outcome in outcomes if not outcome.refused]
@@ -276,17 +319,20 @@ def harden(
     way: Annotated[list[str] | None, typer.Option(help="terser, gone, widen, merge; all where left out.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Harder tasks from one that has become easy, each verified from the start."""
+    """Harder tasks from one that has become easy, each verified from the start. Those that are there are left."""
+    from offbook.monitors.gold import annotated
     from offbook.sandbox import BoxSpec
     from offbook.taskgen.harden import WAYS
     from offbook.taskgen.harden import harden as make_harder
+    from offbook.taskgen.make import MakeSettings
     from offbook.tasks import load_task
 
     unknown = [name for name in way or () if name not in WAYS]
     if unknown:
         raise OffbookError(f"there is no way {unknown[0]}; it is one of {', '.join(WAYS)}")
     ways = [known for known in WAYS if not way or known in way]
-    outcomes = asyncio.run(make_harder(load_task(task), out or task.parent, BoxSpec(), ways))
+    settings = MakeSettings(annotate=annotated)
+    outcomes = asyncio.run(make_harder(load_task(task), out or task.parent, BoxSpec(), ways, settings=settings))
     if as_json:
         print(json.dumps([asdict(outcome) for outcome in outcomes]))
         return
@@ -303,12 +349,23 @@ def _said(outcome: Outcome, out: Path) -> str:
 @app.command("export", epilog="For example: offbook tasks export tasks --out tasks.jsonl")
 def export(
     places: Places,
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("tasks.jsonl"),
+    out: Annotated[Path, typer.Option(help="The file to write; with --to harbor, the folder.")] = Path("tasks.jsonl"),
+    to: Annotated[str, typer.Option(help="swebench: a file of instances; harbor: whole task folders.")] = "swebench",
 ) -> None:
-    """All tasks as one file of SWE-bench instances, a JSON object a line."""
+    """All tasks as one file of SWE-bench instances, a JSON object a line, or as folders that Harbor takes."""
     from offbook.tasks.export import swebench_instance
+    from offbook.tasks.folder import write_whole
 
+    if to not in ("swebench", "harbor"):
+        raise OffbookError(f"there is no form {to}; it is one of swebench and harbor")
     tasks = tasks_in(places)
+    if to == "harbor":
+        for task in tasks:
+            if (out / task.id).exists():
+                raise OffbookError(f"{out / task.id} is there already; give another --out")
+            write_whole(task, out / task.id)
+        print(f"{out}: {len(tasks)} task folders")
+        return
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("".join(json.dumps(swebench_instance(task)) + "\n" for task in tasks))
     print(f"{out}: {len(tasks)} instances")

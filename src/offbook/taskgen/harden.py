@@ -17,7 +17,7 @@ from offbook.types import OffbookError, Task
 
 Way = Literal["terser", "gone", "widen", "merge"]
 WAYS: tuple[Way, ...] = get_args(Way)
-NO_WAY = "there is no such way"
+NO_WAY, THERE = "there is no such way", "it is there already"
 WHY_NOT: dict[Way, str] = {
     "gone": "its names are gone already, or what is left needs them",
     "widen": "nothing that could be deleted too uses it",
@@ -34,12 +34,18 @@ def workshop_of(task: Task) -> Workshop:
 
 
 async def harden(
-    task: Task, out: Path, spec: BoxSpec, ways: Sequence[Way] = WAYS, workshop: Workshop | None = None
+    task: Task,
+    out: Path,
+    spec: BoxSpec,
+    ways: Sequence[Way] = WAYS,
+    workshop: Workshop | None = None,
+    settings: MakeSettings | None = None,
 ) -> list[Outcome]:
     """A task for each way in which this one can be made harder, in `out`: with fewer words (terser), with the names
     gone that were stubs (gone), with the functions that use it (widen), with its nearest neighbour (merge).
 
-    Every one is verified from the start. A way that leads nowhere has an outcome that says why.
+    Every one is verified from the start. A way that leads nowhere has an outcome that says why, and so has one whose
+    task is there already.
     """
     workshop = workshop or workshop_of(task)
     assert task.deleted is not None
@@ -53,9 +59,10 @@ async def harden(
             continue
         folder = out / f"{harder.id}-{way}"
         if folder.is_dir():
-            raise OffbookError(f"{folder} is there already")
+            outcomes.append(Outcome(task.id, workshop.repository.name, harder.kind, way, THERE, str(folder)))
+            continue
         out.mkdir(parents=True, exist_ok=True)
-        settings = MakeSettings(wording="terse" if way == "terser" else "normal")
+        settings = replace(settings or MakeSettings(), wording="terse" if way == "terser" else "normal")
         renamed, new_level = replace(harder, id=folder.name), "gone" if way == "gone" else level
         outcomes.append(await make_task(workshop, renamed, new_level, folder, spec, settings))
     return outcomes

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,18 +18,21 @@ from offbook.taskgen.instruct import Rewrite, instructions
 from offbook.taskgen.nouns import Deletion, Feature, Level
 from offbook.taskgen.prepare.prepare import PrepareSettings
 from offbook.taskgen.proposals import Propose
-from offbook.taskgen.verify import Verdict, VerifySettings, verify
+from offbook.taskgen.repeated import Taken, sketch_of
+from offbook.taskgen.verify import Clock, Verdict, VerifySettings, verify
 from offbook.taskgen.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.check import check_gold
-from offbook.tasks.folder import Contents, load_task, places, write_task
+from offbook.tasks.folder import Contents, load_task, places, rewrite_settings, write_task
 from offbook.tasks.git import gold_patch, single_commit
+from offbook.tasks.shared import share
 from offbook.tasks.twins import Twins, write_twins
-from offbook.types import Deleted, Task
+from offbook.types import Deleted, OffbookError, Task
 
 TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish")
 TEST_COMMAND = "python -m pytest -q -p no:cacheprovider -o addopts="
 EASY_LINES, HARD_LINES = 12, 40
 COPIED = "its code is in another place too"
+REPEATED = "nearly the same as a task of another repository"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class MakeSettings:
     max_tasks: int = 0  # of each repository; 0 is no limit
     jobs: int = field(default_factory=lambda: (os.cpu_count() or 1) + 1)  # candidates at a time: each waits for a box
     heldout: float = 0.2  # share of the repositories
+    annotate: Callable[[Task], Task] | None = None  # what monitors find in the gold patch; raises where they cannot
     rewrite: Rewrite | None = None
     propose: Propose | None = None
     num_proposals: int = 0  # that a model is asked for, of each repository
@@ -59,46 +64,81 @@ class Outcome:
     evidence: str = ""
     lines: int = 0
     files: int = 0
+    characters: int = 0  # of the instruction
     num_tests: int = 0
     floor: float = 0.0
     exact: bool = False
     twins: int = 0  # tests that have one
     seconds: float = 0.0
     test_s: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)  # seconds, of what was waited for too
+    sketch: tuple[int, ...] = ()  # of the deleted code (repeated.py)
 
 
 async def make_task(
-    workshop: Workshop, feature: Feature, level: Level, folder: Path, spec: BoxSpec, settings: MakeSettings
+    workshop: Workshop,
+    feature: Feature,
+    level: Level,
+    folder: Path,
+    spec: BoxSpec,
+    settings: MakeSettings,
+    taken: Taken | None = None,
 ) -> Outcome:
+    began = time.monotonic()
     deletion = await asyncio.to_thread(delete, workshop.files, workshop.symbols, feature, level)
-    return await task_from(workshop, deletion, folder, spec, settings)
+    outcome = await task_from(workshop, deletion, folder, spec, settings, taken)
+    delete_s = time.monotonic() - began - outcome.seconds
+    return replace(outcome, seconds=outcome.seconds + delete_s, stages={"delete": delete_s, **outcome.stages})
 
 
 async def task_from(
-    workshop: Workshop, deletion: Deletion, folder: Path, spec: BoxSpec, settings: MakeSettings
+    workshop: Workshop,
+    deletion: Deletion,
+    folder: Path,
+    spec: BoxSpec,
+    settings: MakeSettings,
+    taken: Taken | None = None,
 ) -> Outcome:
-    """`folder` is written only if all went well. The gold patch is tried on the folder as it is."""
-    began = time.monotonic()
+    """`folder` is written only if all went well. The gold patch is tried on the folder as it is.
+
+    `taken` is what tasks of other repositories took away: what is nearly the same makes no task.
+    """
+    clock = Clock()
     verdict = Verdict()
     feature = deletion.feature
-    outcome = Outcome(feature.id, workshop.repository.name, feature.kind, deletion.level)
+    sketch = sketch_of(deletion.removed.values())
+    outcome = Outcome(feature.id, workshop.repository.name, feature.kind, deletion.level, sketch=sketch)
 
     def ended(refused: str, evidence: str = "") -> Outcome:
-        seconds = time.monotonic() - began
-        return replace(outcome, refused=refused, evidence=evidence, seconds=seconds, test_s=verdict.test_s)
+        stages = {**clock.stages, **verdict.stages}
+        return replace(
+            outcome,
+            refused=refused,
+            evidence=evidence,
+            seconds=clock.total_s,
+            test_s=verdict.test_s,
+            stages=stages,
+            sketch=() if refused else sketch,
+        )
 
     if not deletion.removed:
         return ended("there is nothing to delete")
+    if taken and (other := taken.repeats(outcome.repository, sketch)):
+        return ended(REPEATED, other)
     leaks = await asyncio.to_thread(workshop.leaks, deletion, deletion.files, library=True)
+    clock.mark("leaks")
     if leaks:
         return ended(COPIED, str(leaks[0]))
     verdict = await verify(workshop, deletion, spec, settings.verify)
+    clock.skip()  # it has a clock of its own
     if verdict.refused:
         return ended(verdict.refused, verdict.evidence)
     roots = workshop.repository.import_roots
     visible = await asyncio.to_thread(without_tests, workshop.files, verdict.fail_to_pass, deletion, roots)
     tree: dict[str, str | None] = {**visible, **deletion.files}
+    clock.mark("words")
     leaks = await asyncio.to_thread(workshop.leaks, deletion, tree, library=False)  # which was searched before
+    clock.mark("leaks")
     if leaks:
         return ended(COPIED, str(leaks[0]))
     words = instructions(feature, workshop.symbols, deletion, verdict.fail_to_pass)
@@ -106,15 +146,17 @@ async def task_from(
         if why := shared_code(text, deletion.removed):
             return ended("the instruction gives it away", why)
     words |= await settings.rewrite(words, deletion) if settings.rewrite else {}
+    clock.mark("words")
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
     task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
     shutil.rmtree(draft, ignore_errors=True)
+    requirements = requirements_of(workshop.repository)
     contents = Contents(
         tree=tree,
         gold={path: workshop.files[path] for path in deletion.files},
         hidden_tests=hidden_of(workshop.repository),
         base=workshop.repository.tree,
-        requirements=requirements_of(workshop.repository),
+        requirements=requirements,
         instructions=words,
         removed=deletion.removed,
         twins=verdict.twins,
@@ -123,14 +165,26 @@ async def task_from(
     writing = asyncio.ensure_future(asyncio.to_thread(_write, task, contents))
     try:
         await asyncio.shield(writing)
+        clock.mark("write")
         why = await check_gold(load_task(draft), spec)  # without it the tests were seen red
         if why and verdict.twins.twins:  # tests that do not bear to be run twice
             write_twins(draft / "tests", Twins())
             verdict = replace(verdict, twins=Twins())
             why = await check_gold(load_task(draft), spec)
+        clock.mark("gold")
         if why:
             return ended("the finished task does not hold", why)
+        if settings.annotate:
+            try:
+                rewrite_settings(settings.annotate(load_task(draft)))
+            except OffbookError as error:
+                return ended("no monitor can judge its gold patch", str(error))
+        clock.mark("monitors")
+        if taken and (other := taken.repeats(outcome.repository, sketch)):  # made meanwhile
+            return ended(REPEATED, other)
+        share(draft, workshop.repository.tree, requirements)
         draft.rename(folder)
+        clock.mark("write")
     finally:
         await asyncio.wait([writing])  # a thread cannot be stopped, and what it writes must go too
         shutil.rmtree(draft, ignore_errors=True)
@@ -139,6 +193,7 @@ async def task_from(
         ended(""),
         lines=task.deleted.lines,
         files=task.deleted.files,
+        characters=len(task.instruction),
         num_tests=len(task.fail_to_pass),
         floor=verdict.floor,
         exact=verdict.exact,
@@ -147,7 +202,7 @@ async def task_from(
 
 
 def _write(task: Task, contents: Contents) -> None:
-    write_task(task, contents)
+    write_task(task, contents, harbor=False)
     single_commit(task.tree)
 
 

@@ -1,27 +1,35 @@
 """From repositories to a folder of verified tasks.
 
     out/train/ID/, out/heldout/ID/      task folders; whole repositories are held out, so their code is really unseen
+    out/.factory/splits.json            which repository is on which side
     out/.factory/NAME/                  a prepared repository: tree/, deps/, python/, map.json (prepare/)
     out/.factory/NAME/outcomes.jsonl    what became of each of its candidates, in order of being done
+    out/.factory/NAME/made.json         all of them are done, and what came out
 
-Every step that is done is found done by the next call, which goes on from there.
+Every step that is done is found done by the next call, which goes on from there. Several processes, also of several
+machines, may work into one folder: a repository belongs to one at a time (lock.py), the others take the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
+import random
 import re
 import shutil
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from offbook.lock import Held, only_writer
+from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.features import FeatureSettings, Finder
 from offbook.taskgen.make import MakeSettings, Outcome, make_task, task_from
@@ -30,11 +38,18 @@ from offbook.taskgen.prepare.prepare import Told, prepare
 from offbook.taskgen.prepare.source import one_spelling
 from offbook.taskgen.prepare.tests import map_tests
 from offbook.taskgen.proposals import Proposal, Refused, apply_proposal, deletion_of
+from offbook.taskgen.repeated import Taken
+from offbook.taskgen.splits import settle
+from offbook.taskgen.verify import ENDLESS
 from offbook.taskgen.workshop import Workshop, open_workshop
-from offbook.tasks import load_task
 from offbook.types import OffbookError
 
 MIX: tuple[Level, ...] = ("hybrid", "hybrid", "gone", "gone", "stub")  # how often each comes up in a mixture
+REPOSITORIES = 2  # that candidates are taken from at a time: while one is read, another one's tests run
+POLL_S = 2.0  # between looks at what another process holds
+OURS = "an error of the factory"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)  # will not be better with the next one
+LATE = re.compile(r"Timeout|stopped in|longer than \d+ s|did not end|timed out")
 _OUTCOME = TypeAdapter(Outcome)
 
 
@@ -62,6 +77,7 @@ class Made:
 
 
 OnOutcome = Callable[[Made], None]
+_MADE = TypeAdapter(Made)
 
 
 async def make_tasks(
@@ -86,61 +102,138 @@ async def make_tasks(
     for proposal in proposals:
         wanted.setdefault(one_spelling(proposal.source), []).append(proposal)
     result = [Made(source) for source in wanted]
-    for made in await run.prepare(result, settings.heldout if sources else 0.0):
-        workshop = await run.open(made)
-        began = time.monotonic()
-        if made.source in whole:
-            await run.features(made, workshop)
-            if settings.propose:
-                progress(f"{made.name}: asking a model what could be deleted")
-                wanted[made.source] += await settings.propose(workshop, made.source, settings.num_proposals)
-        await run.proposals(made, workshop, wanted[made.source])
-        made.make_s = time.monotonic() - began
+
+    async def one(made: Made) -> None:
+        await run.make(made, wanted[made.source], is_whole=made.source in whole)
+
+    try:
+        await run.prepare_each(result)
+        ready = [made for made in result if not made.unprepared]
+        if ready:
+            splits = settle(out, [made.name for made in ready], settings.heldout if sources else 0.0)
+            for made in ready:
+                made.split = splits[made.name]
+        await run.each(ready, REPOSITORIES, one)
+    except BaseExceptionGroup as group:
+        raise _first_of(group) from None
     return result
 
 
-@dataclass(frozen=True, slots=True)
+async def prepare_all(
+    sources: Sequence[str], out: Path, spec: BoxSpec, settings: MakeSettings, progress: Told = lambda message: None
+) -> list[Made]:
+    """Only that. `settle` comes next, for all of them."""
+    run = _Run(out, spec, settings, progress, lambda made: None)
+    result = [Made(one_spelling(source)) for source in sources]
+    await run.prepare_each(result)
+    return result
+
+
 class _Run:
     """One call, and who is told of it."""
 
-    out: Path
-    spec: BoxSpec
-    settings: MakeSettings
-    progress: Told
-    on_outcome: OnOutcome
+    def __init__(self, out: Path, spec: BoxSpec, settings: MakeSettings, progress: Told, on_outcome: OnOutcome):
+        self.out, self.spec, self.settings, self.progress, self.on_outcome = out, spec, settings, progress, on_outcome
+        self.slots = asyncio.Semaphore(settings.jobs)  # candidates at a time, of all repositories
+        self.taken = Taken(out / ".factory")
 
     def folder(self, made: Made) -> Path:
         return self.out / ".factory" / folder_name(made.source)
 
-    async def prepare(self, result: Sequence[Made], heldout: float) -> list[Made]:
-        """Those that are ready, with their splits. The others are told why they are not."""
-        for made in result:
-            folder, began = self.folder(made), time.monotonic()
-            try:
-                repository = await prepare(made.source, folder, self.spec, self.progress, self.settings.prepare)
-                self.progress(f"{repository.name}: finding out which test enters which function")
-                await map_tests(repository, self.spec)
-            except Unprepared as error:
-                made.unprepared = str(error)
-                made.log = str(folder / "prepare.log") if (folder / "prepare.log").is_file() else ""
-                self.on_outcome(made)
-                continue
-            made.name, made.version = repository.name, repository.version
-            made.num_tests, made.num_excluded = len(repository.tests), len(repository.excluded)
-            made.prepare_s = time.monotonic() - began
-        ready = [made for made in result if not made.unprepared]
-        splits = split_of((made.name for made in ready), heldout, settled_splits(self.out))
-        for made in ready:
-            made.split = splits[made.name]
-        return ready
+    async def each(self, result: Sequence[Made], at_a_time: int, work: Callable[[Made], Awaitable[None]]) -> None:
+        """For every repository, so many at a time. One that another process works on is waited for last."""
+        slots = asyncio.Semaphore(at_a_time)
+        order = list(result)
+        random.shuffle(order)  # or processes that were started together would all want the same one
 
-    async def open(self, made: Made) -> Workshop:
-        began = time.monotonic()
+        async def one(made: Made) -> None:
+            said = False
+            while True:
+                async with slots:
+                    try:
+                        with only_writer(self.folder(made)):
+                            return await work(made)
+                    except Held as error:
+                        if not said:
+                            self.progress(f"{made.name or made.source}: {error.whose} works on it")
+                            said = True
+                await asyncio.sleep(POLL_S)
+
+        async with asyncio.TaskGroup() as jobs:
+            for made in order:
+                jobs.create_task(one(made))
+
+    async def prepare_each(self, result: Sequence[Made]) -> None:
+        """What others that ran beside it may have made late is tried again alone."""
+        await self.each(result, self.settings.jobs, self.prepare)
+        for made in result:
+            if LATE.search(made.unprepared):
+                self.progress(f"{made.source}: {made.unprepared}; once more, alone")
+                made.unprepared = ""
+                await self.each([made], 1, self.prepare)
+
+    async def prepare(self, made: Made) -> None:
+        """One that cannot be prepared is told why."""
+        folder, began = self.folder(made), time.monotonic()
+        try:
+            repository = await prepare(made.source, folder, self.spec, self.progress, self.settings.prepare)
+            self.progress(f"{repository.name}: finding out which test enters which function")
+            await map_tests(repository, self.spec)
+        except Unprepared as error:
+            made.unprepared = str(error)
+        except (OffbookError, OSError, ValueError, RecursionError) as error:
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
+            made.unprepared = f"it cannot be prepared ({type(error).__name__}: {error})"
+            _clear(folder)
+        if made.unprepared:
+            made.log = str(folder / "prepare.log") if (folder / "prepare.log").is_file() else ""
+            self.on_outcome(made)
+            return
+        made.name, made.version = repository.name, repository.version
+        made.num_tests, made.num_excluded = len(repository.tests), len(repository.excluded)
+        made.prepare_s = time.monotonic() - began
+
+    async def make(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
+        folder, began = self.folder(made), time.monotonic()
+        if is_whole and not proposals and not self.settings.propose and self._found_made(made):
+            self.on_outcome(made)
+            return
         self.progress(f"{made.name}: reading everything that an agent could read")
-        workshop = await asyncio.to_thread(open_workshop, self.folder(made))
+        workshop = await asyncio.to_thread(open_workshop, folder)
         (self.out / made.split).mkdir(parents=True, exist_ok=True)
         made.prepare_s += time.monotonic() - began
-        return workshop
+        began = time.monotonic()
+        if is_whole:
+            await self.features(made, workshop)
+            made.make_s = time.monotonic() - began
+            if not any(outcome.refused == OURS for outcome in made.outcomes):
+                found = {"asked": self._asked(), "made": _MADE.dump_python(made, mode="json")}
+                write_atomic(folder / "made.json", json.dumps(found))
+            if self.settings.propose:
+                self.progress(f"{made.name}: asking a model what could be deleted")
+                proposals = [
+                    *proposals,
+                    *await self.settings.propose(workshop, made.source, self.settings.num_proposals),
+                ]
+        await self.proposals(made, workshop, proposals)
+        made.make_s = time.monotonic() - began
+
+    def _asked(self) -> dict[str, str | int]:
+        """What made.json is the answer to."""
+        return {"level": self.settings.level, "limit": self.settings.max_tasks}
+
+    def _found_made(self, made: Made) -> bool:
+        """Whether an earlier call has done all that this one would, and its folders are there."""
+        with suppress(OSError, ValueError, KeyError):
+            data = json.loads((self.folder(made) / "made.json").read_bytes())
+            found = _MADE.validate_python(data["made"])
+            folders = [self.out / made.split / outcome.id for outcome in found.verified]
+            if data["asked"] == self._asked() and all((folder / "task.toml").is_file() for folder in folders):
+                made.candidates, made.left_out, made.outcomes = found.candidates, found.left_out, found.outcomes
+                made.make_s = found.make_s
+                return True
+        return False
 
     async def features(self, made: Made, workshop: Workshop) -> None:
         finder = Finder(workshop.symbols, workshop.map, workshop.repository.tests, FeatureSettings(repo=made.name))
@@ -148,22 +241,33 @@ class _Run:
         made.left_out = {str(key): why for key, why in sorted(finder.left_out(features).items())}
         made.candidates = len(features)
         earlier = earlier_outcomes(self.folder(made) / "outcomes.jsonl")
-        slots = asyncio.Semaphore(self.settings.jobs)
+        late: list[Feature] = []
 
-        async def one(feature: Feature) -> None:
-            async with slots:
-                outcome = await self._feature(made, workshop, feature, earlier)
-            if outcome is not None:
-                made.outcomes.append(outcome)
-                self.on_outcome(made)
+        async def one(feature: Feature, alone: bool = False) -> None:
+            async with self.slots:
+                outcome = await self._feature(made, workshop, feature, earlier, alone)
+            if outcome is None:
+                return
+            if not alone and is_late(outcome):
+                late.append(feature)
+                return
+            made.outcomes.append(outcome)
+            self.on_outcome(made)
 
         async with asyncio.TaskGroup() as jobs:
             # In an order that says nothing, so that the first so many are like all of them.
             for feature in sorted(features, key=lambda feature: zlib.crc32(feature.id.encode())):
                 jobs.create_task(one(feature))
+        for feature in late:
+            await one(feature, alone=True)
 
     async def _feature(
-        self, made: Made, workshop: Workshop, feature: Feature, earlier: Mapping[tuple[str, str], Outcome]
+        self,
+        made: Made,
+        workshop: Workshop,
+        feature: Feature,
+        earlier: Mapping[tuple[str, str], Outcome],
+        alone: bool,
     ) -> Outcome | None:
         """What became of it, now or in an earlier call; None where there are tasks enough."""
         level = level_of(feature.id, self.settings.level)
@@ -179,12 +283,17 @@ class _Run:
 
         if enough():
             return None
-        outcome = await make_task(workshop, feature, level, folder, self.spec, self.settings)
+        try:
+            outcome = await make_task(workshop, feature, level, folder, self.spec, self.settings, self.taken)
+        except Exception as error:  # the border of a candidate
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
+            return Outcome(feature.id, made.name, feature.kind, level, OURS, f"{type(error).__name__}: {error}"[:300])
         if enough() and not outcome.refused:
             shutil.rmtree(folder)  # others were under way when the last one was made
             return None
-        with open(self.folder(made) / "outcomes.jsonl", "a") as file:
-            file.write(_OUTCOME.dump_json(outcome).decode() + "\n")
+        if alone or not is_late(outcome):
+            record(self.folder(made) / "outcomes.jsonl", outcome)
         return outcome
 
     async def proposals(self, made: Made, workshop: Workshop, proposals: Sequence[Proposal]) -> None:
@@ -203,33 +312,39 @@ class _Run:
                 raise Refused(f"{folder} is there already")
         except Refused as error:
             return Outcome(name, made.name, "single", "", "the proposal is refused", str(error))
-        return await task_from(workshop, deletion, folder, self.spec, self.settings)
+        return await task_from(workshop, deletion, folder, self.spec, self.settings, self.taken)
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What ended a group of tasks, as the one thing that it is."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def is_late(outcome: Outcome) -> bool:
+    """Whether it was refused for something that may be the fault of what ran beside it."""
+    return bool(outcome.refused) and (outcome.refused == ENDLESS or bool(LATE.search(outcome.evidence)))
+
+
+def record(path: Path, outcome: Outcome) -> None:
+    """In one write, so that lines of two processes do not run into each other."""
+    with open(path, "ab", buffering=0) as file:
+        file.write(_OUTCOME.dump_json(outcome) + b"\n")
+
+
+def _clear(folder: Path) -> None:
+    """Nothing half-made stays; the log does, and whoever holds the folder still does."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name not in ("prepare.log", ".lock"):
+            path.unlink()
 
 
 def folder_name(source: str) -> str:
     """What a repository's folder is called: readable, and another one for every source."""
     plain = re.sub(r"[^a-zA-Z0-9._-]+", "-", source.removeprefix("pypi:")).strip("-.")[-60:]
     return plain if source.startswith("pypi:") else f"{plain}-{zlib.crc32(source.encode()):08x}"
-
-
-def split_of(names: Iterable[str], heldout: float, settled: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Which repositories are held out: of those that are not `settled`, the first by the checksums of their names, as
-    many as are missing from the share of all. By name, so another source of the same code is on the same side."""
-    splits = dict(settled or {})
-    order = sorted({*names} - splits.keys(), key=lambda name: zlib.crc32(name.encode()))
-    total = len(splits) + len(order)
-    count = min(max(1, round(heldout * total)), total - 1) if heldout else 0
-    count -= sum(split == "heldout" for split in splits.values())
-    return splits | {name: "heldout" if place < count else "train" for place, name in enumerate(order)}
-
-
-def settled_splits(out: Path) -> dict[str, str]:
-    """Where the repositories are that have tasks in `out` already."""
-    found: dict[str, str] = {}
-    for split in ("train", "heldout"):
-        for path in sorted((out / split).glob("[!.]*/task.toml")):
-            found.setdefault(load_task(path.parent).origin.rpartition("==")[0], split)
-    return found
 
 
 def level_of(feature_id: str, level: str) -> Level:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import re
+import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -29,10 +31,33 @@ from offbook.tasks.perturbed import Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 from offbook.tasks.twins import Twins
 
+ENDLESS = "the tests do not come to an end"
 START_S = 30.0
 SLOWER = 4.0  # than in the baseline
 # What trivial bodies return. False is 0 too.
+MARK = "__offbook_value_"
 VALUES = {"none": "None", "true": "True", "false": "False", "text": '""', "list": "[]", "dictionary": "{}"}
+
+
+class Clock:
+    """How long the stages of something took."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, float] = {}
+        self._began = self._last = time.monotonic()
+
+    @property
+    def total_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def mark(self, stage: str) -> None:
+        """What was done since the last call."""
+        now = time.monotonic()
+        self.stages[stage] = round(self.stages.get(stage, 0.0) + now - self._last, 4)
+        self._last = now
+
+    def skip(self) -> None:
+        self._last = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +82,11 @@ class Verdict:
     twins: Twins = field(default_factory=Twins)
     cases: tuple[Case, ...] = ()
     test_s: float = 0.0  # how long tests ran, all rounds together
+    stages: dict[str, float] = field(default_factory=dict)
 
 
 async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings: VerifySettings) -> Verdict:
-    repository, needing = workshop.repository, deletion.feature.tests
+    repository, needing, clock = workshop.repository, deletion.feature.tests, Clock()
     if sum(repository.seconds[test] for test in needing) > settings.feature_s:
         return Verdict("its tests take too long")
     others = impacted(workshop, deletion, settings)
@@ -69,42 +95,47 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
     whole = Round(files_of(tests), tests, timeout_s=limit_s)
     sample = _sample(needing, settings.max_trivial_tests)
     sample_s = settings.trivial_s + SLOWER * sum(repository.seconds[test] for test in sample)
-    ways = dict(trivial_bodies(workshop.files, deletion))
+    ways = await asyncio.to_thread(lambda: dict(trivial_bodies(workshop.files, deletion)))
     trivial = [
         Round(files_of(sample), sample, bodies, timeout_s=sample_s, per_test_s=settings.trivial_s / 2)
         for bodies in ways.values()
     ]
+    clock.mark("delete")
     async with await suite_box(repository.tree, repository.suite, spec) as box:
         await put(box, deleted_tree(workshop, deletion))
         rounds_s = limit_s + len(trivial) * sample_s
         watched = product_of(repository)
         *with_trivial, first = await run_rounds(box, repository.suite, [*trivial, whole], rounds_s, product=watched)
-        again, refusal = first, _refusal(first, needing, others, repository.excluded)
-        twins, cases = Twins(), list[Case]()
-        if refusal is None:
-            passed = [run.passed for run in with_trivial]
-            trial = await asyncio.to_thread(_trial, workshop, deletion, first, zip(ways.values(), passed, strict=True))
-            listening = await asyncio.to_thread(_listening, workshop, deletion, sample, sample_s)
-            rounds_s = limit_s + trial.limit_s * len(trial.rounds) + sample_s
-            *tried, _, again = await run_rounds(
-                box, repository.suite, [*trial.rounds, listening, whole], rounds_s, hash_seed=1, product=watched
-            )
-            await put(box, trial.right)
-            calls = await recorded(box, functions_of(deletion.targets), repository.import_roots)
-            cases = await answered(box, repository.suite, perturbed(calls, random.Random(deletion.feature.id)))
-            twins = trial.usable(tried, tests)
-            twins = replace(twins, saw=tuple(sorted({*twins.saw} | first.saw | again.saw)))
-    runs = [first, again, *with_trivial]
-    test_s = sum(sum(run.seconds.values()) for run in runs)
-    if refusal:
-        return Verdict(*refusal, test_s=test_s)
-    if changed := (first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed):
-        return Verdict("flaky", min(changed), test_s=test_s)
-    fail_to_pass = tuple(test for test in needing if test in first.failed)
-    asked = {*fail_to_pass} & {*sample}
-    shares = [len(run.passed & asked) / len(asked) for run in with_trivial] if asked else []
-    if 1 in shares:
-        return Verdict("a trivial body solves it", [*ways][shares.index(1)], test_s=test_s)
+        clock.mark("tests without it")
+        runs = [first, *with_trivial]
+
+        def refused(why: str, evidence: str) -> Verdict:
+            return Verdict(why, evidence, test_s=_test_s(runs), stages=clock.stages)
+
+        if refusal := _refusal(first, needing, others, repository.excluded):
+            return refused(*refusal)
+        fail_to_pass = tuple(test for test in needing if test in first.failed)
+        asked = {*fail_to_pass} & {*sample}
+        shares = [len(run.passed & asked) / len(asked) for run in with_trivial] if asked else []
+        if 1 in shares:
+            return refused("a trivial body solves it", [*ways][shares.index(1)])
+        passed = [run.passed for run in with_trivial]
+        trial = await asyncio.to_thread(_trial, workshop, deletion, first, zip(ways.values(), passed, strict=True))
+        listening = await asyncio.to_thread(_listening, workshop, deletion, sample, sample_s)
+        rounds_s = limit_s + trial.limit_s * len(trial.rounds) + sample_s
+        *tried, again, _ = await run_rounds(  # what the last round writes stays
+            box, repository.suite, [*trial.rounds, whole, listening], rounds_s, hash_seed=1, product=watched
+        )
+        runs.append(again)
+        if changed := (first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed):
+            return refused("flaky", min(changed))
+        twins = trial.usable(tried, tests)
+        twins = replace(twins, saw=tuple(sorted({*twins.saw} | first.saw | again.saw)))
+        clock.mark("twins")
+        await put(box, trial.right)
+        calls = await recorded(box, functions_of(deletion.targets), repository.import_roots)
+        cases = await answered(box, repository.suite, perturbed(calls, random.Random(deletion.feature.id)))
+        clock.mark("other inputs")
     return Verdict(
         fail_to_pass=fail_to_pass,
         pass_to_pass=tuple(sorted(first.passed)),
@@ -112,8 +143,13 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
         floor=max(shares, default=0.0),
         twins=twins,
         cases=tuple(cases),
-        test_s=test_s,
+        test_s=_test_s(runs),
+        stages=clock.stages,
     )
+
+
+def _test_s(runs: Iterable[SuiteRun]) -> float:
+    return sum(sum(run.seconds.values()) for run in runs)
 
 
 def _trial(
@@ -181,7 +217,7 @@ def _refusal(
         return "tests can no longer be imported", f"{path}: {why}"
     unexpected = [test for test in others if test not in run.passed]
     if run.exit_code is None:
-        return "the tests do not come to an end", run.running or (unexpected or [*needing])[0]
+        return ENDLESS, run.running or (unexpected or [*needing])[0]
     if unexpected:
         return "other tests fail too", f"{unexpected[0]}: {run.failed.get(unexpected[0], 'not run')}"
     if not run.failed:
@@ -200,16 +236,22 @@ def trivial_bodies(files: Mapping[str, str], deletion: Deletion) -> Iterator[tup
     stubs: dict[str, set[str]] = defaultdict(set)
     for key in deletion.stubbed:
         stubs[key.path].add(key.name)
-    ways: dict[str, Callable[[cst.FunctionDef], str]] = {"first argument": _first_argument}
-    ways |= {name: lambda _, value=value: value for name, value in VALUES.items()}  # type: ignore[misc]
-    for way, value_of in ways.items():
-        orders = {path: Orders(stub=names, body=_returning(value_of)) for path, names in stubs.items()}
-        yield way, {path: operate(str(tree[path]), order).source for path, order in orders.items()}
+    marked: dict[str, str] = {}
+    first: dict[str, str] = {}  # what stands for a body -> the function's first argument
+    for path, names in stubs.items():  # once for all ways: writing a tree out as text is most of the work
 
+        def mark(function: cst.FunctionDef) -> str:
+            if function.name.value == "__init__":  # which may return nothing but None
+                return "pass"
+            place = f"return {MARK}{len(first)}_"
+            first[place] = f"return {_first_argument(function)}"
+            return place
 
-def _returning(value_of: Callable[[cst.FunctionDef], str]) -> Callable[[cst.FunctionDef], str]:
-    """__init__ may return nothing but None."""
-    return lambda function: "pass" if function.name.value == "__init__" else f"return {value_of(function)}"
+        marked[path] = operate(str(tree[path]), Orders(stub=names, body=mark)).source
+    for way, value in {"first argument": "", **VALUES}.items():
+        bodies = {place: f"return {value}" if value else argument for place, argument in first.items()}
+        pattern = re.compile("|".join(map(re.escape, bodies)) or r"(?!)")
+        yield way, {path: pattern.sub(lambda found: bodies[found[0]], text) for path, text in marked.items()}  # noqa: B023
 
 
 def _first_argument(function: cst.FunctionDef) -> str:

@@ -6,8 +6,11 @@ import base64
 import io
 import json
 import tarfile
+import tempfile
+from pathlib import Path
 from typing import Any
 
+from offbook.tasks.folder import write_whole
 from offbook.tasks.git import gold_patch, only_commit
 from offbook.types import Task
 
@@ -55,8 +58,12 @@ def swebench_instance(task: Task) -> dict[str, Any]:
 
 def _packed_tests(task: Task) -> str:
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        archive.add(task.folder / "tests", "tests")
+    with (
+        tempfile.TemporaryDirectory(prefix="offbook-export-") as room,
+        tarfile.open(fileobj=packed, mode="w:gz") as archive,
+    ):
+        write_whole(task, Path(room) / "task")
+        archive.add(Path(room) / "task" / "tests", "tests")
     return base64.encodebytes(packed.getvalue()).decode().strip()
 
 

@@ -13,6 +13,9 @@ tests/perturbed.json     calls with other inputs, and what the right code return
 solution/solve.sh        applies gold.patch
 solution/gold.patch
 solution/removed.json    the deleted code, piece by piece: what must not be found elsewhere
+
+Tasks that lie beside the repository they were made from hold how they differ from it in the place of environment/,
+tests/hidden/ and the judge (shared.py); `write_whole` makes a whole folder of one.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import os
 import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -33,6 +36,7 @@ from offbook.tasks.git import gold_patch
 from offbook.tasks.harbor import dockerfile, write_judge
 from offbook.tasks.perturbed import Case, write_cases
 from offbook.tasks.script import foreign_task
+from offbook.tasks.shared import CHANGES, SharedTask, put_off, read_changes
 from offbook.tasks.twins import Twins, write_twins
 from offbook.types import OffbookError, Task
 
@@ -76,12 +80,51 @@ class Contents:
 NOT_IN_TABLE = {"folder", "instruction", "tree", "hidden_tests", "script", "suite"}
 FIRST = ("id", "origin", "difficulty", "tools", "fail_to_pass", "pass_to_pass", "test_files", "test_command")
 SUITE = {"import_roots": "import_roots", "pytest_options": "options", "start": "start"}
-_TASK = TypeAdapter(Task)
+_TASK, _SHARED_TASK = TypeAdapter(Task), TypeAdapter(SharedTask)
 
 
-def write_task(task: Task, contents: Contents) -> None:
-    """Into `task.folder`."""
+def write_task(task: Task, contents: Contents, harbor: bool = True) -> None:
+    """Into `task.folder`. `harbor`: with what Harbor needs to judge it by itself."""
     folder = task.folder
+    if contents.base is not None:
+        shutil.copytree(contents.base, task.tree, symlinks=True)
+    write_files(task.tree, contents.tree)
+    write_files(task.hidden_tests, contents.hidden_tests)
+    write_files(
+        folder,
+        {
+            "task.toml": _settings_of(task),
+            "instruction.md": task.instruction.rstrip("\n") + "\n",
+            "solution/gold.patch": gold_patch(contents.gold, {path: contents.tree[path] for path in contents.gold}),
+            "solution/removed.json": json.dumps(contents.removed, indent=1) + "\n",
+            **{f"instructions/{name}.md": text.rstrip("\n") + "\n" for name, text in contents.instructions.items()},
+        },
+    )
+    write_twins(folder / "tests", contents.twins)
+    write_cases(folder, contents.cases)
+    if harbor:
+        _write_for_harbor(task, contents.requirements)
+
+
+def write_whole(task: Task, folder: Path) -> None:
+    """The task as a folder that Harbor takes, whatever form its own folder has. The environment stays where it is."""
+    whole = replace(task, **places(folder))
+    shutil.copytree(task.folder, folder, symlinks=True)
+    rewrite_settings(whole)
+    if (folder / CHANGES).is_file():
+        (folder / CHANGES).unlink()
+        write_files(folder, {f"instructions/{name}.md": text for name, text in instructions_of(task.folder).items()})
+        shutil.copytree(task.tree, whole.tree, symlinks=True)
+        shutil.copytree(task.hidden_tests, whole.hidden_tests, symlinks=True)
+        _write_for_harbor(whole, tuple(read_changes(task.folder)["requirements"]))
+
+
+def rewrite_settings(task: Task) -> None:
+    """The folder's task.toml, after something of the task has been found out."""
+    write_files(task.folder, {"task.toml": _settings_of(task)})
+
+
+def _settings_of(task: Task) -> str:
     config = {
         "schema_version": SCHEMA_VERSION,
         "artifacts": ["/app"],  # all that a verifier of its own gets to see of the agent's work
@@ -91,28 +134,21 @@ def write_task(task: Task, contents: Contents) -> None:
         "environment": {"network_mode": "no-network"},
         "offbook": _table_of(task),
     }
-    if contents.base is not None:
-        shutil.copytree(contents.base, task.tree, symlinks=True)
-    write_files(task.tree, contents.tree)
-    write_files(task.hidden_tests, contents.hidden_tests)
+    return tomli_w.dumps(config)
+
+
+def _write_for_harbor(task: Task, requirements: Sequence[str]) -> None:
     write_files(
-        folder,
+        task.folder,
         {
-            "task.toml": tomli_w.dumps(config),
-            "instruction.md": task.instruction.rstrip("\n") + "\n",
             "environment/Dockerfile": dockerfile(task.suite),
-            "environment/requirements.txt": "\n".join(contents.requirements) + "\n",
+            "environment/requirements.txt": "\n".join(requirements) + "\n",
             "solution/solve.sh": SOLVE_SH,
-            "solution/gold.patch": gold_patch(contents.gold, {path: contents.tree[path] for path in contents.gold}),
-            "solution/removed.json": json.dumps(contents.removed, indent=1) + "\n",
-            **{f"instructions/{name}.md": text.rstrip("\n") + "\n" for name, text in contents.instructions.items()},
         },
     )
     write_judge(task)
-    write_twins(folder / "tests", contents.twins)
-    write_cases(folder, contents.cases)
     for script in ("tests/test.sh", "solution/solve.sh"):
-        (folder / script).chmod(0o755)
+        (task.folder / script).chmod(0o755)
 
 
 def _table_of(task: Task) -> dict[str, Any]:
@@ -132,22 +168,33 @@ def load_task(folder: Path, wording: str = "") -> Task:
     if table is None:
         return foreign_task(folder, (folder / "instruction.md").read_text().strip())
     where = places(folder)
-    for path in (where["tree"], where["hidden_tests"]):
+    is_shared = (folder / CHANGES).is_file()
+    for path in (where["tree"], where["hidden_tests"]) if not is_shared else ():
         _need(folder, path)
-    instruction = folder / "instructions" / f"{wording}.md" if wording else folder / "instruction.md"
-    if not instruction.is_file():
+    instruction = instructions_of(folder).get(wording) if wording else (folder / "instruction.md").read_text()
+    if instruction is None:
         raise OffbookError(f"{folder} has no instruction called {wording}")
     inside = table.pop("environment", "")
     suite: dict[str, Any] = {name: table.pop(key) for key, name in SUITE.items() if key in table}
     suite["environment"] = environment = (folder / inside).resolve() if inside else None
     if environment is not None and not (environment / "python").is_dir():
         raise OffbookError(f"{folder} needs the interpreter and the packages in {environment}, which are not there")
+    if is_shared and environment is None:
+        raise OffbookError(f"{folder} does not say which repository its tree is made from: it has no environment")
+    fields = {**table, **where, "instruction": instruction.strip(), "suite": suite}
     try:
-        return _TASK.validate_python({**table, **where, "instruction": instruction.read_text().strip(), "suite": suite})
+        return put_off(_SHARED_TASK.validate_python(fields)) if is_shared else _TASK.validate_python(fields)
     except ValidationError as error:
         first = error.errors()[0]
         named = f"[offbook] in {folder / 'task.toml'}: {'.'.join(map(str, first['loc']))}"
         raise OffbookError(f"{named}: {first['msg']}") from error
+
+
+def instructions_of(folder: Path) -> dict[str, str]:
+    """The request in other lengths, by their names."""
+    if (folder / CHANGES).is_file():
+        return read_changes(folder)["instructions"]
+    return {file.stem: file.read_text() for file in sorted((folder / "instructions").glob("*.md"))}
 
 
 def _need(folder: Path, path: Path) -> None:

@@ -88,7 +88,7 @@ async def grade(
 
 def twins_of(task: Task) -> Twins:
     try:
-        return read_twins(task.folder / "tests")
+        return read_twins(task.folder / "tests", task.hidden_tests)
     except ValueError as error:
         raise OffbookError(str(error)) from error
 

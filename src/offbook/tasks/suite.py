@@ -80,6 +80,7 @@ async def run_rounds(
         "sources": list(sources),
         "product": list(product),
         "max_tests": max_tests,
+        "pytest": not all(one.calls for one in rounds),
         "places": PLACES if isinstance(box, BwrapBox) else [],
     }
     await box.write(order_file, json.dumps(order))

@@ -299,12 +299,16 @@ def main(order_file: str) -> NoReturn:
     # deadlines. Of those names this is the one that no test suite looks at.
     os.environ["__TOX_ENVIRONMENT_VARIABLE_ORIGINAL_CI"] = "1"
     gc.disable()  # the imports leave no garbage, and starting is most of what a small suite costs
-    import _pytest.runner  # before the tree is on the path: a json.py there must not be what pytest imports
-    import pytest  # noqa: F401
+    if order.get("pytest", True):  # calls alone do without
+        import _pytest.runner  # before the tree is on the path: a json.py there must not be what pytest imports
+        import pytest  # noqa: F401
+        from _pytest.config import default_plugins
 
-    setattr(_pytest.runner, "_update_current_test_var", lambda item, when: None)  # noqa: B010  # who runs is not told
-    for name in order["preload"]:  # once for all rounds
-        importlib.import_module(name)
+        for name in default_plugins:  # or every round would
+            importlib.import_module(f"_pytest.{name}")
+        setattr(_pytest.runner, "_update_current_test_var", lambda item, when: None)  # noqa: B010  # who runs is not told
+        for name in order["preload"]:  # once for all rounds
+            importlib.import_module(name)
     gc.enable()
     gc.freeze()
     tree = os.getcwd()
@@ -443,12 +447,12 @@ def write(path: str, content: bytes | None) -> None:
 
 
 def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any]) -> int:
-    import pytest
-
     for path, text in this["changes"].items():
         write(path, None if text is None else text.encode())
     if this["calls"]:
         return run_calls(pipe, this["calls"])
+    import pytest
+
     selected = None if this["tests"] is None else set(this["tests"])
     recorder = Recorder(pipe, selected, order["max_tests"])
     if order["product"]:
@@ -471,9 +475,10 @@ def run_calls(pipe: Pipe, calls: list[list[str]]) -> int:
     signal.signal(signal.SIGALRM, late)
     for number, (module, name, text) in enumerate(calls):
         try:
+            function = getattr(importlib.import_module(module), name)  # which takes long on a busy machine
             signal.setitimer(signal.ITIMER_REAL, CALL_S)
             arguments, named = ast.literal_eval(text)
-            value = getattr(importlib.import_module(module), name)(*arguments, **named)
+            value = function(*arguments, **named)
             result = repr(list(itertools.islice(value, 200)) if isinstance(value, Iterator) else value)
             ast.literal_eval(result)
         except Exception:

@@ -1,0 +1,185 @@
+"""Task folders that hold only what is their own.
+
+Tasks of one repository differ in a few files from the prepared repository that lies beside them. Such a folder has, in
+the place of a tree, hidden tests and a judge, one file:
+
+    environment/changes.json
+        tree, hidden    checksums of the tree and of the hidden tests
+        changed         path -> lines of the repository's file that are replaced, null where the file is gone
+        tests           the hidden tests, path -> the same
+        instructions    the same request in other lengths
+        requirements    for an image
+
+A task that is loaded from it has its tree and hidden tests made when somebody asks for them first, in the cache, under
+those two names: equal content is there once, and what does not come out as the names say is no task.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from offbook.config import cache_folder
+from offbook.tasks.git import single_commit
+from offbook.types import OffbookError, Task
+
+CHANGES, TREE, HIDDEN, WORDS = "environment/changes.json", "environment/repo", "tests/hidden", "instructions"
+Edits = list[tuple[int, int, str]]  # lines from, lines to, what stands there now
+
+
+class SharedTask(Task):
+    """A task whose tree and hidden tests are made when they are first asked for."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:  # for what has no value yet
+        if name not in ("tree", "hidden_tests"):
+            raise AttributeError(name)
+        folder = unpacked(self.folder, _base(self), name)
+        object.__setattr__(self, name, folder)
+        return folder
+
+
+def put_off(task: SharedTask) -> SharedTask:
+    """Without a tree, so far."""
+    for name in ("tree", "hidden_tests"):
+        object.__delattr__(task, name)
+    return task
+
+
+def share(folder: Path, base: Path, requirements: tuple[str, ...] = ()) -> None:
+    """Make a whole folder one that holds only how its tree and hidden tests differ from `base`, which is the tree of
+    the task's environment."""
+    tree, hidden = folder / TREE, folder / HIDDEN
+    here, there = _files_below(tree), _files_below(base)
+    changes = {
+        "tree": checksum(tree),
+        "hidden": checksum(hidden),
+        "changed": {path: _edits(base, path, here[path].read_bytes()) for path in here if _differs(here, there, path)}
+        | dict.fromkeys(there.keys() - here.keys()),
+        "tests": {path: _edits(base, path, file.read_bytes()) for path, file in _files_below(hidden).items()},
+        "instructions": {file.stem: file.read_text() for file in sorted((folder / WORDS).glob("*.md"))},
+        "requirements": requirements,
+    }
+    (folder / CHANGES).write_text(json.dumps(changes, separators=(",", ":"), sort_keys=True) + "\n")
+    for part in (tree, hidden, folder / WORDS):
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def unpacked(folder: Path, base: Path, what: str) -> Path:
+    """The task's tree, or its hidden tests: as they are in the cache, or made now."""
+    changes = read_changes(folder)
+    name = changes["tree" if what == "tree" else "hidden"]
+    place = cache_folder() / "tasks" / what / name[:2] / name
+    if place.is_dir():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".draft-", dir=place.parent, ignore_cleanup_errors=True) as room:
+        draft = Path(room) / "draft"
+        try:
+            if what == "tree":
+                shutil.copytree(base, draft, symlinks=True)
+                _change(base, draft, changes["changed"])
+            else:
+                draft.mkdir()
+                _change(base, draft, changes["tests"])
+            is_right = checksum(draft) == name
+        except (OSError, shutil.Error) as error:
+            raise OffbookError(f"the tree of {folder} cannot be made from {base}: {error}") from error
+        if not is_right:
+            raise OffbookError(f"{folder} was made from another tree than {base} is now; make it again")
+        if what == "tree":
+            single_commit(draft)
+        with suppress(OSError):  # somebody else has made it meanwhile
+            os.rename(draft, place)
+    return place
+
+
+def read_changes(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / CHANGES).read_text())
+    except ValueError as error:
+        raise OffbookError(f"{folder / CHANGES} is not whole: {error}") from error
+
+
+def _base(task: Task) -> Path:
+    assert task.suite.environment is not None
+    return task.suite.environment / "tree"
+
+
+def _change(base: Path, folder: Path, changes: Mapping[str, Edits | None]) -> None:
+    for path, edits in changes.items():
+        target = folder / path
+        if edits is None:
+            target.unlink()
+            for parent in target.parents:
+                if parent == folder or any(parent.iterdir()):
+                    break
+                parent.rmdir()
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(_edited(base, path, edits))
+
+
+def _files_below(folder: Path) -> dict[str, Path]:
+    """Files and links, without the history."""
+    found = {}
+    for top, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name != ".git"]
+        links = [name for name in folders if os.path.islink(os.path.join(top, name))]
+        for name in (*files, *links):
+            path = Path(top, name)
+            found[path.relative_to(folder).as_posix()] = path
+    return found
+
+
+def _differs(here: Mapping[str, Path], there: Mapping[str, Path], path: str) -> bool:
+    if path not in there:
+        return True
+    return not here[path].is_symlink() and here[path].read_bytes() != there[path].read_bytes()
+
+
+def _lines(base: Path, path: str) -> list[bytes]:
+    file = base / path
+    return file.read_bytes().splitlines(keepends=True) if file.is_file() else []
+
+
+def _edits(base: Path, path: str, data: bytes) -> Edits:
+    old, new = _lines(base, path), data.splitlines(keepends=True)
+    if old == new and (base / path).is_file():
+        return []
+    steps = difflib.SequenceMatcher(None, old, new).get_opcodes()
+    found = [(a, b, _text(b"".join(new[c:d]))) for kind, a, b, c, d in steps if kind != "equal"]
+    return found or [(0, 0, "")]  # an empty file that the repository does not have
+
+
+def _edited(base: Path, path: str, edits: Edits) -> bytes:
+    lines = _lines(base, path)
+    for start, end, text in reversed(edits):
+        lines[start:end] = [text.encode("utf-8", "surrogateescape")]
+    return b"".join(lines)
+
+
+def _text(data: bytes) -> str:
+    """Any bytes, and the same again when it is encoded."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def checksum(folder: Path) -> str:
+    """Of the names, contents and modes of its files."""
+    parts = []
+    for path, file in sorted(_files_below(folder).items()):
+        if file.is_symlink():
+            kind, data = "link", os.readlink(file).encode()
+        else:
+            kind, data = "run" if file.stat().st_mode & 0o100 else "file", file.read_bytes()
+        parts.append(f"{kind} {hashlib.sha256(data).hexdigest()} {path}\n")
+    return hashlib.sha256("".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
