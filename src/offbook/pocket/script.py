@@ -28,6 +28,7 @@ OTHER_TOOLS = {  # that a task may lack
     "test": ("run_tests", "run_command"),
 }
 CLOSINGS = ("done", "ready", "all good")  # that name nothing
+FORGETS = 0.2  # of the functions that a summary should name
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,23 @@ class Script:
             return self._malformed(name, arguments)
         self._enter(after)
         return render_call(name, arguments or (self._closing() if name == "finish" else {}))
+
+    def summary(self) -> str:
+        """What is done and what is left, as far as it does not forget it. A file that it was about to edit is not in
+        the window any more then, and has to be read again."""
+        if self.stage == "edit":
+            self.stage = "view"
+        open_ones = self._open()
+        done = [spot for spot in self.draft.spots if spot not in open_ones]
+        return f"Done: {self._named(done)}. Left: {self._named(open_ones)}."
+
+    def _open(self) -> list[Spot]:
+        """What is not written yet."""
+        return [self.spot] if self.stage in ("explore", "view", "edit") else []
+
+    def _named(self, spots: list[Spot]) -> str:
+        told = [f"{spot.name} in {spot.path}" for spot in spots if self.rng.random() >= FORGETS]
+        return ", ".join(told) or "nothing"
 
     def _enter(self, stage: str) -> None:
         self.stage = stage
@@ -216,6 +234,9 @@ class LongScript(Script):
             self.spot, self.stage = (shown[0], "mend") if shown else (self.spot, self.tests)
         else:
             self.stage = stage
+
+    def _open(self) -> list[Spot]:
+        return [*super()._open(), *self.left]
 
     def _shown(self) -> list[Spot]:
         """Wrong bodies that the last test run shows, as far as the functions' own tests go."""
