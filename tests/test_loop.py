@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -486,6 +487,18 @@ def test_the_example_runs_and_stays_short(cache: Path, model: Path, tmp_path: Pa
     assert process.returncode == 0, process.stderr
     assert "step  1" in process.stdout
     assert "student  teacher  divergence" in process.stdout
+
+
+@pytest.mark.slow
+def test_the_example_with_a_real_model_goes_through_all_stages(cache: Path, model: Path, tmp_path: Path) -> None:
+    example = Path(__file__).parent.parent / "examples" / "real_model.py"
+    command = [sys.executable, str(example), "--tiny", "--model", str(model), "--out", "out"]
+    environment = {**os.environ, "OFFBOOK_CACHE": str(cache)}
+    process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert re.search(r"with the hint \d+/\d+, [-+]\d", process.stdout), "the look"
+    *_, before, hints, alone = process.stdout.splitlines()
+    assert [line[:12].strip() for line in (before, hints, alone)] == ["before", "RL + hints", "RL"]
 
 
 def test_task_sets_are_made_once(cache: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:

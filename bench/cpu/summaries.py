@@ -3,8 +3,8 @@
     python bench/cpu/summaries.py --seeds 0 --steps 20 --out runs/summaries --json figures.json
 
 The pocket model has never been asked for a summary. So it first imitates scripted episodes of tasks with two functions,
-in windows so small that most episodes need one to three summaries; these say what is done and what is left, and forget a
-fifth of it. Then RL, with the outcome as the only reward: a summary earns what the windows after it bring.
+in windows so small that most episodes need one to three summaries; these say what is done and what is left, and forget
+a fifth of it. Then RL, with the outcome as the only reward: a summary earns what the windows after it bring.
 
 A fact is a missing function that the window has named by then, and whether it is written yet. A summary keeps it if it
 names the function on the right side, after `Done:` or after `Left:`.
@@ -52,6 +52,7 @@ def settings(seed: int, arguments: argparse.Namespace, **more: Any) -> dict[str,
         "harness": HARNESS,
         "tasks": {"source": arguments.tasks, "num_train": arguments.train_tasks, "num_heldout": arguments.eval_tasks},
         "feedback": {"weight": 0, "rules": []},
+        "checkpoint": {"every": 2, "keep": 1},
         **more,
     }
 
@@ -60,7 +61,7 @@ def run_seed(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """What is there already is not done again."""
     started, out = time.monotonic(), arguments.out / f"seed-{seed}"
     imitation = {
-        "data": [f"{arguments.tasks}:{arguments.episodes}"], "learning_rate": 1e-3, "batch_tokens": 8192,
+        "data": [f"{arguments.tasks}:{arguments.episodes}"], "learning_rate": 1e-3, "batch_tokens": 4096,
         "reminders": 0.0, "pairs": 0.0,
     }  # fmt: skip
     first = configure(
@@ -96,7 +97,7 @@ def measured(
 
 
 def figures(found: list[Rollout], tasks: dict[str, Task]) -> dict[str, Any]:
-    facts = sum((facts_of(rollout, tasks[rollout.task]) for rollout in found), Counter[str]())
+    facts = sum((facts_in(rollout, missing_in(tasks[rollout.task])) for rollout in found), Counter[str]())
     known, count = facts["kept"] + facts["wrong"] + facts["lost"], len(found)
     calls = sum(rollout.usage.calls for rollout in found)
     return {
@@ -114,9 +115,12 @@ def figures(found: list[Rollout], tasks: dict[str, Task]) -> dict[str, Any]:
     }
 
 
-def facts_of(rollout: Rollout, task: Task) -> Counter[str]:
-    """Of all its summaries."""
-    missing = {name for path in task.tree.rglob("*.py") for name in STUB.findall(path.read_text())}
+def missing_in(task: Task) -> set[str]:
+    return {name for path in task.tree.rglob("*.py") for name in STUB.findall(path.read_text())}
+
+
+def facts_in(rollout: Rollout, missing: set[str]) -> Counter[str]:
+    """Of all its summaries, where these functions were missing at the start."""
     written: set[str] = set()
     counts: Counter[str] = Counter()
     for number, segment in enumerate(rollout.segments):

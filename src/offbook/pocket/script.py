@@ -83,12 +83,12 @@ class Script:
         the window any more then, and has to be read again."""
         if self.stage == "edit":
             self.stage = "view"
-        open_ones = self._open()
-        done = [spot for spot in self.draft.spots if spot not in open_ones]
-        return f"Done: {self._named(done)}. Left: {self._named(open_ones)}."
+        return f"Done: {self._named(self._done())}. Left: {self._named(self._left())}."
 
-    def _open(self) -> list[Spot]:
-        """What is not written yet."""
+    def _done(self) -> list[Spot]:
+        return [self.spot] if self.stage == "finish" else []
+
+    def _left(self) -> list[Spot]:
         return [self.spot] if self.stage in ("explore", "view", "edit") else []
 
     def _named(self, spots: list[Spot]) -> str:
@@ -156,6 +156,7 @@ class LongScript(Script):
     def __init__(self, draft: Draft, rng: random.Random, habits: Habits):
         super().__init__(draft, rng, habits)
         self.left = deque(draft.spots[1:])
+        self.written: list[Spot] = []
         self.body = ""  # that it is about to write
         self.wrong: dict[str, tuple[Spot, str]] = {}  # by function: what was written in the place of the right body
         self.turned_off: set[str] = set()  # files whose tests it has turned off
@@ -213,6 +214,7 @@ class LongScript(Script):
     def _enter(self, stage: str) -> None:
         """The stage after a call that went out as it should; some are named by what was done."""
         if stage == "written":
+            self.written.append(self.spot)
             if self.body:
                 self.wrong[self.spot.name] = self.spot, self.body
             self._next_function()
@@ -235,8 +237,11 @@ class LongScript(Script):
         else:
             self.stage = stage
 
-    def _open(self) -> list[Spot]:
-        return [*super()._open(), *self.left]
+    def _done(self) -> list[Spot]:
+        return self.written
+
+    def _left(self) -> list[Spot]:
+        return [*super()._left(), *self.left]
 
     def _shown(self) -> list[Spot]:
         """Wrong bodies that the last test run shows, as far as the functions' own tests go."""
