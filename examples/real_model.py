@@ -94,12 +94,12 @@ def learn(name: str, start: Path, options: argparse.Namespace, shared: dict[str,
     title(f"2. A look at the hints, 3. {name}" if ARMS[name]["weight"] else f"3. {name}")
     out = options.out / name.lower().replace(" + ", "-")
     config = configure("standard", **shared, model=start, out=out, feedback=ARMS[name])
-    shown = every(1, "solved", "invalid_per_100", "turns", "hinted_targets", "hint/gain")
+    say = every(1, "solved", "invalid_per_100", "turns", "hinted_targets", "hint/gain")
 
     def on_step(row: dict[str, Any]) -> None:
         if row["step"] == 1:
             show_look(RunFolder(config.out))
-        shown(row)
+        say(row)
 
     return config, train(config, on_step)
 
@@ -123,12 +123,16 @@ def measure(name: str, config: Config, model: Path, options: argparse.Namespace)
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
     lines = [f"{'':<12}" + "".join(f"{label:>28}" for label, _ in COLUMNS.values())]
     for name, numbers in results.items():
-        cells = ""
-        for key, (_, form) in COLUMNS.items():
-            low, high = numbers["intervals"][key]
-            cells += f"{form.format(numbers[key])} ({form.format(low)} to {form.format(high)})".rjust(28)
-        lines.append(f"{name:<12}{cells}")
+        cells = [shown(form, numbers[key], numbers["intervals"][key]) for key, (_, form) in COLUMNS.items()]
+        lines.append(f"{name:<12}" + "".join(f"{cell:>28}" for cell in cells))
     return lines
+
+
+def shown(form: str, value: float | None, interval: tuple[float, float] | None) -> str:
+    """There is none of what there was nothing to divide by: invalid calls where there were no calls."""
+    if value is None:
+        return "-"
+    return form.format(value) + (f" ({form.format(interval[0])} to {form.format(interval[1])})" if interval else "")
 
 
 def title(text: str) -> None:

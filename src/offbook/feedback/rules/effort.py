@@ -43,7 +43,8 @@ def unneeded(acts: Acts) -> Iterator[tuple[Exchange, str]]:
     seen: set[str] = set()
     segment, failing, failed = 0, False, False
     for exchange in acts.exchanges if needed else ():
-        look, call = _look(exchange), json.dumps([exchange.call.name, exchange.call.arguments], sort_keys=True)
+        look = _look(exchange)
+        call = json.dumps([exchange.call.name, exchange.call.arguments], sort_keys=True, default=repr)
         if exchange.may_write or exchange.segment != segment:  # what a summary left behind may be looked up again
             seen, segment = set(), exchange.segment
         if look and call in seen:
