@@ -1,8 +1,12 @@
 """Do summaries learn? Tasks that outlive the window: what is solved, spent and forgotten, before and after RL.
 
     python bench/cpu/summaries.py --seeds 0 --steps 20 --out runs/summaries --json figures.json
+    python bench/cpu/summaries.py --model smollm2-135m --tasks pocket-long-3 --episodes 3000 --set train.lora.rank=12 \
+        --set harness.turns=40 --set harness.tokens=8192 --set harness.context=1536 --set harness.summarize_at=800 \
+        --set harness.message_tokens=192 --set train.learning_rate=2e-4 --set train.precision=bfloat16 \
+        --set engine.mode=continuous --out runs/summaries-smollm                # on a GPU
 
-The pocket model has never been asked for a summary. So it first imitates scripted episodes of tasks with two functions,
+No model here has been asked for such a summary. So it first imitates scripted episodes of tasks with several functions,
 in windows so small that most episodes need one to three summaries; these say what is done and what is left, and forget
 a fifth of it. Then RL, with the outcome as the only reward: a summary earns what the windows after it bring.
 
@@ -21,16 +25,21 @@ from pathlib import Path
 from typing import Any
 
 from offbook.acts import Acts
-from offbook.api import configure, rollouts, sft, train
+from offbook.api import rollouts, sft, train
+from offbook.config import Config, load_config
 from offbook.loop.tasks import task_sets
 from offbook.runfolder import latest_checkpoint
 from offbook.shares import wilson
 from offbook.types import Rollout, Task
 
 STUB = re.compile(r'raise NotImplementedError\("(\w+)"\)')
-HARNESS = {
-    "profile": "pocket", "turns": 26, "tokens": 4096, "context": 1024, "message_tokens": 96,
-    "summarize_at": 600, "summary_tokens": 96, "command_s": 20, "wall_s": 300,
+COMMON = {
+    "harness.profile": "pocket", "harness.turns": "26", "harness.tokens": "4096", "harness.context": "1024",
+    "harness.message_tokens": "96", "harness.summarize_at": "600", "harness.summary_tokens": "96",
+    "harness.command_s": "20", "harness.wall_s": "300",
+    "sft.learning_rate": "1e-3", "sft.batch_tokens": "4096", "sft.reminders": "0", "sft.pairs": "0",
+    "train.groups": "4", "train.group_size": "8", "train.learning_rate": "5e-4",
+    "feedback.weight": "0", "feedback.rules": "[]", "checkpoint.every": "2", "checkpoint.keep": "1",
 }  # fmt: skip
 COLUMNS = {
     "solved": "solved",
@@ -46,31 +55,23 @@ COLUMNS = {
 }
 
 
-def settings(seed: int, arguments: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    return {
-        "seed": seed,
-        "harness": HARNESS,
-        "tasks": {"source": arguments.tasks, "num_train": arguments.train_tasks, "num_heldout": arguments.eval_tasks},
-        "feedback": {"weight": 0, "rules": []},
-        "checkpoint": {"every": 2, "keep": 1},
-        **more,
-    }
-
-
 def run_seed(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """What is there already is not done again."""
     started, out = time.monotonic(), arguments.out / f"seed-{seed}"
-    imitation = {
-        "data": [f"{arguments.tasks}:{arguments.episodes}"], "learning_rate": 1e-3, "batch_tokens": 4096,
-        "reminders": 0.0, "pairs": 0.0,
-    }  # fmt: skip
-    first = configure(
-        "pocket",
-        **settings(seed, arguments, model=arguments.model, out=out / "start", sft=imitation),
-    )
-    start = latest_checkpoint(sft(first, lambda row: told("imitation", row, ("ce/loss", "validation/loss"))))
-    steps = {"steps": arguments.steps, "groups": 4, "group_size": 8, "learning_rate": arguments.learning_rate}
-    config = configure("pocket", **settings(seed, arguments, model=start, out=out / "rl", train=steps))
+    common = {
+        **COMMON,
+        **dict(option.split("=", 1) for option in arguments.set),
+        "seed": str(seed),
+        "sft.data": json.dumps([f"{arguments.tasks}:{arguments.episodes}"]),
+        "tasks.source": arguments.tasks,
+        "tasks.num_train": str(arguments.train_tasks),
+        "tasks.num_heldout": str(arguments.eval_tasks),
+        "train.steps": str(arguments.steps),
+    }
+    imitation = load_config(["pocket"], {**common, "model": arguments.model, "out": str(out / "start")})
+    run = sft(imitation, lambda row: told("imitation", row, ("ce/loss", "validation/loss")))
+    start = latest_checkpoint(run)
+    config = load_config(["pocket"], {**common, "model": str(start), "out": str(out / "rl")})
     tasks = {task.id: task for task in task_sets(config).heldout}
     result: dict[str, Any] = {"before": measured(config, start, tasks, arguments, out / "before.json")}
     run = train(config, lambda row: told("RL", row, ("solved", "turns", "rollout_s", "train_s")))
@@ -86,7 +87,7 @@ def told(what: str, row: dict[str, Any], keys: tuple[str, ...]) -> None:
 
 
 def measured(
-    config: Any, model: Path, tasks: dict[str, Task], arguments: argparse.Namespace, path: Path
+    config: Config, model: Path, tasks: dict[str, Task], arguments: argparse.Namespace, path: Path
 ) -> dict[str, Any]:
     """Held-out rollouts as numbers; what was measured is in a file."""
     if not path.is_file():
@@ -170,7 +171,7 @@ def main() -> None:
     parser.add_argument("--train-tasks", type=int, default=60)
     parser.add_argument("--eval-tasks", type=int, default=24)
     parser.add_argument("--samples", type=int, default=4, help="rollouts a held-out task")
-    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every run")
     parser.add_argument("--out", type=Path, default=Path("runs/summaries"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
