@@ -64,6 +64,7 @@ HINT = {
     "feedback.balance": "rl",
     "feedback.files": json.dumps([str(Path(__file__).resolve().with_name("effort_rules.py"))]),
     "feedback.rules": '["more_than_siblings"]',
+    "feedback.look": "false",  # a hint that is heeded little is an answer, too, and `hint/gain` says how little
 }
 REMINDED = {
     "feedback.rules": '["more_than_needed"]',
