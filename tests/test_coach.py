@@ -22,6 +22,7 @@ from offbook.config import Config
 from offbook.feedback import MISTAKES, RULES
 from offbook.feedback.coach import (
     NO_STATUS,
+    NO_TOKENS,
     NO_TREE,
     Found,
     by_rules,
@@ -199,12 +200,12 @@ def test_rollouts_of_files_have_names_of_their_own(tmp_path: Path) -> None:
 def test_rules_that_could_not_be_looked_for_are_told(tmp_path: Path, chat: ChatFormat) -> None:
     other = stored_at(written(tmp_path / "a.json", atif(*CALLS)))
     own = stored_at(written(tmp_path / "b.jsonl", dump_lines([rollout_of(chat), rollout_of(chat)]).decode()))
-    assert not_looked_for(other, {}) == {NO_TREE: 1, NO_STATUS: 1}
+    assert not_looked_for(other, {}) == {NO_TREE: 1, NO_STATUS: 1, NO_TOKENS: 1}
     assert not_looked_for(own, {}) == {NO_TREE: 2}
     task: Any = None
     assert not not_looked_for(own, {"t": task})
     assert NO_TREE[0] == "lint_introduced, camel_case_name, missing_docstring"
-    assert {*NO_TREE[0].split(", "), NO_STATUS[0]} <= set(RULES)
+    assert {*NO_TREE[0].split(", "), NO_STATUS[0], NO_TOKENS[0]} <= set(RULES)
 
 
 def test_refused_edits_of_other_agents_are_no_changes(tmp_path: Path) -> None:

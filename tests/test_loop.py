@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -487,6 +488,20 @@ def test_the_example_runs_and_stays_short(cache: Path, model: Path, tmp_path: Pa
     assert process.returncode == 0, process.stderr
     assert "step  1" in process.stdout
     assert "student  teacher  divergence" in process.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_example_with_a_real_model_goes_through_all_stages(cache: Path, model: Path, tmp_path: Path) -> None:
+    example = Path(__file__).parent.parent / "examples" / "real_model.py"
+    command = [sys.executable, str(example), "--tiny", "--model", str(model), "--out", "out"]
+    environment = {**os.environ, "OFFBOOK_CACHE": str(cache)}
+    process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert re.search(r"with the hint \d+/\d+, [-+]\d", process.stdout), "the look"
+    rows = [line[:12].strip() for line in process.stdout.partition("=== 4.")[2].splitlines()[2:]]
+    hinted = [] if "no hint helps" in process.stdout else ["RL + hints"]  # a model of 300 episodes: either may be
+    assert rows == ["before", *hinted, "RL"]
 
 
 def test_task_sets_are_made_once(cache: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:

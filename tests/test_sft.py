@@ -274,7 +274,7 @@ def test_reminders_stand_before_right_messages_where_hints_teach(tiny: Path, dem
     for held_out in ([], held):
         lessons = lessons_of(settings(tiny, demonstrated, hold_out_rules=held_out, validation_share=0.0, pairs=0.0))
         chat, seen, texts = lessons.reminders.chat, Counter[str](), ""
-        for epoch in range(1, 9):
+        for epoch in range(1, 17):
             for one in lessons.learned:
                 (sample,) = lessons.reminders.samples(one, epoch, seen)
                 seen["kept"] += len(one.kept)

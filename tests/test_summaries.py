@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,11 +17,15 @@ from offbook.config import FeedbackConfig, TrainConfig
 from offbook.feedback import read_rollout
 from offbook.harness import Harness, run_agent
 from offbook.loop.annotate import annotate, teachers_of
+from offbook.pocket.demonstrations import episodes
+from offbook.pocket.script import LONG_HABITS
 from offbook.sandbox import open_box
+from offbook.taskgen.pocket import Level, draft_tasks
 from offbook.tokens import ChatFormat, render_call
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, Limits, Prompt, Rollout, Task
 
+BENCH = Path(__file__).parent.parent / "bench" / "cpu" / "summaries.py"
 TOOLS = ("read_file", "edit_file", "run_command", "todo", "finish")
 LIMITS = Limits(
     turns=12,
@@ -161,3 +168,28 @@ def test_without_a_trigger_the_window_ends_the_rollout(tree: Path, chat: ChatFor
     limits = Limits(turns=12, tokens=60_000, context=6_000, message_tokens=800, command_s=5)
     rollout = long_rollout(tree, chat, limits)
     assert (rollout.stop, rollout.usage.summaries) == ("context", 0)
+
+
+def test_scripted_episodes_sum_up_what_is_done_and_what_is_left(chat: ChatFormat) -> None:
+    """So that a model can learn to; a part is forgotten, and what is said is true."""
+    spec = importlib.util.spec_from_file_location("bench_summaries", BENCH)
+    assert spec
+    assert spec.loader
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    limits = Limits(turns=80, tokens=90_000, context=9_000, message_tokens=900, summarize_at=1_400, summary_tokens=600)
+    drafts = list(draft_tasks(seed=3, count=6, split="train", level=Level(3, 3)))
+
+    async def run() -> list[Rollout]:
+        played = episodes(chat, drafts, random.Random(2), LONG_HABITS, Harness(limits, profile="pocket"))
+        return [rollout async for _, rollout in played]
+
+    facts: Counter[str] = Counter()
+    for draft, rollout in zip(drafts, asyncio.run(run()), strict=True):
+        facts += bench.facts_in(rollout, {spot.name for spot in draft.spots})
+        assert rollout.stop == "finish"
+        assert rollout.usage.summaries == len(rollout.segments) - 1
+        assert all(segment.messages[segment.summary].text.startswith("Done: ") for segment in rollout.segments[:-1])
+    assert facts["summaries"] >= len(drafts)
+    assert facts["wrong"] == facts["made_up"] == 0
+    assert 0.6 < facts["kept"] / (facts["kept"] + facts["lost"]) < 0.95

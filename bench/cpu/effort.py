@@ -1,10 +1,17 @@
-"""Does effort calibrate? RL with and without the part `effort`, on tasks that need a search and tasks that do not.
+"""Does effort calibrate, by reward or by hint? RL with the part `effort`, with a hint that says to do no more than is
+needed, with both and with neither, on tasks that need a search and tasks that do not.
 
     python bench/cpu/effort.py --seeds 0 1 2 --json figures.json --markdown docs/results/effort.md
+    python bench/cpu/effort.py --seeds 0 --steps 8 --episodes 2000 --tasks 60 --out runs/effort-short     # a short one
 
 A task is normal if its instruction says where the function is, and hard if it does not: then the agent has to search
 for it first. The pocket model of this bench has learned from a script that searches half of the time when it need not,
 and reads files twice. That should go; the search should stay where nothing is found without it.
+
+A hint teaches nothing to a model that does not heed it. So all arms begin at the same model after a short imitation of
+its own rollouts, in which reminders of the rule stand before messages that keep it (`offbook sft`, docs/sft.md). The
+rule is `more_than_needed` at another factor (effort_rules.py): three times as many tokens is more than such tasks have
+room for.
 """
 
 from __future__ import annotations
@@ -25,13 +32,12 @@ from typing import Any
 import tomli_w
 from panels import figure, mean_curve
 
+from offbook.api import rollouts, sft
 from offbook.config import load_config
-from offbook.loop.collector import Collector
-from offbook.loop.evaluate import PARALLEL
 from offbook.pocket.demonstrations import without_path
 from offbook.pocket.model import Recipe, make_pocket
 from offbook.pocket.script import Habits
-from offbook.runfolder import RunFolder, latest_checkpoint, whole_folder
+from offbook.runfolder import RunFolder, dump_lines, latest_checkpoint, whole_folder, write_atomic
 from offbook.taskgen.pocket import make_pocket_tasks
 from offbook.tasks import load_task, load_tasks
 from offbook.types import Rollout
@@ -53,8 +59,34 @@ EFFORT = {
     "rewards.effort.full_turns": "5",
     "rewards.effort.full_tokens": "160",
 }
-ARMS: dict[str, dict[str, str]] = {"rl": {}, "rl_effort": EFFORT}
-ROWS = {"before": "before", "rl": "RL only", "rl_effort": "RL + effort"}
+HINT = {
+    "feedback.weight": "2",
+    "feedback.balance": "rl",
+    "feedback.files": json.dumps([str(Path(__file__).resolve().with_name("effort_rules.py"))]),
+    "feedback.rules": '["more_than_siblings"]',
+    "feedback.look": "false",  # a hint that is heeded little is an answer, too, and `hint/gain` says how little
+}
+REMINDED = {
+    "feedback.rules": '["more_than_needed"]',
+    "sft.reminders": "0.5",
+    "sft.pairs": "0",
+    "sft.epochs": "4",
+    "sft.learning_rate": "1e-3",
+    "sft.batch_tokens": "4096",
+}
+ARMS: dict[str, dict[str, str]] = {
+    "rl": {},
+    "rl_effort": EFFORT,
+    "rl_hint": HINT,
+    "rl_effort_hint": EFFORT | HINT,
+}
+ROWS = {
+    "before": "before",
+    "rl": "RL only",
+    "rl_effort": "RL + effort",
+    "rl_hint": "RL + hint",
+    "rl_effort_hint": "RL + effort + hint",
+}
 DIFFICULTIES = ("normal", "hard")
 COLUMNS = {"solved": "solved", "tokens": "sampled tokens", "turns": "turns", "searched": "searched"}
 FINDERS = ("search_codebase", "list_dir")
@@ -89,7 +121,7 @@ def make_hard(folder: Path, instruction: str) -> None:
 
 
 def run_seed(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Model and tasks, both arms side by side, and what each spends on held-out tasks."""
+    """Model and tasks, the arms two by two, and what each spends on held-out tasks."""
     started = time.monotonic()
     out = arguments.out / f"seed-{seed}"
     recipe = Recipe(habits=HABITS, episodes=arguments.episodes)
@@ -98,16 +130,17 @@ def run_seed(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     make_tasks(tasks, seed, arguments.tasks, arguments.tasks // 3)
     common = {**COMMON, "seed": str(seed), "model": str(model), "tasks.source": str(tasks)}
     common |= {"train.steps": str(arguments.steps), **dict(option.split("=", 1) for option in arguments.set)}
-    train_arms(out, common)
+    model = reminded(out, common)
+    common["model"] = str(model)
+    for pair in (("rl", "rl_effort"), ("rl_hint", "rl_effort_hint")):
+        train_arms(out, common, pair)
     heldout = load_tasks(tasks / "heldout")
     difficulty = {task.id: task.difficulty for split in ("train", "heldout") for task in load_tasks(tasks / split)}
     folders = {"before": model, **{arm: latest_checkpoint(RunFolder(out / arm)) for arm in ARMS}}
     result: dict[str, Any] = {}
     for name, folder in folders.items():
-        config = load_config([], common)
-        collected = Collector(config, folder).groups(heldout, config.eval.samples, "eval", parallel=PARALLEL)
-        rollouts = [rollout for group in asyncio.run(collected) for rollout in group]
-        result[name] = {kind: figures(rollouts, difficulty, kind) for kind in DIFFICULTIES}
+        measured = rollouts(load_config([], {**common, "model": str(folder)}), heldout, int(common["eval.samples"]))
+        result[name] = {kind: figures(measured, difficulty, kind) for kind in DIFFICULTIES}
     result["curves"] = {arm: {kind: curve(out / arm, difficulty, kind) for kind in DIFFICULTIES} for arm in ARMS}
     return {**result, "seconds": time.monotonic() - started}
 
@@ -117,10 +150,22 @@ def progress(what: str, share: float) -> None:
         print(f"{what}: {share:.0%}", file=sys.stderr)
 
 
-def train_arms(out: Path, common: dict[str, str]) -> None:
+def reminded(out: Path, common: dict[str, str]) -> Path:
+    """The model after imitating its own rollouts on the training tasks, reminders in them: what it does without one
+    stays as it is."""
+    own = out / "own.jsonl"
+    if not own.is_file():
+        config = load_config([], common)
+        tasks = load_tasks(Path(config.tasks.source) / "train")
+        write_atomic(own, dump_lines(rollouts(config, tasks, config.train.group_size)))
+    settings = {**common, **REMINDED, "sft.data": json.dumps([str(own)]), "out": str(out / "reminded")}
+    return latest_checkpoint(sft(load_config([], settings)))
+
+
+def train_arms(out: Path, common: dict[str, str], arms: tuple[str, ...]) -> None:
     running = {}
-    for arm, extra in ARMS.items():
-        settings = {**common, **extra, "out": str(out / arm)}
+    for arm in arms:
+        settings = {**common, **ARMS[arm], "out": str(out / arm)}
         options = [part for key, value in settings.items() for part in (f"--{key}", value)]
         (out / arm).mkdir(parents=True, exist_ok=True)
         log = (out / arm / "train.log").open("ab")
@@ -131,8 +176,8 @@ def train_arms(out: Path, common: dict[str, str]) -> None:
             sys.exit(f"{arm} failed; see {out / arm / 'train.log'}")
 
 
-def figures(rollouts: list[Rollout], difficulty: dict[str, str], kind: str) -> dict[str, float]:
-    ours = [rollout for rollout in rollouts if difficulty[rollout.task] == kind]
+def figures(found: list[Rollout], difficulty: dict[str, str], kind: str) -> dict[str, float]:
+    ours = [rollout for rollout in found if difficulty[rollout.task] == kind]
     return {
         "rollouts": len(ours),
         "solved": mean(rollout.solved for rollout in ours),
@@ -151,8 +196,8 @@ def curve(run: Path, difficulty: dict[str, str], kind: str) -> Points:
     """Sampled tokens of the training rollouts, step by step; a step without such a task has no point."""
     points = []
     for step in RunFolder(run).steps():
-        rollouts, _ = RunFolder(run).rollouts(step)
-        tokens = [rollout.usage.sampled_tokens for rollout in rollouts if difficulty[rollout.task] == kind]
+        found, _ = RunFolder(run).rollouts(step)
+        tokens = [rollout.usage.sampled_tokens for rollout in found if difficulty[rollout.task] == kind]
         points += [(float(step), mean(tokens))] if tokens else []
     return points
 

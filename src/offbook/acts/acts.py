@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -28,10 +29,12 @@ CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 
 @dataclass(frozen=True)
 class Acts:
-    """What the agent did in a rollout. With the task more is known: what was asked for, and what was there before."""
+    """What the agent did in a rollout. With the task more is known: what was asked for, and what was there before; and
+    with the other rollouts of its group, what others did in its place."""
 
     rollout: Rollout
     task: Task | None = None
+    siblings: Sequence[Rollout] = ()
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -169,6 +169,16 @@ def spoken(rollout: Rollout) -> Iterator[tuple[At, Message]]:
         for index, message in enumerate(segment.messages):
             if segment.is_own(message):
                 yield (number, index), message
+
+
+def with_siblings(rollouts: Iterable[Rollout]) -> Iterator[tuple[Rollout, list[Rollout]]]:
+    """Each with the others of its group. What the machine ended is no sibling; other agents' groups are not known."""
+    rollouts, groups = list(rollouts), dict[str, list[Rollout]]()
+    for rollout in rollouts:
+        if not rollout.foreign and not rollout.fault:
+            groups.setdefault(rollout.group, []).append(rollout)
+    for rollout in rollouts:
+        yield rollout, [other for other in groups.get(rollout.group, ()) if other is not rollout]
 
 
 def exchanges_of(rollout: Rollout) -> Iterator[Exchange]:

@@ -4,6 +4,7 @@ from offbook.feedback.controls import NEGATIVE, Pairs, stand_in
 from offbook.feedback.judged import MISTAKES, hints_in
 from offbook.feedback.own import rules_of
 from offbook.feedback.rules import RULES, Rule, read_all, read_rollout, write_hint
+from offbook.feedback.rules.effort import more_than_needed, unneeded
 
 __all__ = [
     "MISTAKES",
@@ -12,9 +13,11 @@ __all__ = [
     "Pairs",
     "Rule",
     "hints_in",
+    "more_than_needed",
     "read_all",
     "read_rollout",
     "rules_of",
     "stand_in",
+    "unneeded",
     "write_hint",
 ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from offbook.acts import with_siblings
 from offbook.acts.trajectories import read_trajectories
 from offbook.feedback.judged import pair_of
 from offbook.feedback.rules import RULES, Rule, read_all
@@ -19,6 +20,7 @@ from offbook.types import Feedback, OffbookError, Rollout, Task
 
 NO_TREE = "lint_introduced, camel_case_name, missing_docstring", "the tree of the task is not at hand; --tasks gives it"
 NO_STATUS = "unknown_tool", "other agents' answers do not say whether there is such a tool"
+NO_TOKENS = "more_than_needed", "other agents' rollouts do not say what they spent"
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class Found:
     rollout: Rollout
     feedback: Feedback
     source: str
+    siblings: Sequence[Rollout] = ()
 
 
 @dataclass(slots=True)
@@ -104,10 +107,10 @@ def by_rules(
 ) -> list[Found]:
     """Every message that broke a rule, with its hint. `tasks` are by id, as far as they are at hand."""
     found = []
-    for number, rollout in enumerate(stored.rollouts, 1):
-        for target in read_all(rollout, tasks.get(rollout.task), known=rules):
+    for number, (rollout, siblings) in enumerate(with_siblings(stored.rollouts), 1):
+        for target in read_all(rollout, tasks.get(rollout.task), known=rules, siblings=siblings):
             hint = rules[target.rule].hint(rollout.tools)
-            found.append(Found(rollout, Feedback(target, hint), stored.source))
+            found.append(Found(rollout, Feedback(target, hint), stored.source, siblings))
         progress(number / len(stored.rollouts))
     return found
 
@@ -115,7 +118,7 @@ def by_rules(
 def not_looked_for(stored: Stored, tasks: Mapping[str, Task]) -> Counter[tuple[str, str]]:
     """Rules with the reason why they could not be looked for, and in how many rollouts."""
     counts = Counter({NO_TREE: sum(rollout.task not in tasks for rollout in stored.rollouts)})
-    counts[NO_STATUS] = sum(rollout.foreign for rollout in stored.rollouts)
+    counts[NO_STATUS] = counts[NO_TOKENS] = sum(rollout.foreign for rollout in stored.rollouts)
     return +counts
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from offbook.acts import with_siblings
 from offbook.algo import anchor_sample, hint_branch, hint_weight, rl_samples, sdpo_branches
 from offbook.config import FeedbackConfig
 from offbook.feedback import NEGATIVE, RULES, Pairs, Rule, read_all, stand_in
@@ -66,11 +67,11 @@ def annotate(
     samples: list[Sample] = []
     feedback: list[Feedback] = []
     for group in groups:
-        for rollout, of_segments in zip(group, rl_samples(group, temperature), strict=True):
+        for (rollout, siblings), of_segments in zip(with_siblings(group), rl_samples(group, temperature), strict=True):
             samples += of_segments
             if settings.weight and of_segments:  # the machine's faults are nobody's targets
                 task, by_model = (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])
-                pairs = candidates(rollout, settings, task, by_model, counts, rules, unhelpful)
+                pairs = candidates(rollout, settings, task, by_model, counts, rules, unhelpful, siblings)
                 for target, hint, branch in _branches(rollout, pairs, settings, chat, step):
                     sample = of_segments[target.segment]
                     samples += _hang(sample, branch, settings, counts)
@@ -87,12 +88,13 @@ def candidates(
     counts: Counter[str],
     rules: Mapping[str, Rule],
     unhelpful: Collection[str] = (),
+    siblings: Sequence[Rollout] = (),
 ) -> Pairs:
     """Faulty messages with their hints, those that rules found first; or what a control has in their place.
 
     A message is a candidate once, for the first that found it.
     """
-    by_rules = read_all(rollout, task, settings.rules, rules)
+    by_rules = read_all(rollout, task, settings.rules, rules, siblings)
     found = [*((target, rules[target.rule].hint(rollout.tools)) for target in by_rules), *written]
     helpful = [pair for pair in found if pair[0].rule not in unhelpful]
     weighed = [pair for pair in helpful if settings.rule_weights.get(pair[0].rule, 1.0)]

@@ -185,24 +185,29 @@ class Look:
         try:
             async with boxes:
                 if rule.by_call:
-                    faulty = await _faults(place, rule, drawn, None)
+                    faulty = await _faults(place, rule, one.siblings, drawn, None)
                 else:
                     async with place.box(collector.box) as box:
-                        faulty = await _faults(place, rule, drawn, box)
+                        faulty = await _faults(place, rule, one.siblings, drawn, box)
         except (NotRestored, OSError) as error:
             return f"its box could not be brought back: {error}"
         return samples, sum(faulty[0][:samples]), sum(faulty[1][:samples])
 
 
 async def _faults(
-    place: Before, rule: Rule, drawn: tuple[list[Completion], list[Completion]], box: Box | None
+    place: Before,
+    rule: Rule,
+    siblings: Sequence[Rollout],
+    drawn: tuple[list[Completion], list[Completion]],
+    box: Box | None,
 ) -> tuple[list[bool], list[bool]]:
     """Whether each message breaks the rule. What was drawn several times is tried once."""
     known: dict[tuple[int, ...], bool] = {}
     for sampled in (*drawn[0], *drawn[1]):
         key = tuple(sampled.ids)
         if key not in known:
-            known[key] = _breaks(rule, place, await _answered(place, sampled, box))
+            acts = Acts(await _answered(place, sampled, box), place.task, siblings)
+            known[key] = _breaks(rule, place, acts)
     plain, hinted = ([known[tuple(one.ids)] for one in side] for side in drawn)
     return plain, hinted
 
@@ -214,7 +219,6 @@ async def _answered(place: Before, sampled: Completion, box: Box | None) -> Roll
         return await place.with_message(sampled, fork)
 
 
-def _breaks(rule: Rule, place: Before, rollout: Rollout) -> bool:
-    own = {at for at, _ in spoken(rollout)}
-    targets = rule.targets(Acts(rollout, place.task), own)
+def _breaks(rule: Rule, place: Before, acts: Acts) -> bool:
+    targets = rule.targets(acts, {at for at, _ in spoken(acts.rollout)})
     return any((target.segment, target.message) == place.at for target in targets)

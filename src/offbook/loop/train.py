@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from offbook.acts import with_siblings
 from offbook.config import Config
 from offbook.engine import LocalEngine, RemoteEngine, Trainable, VllmEngine
 from offbook.feedback import read_all, rules_of
@@ -222,9 +223,9 @@ def _look(run: _Run, step: int, groups: list[list[Rollout]], runner: asyncio.Run
     lessons, settings = run.lessons, run.lessons.config.feedback
     rollouts = [rollout for group in groups for rollout in group if not rollout.fault]
     found = [
-        Found(rollout, Feedback(target, lessons.rules[target.rule].hint(rollout.tools)), "")
-        for rollout in rollouts
-        for target in read_all(rollout, lessons.tasks.get(rollout.task), settings.rules, lessons.rules)
+        Found(rollout, Feedback(target, lessons.rules[target.rule].hint(rollout.tools)), "", siblings)
+        for rollout, siblings in with_siblings(rollouts)
+        for target in read_all(rollout, lessons.tasks.get(rollout.task), settings.rules, lessons.rules, siblings)
         if settings.rule_weights.get(target.rule, 1.0)
     ]
     look = Look(run.collector, lessons.tasks, lessons.rules, settings.look_samples)

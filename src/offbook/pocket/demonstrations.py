@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from offbook.algo import hint_block, sft_sample
 from offbook.feedback import read_rollout, write_hint
 from offbook.harness import Harness, run_agent
+from offbook.harness.toolsets import prompt as prompt_named
 from offbook.pocket.script import LONG_HABITS, Habits, LongScript, Script
 from offbook.pocket.testing import report as test_report
 from offbook.runfolder import dump_lines, write_atomic
@@ -44,6 +45,7 @@ HINTED_MESSAGES = 0.5
 CONTEXT_WEIGHT = 0.1
 CHUNK = 250
 SHARED_MEMORY = "/dev/shm"
+SUMMARIZE = prompt_named("summarize")
 LEARNED = ("unknown_tool", "malformed_arguments", "repeated_call", "edited_tests")  # the rules whose hints it knows
 TELLING = "final_names_nothing"  # and this one, where some episodes end by naming what was changed
 
@@ -59,7 +61,8 @@ class Demonstrator:
         self.chat = chat
 
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
-        text = self.script.next_message()
+        asked = prompt.messages[-1].text if prompt.messages else ""
+        text = self.script.summary() if asked == SUMMARIZE else self.script.next_message()
         calls = HERMES.parse(text, (), False)
         is_right = calls and not any(call.error for call in calls)
         words = self.chat.answer(text[: calls[0].start].rstrip(), calls) if is_right else self.chat.encode(text)

@@ -28,6 +28,7 @@ OTHER_TOOLS = {  # that a task may lack
     "test": ("run_tests", "run_command"),
 }
 CLOSINGS = ("done", "ready", "all good")  # that name nothing
+FORGETS = 0.2  # of the functions that a summary should name
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,23 @@ class Script:
             return self._malformed(name, arguments)
         self._enter(after)
         return render_call(name, arguments or (self._closing() if name == "finish" else {}))
+
+    def summary(self) -> str:
+        """What is done and what is left, as far as it does not forget it. A file that it was about to edit is not in
+        the window any more then, and has to be read again."""
+        if self.stage == "edit":
+            self.stage = "view"
+        return f"Done: {self._named(self._done())}. Left: {self._named(self._left())}."
+
+    def _done(self) -> list[Spot]:
+        return [self.spot] if self.stage == "finish" else []
+
+    def _left(self) -> list[Spot]:
+        return [self.spot] if self.stage in ("explore", "view", "edit") else []
+
+    def _named(self, spots: list[Spot]) -> str:
+        told = [f"{spot.name} in {spot.path}" for spot in spots if self.rng.random() >= FORGETS]
+        return ", ".join(told) or "nothing"
 
     def _enter(self, stage: str) -> None:
         self.stage = stage
@@ -138,6 +156,7 @@ class LongScript(Script):
     def __init__(self, draft: Draft, rng: random.Random, habits: Habits):
         super().__init__(draft, rng, habits)
         self.left = deque(draft.spots[1:])
+        self.written: list[Spot] = []
         self.body = ""  # that it is about to write
         self.wrong: dict[str, tuple[Spot, str]] = {}  # by function: what was written in the place of the right body
         self.turned_off: set[str] = set()  # files whose tests it has turned off
@@ -195,6 +214,7 @@ class LongScript(Script):
     def _enter(self, stage: str) -> None:
         """The stage after a call that went out as it should; some are named by what was done."""
         if stage == "written":
+            self.written.append(self.spot)
             if self.body:
                 self.wrong[self.spot.name] = self.spot, self.body
             self._next_function()
@@ -216,6 +236,12 @@ class LongScript(Script):
             self.spot, self.stage = (shown[0], "mend") if shown else (self.spot, self.tests)
         else:
             self.stage = stage
+
+    def _done(self) -> list[Spot]:
+        return self.written
+
+    def _left(self) -> list[Spot]:
+        return [*super()._left(), *self.left]
 
     def _shown(self) -> list[Spot]:
         """Wrong bodies that the last test run shows, as far as the functions' own tests go."""

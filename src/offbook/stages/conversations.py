@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from offbook.acts import with_siblings
 from offbook.algo import up_to
 from offbook.config import Config
 from offbook.feedback import Rule
@@ -41,8 +42,9 @@ class Writing:
     ) -> list[Conversation]:
         found = []
         for place, source in enumerate(sources):
-            for number, (rollout, tools) in enumerate(zip(source.rollouts, source.tools, strict=True)):
-                reading = read(rollout, tools, self.rules)
+            pairs = zip(with_siblings(source.rollouts), source.tools, strict=True)
+            for number, ((rollout, siblings), tools) in enumerate(pairs):
+                reading = read(rollout, tools, self.rules, siblings)
                 progress(f"reading {source.name}", (number + 1) / len(source.rollouts))
                 for index, segment in enumerate(rollout.segments):
                     conversation = Conversation(

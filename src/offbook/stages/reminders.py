@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from offbook.acts import Acts, At, Exchange, spoken
 from offbook.algo import hint_block, in_place, sft_sample
 from offbook.config import SftConfig
-from offbook.feedback import Rule, write_hint
+from offbook.feedback import Rule, unneeded, write_hint
 from offbook.stages.wordings import WORDINGS
 from offbook.tokens import Chat
 from offbook.types import Hint, Rollout, Sample, Segment, ToolSpec, is_test_file
@@ -38,8 +38,11 @@ class Reading:
     broken: dict[At, str]  # faulty ones, with the first rule that they broke
 
 
-def read(rollout: Rollout, tools: Collection[ToolSpec], rules: Mapping[str, Rule]) -> Reading:
-    acts, own = Acts(rollout), {at for at, _ in spoken(rollout)}
+def read(
+    rollout: Rollout, tools: Collection[ToolSpec], rules: Mapping[str, Rule], siblings: Sequence[Rollout] = ()
+) -> Reading:
+    """`siblings` are the other rollouts of its group."""
+    acts, own = Acts(rollout, None, siblings), {at for at, _ in spoken(rollout)}
     broken: dict[At, str] = {}
     for name, rule in rules.items():
         for target in rule.targets(acts, own):
@@ -53,10 +56,13 @@ def read(rollout: Rollout, tools: Collection[ToolSpec], rules: Mapping[str, Rule
 
 def _breakable(acts: Acts, tools: Collection[ToolSpec]) -> Iterator[tuple[At, str]]:
     """Messages and rules that they could have broken."""
+    beyond = {exchange.at for exchange, _ in unneeded(acts)}
     for exchange in acts.exchanges:
         names = list(_of_call(acts, exchange, tools)) if exchange.ran else []
         if exchange.kind == "edit" and exchange.went_well:
             names += _of_edit(exchange)
+        if exchange.kind == "edit" or (acts.siblings and exchange.at not in beyond):
+            names += ["more_than_needed"] if exchange.went_well else []
         yield from ((exchange.at, name) for name in names)
     if acts.end is None:
         return

@@ -135,4 +135,12 @@ WORDINGS: dict[str, tuple[str, ...]] = {
         "Mention the changed code by its name when you finish.",
         "Say what you edited in your final words.",
     ),
+    "more_than_needed": (
+        "Go straight to the change; what does not help it can stay unread.",
+        "Note: every call should bring the task closer to its end.",
+        "Stop when the work is done, and do not look around any further.",
+        "Use as few steps as the task allows.",
+        "Others solved this with much less; leave out what you can do without.",
+        "Search and read only where you have to change something.",
+    ),
 }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from offbook.acts import Acts, At, Exchange, shown, spoken
 from offbook.feedback.rules.calls import malformed_arguments, repeated_call, unknown_tool, whole_file_read
 from offbook.feedback.rules.editing import edit_not_applied, edited_tests, thinking_in_comments
+from offbook.feedback.rules.effort import more_than_needed
 from offbook.feedback.rules.style import camel_case_name, lint_introduced, missing_docstring
 from offbook.feedback.rules.talking import asked_instead, final_names_nothing, final_too_long, finished_without_edit
 from offbook.feedback.rules.testing import claimed_success, whole_suite_again
@@ -46,7 +47,7 @@ class Rule:
         return found
 
 
-BY_CALL = (unknown_tool, malformed_arguments)
+BY_CALL = (unknown_tool, malformed_arguments, more_than_needed)
 # The more specific come first: a message that breaks several rules is a target for the first of them.
 RULES: dict[str, Rule] = {
     find.__name__: Rule(find.__name__, find, f"Reminder: {text}", by_call=find in BY_CALL)
@@ -67,6 +68,7 @@ RULES: dict[str, Rule] = {
         (finished_without_edit, "make the change that was asked for before finishing."),
         (final_too_long, "end with a few sentences."),
         (final_names_nothing, "end by naming the files or functions that were changed."),
+        (more_than_needed, "look only at what the change needs, and finish once it is made."),
     )
 }
 
@@ -76,10 +78,15 @@ def write_hint(rule: str, tools: tuple[str, ...]) -> Hint:
 
 
 def read_all(
-    rollout: Rollout, task: Task | None = None, rules: Collection[str] = (), known: Mapping[str, Rule] = RULES
+    rollout: Rollout,
+    task: Task | None = None,
+    rules: Collection[str] = (),
+    known: Mapping[str, Rule] = RULES,
+    siblings: Sequence[Rollout] = (),
 ) -> list[Target]:
-    """Every rule that every message broke, in the order of messages; of `rules` only, where any are named."""
-    acts, own = Acts(rollout, task), {at for at, _ in spoken(rollout)}
+    """Every rule that every message broke, in the order of messages; of `rules` only, where any are named. `siblings`
+    are the other rollouts of its group."""
+    acts, own = Acts(rollout, task, siblings), {at for at, _ in spoken(rollout)}
     chosen = [rule for name, rule in known.items() if not rules or name in rules]
     found = [target for rule in chosen for target in rule.targets(acts, own)]
     return sorted(found, key=lambda target: (target.segment, target.message))  # stable: rules keep their order
