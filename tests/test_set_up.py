@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_prepare import BOX, LIMITS, deps, installed, make_wheel, write
+from little_repo import deps
+from test_prepare import BOX, LIMITS, installed, make_wheel, write
 from test_remote import Answer, reply, serving
 
 from offbook.taskgen.make import MakeSettings

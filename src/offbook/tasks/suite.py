@@ -57,7 +57,8 @@ async def suite_box(tree: Path, suite: Suite, spec: BoxSpec) -> Box:
             await box.close()
             shown = suite.start.strip().partition("\n")[0]
             words = (result.output.strip().splitlines() or ["no output"])[-1]
-            raise StartFailed(f"the start command `{shown}` failed: {words}")
+            why = f"did not end within {START_S:.0f} s" if result.timed_out else f"failed: {words}"
+            raise StartFailed(f"the start command `{shown}` {why}")
     return box
 
 

@@ -347,6 +347,7 @@ def download(url: str, limits: SourceLimits, accept: str = "*/*", certificates: 
         request = urllib.request.Request(shown, headers=headers)
         with urllib.request.urlopen(request, timeout=min(60.0, limits.seconds), context=context) as answer:
             kind = answer.headers.get("Content-Type", "")
+            length = answer.headers.get("Content-Length", "")
             content = bytearray()
             while chunk := answer.read(MB):
                 content += chunk
@@ -354,6 +355,8 @@ def download(url: str, limits: SourceLimits, accept: str = "*/*", certificates: 
                     raise Unprepared(f"{shown} is larger than {limits.archive_mb} MB")
                 if time.monotonic() > deadline:
                     raise Unprepared(f"{shown} could not be downloaded within {limits.seconds:.0f} s")
+        if length.isdigit() and len(content) < int(length):  # a connection that ends early is no error to the library
+            raise Unprepared(f"{shown} ended after {len(content)} of {length} bytes; try again")
     except urllib.error.HTTPError as error:
         if error.code in (404, 410):
             raise Missing from None

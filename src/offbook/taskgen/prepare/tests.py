@@ -93,9 +93,11 @@ async def find_baseline(
 
 
 def _refuse_hopeless(repository: Repository, run: SuiteRun, limits: BaselineLimits) -> None:
+    if run.timed_out and not run.collected:
+        raise Unprepared(f"the tests of {repository.name} cannot be imported within {limits.suite_s:.0f} s")
     if run.exit_code not in COMPLETED and not run.passed:
         lines = [line.strip() for line in run.output.splitlines() if line.strip()] or ["no output"]
-        raise Unprepared(f"the tests of {repository.name} cannot be run ({lines[-1]})")
+        raise Unprepared(f"the tests of {repository.name} cannot be run ({lines[-1].removeprefix('E ').strip()})")
     if not run.collected and run.broken:
         reason = next(iter(run.broken.values()))
         raise Unprepared(f"the tests of {repository.name} cannot be imported ({reason})")
