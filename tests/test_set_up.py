@@ -24,6 +24,8 @@ from offbook.taskgen.pipeline import folder_name, make_tasks
 from offbook.taskgen.prepare.agents import NUM_TARGETS, SetUpAgents
 from offbook.taskgen.prepare.prepare import PrepareSettings, load_repository, prepare
 from offbook.tasks import load_tasks
+from offbook.tasks.check import check_gold
+from offbook.tasks.harbor import dockerfile
 
 __all__ = ["deps"]
 DOUBLE = "def double(n):\n    total = n\n    if n:\n        total = total + n\n    return total\n"
@@ -142,6 +144,7 @@ def test_what_is_not_declared_is_installed_through_the_proxy(tmp_path: Path, dep
     assert without in first
     assert f"127.0.0.1:{index}" in first
     assert not (made.folder / "deps.before").exists()
+    assert not (made.folder / "modules").exists()
     assert load_repository(made.folder) == made
 
 
@@ -170,6 +173,8 @@ def test_what_building_makes_is_made_in_every_box_and_tasks_come_of_it(tmp_path:
     assert [outcome.refused for outcome in result.outcomes] == [""], result
     (task,) = load_tasks(out / "train")
     assert task.suite.start == made.start
+    assert (task.folder / "environment" / "start.sh").read_text() == f"{made.start}\n"
+    assert asyncio.run(check_gold(task, BOX)) == ""
 
 
 def test_a_variable_and_a_service_get_stand_ins(tmp_path: Path, deps: Path, index: int) -> None:
@@ -184,6 +189,8 @@ def test_a_variable_and_a_service_get_stand_ins(tmp_path: Path, deps: Path, inde
     assert without.startswith("repo needs the module payments, which is not among what it says it needs; see ")
     assert len(made.tests) == 13
     assert (made.deps / "payments.py").read_text() == bank
+    assert sorted(path.name for path in (made.folder / "modules").iterdir()) == ["payments.py", "sitecustomize.py"]
+    assert "COPY modules /modules\n" in dockerfile(made.suite)
 
 
 def test_after_five_tries_nothing_is_left(tmp_path: Path, deps: Path, index: int) -> None:

@@ -30,7 +30,7 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from offbook.tasks.git import gold_patch
-from offbook.tasks.harbor import dockerfile, write_judge
+from offbook.tasks.harbor import dockerfile, modules_of, write_judge
 from offbook.tasks.perturbed import Case, write_cases
 from offbook.tasks.script import foreign_task
 from offbook.tasks.twins import Twins, write_twins
@@ -93,6 +93,8 @@ def write_task(task: Task, contents: Contents) -> None:
     }
     if contents.base is not None:
         shutil.copytree(contents.base, task.tree, symlinks=True)
+    if modules := modules_of(task.suite):
+        shutil.copytree(modules, folder / "environment/modules")
     write_files(task.tree, contents.tree)
     write_files(task.hidden_tests, contents.hidden_tests)
     write_files(
@@ -105,6 +107,7 @@ def write_task(task: Task, contents: Contents) -> None:
             "solution/solve.sh": SOLVE_SH,
             "solution/gold.patch": gold_patch(contents.gold, {path: contents.tree[path] for path in contents.gold}),
             "solution/removed.json": json.dumps(contents.removed, indent=1) + "\n",
+            **({"environment/start.sh": task.suite.start + "\n"} if task.suite.start else {}),
             **{f"instructions/{name}.md": text.rstrip("\n") + "\n" for name, text in contents.instructions.items()},
         },
     )

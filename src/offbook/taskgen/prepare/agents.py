@@ -183,8 +183,11 @@ class _Work:
             start = ""
         keep_before(self.folder)
         with tempfile.TemporaryDirectory(prefix="offbook-packages-") as place:
-            await box.copy_out(".setup/packages", Path(place, "packages"))
-            lay_over(Path(place, "packages"), self.folder / "deps")
+            packages = Path(place, "packages")
+            await box.copy_out(".setup/packages", packages)
+            shutil.rmtree(self.folder / "modules", ignore_errors=True)
+            keep_modules(packages, self.folder / "modules")
+            lay_over(packages, self.folder / "deps")
         settle(self.stuck.project, self.folder / "deps")
         # Not by the repository's own interpreter, which would run what the agent put there.
         python = os.path.realpath(self.folder / "python" / "bin" / "python")
@@ -258,6 +261,20 @@ def keep_before(folder: Path) -> None:
         deps.rename(before)
     shutil.rmtree(deps, ignore_errors=True)
     shutil.copytree(before, deps, symlinks=True, copy_function=os.link)
+
+
+def keep_modules(packages: Path, into: Path) -> None:
+    """What the agent wrote itself, beside what it installed: images of the tasks have it from no index."""
+    listed = {
+        packages / row.partition(",")[0]
+        for record in packages.glob("*.dist-info/RECORD")
+        for row in record.read_text(errors="replace").splitlines()
+    }
+    for path in packages.rglob("*.py"):
+        if path.is_file() and path not in listed and path.relative_to(packages).parts[0] != "bin":
+            target = into / path.relative_to(packages)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
 
 
 def lay_over(packages: Path, deps: Path) -> None:

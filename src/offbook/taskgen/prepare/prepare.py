@@ -7,6 +7,7 @@ folder/deps/            what it imports; python/ is the interpreter that sees it
 folder/dependencies.json    which requirements could not be had; deps/ is complete
 folder/repository.json  all is done
 folder/set_up.json      what agents were asked and did, where it did not get ready without them (agents.py)
+folder/modules/         what they wrote to stand in for modules; it is in deps/ too
 folder/prepare.log      what went wrong, for people
 
 A step whose file is there is not done again. The network is used to fetch and by pip, which installs wheels only. Code
@@ -239,7 +240,7 @@ def _log(folder: Path, text: str) -> None:
 def _clear(folder: Path, reason: str) -> None:
     """Nothing half-made stays. The log does, where there was a source."""
     had_source = (folder / "source.json").is_file()
-    for name in ("tree", "deps", "deps.before", "python", "fetched"):
+    for name in ("tree", "deps", "deps.before", "modules", "python", "fetched"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in ("source.json", "project.json", "dependencies.json", "set_up.json"):
         (folder / name).unlink(missing_ok=True)
