@@ -26,6 +26,7 @@ from offbook.taskgen.prepare.prepare import PrepareSettings, load_repository, pr
 from offbook.tasks import load_tasks
 from offbook.tasks.check import check_gold
 from offbook.tasks.harbor import dockerfile
+from offbook.types import OffbookError
 
 __all__ = ["deps"]
 DOUBLE = "def double(n):\n    total = n\n    if n:\n        total = total + n\n    return total\n"
@@ -212,3 +213,15 @@ def test_an_agent_that_proposes_nothing_usable(tmp_path: Path, deps: Path, index
     made, without, asked = attempt(UNDECLARED, deps, tmp_path, script)
     assert made.startswith(f"{without}; no agent could say how one would see that it works (There is no such list in ")
     assert len(asked) == 6
+
+
+@pytest.mark.parametrize(
+    ("url", "allow", "sentence"),
+    [
+        ("http://127.0.0.1:1/v1", "no host", "'no host' in the allow-list is not a host"),
+        ("somewhere", "a.example.org", "the URL of the model server must look like https://host/v1, not somewhere"),
+    ],
+)
+def test_what_is_no_host_or_url_is_said_at_once(url: str, allow: str, sentence: str) -> None:
+    with pytest.raises(OffbookError, match=sentence):
+        SetUpAgents(url, "some-model", (allow,))

@@ -128,7 +128,7 @@ class EgressProxy:
 
     def __init__(self, socket_path: Path, allow: tuple[str, ...], max_connections: int = 32, idle_s: float = 60.0):
         self._path = socket_path
-        self._allow = [_entry(text) for text in allow]
+        self._allow = [entry(text) for text in allow]
         self._max_connections = max_connections
         self._idle_s = idle_s
         self._connections: set[asyncio.Task[None]] = set()
@@ -279,7 +279,7 @@ def _address(authority: str, default_port: int | None, shown: str) -> tuple[str,
     return _canonical(found[1] or found[2]), port
 
 
-def _entry(text: str) -> tuple[str, int | None]:
+def entry(text: str) -> tuple[str, int | None]:
     found = AUTHORITY.fullmatch(text.removeprefix("*."))
     if not found:
         raise OffbookError(f"{text!r} in the allow-list is not a host, *.suffix or host:port")

@@ -28,7 +28,7 @@ from offbook.engine.remote import RemoteEngine
 from offbook.harness import Harness, run_agent
 from offbook.runfolder import write_atomic
 from offbook.sandbox import Box, BoxSpec, open_box
-from offbook.sandbox.egress import DOOR, SOCKET, EgressProxy, OutwardBox
+from offbook.sandbox.egress import DOOR, SOCKET, EgressProxy, OutwardBox, entry
 from offbook.taskgen.instruct import PROMPTS
 from offbook.taskgen.nouns import Repository, Unprepared
 from offbook.taskgen.prepare.dependencies import LIMIT_MB, settle
@@ -70,6 +70,11 @@ class SetUpAgents:
     url: str
     name: str
     allow: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        Client(self.url, self.name)  # refuses what is no URL now, and not after a repository has failed
+        for host in self.allow:
+            entry(host)
 
     async def __call__(self, stuck: Stuck, spec: BoxSpec, progress: Told) -> Repository:
         """What `stuck.finished` makes of it in the end, or Unprepared."""
