@@ -447,6 +447,23 @@ def test_refused_after_a_look_in_the_box(files: dict[str, str], sentence: str, d
     assert said in (folder / "prepare.log").read_text()
 
 
+def test_a_conftest_that_cannot_be_loaded_takes_only_its_folder_along(deps: Path, tmp_path: Path) -> None:
+    more = {
+        "tests/one/conftest.py": "import pytest\npytest.importorskip('nothing_here')\n",
+        "tests/one/test_one.py": "def test_one(): pass\n",
+        "tests/two/conftest.py": "import nothing_there\n",
+        "tests/two/test_two.py": "def test_two(): pass\n",
+    }
+    made = ready(write(tmp_path / "repo", GOOD | more), installed(deps, tmp_path / "made"))
+    assert made.test_files == ("tests/test_pkg.py",)
+    assert {*made.support_files} >= {*more}
+    assert made.excluded == {
+        "tests/one/conftest.py": "cannot be loaded: Skipped: could not import 'nothing_here': No module named "
+        "'nothing_here'",
+        "tests/two/conftest.py": "cannot be loaded: ModuleNotFoundError: No module named 'nothing_there'",
+    }
+
+
 def test_what_never_ends_is_refused(deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forever = "while True: pass\n"
     short = PrepareSettings(LIMITS.source, BaselineLimits(suite_s=3.0, per_test_s=2.0, min_tests=10))
