@@ -449,7 +449,8 @@ def test_refused_after_a_look_in_the_box(files: dict[str, str], sentence: str, d
 
 def test_a_conftest_that_cannot_be_loaded_takes_only_its_folder_along(deps: Path, tmp_path: Path) -> None:
     more = {
-        "tests/one/conftest.py": "import pytest\npytest.importorskip('nothing_here')\n",
+        "tests/one/__init__.py": "import pytest\npytest.importorskip('nothing_here')\n",
+        "tests/one/conftest.py": "",
         "tests/one/test_one.py": "def test_one(): pass\n",
         "tests/two/conftest.py": "import nothing_there\n",
         "tests/two/test_two.py": "def test_two(): pass\n",
@@ -566,6 +567,8 @@ def test_metadata(files: dict[str, str], needs: list[str], test_needs: list[str]
          ["src/x/__init__.py"], ["tests/x_test.py"]),
         ("n.s", ["n/s/__init__.py", "tests/test_a.py", "docs/test_b.py"], ".",
          ["n/s/__init__.py"], ["tests/test_a.py"]),
+        ("p", ["pysrc/p/__init__.py", "scripts/q.py", "tests/p/__init__.py", "tests/test_a.py"], "pysrc",
+         ["pysrc/p/__init__.py"], ["tests/test_a.py"]),
         ("python-p", ["p/__init__.py", "q/__init__.py", "tests/test_a.py"], ".",
          ["p/__init__.py"], ["tests/test_a.py"]),
         ("p", ["p.py", "tests/old.py", "tests/__init__.py", "test.py"], ".", ["p.py"], ["test.py", "tests/old.py"]),

@@ -117,14 +117,15 @@ def _refuse_hopeless(repository: Repository, run: SuiteRun, limits: BaselineLimi
 
 
 def _broken_conftest(run: SuiteRun, repository: Repository) -> str:
-    """The folder whose conftest.py ends the run before any test, where other folders have tests besides.
+    """The folder whose conftest.py, or the package around it, ends the run before any test; one that is not all.
 
     Files are given to pytest one by one, so it loads every conftest at the start, also one that skips its folder.
     """
-    named = re.findall(r"/app/([^\"'\n]+)/conftest\.py", run.output)
-    folder = named[-1] if named else ""
-    below = sum(path.startswith(f"{folder}/") for path in repository.test_files)
-    return folder if 0 < below < len(repository.test_files) else ""
+    for folder in reversed(re.findall(r"/app/([^\"'\n]+)/(?:conftest|__init__)\.py", run.output)):
+        below = sum(path.startswith(f"{folder}/") for path in repository.test_files)
+        if 0 < below < len(repository.test_files):
+            return str(folder)
+    return ""
 
 
 def _last_words(run: SuiteRun) -> str:
