@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -25,12 +26,14 @@ from offbook.sandbox import BoxSpec
 from offbook.taskgen.nouns import Repository, Unprepared
 from offbook.taskgen.prepare import dependencies
 from offbook.taskgen.prepare.dependencies import install
+from offbook.taskgen.prepare.interpreter import find_interpreter
 from offbook.taskgen.prepare.layout import find_layout
 from offbook.taskgen.prepare.metadata import Project, read_project
 from offbook.taskgen.prepare.prepare import PrepareSettings, load_repository, prepare
 from offbook.taskgen.prepare.tests import BaselineLimits
 from offbook.tasks.suite import Round, make_interpreter, run_rounds, suite_box
 from offbook.tasks.unpack import SourceLimits
+from offbook.types import OffbookError
 
 BOX = BoxSpec()
 LIMITS = PrepareSettings(SourceLimits(files=200), BaselineLimits(suite_s=60.0, per_test_s=2.0, min_tests=10))
@@ -414,6 +417,7 @@ def test_warnings_as_errors_and_equal_names_are_tried_another_way(deps: Path, tm
             GOOD | {"pyproject.toml": "[project]\nname='pkg'\nrequires-python='>=99'"},
             "pkg needs Python >=99 and this is 3.",
         ),
+        (GOOD | {"pyproject.toml": "[project]\nname='pkg'\nrequires-python='>=3.16'"}, "; say --python 3.16"),
         (
             GOOD | {"pyproject.toml": "[project]\nname='Pluggy'"},
             "Pluggy comes with the test runner, so its tests would run on the very code that is deleted",
@@ -431,11 +435,19 @@ def test_refused_before_anything_runs(files: dict[str, str], sentence: str, tmp_
         (GOOD | {"pkg/__init__.py": "def x(:"}, "repo cannot be imported (SyntaxError: invalid syntax); see "),
         (GOOD | {"pkg/__init__.py": "import pkg._speed", "pkg/_speed.c": ""}, "repo needs compiled extensions (Mod"),
         (
+            GOOD | {"pkg/__init__.py": "import elsewhere.part", "pkg/_speed.c": ""},
+            "repo needs the module elsewhere, which is not among what it says it needs; see ",
+        ),
+        (
+            GOOD | {"pkg/__init__.py": "from typing import Nothing", "pkg/_speed.c": ""},
+            "repo cannot be imported (ImportError: cannot import name 'Nothing' from 'typing' (",
+        ),
+        (
             GOOD | {"tests/test_pkg.py": "import nothing"},
             "the tests of repo cannot be imported (ModuleNotFoundError: No",
         ),
         (GOOD | {"tests/test_pkg.py": "x = 1"}, "repo has no tests that pytest finds"),
-        (GOOD | {"conftest.py": "raise ValueError('no')"}, "the tests of repo cannot be run (E   ValueError: no)"),
+        (GOOD | {"conftest.py": "raise ValueError('no')"}, "the tests of repo cannot be run (ValueError: no)"),
         (GOOD | {"conftest.py": "import os\nos._exit(3)"}, "the tests of repo cannot be run (no output)"),
         (
             GOOD | {"pkg/__init__.py": "def double(n): return 2 * n if n else 1"},
@@ -448,6 +460,75 @@ def test_refused_after_a_look_in_the_box(files: dict[str, str], sentence: str, d
     said = refused(write(tmp_path / "repo", files), folder)
     assert said.startswith(sentence)
     assert said in (folder / "prepare.log").read_text()
+
+
+def test_a_conftest_that_cannot_be_loaded_takes_only_its_folder_along(deps: Path, tmp_path: Path) -> None:
+    more = {
+        "tests/one/__init__.py": "import pytest\npytest.importorskip('nothing_here')\n",
+        "tests/one/conftest.py": "",
+        "tests/one/test_one.py": "def test_one(): pass\n",
+        "tests/two/conftest.py": "import nothing_there\n",
+        "tests/two/test_two.py": "def test_two(): pass\n",
+    }
+    made = ready(write(tmp_path / "repo", GOOD | more), installed(deps, tmp_path / "made"))
+    assert made.test_files == ("tests/test_pkg.py",)
+    assert {*made.support_files} >= {*more}
+    assert made.excluded == {
+        "tests/one/conftest.py": "cannot be loaded: Skipped: could not import 'nothing_here': No module named "
+        "'nothing_here'",
+        "tests/two/conftest.py": "cannot be loaded: ModuleNotFoundError: No module named 'nothing_there'",
+    }
+
+
+def test_what_never_ends_is_refused(deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forever = "while True: pass\n"
+    short = PrepareSettings(LIMITS.source, BaselineLimits(suite_s=3.0, per_test_s=2.0, min_tests=10))
+    repo = write(tmp_path / "repo", GOOD | {"conftest.py": forever})
+    sentence = "the tests of repo cannot be imported within 3 s"
+    assert refused(repo, installed(deps, tmp_path / "a"), short) == sentence
+    monkeypatch.setattr("offbook.taskgen.prepare.prepare.IMPORT_S", 2.0)
+    repo = write(tmp_path / "other", GOOD | {"pkg/__init__.py": forever})
+    sentence = "other cannot be imported (it took longer than 2 s); see "
+    assert refused(repo, installed(deps, tmp_path / "b"), short).startswith(sentence)
+    monkeypatch.setattr("offbook.tasks.suite.START_S", 1.0)
+    started = PrepareSettings(LIMITS.source, LIMITS.baseline, start="sleep 9")
+    repo = write(tmp_path / "third", GOOD)
+    sentence = "the start command `sleep 9` did not end within 1 s"
+    assert refused(repo, installed(deps, tmp_path / "c"), started) == sentence
+
+
+# --- another interpreter
+
+
+def test_where_an_interpreter_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = asyncio.run(find_interpreter())
+    major, minor, _ = own.version.split(".", 2)
+    assert own.path == Path(os.path.realpath(sys.executable))
+    assert asyncio.run(find_interpreter(sys.executable)).version == own.version
+    home = tmp_path / "versions" / own.version / "bin"
+    home.mkdir(parents=True)
+    (home / f"python{major}.{minor}").symlink_to(own.path)
+    broken = tmp_path / "bin" / f"python{major}.{minor}"  # as pyenv leaves one for a version that is not chosen
+    write(tmp_path, {f"bin/{broken.name}": "#!/bin/sh\nexit 127\n"})
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    found = asyncio.run(find_interpreter(f"{major}.{minor}"))
+    assert (found.path, found.markers["python_version"]) == (own.path, f"{major}.{minor}")
+    for wanted, words in (
+        ("3.99", "there is no Python 3.99 on this machine: install it (apt install python3.99, uv python install"),
+        ("/bin/true", "--python /bin/true is no Python interpreter and no version such as 3.12"),
+        ("nowhere/python", "--python nowhere/python is no Python interpreter and no version such as 3.12"),
+    ):
+        with pytest.raises(OffbookError, match=re.escape(words)):
+            asyncio.run(find_interpreter(wanted))
+
+
+def test_requirements_are_those_of_the_interpreter(tmp_path: Path) -> None:
+    lines = ["old; python_version < '3.12'", "new; python_version >= '3.12'"]
+    write(tmp_path, {"pyproject.toml": f"[project]\nname = 'p'\ndependencies = {lines}\n"})
+    assert read_project(tmp_path, "p", "1", {"python_version": "3.12"}).needs == ["new"]
+    assert read_project(tmp_path, "p", "1", {"python_version": "3.11"}).needs == ["old"]
 
 
 # --- what a repository says of itself
@@ -501,6 +582,8 @@ def test_metadata(files: dict[str, str], needs: list[str], test_needs: list[str]
          ["src/x/__init__.py"], ["tests/x_test.py"]),
         ("n.s", ["n/s/__init__.py", "tests/test_a.py", "docs/test_b.py"], ".",
          ["n/s/__init__.py"], ["tests/test_a.py"]),
+        ("p", ["pysrc/p/__init__.py", "scripts/q.py", "tests/p/__init__.py", "tests/test_a.py"], "pysrc",
+         ["pysrc/p/__init__.py"], ["tests/test_a.py"]),
         ("python-p", ["p/__init__.py", "q/__init__.py", "tests/test_a.py"], ".",
          ["p/__init__.py"], ["tests/test_a.py"]),
         ("p", ["p.py", "tests/old.py", "tests/__init__.py", "test.py"], ".", ["p.py"], ["test.py", "tests/old.py"]),

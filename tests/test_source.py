@@ -381,6 +381,8 @@ def test_the_newest_source_distribution_that_fits(index: type[Index], kind: str,
     assert bring("pypi:thing==2.0rc1", tmp_path / "candidate").version == "2.0rc1"
     assert bring("pypi:thing==4.0", tmp_path / "yanked").version == "4.0"
     assert refused("pypi:thing==5.0", tmp_path / "into") == "the package index has no source distribution of thing 5.0"
+    assert refused("pypi:thing==3.0", tmp_path / "into").startswith("thing 3.0 needs Python >=99 and this is 3.")
+    assert asyncio.run(fetch("pypi:thing", tmp_path / "later", SMALL, "99.1")).version == "3.0"
     assert not (tmp_path / "ran").exists()
     assert set(index.logins) == {"Basic dXNlcjpzZWNyZXQ="}
 
@@ -424,3 +426,21 @@ def test_each_way_to_write_a_source_is_one(tmp_path: Path, monkeypatch: pytest.M
     assert one_spelling("pypi:Jaraco.Text==1.0") == one_spelling("pypi:jaraco_text==1.0") == "pypi:jaraco-text==1.0"
     others = ["https://host/project.git@v1", "git@host:a/project", "nowhere", "x" * 5000]
     assert [one_spelling(spec) for spec in others] == others
+
+
+def test_a_download_that_ends_early(tmp_path: Path) -> None:
+    class Short(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"only this")
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Short) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/pkg-1.0.tar.gz"
+        assert refused(url, tmp_path / "into") == f"{url} ended after 9 of 100 bytes; try again"
+        server.shutdown()

@@ -18,11 +18,14 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
+
+from offbook.syntax import lowered
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -227,13 +230,22 @@ def _wanted(what: str, name: str, source: str, allowed: str) -> Wanted:
     )
 
 
+PREFIXES = ("", "if 1:\n", "if 1:\n    ", "if 1:\n        ")
+
+
 def parsed(source: str) -> tuple[str, ast.Module | None]:
     """The tree of a definition, or of a body cut out of its function; and the text that its positions refer to."""
-    for prefix in ("", "if 1:\n", "if 1:\n    ", "if 1:\n        "):
+    for prefix in PREFIXES:
         try:
             return prefix + source, ast.parse(prefix + source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
+    # In a newer syntax than ours, perhaps: statements and docstrings are where they are in the older words. Only now,
+    # because most of what comes here is no Python at all.
+    for prefix in PREFIXES:
+        if older := lowered(prefix + source):
+            with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+                return prefix + source, ast.parse(older)
     return source, None
 
 

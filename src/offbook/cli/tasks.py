@@ -48,13 +48,15 @@ def make(
     jobs: Annotated[int, typer.Option(min=0, help="Candidates at a time; 0 is one more than the cores.")] = 0,
     heldout: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the repositories held out.")] = 0.2,
     proposals: Annotated[Path | None, typer.Option(help="Proposed deletions, a JSON object a line.")] = None,
-    url: Annotated[str, typer.Option(help="A model behind this URL helps with --rewrite and --propose.")] = "",
+    url: Annotated[str, typer.Option(help="A model behind this URL helps, as the next options say.")] = "",
     name: Annotated[str, typer.Option(help="That model's name.")] = "",
     rewrite: Annotated[bool, typer.Option("--rewrite", help="The model says the instructions in its words.")] = False,
     propose: Annotated[int, typer.Option(min=0, help="Deletions that the model proposes for each.")] = 0,
+    set_up: Annotated[bool, typer.Option("--set-up", help="The model sets up what does not prepare.")] = False,
+    allow: Annotated[list[str] | None, typer.Option(help="A host, beside the index, for --set-up.")] = None,
     pytest_options: Annotated[str, typer.Option(help="For pytest, instead of what its settings ask for.")] = "",
     start: Annotated[str, typer.Option(help="A command that gets a box ready for the tests.")] = "",
-    python: Annotated[Path | None, typer.Option(help="Another interpreter for the repositories.")] = None,
+    python: Annotated[str, typer.Option(help="Another interpreter for the repositories: a version or a path.")] = "",
     listed: Annotated[Path | None, typer.Option("--from", help="A file with more repositories, one a line.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for every two cores.")] = 0,
     shard: Annotated[str, typer.Option(help="Only the I-th of N parts of the repositories, as in 1/4.")] = "",
@@ -80,12 +82,19 @@ def make(
         raise OffbookError(f"give at least one repository: {kinds}, as in: offbook tasks make ./my-repository")
     if wording not in ("terse", "normal", "detailed"):
         raise OffbookError(f"there is no wording {wording}; it is one of terse, normal and detailed")
-    if (rewrite or propose) and not (url and name):
-        raise OffbookError("--rewrite and --propose need a model: say where it is with --url and which with --name")
+    if (rewrite or propose or set_up) and not (url and name):
+        raise OffbookError(
+            "--rewrite, --propose and --set-up need a model: say where it is with --url and which with --name"
+        )
     if ray and (proposals or propose):
         raise OffbookError("proposals are made without Ray: leave --ray out, or the proposals")
     cores = os.cpu_count() or 1
     num_workers = min(workers or max(1, cores // 2), max(1, len(sources))) if not ray else 1
+    agents = None
+    if set_up:
+        from offbook.taskgen.prepare.agents import SetUpAgents  # it brings torch along
+
+        agents = SetUpAgents(url, name, tuple(allow or ()))
     settings = MakeSettings(
         level=level,
         wording=wording,
@@ -93,7 +102,9 @@ def make(
         jobs=jobs or cores // num_workers + 1,
         annotate=annotated,
         heldout=heldout,
-        prepare=PrepareSettings(python=python, pytest_options=tuple(shlex.split(pytest_options)), start=start),
+        prepare=PrepareSettings(
+            python=python, pytest_options=tuple(shlex.split(pytest_options)), start=start, set_up=agents
+        ),
         rewrite=rewriter(url, name) if rewrite else None,
         propose=proposer(url, name) if propose else None,
         num_proposals=propose,

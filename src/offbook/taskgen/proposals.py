@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from offbook import syntax
 from offbook.client import Client
 from offbook.copies import parsed, statements, undocumented
 from offbook.taskgen.delete.symbols import Definition, Function, read_symbols
@@ -84,7 +85,7 @@ def apply_proposal(files: Mapping[str, str], patch: str) -> dict[str, str | None
     for path, text in changed.items():
         if path.endswith(".py") and text is not None:
             try:
-                compile(text, path, "exec", dont_inherit=True)
+                compile(syntax.parse(text), path, "exec", dont_inherit=True)
             except SyntaxError as error:
                 raise Refused(f"after the proposed deletion {path} is no Python: {error}") from error
     return changed

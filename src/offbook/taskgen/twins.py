@@ -17,6 +17,7 @@ import libcst as cst
 from libcst import matchers
 from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
+from offbook import syntax
 from offbook.sandbox import BoxSpec
 from offbook.tasks.check import gold_changes
 from offbook.tasks.grade import hidden_files, put
@@ -92,7 +93,7 @@ def trial_of(
         if not path.endswith(".py"):
             continue
         try:
-            written = _Written(ast.parse(data))
+            written = _Written(syntax.parse(data))
             data.decode()
         except (UnicodeDecodeError, SyntaxError, ValueError):
             continue

@@ -33,7 +33,7 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from offbook.tasks.git import gold_patch
-from offbook.tasks.harbor import dockerfile, write_judge
+from offbook.tasks.harbor import dockerfile, modules_of, write_judge
 from offbook.tasks.perturbed import Case, write_cases
 from offbook.tasks.script import foreign_task
 from offbook.tasks.shared import CHANGES, SharedTask, put_off, read_changes
@@ -138,12 +138,15 @@ def _settings_of(task: Task) -> str:
 
 
 def _write_for_harbor(task: Task, requirements: Sequence[str]) -> None:
+    if modules := modules_of(task.suite):
+        shutil.copytree(modules, task.folder / "environment/modules")
     write_files(
         task.folder,
         {
             "environment/Dockerfile": dockerfile(task.suite),
             "environment/requirements.txt": "\n".join(requirements) + "\n",
             "solution/solve.sh": SOLVE_SH,
+            **({"environment/start.sh": task.suite.start + "\n"} if task.suite.start else {}),
         },
     )
     write_judge(task)

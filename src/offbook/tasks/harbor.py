@@ -24,10 +24,19 @@ FROM python:{version}-slim
 RUN apt-get update && apt-get install -y --no-install-recommends git patch && rm -rf /var/lib/apt/lists/*
 COPY requirements.txt /requirements.txt
 RUN pip install --no-cache-dir -r /requirements.txt
-COPY repo /app
+{modules}COPY repo /app
 RUN ln -s /app /testbed
 WORKDIR /app
-ENV PYTHONPATH={roots}
+{start}ENV PYTHONPATH={roots}
+"""
+# Stand-ins for what no index has, among the packages; and what gets the tree ready for whoever works in it.
+MODULES_LINES = """\
+COPY modules /modules
+RUN cp -r /modules/. "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+"""
+START_LINES = """\
+COPY start.sh /start.sh
+RUN sh /start.sh
 """
 
 TEST_SH = """\
@@ -41,7 +50,18 @@ MODULES = ("claims", "twins", "judging")
 def dockerfile(suite: Suite) -> str:
     """With the task's own version of Python."""
     roots = ":".join(os.path.normpath(f"/app/{root}") for root in suite.import_roots)
-    return DOCKERFILE.format(version=python_version(suite), roots=roots)
+    return DOCKERFILE.format(
+        version=python_version(suite),
+        roots=roots,
+        modules=MODULES_LINES if modules_of(suite) else "",
+        start=START_LINES if suite.start else "",
+    )
+
+
+def modules_of(suite: Suite) -> Path | None:
+    """A folder with modules that its environment has and that come from no index."""
+    folder = suite.environment / "modules" if suite.environment else None
+    return folder if folder and folder.is_dir() else None
 
 
 def python_version(suite: Suite) -> str:

@@ -116,7 +116,7 @@ def run(number: int, one: Round, base: pathlib.Path, place: pathlib.Path, expect
     worker = [sys.executable, "-I", "-B", "-c", (HERE / "worker.py").read_text(), names[0]]
     reading, writing = os.pipe()
     # A shell puts the pipe where the worker looks for it, and runs what the tests need first.
-    start = f"({expected['start']}) 3>&- || exit 1\n" if expected["start"] else ""
+    start = f"(\n{expected['start']}\n) 3>&- || exit 1\n" if expected["start"] else ""
     script = f'{start}exec 3>&{writing} {writing}>&-\nexec "$@"'
     process = subprocess.Popen(
         ["/bin/bash" if writing > 9 else "/bin/sh", "-c", script, "judge", *worker],

@@ -21,13 +21,17 @@ from offbook.sandbox import Box, BoxSpec, BwrapBox, open_box
 from offbook.tasks.claims import PER_TEST_S, Function, Round, SuiteRun, runs_of
 from offbook.types import OffbookError, Suite
 
-__all__ = ["MAX_TESTS", "PER_TEST_S", "Function", "Round", "SuiteRun", "run_rounds", "suite_box"]
+__all__ = ["MAX_TESTS", "PER_TEST_S", "Function", "Round", "StartFailed", "SuiteRun", "run_rounds", "suite_box"]
 
 WORKER = Path(__file__).with_name("suite_worker.py")
 OUTPUT_TAIL = 4000  # characters
 MAX_TESTS = 20_000
 START_S = 120.0
 PLACES = ["/tmp", "/dev/shm", "/home/agent"]  # that are a box's own and can be written to
+
+
+class StartFailed(OffbookError):
+    """The command that gets a box ready did not."""
 
 
 def make_interpreter(folder: Path, base: Path) -> None:
@@ -51,8 +55,10 @@ async def suite_box(tree: Path, suite: Suite, spec: BoxSpec) -> Box:
         result = await box.exec(suite.start, START_S)
         if result.exit_code or result.timed_out:
             await box.close()
+            shown = suite.start.strip().partition("\n")[0]
             words = (result.output.strip().splitlines() or ["no output"])[-1]
-            raise OffbookError(f"the start command `{suite.start}` failed: {words}")
+            why = f"did not end within {START_S:.0f} s" if result.timed_out else f"failed: {words}"
+            raise StartFailed(f"the start command `{shown}` {why}")
     return box
 
 

@@ -220,6 +220,11 @@ class BwrapBox(Box):
         await self._settled()
         return edits.changes(self._merged())
 
+    async def copy_out(self, path: str, into: Path) -> None:
+        """The regular files below a folder of the tree, whatever their size, to a folder that is made; no links."""
+        await self._settled()
+        await asyncio.to_thread(self._merged().copy_out, path, into)
+
     async def write(self, path: str, text: str) -> None:
         self._refuse_if_closed()
         refuse_history(path)

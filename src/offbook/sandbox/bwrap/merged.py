@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from offbook.sandbox.box import Names, PathRefused
@@ -212,6 +214,18 @@ class Merged:
     def files(self, start: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
         for parts, _, entries in self.walk(start):
             yield from ((*parts, name) for name, entry in entries.items() if entry.kind == "file")
+
+    def copy_out(self, path: str, into: Path) -> None:
+        start = self.resolve(path).parts
+        into.mkdir(parents=True)
+        for parts, _, entries in self.walk(start):
+            inside = into.joinpath(*parts[len(start) :])
+            inside.mkdir(exist_ok=True)
+            for name, entry in entries.items():
+                if entry.kind == "file":
+                    descriptor = os.open(name, OPEN_FILE, dir_fd=entry.descriptor)
+                    with open(descriptor, "rb") as source, open(inside / name, "xb") as target:
+                        shutil.copyfileobj(source, target)
 
     def _leads_to_folder(self, path: str, kind: Kind) -> bool:
         if kind != "link":

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from offbook import syntax
 from offbook.taskgen.delete.references import COMMON, Lost, Origins, Uses, lost_names, uses
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.symbols import Symbols, module_of
@@ -93,7 +94,7 @@ def _is_empty(source: str) -> bool:
             return isinstance(node.value, ast.Constant)
         return isinstance(node, ast.Import | ast.ImportFrom | ast.Pass)
 
-    return all(map(is_nothing, ast.parse(source).body))
+    return all(map(is_nothing, syntax.parse(source).body))
 
 
 def still_named(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from offbook import syntax
 from offbook.taskgen.delete.symbols import Definition, Module, Symbols, dotted
 from offbook.taskgen.nouns import FunctionKey
 
@@ -32,7 +33,7 @@ class Uses:
 @lru_cache(maxsize=1024)
 def uses(source: str) -> Uses:
     reader = _Reader()
-    reader.visit(ast.parse(source))
+    reader.visit(syntax.parse(source))
     return Uses(
         frozenset(reader.names), frozenset(reader.attributes), frozenset(reader.strings), frozenset(reader.looked_up)
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import PurePosixPath
 
+from offbook import syntax
 from offbook.taskgen.nouns import FunctionKey
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
@@ -100,7 +101,7 @@ class Symbols:
 def module_of(path: str, source: str, import_roots: tuple[str, ...]) -> Module | None:
     """None for what is no Python."""
     try:
-        return read_module(path, ast.parse(source), import_roots)
+        return read_module(path, syntax.parse(source), import_roots)
     except (SyntaxError, ValueError):
         return None
 
@@ -200,7 +201,7 @@ def read_symbols(files: Mapping[str, str], import_roots: Iterable[str]) -> Symbo
         if not path.endswith(".py"):
             continue
         try:
-            tree = ast.parse(files[path])
+            tree = syntax.parse(files[path])
         except (SyntaxError, ValueError, RecursionError):
             continue
         modules[path] = read_module(path, tree, roots)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import libcst as cst
 
+from offbook import syntax
 from offbook.taskgen.delete.references import Lost, lost_names, uses
 from offbook.taskgen.delete.surgery import Orders, Scoped, dotted, operate, parse
 from offbook.taskgen.delete.symbols import Symbols, module_of
@@ -83,7 +84,7 @@ def _left_empty(before: cst.ClassDef, after: cst.ClassDef) -> bool:
 
 def _inherited(source: str, names: set[str]) -> set[str]:
     """The failing tests that their class does not define itself."""
-    own = {f"{node.name}.{part}" for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)
+    own = {f"{node.name}.{part}" for node in ast.walk(syntax.parse(source)) if isinstance(node, ast.ClassDef)
            for part in _defined(node)}  # fmt: skip
     return {name for name in names if "." in name and ".".join(name.split(".")[-2:]) not in own}
 
@@ -101,7 +102,7 @@ def _defined(node: ast.AST) -> set[str]:
 
 
 def _has_tests(source: str) -> bool:
-    tree = ast.parse(source)
+    tree = syntax.parse(source)
     inherits = any(isinstance(node, ast.ClassDef) and node.bases for node in tree.body)
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     return inherits or any(name.startswith("test") for node in [tree, *classes] for name in _defined(node))
@@ -173,7 +174,7 @@ def _all_names(path: str, symbols: Symbols, seen: set[str]) -> set[str]:
 
 def _imports_well(source: str, lost: set[str]) -> bool:
     """Whether nothing that runs at import reads a lost name: function bodies do not run then."""
-    tree = ast.parse(source)
+    tree = syntax.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [ast.Pass()]

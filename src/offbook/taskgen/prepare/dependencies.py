@@ -54,12 +54,18 @@ async def install(project: Project, deps: Path, base: Path) -> tuple[str, ...]:
         output = await _pip([*mine, *RUNNER], deps, base)
     if output:
         raise Unprepared(f"the dependencies of {project.name} cannot be installed ({output})")
+    settle(project, deps)
+    return tuple(left_out)
+
+
+def settle(project: Project, deps: Path) -> None:
+    """What holds for a folder of packages, however it was filled: not too large, and the package itself is known by its
+    metadata and not there."""
     size = sum(path.lstat().st_size for path in deps.rglob("*")) >> 20
     if size > LIMIT_MB:
         raise Unprepared(f"the dependencies of {project.name} take {size} MB, more than {LIMIT_MB}")
     _remove_own(project, deps)
     _write_own_metadata(project, deps)
-    return tuple(left_out)
 
 
 async def _pip(wanted: list[str], deps: Path, base: Path, *more: str) -> str:
@@ -92,7 +98,7 @@ def _write_own_metadata(project: Project, deps: Path) -> None:
     """So that `importlib.metadata.version` and entry points work although the package is not installed."""
     name = canonicalize_name(project.name).replace("-", "_")
     folder = deps / f"{name}-{project.version}.dist-info"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     lines = ["Metadata-Version: 2.1", f"Name: {project.name}", f"Version: {project.version}"]
     lines += [f"Requires-Dist: {line}" for line in project.needs]
     (folder / "METADATA").write_text("\n".join(lines) + "\n")

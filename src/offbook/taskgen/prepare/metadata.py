@@ -7,6 +7,7 @@ import configparser
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +31,8 @@ REQUIREMENT_FILES = (
     *("requirements*test*.txt", "test*requirements*.txt", "tests/requirements*.txt", "test/requirements*.txt"),
     *("requirements/test*.txt", "requirements*dev*.txt", "dev*requirements*.txt", "requirements/dev*.txt"),
 )
+# Every form of metadata comes down to `readable`, and only that asks which interpreter it is for.
+_MARKERS: ContextVar[Mapping[str, str]] = ContextVar("markers")
 VERSION_FILES = (
     (("tool", "setuptools_scm"), "write_to"),
     (("tool", "setuptools_scm"), "version_file"),
@@ -73,9 +76,17 @@ class Project:
                 yield line
 
 
-def read_project(tree: Path, name: str, version: str) -> Project:
+def read_project(tree: Path, name: str, version: str, markers: Mapping[str, str] | None = None) -> Project:
     """The metadata of a tree: what the index published first, then what the sources say. `name` and `version` stand
-    in where nothing says better."""
+    in where nothing says better. `markers` is the environment of another interpreter than ours."""
+    token = _MARKERS.set(markers or {})
+    try:
+        return _read_project(tree, name, version)
+    finally:
+        _MARKERS.reset(token)
+
+
+def _read_project(tree: Path, name: str, version: str) -> Project:
     pyproject = read_toml(tree / "pyproject.toml")
     project = Project()
     for other in (
@@ -96,15 +107,15 @@ def read_project(tree: Path, name: str, version: str) -> Project:
 
 
 def readable(lines: Iterable[Any], extra: str = "") -> list[str]:
-    """The requirements among some lines that hold on this Python, without their markers; or only those of an extra."""
-    kept = []
+    """The requirements among some lines that hold for the interpreter, without their markers; or only an extra's."""
+    kept, environment = [], dict(_MARKERS.get({}))
     for line in lines:
         try:
             requirement = Requirement(str(line).partition(" #")[0].strip())
             marker, requirement.marker = requirement.marker, None
-            applies = marker is None or marker.evaluate({"extra": ""})
+            applies = marker is None or marker.evaluate({**environment, "extra": ""})
             if extra:
-                applies = not applies and marker is not None and marker.evaluate({"extra": extra})
+                applies = not applies and marker is not None and marker.evaluate({**environment, "extra": extra})
         except (InvalidRequirement, UndefinedEnvironmentName):
             continue
         if applies and not requirement.url:

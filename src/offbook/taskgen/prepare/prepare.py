@@ -6,21 +6,24 @@ folder/project.json     what its metadata say
 folder/deps/            what it imports; python/ is the interpreter that sees it
 folder/dependencies.json    which requirements could not be had; deps/ is complete
 folder/repository.json  all is done
+folder/set_up.json      what agents were asked and did, where it did not get ready without them (agents.py)
+folder/modules/         what they wrote to stand in for modules; it is in deps/ too
 folder/prepare.log      what went wrong, for people
 
 A step whose file is there is not done again. The network is used to fetch and by pip, which installs wheels only. Code
-of the repository and of its dependencies runs in boxes without a network and nowhere else.
+of the repository and of its dependencies runs in boxes and nowhere else, and these have no network but for agents that
+set a repository up.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -30,11 +33,12 @@ from offbook.sandbox import BoxSpec
 from offbook.taskgen.audit.scrub import scrub
 from offbook.taskgen.nouns import Repository, Unprepared
 from offbook.taskgen.prepare.dependencies import install, refuse_runner
+from offbook.taskgen.prepare.interpreter import Interpreter, find_interpreter
 from offbook.taskgen.prepare.layout import Layout, find_layout
 from offbook.taskgen.prepare.metadata import Project, read_project
-from offbook.taskgen.prepare.source import PYTHON_VERSION, fetch, runs_here
+from offbook.taskgen.prepare.source import fetch, needs_another, runs_on
 from offbook.taskgen.prepare.tests import BaselineLimits, find_baseline
-from offbook.tasks.suite import make_interpreter, suite_box
+from offbook.tasks.suite import StartFailed, make_interpreter, suite_box
 from offbook.tasks.unpack import SourceLimits
 
 COMPILED = (".c", ".cc", ".cpp", ".pyx", ".rs", ".f90")
@@ -47,12 +51,27 @@ Told = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Stuck:
+    """A repository that does not get ready by itself, for those who set it up."""
+
+    draft: Repository  # its tests are not known yet; deps/ holds at least the test runner
+    project: Project
+    reason: str
+    # Raises Unprepared with the reason. It may be asked again and again, with other packages and another start command.
+    finished: Callable[[Repository], Awaitable[Repository]]
+
+
+SetUp = Callable[[Stuck, BoxSpec, Told], Awaitable[Repository]]
+
+
+@dataclass(frozen=True, slots=True)
 class PrepareSettings:
     source: SourceLimits = field(default_factory=SourceLimits)
     baseline: BaselineLimits = field(default_factory=BaselineLimits)
-    python: Path | None = None  # another interpreter for the repository than offbook's own
+    python: str = ""  # another interpreter for the repository than offbook's own: a path or a version
     pytest_options: tuple[str, ...] = ()  # in the place of those that its settings ask for
     start: str = ""  # a command that gets a box ready for its tests
+    set_up: SetUp | None = None  # who is asked where a repository does not get ready by itself
 
 
 async def prepare(
@@ -74,32 +93,56 @@ async def prepare(
         raise Unprepared(f"{folder} already holds {other}; give {spec} a folder of its own")
     if ready.is_file():
         return load_repository(folder)
+    python = await find_interpreter(settings.python)
     try:
-        project = await _fetch(spec, folder, settings, progress)
+        project = await _fetch(spec, folder, settings, python, progress)
         refuse_runner(project.name)
-        if not runs_here(project.requires_python):
-            raise Unprepared(f"{project.name} needs Python {project.requires_python} and this is {PYTHON_VERSION}")
-        layout = find_layout(folder / "tree", project)
-        await _install(project, folder, settings, progress)
-        draft = Repository(
-            project.name,
-            project.version,
-            folder,
-            layout.import_roots,
-            layout.source_files,
-            layout.test_files,
-            layout.support_files,
-            tests=(),
-            pytest_options=settings.pytest_options or layout.options,
-            start=settings.start,
-        )
-        await _check_import(draft, layout, box)
-        repository = await find_baseline(draft, box, settings.baseline, progress, layout.strict_warnings)
+        if not runs_on(project.requires_python, python.version):
+            raise Unprepared(needs_another(project.name, project.requires_python, python.version))
+        repository = await _made_ready(project, folder, box, settings, python, progress)
+    except StartFailed as error:
+        _clear(folder, str(error))
+        raise Unprepared(str(error)) from error
     except Unprepared as error:
         _clear(folder, str(error))
         raise
     write_atomic(ready, _REPOSITORY.dump_json(repository, indent=1))
     return repository
+
+
+async def _made_ready(
+    project: Project, folder: Path, box: BoxSpec, settings: PrepareSettings, python: Interpreter, progress: Told
+) -> Repository:
+    layout = find_layout(folder / "tree", project)
+    draft = Repository(
+        project.name,
+        project.version,
+        folder,
+        layout.import_roots,
+        layout.source_files,
+        layout.test_files,
+        layout.support_files,
+        tests=(),
+        pytest_options=settings.pytest_options or layout.options,
+        start=settings.start,
+    )
+
+    async def finished(draft: Repository) -> Repository:
+        await _check_import(draft, layout, box)
+        return await find_baseline(draft, box, settings.baseline, progress, layout.strict_warnings)
+
+    try:
+        await _install(project, folder, python, progress)
+        return await finished(draft)
+    except (Unprepared, StartFailed) as error:
+        if settings.set_up is None:
+            raise
+        reason = str(error)
+        draft = replace(draft, start="") if isinstance(error, StartFailed) else draft
+    if not (folder / "dependencies.json").is_file():  # at least what runs tests
+        await _install(replace(project, needs=[], extras={}), folder, python, progress)
+    _log(folder, f"set up by agents, because: {reason}")
+    return await settings.set_up(Stuck(draft, project, reason, finished), box, progress)
 
 
 def load_repository(folder: Path) -> Repository:
@@ -111,15 +154,15 @@ def load_repository(folder: Path) -> Repository:
     return _REPOSITORY.validate_python({**data, "folder": folder.resolve()})
 
 
-async def _fetch(spec: str, folder: Path, settings: PrepareSettings, progress: Told) -> Project:
+async def _fetch(spec: str, folder: Path, settings: PrepareSettings, python: Interpreter, progress: Told) -> Project:
     tree, marker, saved = folder / "tree", folder / "source.json", folder / "project.json"
     if marker.is_file():
         return _PROJECT.validate_json(saved.read_bytes())
     progress(f"fetching {spec}")
     for leftover in (tree, folder / "fetched"):
         shutil.rmtree(leftover, ignore_errors=True)
-    fetched = await fetch(spec, folder / "fetched", settings.source)
-    project = read_project(fetched.tree, fetched.name, fetched.version)
+    fetched = await fetch(spec, folder / "fetched", settings.source, python.version)
+    project = read_project(fetched.tree, fetched.name, fetched.version, python.markers)
     removed = scrub(fetched.tree, frozenset({project.name, *project.top_level}))
     if removed:
         _log(folder, f"no source, taken out: {', '.join(removed)}")
@@ -142,15 +185,18 @@ def _write_version(path: Path, tree: Path, version: str) -> None:
         )
 
 
-async def _install(project: Project, folder: Path, settings: PrepareSettings, progress: Told) -> None:
+async def _install(project: Project, folder: Path, python: Interpreter, progress: Told) -> None:
     marker = folder / "dependencies.json"
+    before = folder / "deps.before"
+    if before.is_dir():  # agents were at work when the last call was stopped
+        shutil.rmtree(folder / "deps", ignore_errors=True)
+        before.rename(folder / "deps")
     if marker.is_file():
         return
     progress(f"{project.name}: installing what it needs")
     shutil.rmtree(folder / "python", ignore_errors=True)
-    base = Path(os.path.realpath(settings.python or sys.executable))
-    left_out = await install(project, folder / "deps", base)
-    make_interpreter(folder, base)
+    left_out = await install(project, folder / "deps", python.path)
+    make_interpreter(folder, python.path)
     if left_out:
         progress(f"{project.name}: no wheels for {', '.join(left_out)}")
         _log(folder, f"no wheels, left out: {', '.join(left_out)}")
@@ -170,10 +216,20 @@ async def _check_import(repository: Repository, layout: Layout, box: BoxSpec) ->
             _log(repository.folder, f"import {module}\n{result.output}")
             lines = result.output.strip().splitlines()
             reasons.append(f"it took longer than {IMPORT_S:.0f} s" if result.timed_out else lines[-1] if lines else "")
-    compiled = any(path.suffix in COMPILED for path in repository.tree.rglob("*"))
-    if compiled and reasons[0].startswith(("ModuleNotFoundError", "ImportError")):
-        raise Unprepared(f"{repository.name} needs compiled extensions ({reasons[0]})")
-    raise Unprepared(f"{repository.name} cannot be imported ({reasons[0]}); see {repository.folder / 'prepare.log'}")
+    raise Unprepared(f"{_import_problem(repository, layout, reasons[0])}; see {repository.folder / 'prepare.log'}")
+
+
+def _import_problem(repository: Repository, layout: Layout, reason: str) -> str:
+    """A module of its own that is not there has to be built; another one is a dependency that it does not name."""
+    named = re.search(r"No module named '([\w.]+)'|from (?:partially initialized module )?'([\w.]+)'", reason)
+    missing = (named[1] or named[2]).partition(".")[0] if named else ""
+    if named and missing in layout.modules:
+        compiled = any(path.suffix in COMPILED for path in repository.tree.rglob("*"))
+        what = "needs compiled extensions" if compiled else "lacks what building it would make"
+        return f"{repository.name} {what} ({reason})"
+    if named and named[1]:
+        return f"{repository.name} needs the module {named[1]}, which is not among what it says it needs"
+    return f"{repository.name} cannot be imported ({reason})"
 
 
 def _log(folder: Path, text: str) -> None:
@@ -184,9 +240,9 @@ def _log(folder: Path, text: str) -> None:
 def _clear(folder: Path, reason: str) -> None:
     """Nothing half-made stays. The log does, where there was a source."""
     had_source = (folder / "source.json").is_file()
-    for name in ("tree", "deps", "python", "fetched"):
+    for name in ("tree", "deps", "deps.before", "modules", "python", "fetched"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in ("source.json", "project.json", "dependencies.json"):
+    for name in ("source.json", "project.json", "dependencies.json", "set_up.json"):
         (folder / name).unlink(missing_ok=True)
     if had_source:
         _log(folder, reason)

@@ -58,8 +58,9 @@ class Fetched:
     tree: Path
 
 
-async def fetch(spec: str, into: Path, limits: SourceLimits | None = None) -> Fetched:
+async def fetch(spec: str, into: Path, limits: SourceLimits | None = None, python: str = PYTHON_VERSION) -> Fetched:
     """Bring the source that `spec` names to `into`/NAME, which must not exist; `into` is made if it is not there.
+    Where the index has several versions, it is one that runs on the version `python`.
 
     A spec is a folder, a git URL (https, ssh or file, `@REF` behind it for another branch, tag or commit than the
     default), an archive (path or URL), or `pypi:NAME` or `pypi:NAME==VERSION`.
@@ -67,7 +68,7 @@ async def fetch(spec: str, into: Path, limits: SourceLimits | None = None) -> Fe
     limits = limits or SourceLimits()
     with tempfile.TemporaryDirectory(prefix="offbook-fetch-") as place:
         try:
-            fetched = await _fetch(spec, Path(place), limits)
+            fetched = await _fetch(spec, Path(place), limits, python)
             part = Path(place) / "tree"
             await asyncio.to_thread(copy_tree, fetched.tree, part, spec, limits, SKIPPED)
         except BadArchive as error:
@@ -79,12 +80,12 @@ async def fetch(spec: str, into: Path, limits: SourceLimits | None = None) -> Fe
         return Fetched(fetched.name, fetched.version, into / fetched.name)
 
 
-async def _fetch(spec: str, work: Path, limits: SourceLimits) -> Fetched:
+async def _fetch(spec: str, work: Path, limits: SourceLimits, python: str) -> Fetched:
     """The source as it came, in `work` or where it was."""
     what = spec
     if spec.startswith("pypi:"):
         name, wanted = _requirement(spec.removeprefix("pypi:"))
-        archive, version = await source_distribution(name, wanted, work, limits)
+        archive, version = await source_distribution(name, wanted, work, limits, python)
         what = f"{name} {version}"
     elif spec.endswith(ARCHIVE_ENDINGS) or urllib.parse.urlsplit(spec).path.endswith(ARCHIVE_ENDINGS):
         archive = await _archive(spec, work, limits)
@@ -227,19 +228,28 @@ def without_secrets(url: str) -> str:
     return re.sub(r"//[^/@]*@", "//", url)
 
 
-async def source_distribution(name: str, version: str | None, work: Path, limits: SourceLimits) -> tuple[Path, str]:
-    """Download the newest one that is final and runs on this Python, or the one asked for."""
+async def source_distribution(
+    name: str, version: str | None, work: Path, limits: SourceLimits, python: str = PYTHON_VERSION
+) -> tuple[Path, str]:
+    """Download the newest one that is final and runs on the version `python`, or the one asked for."""
+    urls, certificates = await pip_settings()
+    return await asyncio.to_thread(_source_distribution, name, version, urls, certificates, work, limits, python)
+
+
+async def pip_settings() -> tuple[list[str], str]:
+    """The indexes that pip is set up with, and a file of certificates or nothing."""
     exit_code, output = await run_quietly([sys.executable, "-c", PIP_SETTINGS], 60.0)
     if exit_code != 0:
         raise Unprepared(f"pip's settings cannot be read; is pip installed beside {sys.executable}?")
     urls, certificates = json.loads(output.splitlines()[-1])
-    return await asyncio.to_thread(_source_distribution, name, version, urls, certificates, work, limits)
+    return urls, certificates
 
 
 def _source_distribution(
-    name: str, version: str | None, indexes: list[str], certificates: str, work: Path, limits: SourceLimits
+    name: str, version: str | None, indexes: list[str], certificates: str, work: Path, limits: SourceLimits, python: str
 ) -> tuple[Path, str]:
     found: dict[Version, _File] = {}
+    too_new: dict[Version, str] = {}  # or too old for this Python
     known = False
     for url in indexes:
         page = f"{url.rstrip('/')}/{name}/" + ("index.html" if url.startswith("file:") else "")
@@ -253,17 +263,25 @@ def _source_distribution(
                 file_project, file_version = parse_sdist_filename(file.name)
             except InvalidSdistFilename:
                 continue
-            if file_project == name and runs_here(file.requires_python) and (version is not None or not file.yanked):
+            if file_project != name or (version is None and file.yanked):
+                continue
+            if runs_on(file.requires_python, python):
                 found.setdefault(file_version, file)
+            else:
+                too_new[file_version] = file.requires_python
     if not known:
         raise Unprepared(f"the package index has no package {name}")
     if version is not None:
         try:
             candidates = [one for one in found if one == Version(version)]
+            too_new = {one: needs for one, needs in too_new.items() if one == Version(version)}
         except InvalidVersion:
             raise Unprepared(f"{version} is no version") from None
     else:
         candidates = [one for one in found if not one.is_prerelease] or list(found)
+    if not candidates and too_new:
+        newest = max(too_new)
+        raise Unprepared(needs_another(f"{name} {newest}", too_new[newest], python))
     if not candidates:
         raise Unprepared(f"the package index has no source distribution of {name}" + (f" {version}" if version else ""))
     newest = max(candidates)
@@ -301,11 +319,18 @@ def _files(content: bytes, kind: str, page: str) -> Iterator[_File]:
         yield _File(html.unescape(text).strip(), urllib.parse.urljoin(page, link), digest, required, yanked)
 
 
-def runs_here(required: str) -> bool:
+def runs_on(required: str, python: str) -> bool:
     try:
-        return SpecifierSet(required).contains(PYTHON_VERSION, prereleases=True)
+        return SpecifierSet(required).contains(python, prereleases=True)
     except InvalidSpecifier:
         return True
+
+
+def needs_another(name: str, required: str, python: str) -> str:
+    """One sentence, with a version that would do where one of the last years does."""
+    fits = next((f"3.{minor}" for minor in range(9, 20) if runs_on(required, f"3.{minor}.99")), "")
+    hint = f"; say --python {fits}" if fits else ""
+    return f"{name} needs Python {required} and this is {python}{hint}"
 
 
 def download(url: str, limits: SourceLimits, accept: str = "*/*", certificates: str = "") -> tuple[bytes, str]:
@@ -322,6 +347,7 @@ def download(url: str, limits: SourceLimits, accept: str = "*/*", certificates: 
         request = urllib.request.Request(shown, headers=headers)
         with urllib.request.urlopen(request, timeout=min(60.0, limits.seconds), context=context) as answer:
             kind = answer.headers.get("Content-Type", "")
+            length = answer.headers.get("Content-Length", "")
             content = bytearray()
             while chunk := answer.read(MB):
                 content += chunk
@@ -329,6 +355,8 @@ def download(url: str, limits: SourceLimits, accept: str = "*/*", certificates: 
                     raise Unprepared(f"{shown} is larger than {limits.archive_mb} MB")
                 if time.monotonic() > deadline:
                     raise Unprepared(f"{shown} could not be downloaded within {limits.seconds:.0f} s")
+        if length.isdigit() and len(content) < int(length):  # a connection that ends early is no error to the library
+            raise Unprepared(f"{shown} ended after {len(content)} of {length} bytes; try again")
     except urllib.error.HTTPError as error:
         if error.code in (404, 410):
             raise Missing from None

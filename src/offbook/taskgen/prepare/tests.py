@@ -8,6 +8,7 @@ of the function around them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ TESTS_A_RUN = 2000  # the pipe for results holds 4 MB
 ROUNDS = 4  # for tests whose results did not fit, or that came after one which ended the process
 SLOWER = 4.0  # how much slower than in the baseline the tests may be before they count as endless
 START_S = 60.0
+MOST_CONFTESTS = 20  # that may keep their folders' tests from running
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,14 @@ async def find_baseline(
     state = _State()
     progress(f"{repository.name}: first run of its tests")
     run = await _whole_run(repository, None, HASH_SEEDS[0], spec, limits, state)
+    for _ in range(MOST_CONFTESTS):
+        if run.collected or run.exit_code in COMPLETED or not (folder := _broken_conftest(run, repository)):
+            break
+        state.excluded[f"{folder}/conftest.py"] = f"cannot be loaded: {_last_words(run)}"
+        below = tuple(path for path in repository.test_files if path.startswith(f"{folder}/"))
+        rest = tuple(path for path in repository.test_files if path not in below)
+        repository = replace(repository, test_files=rest, support_files=(*repository.support_files, *below))
+        run = await _whole_run(repository, None, HASH_SEEDS[0], spec, limits, state)
     more: tuple[str, ...] = ()
     if any("use a unique basename" in reason for reason in run.broken.values()):
         more += ("--import-mode=importlib",)
@@ -93,9 +103,10 @@ async def find_baseline(
 
 
 def _refuse_hopeless(repository: Repository, run: SuiteRun, limits: BaselineLimits) -> None:
+    if run.timed_out and not run.collected:
+        raise Unprepared(f"the tests of {repository.name} cannot be imported within {limits.suite_s:.0f} s")
     if run.exit_code not in COMPLETED and not run.passed:
-        lines = [line.strip() for line in run.output.splitlines() if line.strip()] or ["no output"]
-        raise Unprepared(f"the tests of {repository.name} cannot be run ({lines[-1]})")
+        raise Unprepared(f"the tests of {repository.name} cannot be run ({_last_words(run)})")
     if not run.collected and run.broken:
         reason = next(iter(run.broken.values()))
         raise Unprepared(f"the tests of {repository.name} cannot be imported ({reason})")
@@ -103,6 +114,23 @@ def _refuse_hopeless(repository: Repository, run: SuiteRun, limits: BaselineLimi
         raise Unprepared(f"{repository.name} has no tests that pytest finds")
     if len(run.collected) > limits.max_tests:
         raise Unprepared(f"{repository.name} has more than {limits.max_tests} tests")
+
+
+def _broken_conftest(run: SuiteRun, repository: Repository) -> str:
+    """The folder whose conftest.py, or the package around it, ends the run before any test; one that is not all.
+
+    Files are given to pytest one by one, so it loads every conftest at the start, also one that skips its folder.
+    """
+    for folder in reversed(re.findall(r"/app/([^\"'\n]+)/(?:conftest|__init__)\.py", run.output)):
+        below = sum(path.startswith(f"{folder}/") for path in repository.test_files)
+        if 0 < below < len(repository.test_files):
+            return str(folder)
+    return ""
+
+
+def _last_words(run: SuiteRun) -> str:
+    lines = [line.strip() for line in run.output.splitlines() if line.strip()] or ["no output"]
+    return lines[-1].removeprefix("E ").strip()
 
 
 async def _whole_run(

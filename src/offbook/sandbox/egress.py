@@ -1,0 +1,323 @@
+"""A way out of a box for preparing repositories (installing what one needs), never for rollouts.
+
+The box keeps its own empty network. A forwarder inside it carries connections over a unix socket to a proxy outside,
+and the proxy passes on what an allow-list names. Left out: TLS is not opened, so on an allowed host's address a client
+can ask for another host that is served there too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import shlex
+import socket
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from offbook.sandbox.box import BoxSpec, ExecResult
+from offbook.sandbox.bwrap.bwrap_box import BwrapBox
+from offbook.types import Event, OffbookError
+
+HEADER_BYTES = 16 * 1024
+CHUNK_BYTES = 64 * 1024
+CONNECT_S = 10.0
+EVENTS = 1000  # a box can ask for things faster than anyone reads them; beyond this they are only counted
+WEB_PORTS = (80, 443)  # what an entry without a port allows
+PROXY_PORT = 3128  # inside the box
+DOOR, SOCKET = "/door", "proxy"  # where a box finds the proxy
+
+# These carry an IPv4 address inside of an IPv6 one, and so could carry a private address past the check.
+TUNNELS = tuple(ipaddress.IPv6Network(network) for network in ("64:ff9b::/96", "2001::/32", "2002::/16"))
+AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|((?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63})\.?)(?::([0-9]{1,5}))?")
+HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+HOP_BY_HOP = {"connection", "host", "keep-alive", "proxy-authorization", "proxy-connection", "te", "trailer", "upgrade"}
+
+FORWARDER = f"""
+import contextlib, os, socket, subprocess, sys, threading
+
+def pump(source, target):
+    with contextlib.suppress(OSError):
+        while data := source.recv({CHUNK_BYTES}):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+def forward(client):
+    with client, socket.socket(socket.AF_UNIX) as proxy, contextlib.suppress(OSError):
+        proxy.connect(sys.argv[1])
+        upwards = threading.Thread(target=pump, args=(client, proxy), daemon=True)
+        upwards.start()
+        pump(proxy, client)
+        upwards.join()
+
+def listen(listener):
+    while True:
+        client, _ = listener.accept()
+        threading.Thread(target=forward, args=(client,), daemon=True).start()
+
+listener = socket.create_server(("127.0.0.1", {PROXY_PORT}))
+threading.Thread(target=listen, args=(listener,), daemon=True).start()
+address = "http://127.0.0.1:{PROXY_PORT}"
+names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+environment = {{**os.environ, **dict.fromkeys(names, address), "no_proxy": "localhost", "NO_PROXY": "localhost"}}
+code = subprocess.call(["/bin/sh", "-c", sys.argv[2]], env=environment, close_fds=False)
+os._exit(code if code >= 0 else 128 - code)
+"""
+
+
+def forwarded(command: str, socket_in_box: str) -> str:
+    """The shell command that runs `command` in the box with the proxy's variables set, and ends with its exit code.
+
+    The forwarder is the parent of the command: it listens before the command starts and ends when the command does.
+    """
+    return shlex.join(["python3", "-I", "-c", FORWARDER, socket_in_box, command])
+
+
+class OutwardBox(BwrapBox):
+    """A box whose commands have a way out through the proxy that serves in the folder `door`, and `variables` set.
+
+    The folder is seen as /door. When the proxy ends, so does the way out.
+    """
+
+    def __init__(self, tree: Path, spec: BoxSpec, door: Path, variables: Mapping[str, str], **more: Any):
+        super().__init__(tree, spec, mounts={DOOR: door, **more.pop("mounts", {})}, **more)
+        self._variables = [f"{name}={value}" for name, value in variables.items()]
+
+    async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
+        through = forwarded(command, f"{DOOR}/{SOCKET}")
+        return await super().exec(shlex.join(["env", *self._variables]) + f" {through}", timeout_s, report)
+
+
+class _Refused(Exception):
+    """Answered to the client and, where `target` is set, recorded."""
+
+    def __init__(self, status: int, reason: str, target: str = ""):
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+        self.target = target
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    host: str
+    port: int
+    head: bytes  # what to send to the server first; empty for a tunnel
+    body_bytes: int
+
+    @property
+    def tunnel(self) -> bool:
+        return not self.head
+
+    @property
+    def target(self) -> str:
+        return _joined(self.host, self.port)
+
+
+class EgressProxy:
+    """Serves on `socket_path` inside an `async with` block. `events` holds what was refused.
+
+    Entries of `allow` are hosts or `*.suffix`, with a port or for ports 80 and 443. Private addresses are refused, also
+    where an allowed name leads to one, unless `allow` has the address itself: an index inside a company needs both.
+    """
+
+    def __init__(self, socket_path: Path, allow: tuple[str, ...], max_connections: int = 32, idle_s: float = 60.0):
+        self._path = socket_path
+        self._allow = [entry(text) for text in allow]
+        self._max_connections = max_connections
+        self._idle_s = idle_s
+        self._connections: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None  # a bug in serving a connection; it rises at the end of the block
+        self.events: list[Event] = []
+        self.num_refused = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_unix_server(self._accept, self._path, limit=HEADER_BYTES)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+        self._path.unlink(missing_ok=True)
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        if self._failure and not error:
+            raise self._failure
+
+    def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
+        connection = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(connection)
+        connection.add_done_callback(self._ended)
+
+    def _ended(self, connection: asyncio.Task[None]) -> None:
+        self._connections.discard(connection)
+        if not connection.cancelled():
+            self._failure = self._failure or connection.exception()
+
+    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        # A connection that breaks off or falls silent ends here; there is nobody left to tell.
+        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+            try:
+                await self._pass_on(reader, writer)
+            except _Refused as refused:
+                if refused.target:
+                    self._record(refused.target)
+                text = f"HTTP/1.1 {refused.status} {refused.reason}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                writer.write(text.encode("ascii", errors="replace"))
+                await asyncio.wait_for(writer.drain(), self._idle_s)
+            finally:
+                writer.close()
+
+    async def _pass_on(self, reader: StreamReader, writer: StreamWriter) -> None:
+        if len(self._connections) > self._max_connections:
+            raise _Refused(503, f"more than {self._max_connections} connections", "too many connections")
+        try:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._idle_s)
+        except asyncio.LimitOverrunError:
+            raise _Refused(431, f"a header of more than {HEADER_BYTES} bytes", "header too large") from None
+        request = _parsed(head.decode("latin-1"))
+        server_reader, server_writer = await self._connected(request)
+        try:
+            async with asyncio.timeout(self._idle_s) as deadline, asyncio.TaskGroup() as group:
+                if request.tunnel:
+                    writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                    group.create_task(self._pump(reader, server_writer, deadline))
+                else:
+                    server_writer.write(request.head)
+                    group.create_task(self._pump(reader, server_writer, deadline, request.body_bytes))
+                group.create_task(self._pump(server_reader, writer, deadline))
+        except* (OSError, TimeoutError):
+            pass
+        finally:
+            server_writer.close()
+
+    async def _pump(
+        self, source: StreamReader, target: StreamWriter, deadline: asyncio.Timeout, num_bytes: int | None = None
+    ) -> None:
+        """Until the source ends or `num_bytes` have passed. What moves in either direction puts off the deadline."""
+        loop = asyncio.get_running_loop()
+        while num_bytes is None or num_bytes > 0:
+            chunk = await source.read(CHUNK_BYTES if num_bytes is None else min(num_bytes, CHUNK_BYTES))
+            if not chunk:
+                break
+            deadline.reschedule(loop.time() + self._idle_s)
+            target.write(chunk)
+            await target.drain()
+            if num_bytes is not None:
+                num_bytes -= len(chunk)
+        if num_bytes is None:
+            target.write_eof()
+
+    async def _connected(self, request: _Request) -> tuple[StreamReader, StreamWriter]:
+        """The address that was checked is the one connected to: a second look-up could answer differently."""
+        if not self._allows(request.host, request.port):
+            raise _Refused(403, f"{request.target} is not on the allow-list", request.target)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                found = await loop.getaddrinfo(request.host, request.port, type=socket.SOCK_STREAM)
+        except (OSError, TimeoutError):
+            raise _Refused(502, f"{request.host} has no address") from None
+        addresses = list(dict.fromkeys(str(place[0]) for *_, place in found))
+        if not all(_is_public(address) or self._allows(address, request.port) for address in addresses):
+            raise _Refused(403, f"{request.target} has a private address", request.target)
+        for address in addresses:
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(CONNECT_S):
+                    return await asyncio.open_connection(address, request.port)
+        raise _Refused(502, f"{request.target} does not answer")
+
+    def _allows(self, host: str, port: int) -> bool:
+        return any(_matches(entry, host, port) for entry in self._allow)
+
+    def _record(self, target: str) -> None:
+        self.num_refused += 1
+        if len(self.events) < EVENTS:
+            self.events.append(Event(message=-1, kind="egress_refused", detail=target))
+
+
+def _parsed(head: str) -> _Request:
+    """Strict, because two readers of one request must not disagree about where it goes or where it ends."""
+    first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
+    shown = ascii(first[:100])[1:-1]
+    method, _, rest = first.partition(" ")
+    target, _, version = rest.partition(" ")
+    headers = [HEADER.fullmatch(line) for line in lines]
+    if not re.fullmatch(r"[A-Z]+", method) or version not in ("HTTP/1.1", "HTTP/1.0") or not all(headers):
+        raise _Refused(400, "not an HTTP request", shown)
+    fields = [(header[1], header[2]) for header in headers if header]
+    if method == "CONNECT":
+        return _Request(*_address(target, None, shown), head=b"", body_bytes=0)
+
+    found = re.fullmatch(r"http://([^/?#@]+)(/[!-~]*|)", target)
+    if not found:
+        raise _Refused(400, "only CONNECT and http addresses are passed on", shown)
+    host, port = _address(found[1], 80, shown)
+    lengths = [value.strip() for name, value in fields if name.lower() == "content-length"]
+    if any(name.lower() == "transfer-encoding" for name, _ in fields):
+        raise _Refused(411, "a request without a length", shown)
+    if len(lengths) > 1 or not all(re.fullmatch(r"[0-9]{1,15}", length) for length in lengths):
+        raise _Refused(400, "not an HTTP request", shown)
+    kept = [f"{name}: {value}" for name, value in fields if name.lower() not in HOP_BY_HOP]
+    first = f"{method} {found[2] or '/'} HTTP/1.1"
+    text = "\r\n".join([first, f"Host: {_joined(host, port)}", "Connection: close", *kept, "", ""])
+    return _Request(host, port, text.encode("latin-1"), int(lengths[0]) if lengths else 0)
+
+
+def _address(authority: str, default_port: int | None, shown: str) -> tuple[str, int]:
+    found = AUTHORITY.fullmatch(authority)
+    port = int(found[3]) if found and found[3] else default_port
+    if not found or not port or port > 65535:
+        raise _Refused(400, "not a host and a port", shown)
+    return _canonical(found[1] or found[2]), port
+
+
+def entry(text: str) -> tuple[str, int | None]:
+    found = AUTHORITY.fullmatch(text.removeprefix("*."))
+    if not found:
+        raise OffbookError(f"{text!r} in the allow-list is not a host, *.suffix or host:port")
+    wildcard = "*." if text.startswith("*.") else ""
+    return wildcard + _canonical(found[1] or found[2]), int(found[3]) if found[3] else None
+
+
+def _matches(entry: tuple[str, int | None], host: str, port: int) -> bool:
+    name, allowed_port = entry
+    if port not in (WEB_PORTS if allowed_port is None else (allowed_port,)):
+        return False
+    if name.startswith("*."):
+        return host.endswith(name[1:]) and not _is_address(host)
+    return host == name
+
+
+def _canonical(host: str) -> str:
+    """An address can be written in many ways."""
+    return str(ipaddress.ip_address(host)) if _is_address(host) else host.lower()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_public(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped:
+            address = address.ipv4_mapped
+        elif address.is_site_local or any(address in network for network in TUNNELS):
+            return False
+    return address.is_global and not address.is_multicast
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
