@@ -15,7 +15,7 @@ import shutil
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,12 @@ from offbook.taskgen.prepare.prepare import Told, prepare
 from offbook.taskgen.prepare.source import one_spelling
 from offbook.taskgen.prepare.tests import map_tests
 from offbook.taskgen.proposals import Proposal, Refused, apply_proposal, deletion_of
+from offbook.taskgen.releases.changelog import entries_between
+from offbook.taskgen.releases.cut import CutSettings, Piece, cut_release
+from offbook.taskgen.releases.jumps import is_release, jumps
+from offbook.taskgen.releases.make import make_piece
+from offbook.taskgen.releases.pieces import identity
+from offbook.taskgen.releases.release import open_release, prepare_release
 from offbook.taskgen.workshop import Workshop, open_workshop
 from offbook.tasks import load_task
 from offbook.types import OffbookError
@@ -61,6 +67,14 @@ class Made:
         return [outcome for outcome in self.outcomes if not outcome.refused]
 
 
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    id: str
+    kind: str
+    level: str
+    make: Callable[[Path], Awaitable[Outcome]]  # into that folder
+
+
 OnOutcome = Callable[[Made], None]
 
 
@@ -81,15 +95,18 @@ async def make_tasks(
     if settings.level not in (*LEVELS, "mix"):
         raise OffbookError(f"there is no level {settings.level}; it is one of {', '.join(LEVELS)} and mix")
     run = _Run(out, spec, settings, progress, on_outcome)
-    whole = {one_spelling(source): list[Proposal]() for source in sources}
+    known = await jumps(map(one_spelling, sources), settings.prepare.source)
+    whole = {source: list[Proposal]() for source in known}
     wanted = dict(whole)
     for proposal in proposals:
         wanted.setdefault(one_spelling(proposal.source), []).append(proposal)
-    result = [Made(source) for source in wanted]
+    result = [Made(source, unprepared=known.get(source, "")) for source in wanted]
     for made in await run.prepare(result, settings.heldout if sources else 0.0):
         workshop = await run.open(made)
         began = time.monotonic()
-        if made.source in whole:
+        if is_release(made.source):
+            await run.releases(made, workshop)
+        elif made.source in whole:
             await run.features(made, workshop)
             if settings.propose:
                 progress(f"{made.name}: asking a model what could be deleted")
@@ -115,11 +132,17 @@ class _Run:
     async def prepare(self, result: Sequence[Made], heldout: float) -> list[Made]:
         """Those that are ready, with their splits. The others are told why they are not."""
         for made in result:
+            if made.unprepared:
+                continue
             folder, began = self.folder(made), time.monotonic()
             try:
-                repository = await prepare(made.source, folder, self.spec, self.progress, self.settings.prepare)
-                self.progress(f"{repository.name}: finding out which test enters which function")
-                await map_tests(repository, self.spec)
+                if is_release(made.source):
+                    arguments = (self.spec, self.progress, self.settings.prepare)
+                    repository = await prepare_release(made.source, folder, *arguments)
+                else:
+                    repository = await prepare(made.source, folder, self.spec, self.progress, self.settings.prepare)
+                    self.progress(f"{repository.name}: finding out which test enters which function")
+                    await map_tests(repository, self.spec)
             except Unprepared as error:
                 made.unprepared = str(error)
                 made.log = str(folder / "prepare.log") if (folder / "prepare.log").is_file() else ""
@@ -146,31 +169,56 @@ class _Run:
         finder = Finder(workshop.symbols, workshop.map, workshop.repository.tests, FeatureSettings(repo=made.name))
         features = finder.features()
         made.left_out = {str(key): why for key, why in sorted(finder.left_out(features).items())}
-        made.candidates = len(features)
+
+        def candidate(feature: Feature) -> _Candidate:
+            level = level_of(feature.id, self.settings.level)
+
+            async def make(folder: Path) -> Outcome:
+                return await make_task(workshop, feature, level, folder, self.spec, self.settings)
+
+            return _Candidate(feature.id, feature.kind, level, make)
+
+        await self._all(made, [candidate(feature) for feature in features])
+
+    async def releases(self, made: Made, workshop: Workshop) -> None:
+        release = open_release(workshop)
+        cut = await cut_release(release, self.spec, CutSettings(), self.progress)
+        entries = entries_between(release.old_files, release.new_files)
+
+        def candidate(piece: Piece) -> _Candidate:
+            async def make(folder: Path) -> Outcome:
+                return await make_piece(release, piece, cut.stable, entries, folder, self.spec, self.settings)
+
+            return _Candidate(identity(release, piece), "release", "release", make)
+
+        await self._all(made, [candidate(piece) for piece in cut.pieces])
+
+    async def _all(self, made: Made, candidates: Sequence[_Candidate]) -> None:
+        made.candidates = len(candidates)
         earlier = earlier_outcomes(self.folder(made) / "outcomes.jsonl")
         slots = asyncio.Semaphore(self.settings.jobs)
 
-        async def one(feature: Feature) -> None:
+        async def one(candidate: _Candidate) -> None:
             async with slots:
-                outcome = await self._feature(made, workshop, feature, earlier)
+                outcome = await self._one(made, candidate, earlier)
             if outcome is not None:
                 made.outcomes.append(outcome)
                 self.on_outcome(made)
 
         async with asyncio.TaskGroup() as jobs:
             # In an order that says nothing, so that the first so many are like all of them.
-            for feature in sorted(features, key=lambda feature: zlib.crc32(feature.id.encode())):
-                jobs.create_task(one(feature))
+            for candidate in sorted(candidates, key=lambda candidate: zlib.crc32(candidate.id.encode())):
+                jobs.create_task(one(candidate))
 
-    async def _feature(
-        self, made: Made, workshop: Workshop, feature: Feature, earlier: Mapping[tuple[str, str], Outcome]
+    async def _one(
+        self, made: Made, candidate: _Candidate, earlier: Mapping[tuple[str, str], Outcome]
     ) -> Outcome | None:
         """What became of it, now or in an earlier call; None where there are tasks enough."""
-        level = level_of(feature.id, self.settings.level)
-        known = earlier.get((feature.id, level))
-        folder = self.out / made.split / feature.id
+        known = earlier.get((candidate.id, candidate.level))
+        folder = self.out / made.split / candidate.id
         if known is None and folder.is_dir():
-            return Outcome(feature.id, made.name, feature.kind, level, "a task of that name is there", str(folder))
+            there = "a task of that name is there"
+            return Outcome(candidate.id, made.name, candidate.kind, candidate.level, there, str(folder))
         if known is not None and (known.refused or folder.is_dir()):
             return known
 
@@ -179,7 +227,7 @@ class _Run:
 
         if enough():
             return None
-        outcome = await make_task(workshop, feature, level, folder, self.spec, self.settings)
+        outcome = await candidate.make(folder)
         if enough() and not outcome.refused:
             shutil.rmtree(folder)  # others were under way when the last one was made
             return None

@@ -75,7 +75,7 @@ async def prepare(
     if ready.is_file():
         return load_repository(folder)
     try:
-        project = await _fetch(spec, folder, settings, progress)
+        project = await fetch_project(spec, folder, settings, progress)
         refuse_runner(project.name)
         if not runs_here(project.requires_python):
             raise Unprepared(f"{project.name} needs Python {project.requires_python} and this is {PYTHON_VERSION}")
@@ -98,8 +98,12 @@ async def prepare(
     except Unprepared as error:
         _clear(folder, str(error))
         raise
-    write_atomic(ready, _REPOSITORY.dump_json(repository, indent=1))
+    save_repository(repository)
     return repository
+
+
+def save_repository(repository: Repository) -> None:
+    write_atomic(repository.folder / "repository.json", _REPOSITORY.dump_json(repository, indent=1))
 
 
 def load_repository(folder: Path) -> Repository:
@@ -111,7 +115,8 @@ def load_repository(folder: Path) -> Repository:
     return _REPOSITORY.validate_python({**data, "folder": folder.resolve()})
 
 
-async def _fetch(spec: str, folder: Path, settings: PrepareSettings, progress: Told) -> Project:
+async def fetch_project(spec: str, folder: Path, settings: PrepareSettings, progress: Told) -> Project:
+    """Its source in folder/tree, scrubbed, and what its metadata say."""
     tree, marker, saved = folder / "tree", folder / "source.json", folder / "project.json"
     if marker.is_file():
         return _PROJECT.validate_json(saved.read_bytes())

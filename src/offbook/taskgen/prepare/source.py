@@ -229,16 +229,51 @@ def without_secrets(url: str) -> str:
 
 async def source_distribution(name: str, version: str | None, work: Path, limits: SourceLimits) -> tuple[Path, str]:
     """Download the newest one that is final and runs on this Python, or the one asked for."""
+    urls, certificates = await _indexes()
+    return await asyncio.to_thread(_source_distribution, name, version, urls, certificates, work, limits)
+
+
+async def final_versions(name: str, limits: SourceLimits) -> list[Version]:
+    """All that have a source distribution which runs on this Python, the newest first."""
+    urls, certificates = await _indexes()
+    found = await asyncio.to_thread(_listed, name, urls, certificates, limits)
+    return sorted((one for one, file in found.items() if not one.is_prerelease and not file.yanked), reverse=True)
+
+
+async def _indexes() -> tuple[list[str], str]:
+    """That pip is set up with, and its certificates."""
     exit_code, output = await run_quietly([sys.executable, "-c", PIP_SETTINGS], 60.0)
     if exit_code != 0:
         raise Unprepared(f"pip's settings cannot be read; is pip installed beside {sys.executable}?")
     urls, certificates = json.loads(output.splitlines()[-1])
-    return await asyncio.to_thread(_source_distribution, name, version, urls, certificates, work, limits)
+    return urls, certificates
 
 
 def _source_distribution(
     name: str, version: str | None, indexes: list[str], certificates: str, work: Path, limits: SourceLimits
 ) -> tuple[Path, str]:
+    found = _listed(name, indexes, certificates, limits)
+    if version is not None:
+        try:
+            candidates = [one for one in found if one == Version(version)]
+        except InvalidVersion:
+            raise Unprepared(f"{version} is no version") from None
+    else:
+        usable = [one for one, file in found.items() if not file.yanked]
+        candidates = [one for one in usable if not one.is_prerelease] or usable
+    if not candidates:
+        raise Unprepared(f"the package index has no source distribution of {name}" + (f" {version}" if version else ""))
+    newest = max(candidates)
+    file = found[newest]
+    content, _ = download(file.url, limits, certificates=certificates)
+    algorithm, _, expected = file.digest.partition("=")
+    if expected and hashlib.new(algorithm, content).hexdigest() != expected:
+        raise Unprepared(f"the source distribution of {name} {newest} does not match the index's {algorithm} digest")
+    return _written(content, file.url, work), str(newest)
+
+
+def _listed(name: str, indexes: list[str], certificates: str, limits: SourceLimits) -> dict[Version, _File]:
+    """The source distributions that run on this Python."""
     found: dict[Version, _File] = {}
     known = False
     for url in indexes:
@@ -253,26 +288,11 @@ def _source_distribution(
                 file_project, file_version = parse_sdist_filename(file.name)
             except InvalidSdistFilename:
                 continue
-            if file_project == name and runs_here(file.requires_python) and (version is not None or not file.yanked):
+            if file_project == name and runs_here(file.requires_python):
                 found.setdefault(file_version, file)
     if not known:
         raise Unprepared(f"the package index has no package {name}")
-    if version is not None:
-        try:
-            candidates = [one for one in found if one == Version(version)]
-        except InvalidVersion:
-            raise Unprepared(f"{version} is no version") from None
-    else:
-        candidates = [one for one in found if not one.is_prerelease] or list(found)
-    if not candidates:
-        raise Unprepared(f"the package index has no source distribution of {name}" + (f" {version}" if version else ""))
-    newest = max(candidates)
-    file = found[newest]
-    content, _ = download(file.url, limits, certificates=certificates)
-    algorithm, _, expected = file.digest.partition("=")
-    if expected and hashlib.new(algorithm, content).hexdigest() != expected:
-        raise Unprepared(f"the source distribution of {name} {newest} does not match the index's {algorithm} digest")
-    return _written(content, file.url, work), str(newest)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,90 @@
+"""What a release says of itself: the entries that its changelog has and the older release's has not."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+
+FILES = re.compile(r"(changes|changelog|history|news|release[-_]?notes|releases|whats[-_ ]?new|versions?)", re.I)
+DOCUMENTS = ("", ".md", ".rst", ".txt")
+ITEM = re.compile(r"^(\s*)(?:[*+•-]|\d+[.)]|#\d+:)\s+")
+HEADING = re.compile(r"^\s*(#+ |={3,}|-{3,}|~{3,}|\^{3,}|\.\. |v?\d+\.\d+[\w.]*\b.{0,40}$)")
+# Where it was discussed and who did it: nothing that the agent could look up.
+CREDITS = re.compile(
+    r"""
+    \[?\(?:?(?:gh|issue|pr|pull|bug|user|github)?:?`?~?(?:gh-|\#)\d+`?\)?\]?(?:\([^)\s]*\))?
+    | \(?(?:\b(?:thanks|patch|contributed|reported|pr|by|from)\b[^.()]{0,12})@[\w-]+\)?
+    | \(?\bthanks\b[^).]*[).]? | https?://\S+ | :(?:issue|pr|pull|user|gh|ghpull|ghissue|bug):`[^`]*` | @[\w-]+
+    | \((?:by|patch\ by|contributed\ by|issue|issues|pr|bug|closes|fixes|see)\s[^()]*\)
+    """,
+    re.I | re.X,
+)
+EMPTY = re.compile(r"\(\s*(?:,|and|see|closes|fixes|fix|issue|issues|by|pr|in|via)*\s*\)|\[\s*\](?:\(\s*\))?")
+COMMON = 4  # entries that share a word from which on it says nothing
+
+
+def entries_between(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """One text an item, as sentences on one line, without credits and links."""
+    found: list[str] = []
+    for path in sorted(new, key=lambda path: (path.count("/"), path)):
+        name = PurePosixPath(path)
+        if name.suffix not in DOCUMENTS or not (FILES.fullmatch(name.stem) or FILES.fullmatch(name.stem.split(".")[0])):
+            continue
+        before = Counter(line.strip() for line in old.get(path, "").split("\n"))
+        fresh = []
+        for line in new[path].split("\n"):
+            known = before[line.strip()] > 0 and bool(line.strip())
+            before[line.strip()] -= known
+            fresh.append("" if known else line)
+        found += [entry for item in _items(fresh) if len(entry := _plain(item)) > 15 and entry not in found]
+    return found
+
+
+def _items(lines: Iterable[str]) -> list[str]:
+    """List items with the lines that go on under them, and paragraphs."""
+    found: list[list[str]] = []
+    going = False
+    for line in lines:
+        if not line.strip() or HEADING.match(line):
+            going = False
+        elif ITEM.match(line):
+            found.append([ITEM.sub("", line)])
+            going = True
+        elif going:
+            found[-1].append(line.strip())
+        else:
+            found.append([line.strip()])
+            going = True
+    return [" ".join(item) for item in found]
+
+
+def _plain(item: str) -> str:
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", item)
+    text = re.sub(r":\w+(?::\w+)?:`~?([^`<]*?)(?:\s*<[^`]*>)?`", r"`\1`", CREDITS.sub("", text)).replace("``", "`")
+    text = re.sub(r"`([^`]*?)\s*<[^>]*>`_+", r"\1", text).replace("**", "")
+    for _ in range(2):
+        text = EMPTY.sub("", text)
+    text = re.sub(r"\s+([.,;:)])", r"\1", re.sub(r"[\s,;:(\[]+$", "", " ".join(text.split())))
+    text = re.sub(r"^[\s\-\u2013:,.|]+", "", text)
+    return text if not text or text.endswith((".", "!", "?", ")", ":")) else text + "."
+
+
+def entries_for(entries: Sequence[str], names: Collection[str], words: Collection[str], most: int = 3) -> list[str]:
+    """The entries that belong to a change: those that name what it touches; else the one with most of its words.
+
+    `names` are functions, classes and parameters that it brings or changes; `words` those of its tests.
+    """
+    parts = [frozenset(re.findall(r"[A-Za-z_]\w+", entry)) for entry in entries]
+    common = Counter(word.lower() for part in parts for word in part)
+    telling = {name for name in names if len(name) > 2 and common[name.lower()] < max(COMMON, len(entries) // 4)}
+    scored = []
+    for number, (entry, part) in enumerate(zip(entries, parts, strict=True)):
+        marked = {*re.findall(r"[`.](\w+)(?:\(\))?`?", entry)} | {word for word in part if "_" in word}
+        named = sum(2 if name in marked or not name.islower() or len(name) > 7 else 1 for name in telling & part)
+        shared = {word.lower() for word in part if common[word.lower()] < COMMON} & {*words}
+        if named or len(shared) >= 2:
+            scored.append((-2 * named - len(shared), number))
+    best = sorted(scored)[:most]
+    return [entries[number] for score, number in sorted(best, key=lambda one: one[1]) if 2 * score <= best[0][0]]
