@@ -17,11 +17,12 @@ CREDITS = re.compile(
     \[?\(?:?(?:gh|issue|pr|pull|bug|user|github)?:?`?~?(?:gh-|\#)\d+`?\)?\]?(?:\([^)\s]*\))?
     | \(?(?:\b(?:thanks|patch|contributed|reported|pr|by|from)\b[^.()]{0,12})@[\w-]+\)?
     | \(?\bthanks\b[^).]*[).]? | https?://\S+ | :(?:issue|pr|pull|user|gh|ghpull|ghissue|bug):`[^`]*` | @[\w-]+
+    | \(?\b(?:issue|pr|bug|gh)s?[-\ ]?\#?\d+(?:,?\ by\ [^).]*)?\)?
     | \((?:by|patch\ by|contributed\ by|issue|issues|pr|bug|closes|fixes|see)\s[^()]*\)
     """,
     re.I | re.X,
 )
-EMPTY = re.compile(r"\(\s*(?:,|and|see|closes|fixes|fix|issue|issues|by|pr|in|via)*\s*\)|\[\s*\](?:\(\s*\))?")
+EMPTY = re.compile(r"\(\s*(?:,|and|see|closes|fixes|fix|issue|issues|by|pr|in|via|-)*\s*\)|\[\s*\](?:\(\s*\))?")
 COMMON = 4  # entries that share a word from which on it says nothing
 
 
@@ -62,12 +63,14 @@ def _items(lines: Iterable[str]) -> list[str]:
 
 def _plain(item: str) -> str:
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", item)
-    text = re.sub(r":\w+(?::\w+)?:`~?([^`<]*?)(?:\s*<[^`]*>)?`", r"`\1`", CREDITS.sub("", text)).replace("``", "`")
-    text = re.sub(r"`([^`]*?)\s*<[^>]*>`_+", r"\1", text).replace("**", "")
+    text = CREDITS.sub("", re.sub(r"`([^`]*?)\s*<[^>]*>`_+", r"\1", text))
+    text = re.sub(r":\w+(?::\w+)?:`~?([^`<]*?)(?:\s*<[^`]*>)?`", r"`\1`", text).replace("``", "`").replace("**", "")
     for _ in range(2):
         text = EMPTY.sub("", text)
-    text = re.sub(r"\s+([.,;:)])", r"\1", re.sub(r"[\s,;:(\[]+$", "", " ".join(text.split())))
-    text = re.sub(r"^[\s\-\u2013:,.|]+", "", text)
+    text = re.sub(r"\s+([.,;:)])", r"\1", " ".join(text.split()))
+    text = re.sub(r"[\s,;:(\[-]+(\.?)$", r"\1", text)
+    text = re.sub(r"\s(?:in|by|from|via|see)(\.?)$", r"\1", text)
+    text = re.sub(r"^[\s\-\u2013:,.|*]+", "", text)
     return text if not text or text.endswith((".", "!", "?", ")", ":")) else text + "."
 
 
