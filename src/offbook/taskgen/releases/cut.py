@@ -36,6 +36,7 @@ class CutSettings:
     probed: int = 12  # tests that speak for those with the same changed functions
     shared: float = 0.5  # of the lines of two pieces, from which on they are one
     at_a_time: int = 12  # rounds in one box
+    noticing_s: float = 20.0  # how long the tests may take, together, that a piece must not break
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +200,26 @@ class _Cutter:
                     more = frozenset[int]().union(*self._alike(broken))
                     tests = [*piece.tests[: self.settings.probed], *broken[: self.settings.probed]]
                     hunks = await self._needed(self.closure(hunks | more), tests, every)
-                (run,) = await self.run([hunks], [*sorted(self.stable), *waiting])
-                broken = sorted(self.stable - run.passed)
+                noticing = self._noticing(hunks)
+                (run,) = await self.run([hunks], [*noticing, *waiting])
+                broken = [test for test in noticing if test not in run.passed]
                 if not broken:
                     return Piece(tuple(sorted(hunks)), tuple(test for test in waiting if test in run.passed))
         except OutOfRounds:
             return Piece(piece.hunks, piece.tests, TOO_MANY, piece.tests[0])
         return Piece(piece.hunks, piece.tests, BREAKS, broken[0])
+
+    def _noticing(self, hunks: Iterable[int]) -> list[str]:
+        """Tests of both releases that enter a file which the hunks change, the quick ones first, up to a limit."""
+        paths = {self.release.hunks.hunks[number].path for number in hunks}
+        entering = {test for key, tests in self.release.map.tests_of.items() if key.path in paths for test in tests}
+        seconds, found, spent_s = self.release.repository.seconds, list[str](), 0.0
+        for test in sorted(entering & self.stable, key=lambda test: (seconds[test], test)):
+            spent_s += seconds[test]
+            if spent_s > self.settings.noticing_s:
+                break
+            found.append(test)
+        return found
 
     async def run(self, sets: Sequence[frozenset[int]], tests: Sequence[str]) -> list[SuiteRun]:
         """The tests with each set of hunks on the older release."""
