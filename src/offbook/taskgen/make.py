@@ -129,6 +129,8 @@ async def task_from(
     if leaks:
         return ended(COPIED, str(leaks[0]))
     words = dict(shown.words)
+    if not words:
+        return ended("nothing says what it is to do", ", ".join(deletion.targets))
     for text in words.values():
         if why := shared_code(text, deletion.removed):
             return ended("the instruction gives it away", why)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 FILES = re.compile(r"(changes|changelog|history|news|release[-_]?notes|releases|whats[-_ ]?new|versions?)", re.I)
+README = re.compile(r"readme", re.I)
 DOCUMENTS = ("", ".md", ".rst", ".txt")
 ITEM = re.compile(r"^(\s*)(?:[*+•-]|\d+[.)]|#\d+:)\s+")
 HEADING = re.compile(r"^\s*(#+ |={3,}|-{3,}|~{3,}|\^{3,}|\.\. |v?\d+\.\d+[\w.]*\b.{0,40}$)")
@@ -27,11 +28,16 @@ COMMON = 4  # entries that share a word from which on it says nothing
 
 
 def entries_between(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """One text an item, as sentences on one line, without credits and links."""
+    """One text an item, as sentences on one line, without credits and links. Without a changelog what the README has
+    more: some packages keep theirs in it."""
+    return _entries(FILES, old, new) or _entries(README, old, new)
+
+
+def _entries(files: re.Pattern[str], old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     found: list[str] = []
     for path in sorted(new, key=lambda path: (path.count("/"), path)):
         name = PurePosixPath(path)
-        if name.suffix not in DOCUMENTS or not (FILES.fullmatch(name.stem) or FILES.fullmatch(name.stem.split(".")[0])):
+        if name.suffix not in DOCUMENTS or not files.fullmatch(name.name.partition(".")[0]):
             continue
         before = Counter(line.strip() for line in old.get(path, "").split("\n"))
         fresh = []
@@ -44,10 +50,14 @@ def entries_between(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]
 
 
 def _items(lines: Iterable[str]) -> list[str]:
-    """List items with the lines that go on under them, and paragraphs."""
+    """List items with the lines that go on under them, and paragraphs; no examples."""
     found: list[list[str]] = []
-    going = False
+    going = code = False
     for line in lines:
+        code ^= line.lstrip().startswith("```")
+        if code or line.lstrip().startswith((">>>", "...", "```")):
+            going = False
+            continue
         if not line.strip() or HEADING.match(line):
             going = False
         elif ITEM.match(line):
@@ -70,7 +80,7 @@ def _plain(item: str) -> str:
     text = re.sub(r"\s+([.,;:)])", r"\1", " ".join(text.split()))
     text = re.sub(r"[\s,;:(\[-]+(\.?)$", r"\1", text)
     text = re.sub(r"\s(?:in|by|from|via|see)(\.?)$", r"\1", text)
-    text = re.sub(r"^[\s\-\u2013:,.|*]+", "", text)
+    text = re.sub(r"^(?:v?\d+\.\d+[\w.]*\s)?[\s\-\u2013:,.|*]*", "", text)
     return text if not text or text.endswith((".", "!", "?", ")", ":")) else text + "."
 
 

@@ -22,11 +22,13 @@ from offbook.taskgen.nouns import FunctionKey
 from offbook.taskgen.releases.changelog import entries_for
 from offbook.taskgen.releases.pieces import Change
 
-MOST_LINES, MOST_BEHAVIOURS = 8, 6
+MOST_LINES, MOST_BEHAVIOURS = 8, 10
 
 
 def requests(change: Change, tests: Sequence[str], entries: Sequence[str]) -> dict[str, str]:
-    return _Writer(change, tests, entries).texts()
+    """Empty where nothing says what is to be done."""
+    writer = _Writer(change, tests, entries)
+    return writer.texts() if writer.is_told() else {}
 
 
 class _Writer:
@@ -37,21 +39,25 @@ class _Writer:
         self._tests = tests
         self._entries = entries_for(entries, self._names(), {*self._words()})
 
+    def is_told(self) -> bool:
+        """An entry of the changelog names it, or most of what is public has a docstring that says something new."""
+        public = self._public((*self._change.came, *self._change.changed))
+        return bool(self._entries) or 2 * len(self._docstrings()) >= max(1, len(public))
+
     def texts(self) -> dict[str, str]:
         said = " ".join(self._entries)
         terse = said if 0 < len(said) < TERSE_CHARACTERS else self._summary()
         if said and len(said) >= TERSE_CHARACTERS:
             terse = self._entries[0] if len(self._entries[0]) < TERSE_CHARACTERS else self._summary()
-        interface = self._interface()
-        opening = said or self._summary()
-        normal = [opening, *interface] if said else [*(interface or [opening])]
-        if not said and interface:
-            normal = ["Please make these changes.", *interface]
-        normal += [self._covered(4)]
-        detailed = [*normal[:-1], *self._docstrings(), self._covered(MOST_BEHAVIOURS * 2)]
+        documented = [] if said else self._docstrings()
+        opening = said or "Please make these changes."
+        normal = [opening, *self._interface(), *documented, self._covered(MOST_BEHAVIOURS)]
+        detailed = [opening, *self._interface(), *self._docstrings(), self._covered(2 * MOST_BEHAVIOURS)]
         texts = {"terse": terse, "normal": _whole(normal), "detailed": _whole(detailed)}
-        if shared_code(texts["detailed"], self._change.deletion.removed):
-            texts["detailed"] = texts["normal"]
+        bare = _whole([opening, *self._interface(), self._covered(MOST_BEHAVIOURS)])
+        for name in ("normal", "detailed"):  # an example in a docstring may be a line of the body
+            if shared_code(texts[name], self._change.deletion.removed):
+                texts[name] = bare
         return texts
 
     def _public(self, names: Sequence[str]) -> list[str]:
@@ -173,7 +179,8 @@ class _Writer:
             fresh = "\n".join(
                 line for line in after.docstring.split("\n") if not line.strip() or line.strip() not in known
             )
-            if fresh.strip():
+            prose = [line for line in fresh.split("\n") if ">>>" not in line and len(line.split()) > 2]
+            if prose:
                 parts.append(f"## `{key.name}`\n\n{plain(fresh).strip()}")
         return parts
 
