@@ -9,6 +9,9 @@ from pathlib import PurePosixPath
 
 FILES = re.compile(r"(changes|changelog|history|news|release[-_]?notes|releases|whats[-_ ]?new|versions?)", re.I)
 README = re.compile(r"readme", re.I)
+HISTORY = re.compile(
+    r"^[#=*\s]*(?:version |release )?(?:history|changes|changelog|release notes|what's new)\b", re.I | re.M
+)
 DOCUMENTS = ("", ".md", ".rst", ".txt")
 ITEM = re.compile(r"^(\s*)(?:[*+•-]|\d+[.)]|#\d+:)\s+")
 HEADING = re.compile(r"^\s*(#+ |={3,}|-{3,}|~{3,}|\^{3,}|\.\. |v?\d+\.\d+[\w.]*\b.{0,40}$)")
@@ -29,8 +32,9 @@ COMMON = 4  # entries that share a word from which on it says nothing
 
 def entries_between(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """One text an item, as sentences on one line, without credits and links. Without a changelog what the README has
-    more: some packages keep theirs in it."""
-    return _entries(FILES, old, new) or _entries(README, old, new)
+    more under such a heading: some packages keep theirs in it."""
+    histories = {path: text[match.end() :] for path, text in new.items() if (match := HISTORY.search(text))}
+    return _entries(FILES, old, new) or _entries(README, old, histories)
 
 
 def _entries(files: re.Pattern[str], old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
@@ -94,10 +98,10 @@ def entries_for(entries: Sequence[str], names: Collection[str], words: Collectio
     telling = {name for name in names if len(name) > 2 and common[name.lower()] < max(COMMON, len(entries) // 4)}
     scored = []
     for number, (entry, part) in enumerate(zip(entries, parts, strict=True)):
-        marked = {*re.findall(r"[`.](\w+)(?:\(\))?`?", entry)} | {word for word in part if "_" in word}
-        named = sum(2 if name in marked or not name.islower() or len(name) > 7 else 1 for name in telling & part)
-        shared = {word.lower() for word in part if common[word.lower()] < COMMON} & {*words}
+        marked = {*re.findall(r"[`.](\w+)(?:\(\))?`?", entry)}
+        named = [name for name in telling & part if name in marked or not name.isalpha() or not name.islower()]
+        shared = {word.lower() for word in part if common[word.lower()] < COMMON} & {*words, *telling}
         if named or len(shared) >= 2:
-            scored.append((-2 * named - len(shared), number))
+            scored.append((-4 * len(named) - len(shared), number))
     best = sorted(scored)[:most]
     return [entries[number] for score, number in sorted(best, key=lambda one: one[1]) if 2 * score <= best[0][0]]
