@@ -8,11 +8,12 @@ passes with the same hunks joins the piece. Pieces that mostly share their lines
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from typing import Any
 
 from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
@@ -58,15 +59,16 @@ class Cut:
 async def cut_release(release: Release, spec: BoxSpec, settings: CutSettings, progress: Callable[[str], None]) -> Cut:
     """Kept in folder/cut.json and made only once."""
     path = release.repository.folder / "cut.json"
-    if path.is_file():
-        return _loaded(path)
+    texts = "\0".join(f"{hunk.path}\0{hunk.old}\0{hunk.new}" for hunk in release.hunks.hunks)
+    digest = hashlib.sha256(texts.encode()).hexdigest()  # pieces name hunks by their numbers
+    if path.is_file() and (data := json.loads(path.read_bytes()))["digest"] == digest:
+        return _loaded(data)
     found = await _Cutter(release, spec, settings, progress).cut()
-    write_atomic(path, json.dumps(asdict(found)))
+    write_atomic(path, json.dumps({**asdict(found), "digest": digest}))
     return found
 
 
-def _loaded(path: Path) -> Cut:
-    data = json.loads(path.read_bytes())
+def _loaded(data: dict[str, Any]) -> Cut:
     pieces = [Piece(**{**one, "hunks": tuple(one["hunks"]), "tests": tuple(one["tests"])}) for one in data["pieces"]]
     return Cut(data["failing"], tuple(data["stable"]), tuple(pieces), data["rounds"])
 

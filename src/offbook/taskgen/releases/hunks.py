@@ -182,35 +182,26 @@ class _Differ:
     def slots(self, old: Sequence[_Segment], new: Sequence[_Segment]) -> list[_Slot]:
         before, after = [one.key for one in old], [one.key for one in new]
         found: list[_Slot] = []
-        moved: dict[str, int] = {}
-        both = {*before} & {*after}
-        texts = {one.key: one.text for one in (*old,)}, {one.key: one.text for one in new}
+        moved: dict[str, int | None] = {}
+        gone, came = {one.key: one for one in old}, {one.key: one for one in new}
         for how, i1, i2, j1, j2 in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
             if how == "equal":
                 for one, other in zip(old[i1:i2], new[j1:j2], strict=True):
                     found += self._pair(one, other)
                 continue
-            for gone, segments in ((True, old[i1:i2]), (False, new[j1:j2])):
-                for segment in segments:
-                    if segment.key in both:  # it moved: one hunk for both places
-                        if segment.key not in moved:
-                            name = _name(segment)
-                            moved[segment.key] = self._hunks._hunk(
-                                self._path, name, texts[0][segment.key], texts[1][segment.key]
-                            )
-                        number: int | None = moved[segment.key]
-                    else:
-                        number = self._number(
-                            segment, "" if not gone else segment.text, segment.text if not gone else ""
-                        )
-                    text = segment.text
-                    found.append(_Slot(number, text if gone else "", "" if gone else text))
+            for segment in (*old[i1:i2], *new[j1:j2]):
+                if segment.key not in moved:  # what moved is one hunk in two places
+                    moved[segment.key] = self._number(gone.get(segment.key), came.get(segment.key))
+            found += [_Slot(moved[segment.key], segment.text, "") for segment in old[i1:i2]]
+            found += [_Slot(moved[segment.key], "", segment.text) for segment in new[j1:j2]]
         return found
 
-    def _number(self, segment: _Segment, old: str, new: str) -> int | None:
+    def _number(self, old: _Segment | None, new: _Segment | None) -> int | None:
+        segment = new or old
+        assert segment is not None
         if VERSION.match(segment.text.lstrip("\n")):
             return None
-        return self._hunks._hunk(self._path, _name(segment), old, new)
+        return self._hunks._hunk(self._path, _name(segment), old.text if old else "", new.text if new else "")
 
     def _pair(self, old: _Segment, new: _Segment) -> list[_Slot]:
         if old.text == new.text:
