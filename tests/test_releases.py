@@ -344,6 +344,11 @@ def test_entries_of_a_changelog_without_credits_and_links() -> None:
     assert entries_for(entries, {"word"}, {"python", "longer"}) == [entries[2]]  # a plain word is no name
 
 
+def test_a_changelog_that_the_older_release_has_not_ends_at_its_version() -> None:
+    log = {"docs/history.md": NEW_LOG.replace("First", "The very first")}
+    assert [len(entries_between({}, log, version)) for version in ("2.1", "2.0")] == [3, 4]
+
+
 def test_a_readme_counts_from_its_history_on() -> None:
     old = "# little\n\nWords.\n\nHistory\n-------\n\n- 2.1 The first one.\n"
     new = old.replace("Words.", "Words and more than that.").replace("- 2.1", "- 3.0 Added slices of words.\n- 2.1")

@@ -184,7 +184,7 @@ class _Run:
     async def releases(self, made: Made, workshop: Workshop) -> None:
         release = open_release(workshop)
         cut = await cut_release(release, self.spec, CutSettings(), self.progress)
-        entries = entries_between(release.old_files, release.new_files)
+        entries = entries_between(release.old_files, release.new_files, release.repository.version)
 
         def candidate(piece: Piece) -> _Candidate:
             async def make(folder: Path) -> Outcome:

@@ -20,37 +20,49 @@ CREDITS = re.compile(
     r"""
     \[?\(?:?(?:gh|issue|pr|pull|bug|user|github)?:?`?~?(?:gh-|\#)\d+`?\)?\]?(?:\([^)\s]*\))?
     | \(?(?:\b(?:thanks|patch|contributed|reported|pr|by|from)\b[^.()]{0,12})@[\w-]+\)?
-    | \(?\bthanks\b[^).]*[).]? | https?://\S+ | :(?:issue|pr|pull|user|gh|ghpull|ghissue|bug):`[^`]*` | @[\w-]+
+    | \(?\bthanks\b[^).]*[).]? | https?://\S+ | :(?:issue|pr|pull|user|gh|ghpull|ghissue|bug):`[^`]*`
+    | \[?(?<![`\w])@[\w-]+\]?
     | \(?\b(?:issue|pr|bug|gh)s?[-\ ]?\#?\d+(?:,?\ by\ [^).]*)?\)?
     | \((?:by|patch\ by|contributed\ by|issue|issues|pr|bug|closes|fixes|see)\s[^()]*\)
     """,
     re.I | re.X,
 )
 EMPTY = re.compile(r"\(\s*(?:,|and|see|closes|fixes|fix|issue|issues|by|pr|in|via|-)*\s*\)|\[\s*\](?:\(\s*\))?")
+LONG = 250  # characters
 COMMON = 4  # entries that share a word from which on it says nothing
 
 
-def entries_between(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+def entries_between(old: Mapping[str, str], new: Mapping[str, str], version: str = "") -> list[str]:
     """One text an item, as sentences on one line, without credits and links. Without a changelog what the README has
-    more under such a heading: some packages keep theirs in it."""
+    more under such a heading: some packages keep theirs in it. `version` is the older one."""
     histories = {path: text[match.end() :] for path, text in new.items() if (match := HISTORY.search(text))}
-    return _entries(FILES, old, new) or _entries(README, old, histories)
+    return _entries(FILES, old, new, version) or _entries(README, old, histories, version)
 
 
-def _entries(files: re.Pattern[str], old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+def _entries(files: re.Pattern[str], old: Mapping[str, str], new: Mapping[str, str], version: str) -> list[str]:
     found: list[str] = []
     for path in sorted(new, key=lambda path: (path.count("/"), path)):
         name = PurePosixPath(path)
         if name.suffix not in DOCUMENTS or not files.fullmatch(name.name.partition(".")[0]):
             continue
-        before = Counter(line.strip() for line in old.get(path, "").split("\n"))
-        fresh = []
-        for line in new[path].split("\n"):
-            known = before[line.strip()] > 0 and bool(line.strip())
-            before[line.strip()] -= known
-            fresh.append("" if known else line)
-        found += [entry for item in _items(fresh) if len(entry := _plain(item)) > 15 and entry not in found]
+        known = {*_items(old.get(path, "").split("\n"))}
+        text = new[path] if known else _newer(new[path], version)
+        for item in _items(text.split("\n")):
+            if item not in known:
+                found += [entry for entry in _sentences(_plain(item)) if len(entry) > 15 and entry not in found]
     return found
+
+
+def _newer(text: str, version: str) -> str:
+    """What stands above the version that is there already, where the older release brings no changelog."""
+    heading = re.compile(rf"^[^\w\n]*(?:version |release |v)?{re.escape(version)}(?![\w.]*\d)", re.I | re.M)
+    match = heading.search(text)
+    return text[: match.start()] if match and version else text
+
+
+def _sentences(entry: str) -> list[str]:
+    """A whole release in one item is many entries."""
+    return [entry] if len(entry) < LONG else re.split(r"(?<=[.!?])\s+(?=[A-Z`])", entry)
 
 
 def _items(lines: Iterable[str]) -> list[str]:
@@ -81,10 +93,11 @@ def _plain(item: str) -> str:
     text = re.sub(r":\w+(?::\w+)?:`~?([^`<]*?)(?:\s*<[^`]*>)?`", r"`\1`", text).replace("``", "`").replace("**", "")
     for _ in range(2):
         text = EMPTY.sub("", text)
-    text = re.sub(r"\s+([.,;:)])", r"\1", " ".join(text.split()))
+    text = re.sub(r"\(?\s\]\)?", "", " ".join(text.split()))
+    text = re.sub(r"\s+([.,;:)])", r"\1", text)
     text = re.sub(r"[\s,;:(\[-]+(\.?)$", r"\1", text)
     text = re.sub(r"\s(?:in|by|from|via|see)(\.?)$", r"\1", text)
-    text = re.sub(r"^(?:v?\d+\.\d+[\w.]*\s)?[\s\-\u2013:,.|*]*", "", text)
+    text = re.sub(r"^(?:v?\d+\.\d+[\w.]*[\s:])?(?:\#?\d+[\s:])?[\s\-\u2013:,.|*]*", "", text)
     return text if not text or text.endswith((".", "!", "?", ")", ":")) else text + "."
 
 
