@@ -145,8 +145,7 @@ class _Run:
                     await map_tests(repository, self.spec)
             except Unprepared as error:
                 made.unprepared = str(error)
-                logs = (folder / "prepare.log", folder / "new" / "prepare.log")
-                made.log = next((str(path) for path in logs if path.is_file()), "")
+                made.log = str(folder / "prepare.log") if (folder / "prepare.log").is_file() else ""
                 self.on_outcome(made)
                 continue
             made.name, made.version = repository.name, repository.version

@@ -109,12 +109,17 @@ def entries_for(entries: Sequence[str], names: Collection[str], words: Collectio
     parts = [frozenset(re.findall(r"[A-Za-z_]\w+", entry)) for entry in entries]
     common = Counter(word.lower() for part in parts for word in part)
     telling = {name for name in names if len(name) > 2 and common[name.lower()] < max(COMMON, len(entries) // 4)}
+    said = {*map(_stem, (*words, *telling))}
     scored = []
     for number, (entry, part) in enumerate(zip(entries, parts, strict=True)):
         marked = {*re.findall(r"[`.](\w+)(?:\(\))?`?", entry)}
         named = [name for name in telling & part if name in marked or not name.isalpha() or not name.islower()]
-        shared = {word.lower() for word in part if common[word.lower()] < COMMON} & {*words, *telling}
+        shared = {_stem(word) for word in part if common[word.lower()] < COMMON} & said
         if named or len(shared) >= 2:
             scored.append((-4 * len(named) - len(shared), number))
     best = sorted(scored)[:most]
     return [entries[number] for score, number in sorted(best, key=lambda one: one[1]) if 2 * score <= best[0][0]]
+
+
+def _stem(word: str) -> str:
+    return word.lower().removesuffix("s")

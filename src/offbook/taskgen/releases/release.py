@@ -29,7 +29,7 @@ from offbook.taskgen.prepare.prepare import (
 )
 from offbook.taskgen.prepare.tests import map_tests
 from offbook.taskgen.releases.hunks import Hunks, hunks_between
-from offbook.taskgen.releases.jumps import jump_of
+from offbook.taskgen.releases.jumps import Jump, jump_of
 from offbook.taskgen.releases.runnable import Product, TestImports
 from offbook.taskgen.workshop import Workshop, hidden_of, product_of, read_texts
 
@@ -37,10 +37,21 @@ from offbook.taskgen.workshop import Workshop, hidden_of, product_of, read_texts
 async def prepare_release(
     source: str, folder: Path, spec: BoxSpec, progress: Told, settings: PrepareSettings
 ) -> Repository:
+    """After Unprepared nothing is left but folder/prepare.log."""
     folder = folder.resolve()
     if (folder / "repository.json").is_file():
         return load_repository(folder)
-    jump = jump_of(source)
+    try:
+        return await _prepared(jump_of(source), folder, spec, progress, settings)
+    except Unprepared:
+        if (folder / "new" / "prepare.log").is_file():
+            (folder / "new" / "prepare.log").replace(folder / "prepare.log")
+        for name in ("new", "old", "tree", "deps", "python"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        raise
+
+
+async def _prepared(jump: Jump, folder: Path, spec: BoxSpec, progress: Told, settings: PrepareSettings) -> Repository:
     new = await prepare(jump.new, folder / "new", spec, progress, settings)
     progress(f"{new.name}: finding out which test enters which function")
     await map_tests(new, spec)

@@ -73,6 +73,7 @@ class _Writer:
 
     def _words(self) -> list[str]:
         names = [test.partition("[")[0].split("::")[-1] for test in self._tests]
+        names += [where.rpartition("::")[2].replace(".", "_") for where in (*self._change.came, *self._change.changed)]
         return [word for name in names for word in words_of(name) if len(word) > 3 and word != "test"]
 
     def _summary(self) -> str:
