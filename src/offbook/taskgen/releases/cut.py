@@ -61,7 +61,7 @@ async def cut_release(release: Release, spec: BoxSpec, settings: CutSettings, pr
     path = release.repository.folder / "cut.json"
     texts = "\0".join(f"{hunk.path}\0{hunk.old}\0{hunk.new}" for hunk in release.hunks.hunks)
     digest = hashlib.sha256(texts.encode()).hexdigest()  # pieces name hunks by their numbers
-    if path.is_file() and (data := json.loads(path.read_bytes()))["digest"] == digest:
+    if path.is_file() and (data := json.loads(path.read_bytes())).get("digest") == digest:
         return _loaded(data)
     found = await _Cutter(release, spec, settings, progress).cut()
     write_atomic(path, json.dumps({**asdict(found), "digest": digest}))
