@@ -40,9 +40,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     result: list[Made] = []
-    print(
-        "| jump | pieces | tasks | changed lines | files | request characters | refused |\n|---|---|---|---|---|---|---|"
-    )
+    print("| jump | pieces | tasks | changed lines | files | characters of the request | refused |")
+    print("|---|---|---|---|---|---|---|")
     for jump in options.jumps:  # one by one: a jump that fails does not take the others with it
         try:
             result += asyncio.run(make_tasks([f"release:{jump}"], options.out, BoxSpec(), MakeSettings(heldout=0.0)))
