@@ -73,6 +73,8 @@ def acronym(phrase, skip=("of", "the")):
     for part in _parts(phrase):
         if part.lower() not in skip:
             letters.append(part[0].upper())
+    if not letters:
+        raise ValueError("nothing to shorten")
     return "".join(letters)
 '''
 )
@@ -101,6 +103,8 @@ NEW = {
         def test_acronym(): assert acronym("Society of Friends") == "SF"
         def test_acronym_of_one_word(): assert acronym("friends") == "F"
         def test_acronym_skips(): assert acronym("a b c", skip=("b",)) == "AC"
+        def test_acronym_of_nothing():
+            with pytest.raises(ValueError, match="nothing to shorten"): acronym("")
         def test_exceptions(): assert plural("mouse", exceptions={"mouse": "mice"}) == "mice"
         def test_exceptions_for_one(): assert plural("mouse", 1, {"mouse": "mice"}) == "mouse"
     """),
@@ -217,6 +221,8 @@ def test_the_request_is_the_changelog_entry(made: tuple[Path, str, Made]) -> Non
     assert "little/colours.py" in terse["mixed"]
     assert "def acronym(phrase, skip=('of', 'the'))" in tasks["acronym"].instruction
     assert "`little`" in tasks["acronym"].instruction
+    assert "expected as they stand here: `nothing to shorten`" in tasks["acronym"].instruction
+    assert "shorten" not in tasks["plural"].instruction
     assert "def plural(word, count=2, exceptions=None)" in tasks["plural"].instruction
 
 

@@ -7,19 +7,21 @@ takes other arguments. `detailed` has docstrings and the words of test names too
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from offbook.copies import shared_code
-from offbook.taskgen.delete.symbols import Function, read_symbols
+from offbook.taskgen.delete.symbols import Definition, Function, read_symbols
 from offbook.taskgen.instruct import TERSE_CHARACTERS
 from offbook.taskgen.instruct import _behaviours as behaviours
 from offbook.taskgen.instruct import _first_sentence as first_sentence
 from offbook.taskgen.instruct import _listed as listed
 from offbook.taskgen.instruct import _plain as plain
 from offbook.taskgen.instruct import _words as words_of
-from offbook.taskgen.nouns import FunctionKey
+from offbook.taskgen.nouns import FunctionKey, files_of
 from offbook.taskgen.releases.changelog import entries_for
+from offbook.taskgen.releases.hunks import WORD
 from offbook.taskgen.releases.pieces import Change
 
 MOST_LINES, MOST_BEHAVIOURS = 8, 10
@@ -44,6 +46,10 @@ class _Writer:
         public = self._public((*self._change.came, *self._change.changed))
         return bool(self._entries) or 2 * len(self._docstrings()) >= max(1, len(public))
 
+    def _is_in_lines(self) -> bool:
+        """Whether the lines of the interface say it: something came, with a first sentence of its docstring."""
+        return any(self._said_of(where) for where in self._public(self._change.came))
+
     def texts(self) -> dict[str, str]:
         said = " ".join(self._entries)
         terse = said if 0 < len(said) < TERSE_CHARACTERS else self._summary()
@@ -52,16 +58,20 @@ class _Writer:
         documented = [] if said else self._docstrings()
         opening = said or "Please make these changes."
         normal = [opening, *self._interface(), *documented, self._covered(MOST_BEHAVIOURS)]
-        detailed = [opening, *self._interface(), *self._docstrings(), self._covered(2 * MOST_BEHAVIOURS)]
+        normal.append(self._expected("\n".join(normal)))
+        detailed = [opening, *self._interface(), *self._docstrings(), self._covered(2 * MOST_BEHAVIOURS), normal[-1]]
         texts = {"terse": terse, "normal": _whole(normal), "detailed": _whole(detailed)}
-        bare = _whole([opening, *self._interface(), self._covered(MOST_BEHAVIOURS)])
+        bare = _whole([opening, *self._interface(), self._covered(MOST_BEHAVIOURS), normal[-1]])
         for name in ("normal", "detailed"):  # an example in a docstring may be a line of the body
             if shared_code(texts[name], self._change.deletion.removed):
                 texts[name] = bare
+        if not said and texts["normal"] == bare and not self._is_in_lines():
+            return {}  # what was to say it cannot be shown
         return texts
 
     def _public(self, names: Sequence[str]) -> list[str]:
-        return [where for where in names if not any(_hidden(part) for part in where.partition("::")[2].split("."))]
+        parts = {where: re.split(r"[/.]", where.replace(".py::", "/")) for where in names}
+        return [where for where in names if not any(map(_hidden, parts[where]))]
 
     def _names(self) -> set[str]:
         """That the change brings or touches: functions, classes, new parameters."""
@@ -168,6 +178,19 @@ class _Writer:
         found = behaviours(self._tests, functions)[:most]
         return f"It will be checked for: {'; '.join(found)}." if found else ""
 
+    def _expected(self, said: str) -> str:
+        """Names and strings that the tests have, that come with the change, and that nothing shown has."""
+        hunks = [self._change.release.hunks.hunks[number] for number in self._change.piece.hunks]
+        came = "\n".join(hunk.new for hunk in hunks)
+        shown = "\n".join((said, *self._change.release.old_files.values()))
+        names, strings = _test_words(self._change.workshop.files, self._tests)
+        words, known = {*WORD.findall(came)}, {*WORD.findall(shown)}
+        lines = [f"`{name}`" for name in sorted((names & words) - known) if not _hidden(name)]
+        texts = [f"`{text}`" for text in sorted(strings) if text in came and text not in shown and "`" not in text]
+        parts = [f"Names that are expected: {listed(lines[:MOST_LINES])}." if lines else ""]
+        parts += [f"Texts that are expected as they stand here: {listed(texts[:MOST_LINES])}." if texts else ""]
+        return "\n".join(filter(None, parts))
+
     def _docstrings(self) -> list[str]:
         """Of what came whole, of what changed the lines that its docstring has more."""
         parts = []
@@ -184,6 +207,22 @@ class _Writer:
             if prose:
                 parts.append(f"## `{key.name}`\n\n{plain(fresh).strip()}")
         return parts
+
+
+def _test_words(files: Mapping[str, str], tests: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Attributes, names of arguments and texts in the functions of these tests."""
+    wanted = {test.partition("[")[0].split("::")[-1] for test in tests}
+    names, strings = set[str](), set[str]()
+    for path in files_of(tests):
+        for function in ast.walk(ast.parse(files[path])):
+            if isinstance(function, Definition) and function.name in wanted:
+                for node in ast.walk(function):
+                    match node:
+                        case ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                            names.add(name)
+                        case ast.Constant(value=str(text)) if len(text) > 3 and "\n" not in text:
+                            strings.add(text)
+    return names, strings
 
 
 def _whole(parts: Sequence[str]) -> str:
