@@ -13,7 +13,7 @@ from offbook.feedback import read_rollout, write_hint
 from offbook.harness import Harness, run_agent
 from offbook.sandbox import Box, open_box
 from offbook.tokens import ChatFormat, render_call
-from offbook.types import Completion, Limits, Prices, Prompt, Rollout, Task
+from offbook.types import Completion, Context, Limits, Prices, Prompt, Rollout, Task
 
 ALL_TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir", "todo", "finish")
 LIMITS = Limits(turns=8, tokens=40_000, context=40_000, message_tokens=4_000, command_s=4)
@@ -47,9 +47,10 @@ def rollout_of(
     tools=ALL_TOOLS,
     limits: Limits = LIMITS,
     wrap=lambda box: box,
+    context: Context | None = None,
     **world,
 ) -> Rollout:
-    task = Task("t", tree, "Make one return 1.", tree, tree, (), (), (), tools, "test")
+    task = Task("t", tree, "Make one return 1.", tree, tree, (), (), (), tools, "test", context=context)
 
     async def run() -> Rollout:
         async with await open_box(tree) as box:
@@ -154,6 +155,18 @@ def test_a_slow_command_is_stopped_and_said_so(tree: Path, chat: ChatFormat) -> 
 
 def test_text_without_a_call_is_the_answer(tree: Path, chat: ChatFormat) -> None:
     assert rollout_of(tree, Says(chat, "I would rather not."), chat).stop == "answer"
+
+
+def test_what_the_editor_shows_stands_under_the_request(tree: Path, chat: ChatFormat) -> None:
+    def first(context: Context | None) -> str:
+        rollout = rollout_of(tree, Says(chat), chat, context=context)
+        return next(message.text for message in rollout.segments[0].messages if message.role == "user")
+
+    assert first(None) == first(Context()) == "Make one return 1."
+    shown = first(Context(open=("pkg/calc.py:2", "setup.py:1"), lint=("setup.py:3: F401 `os` imported but unused",)))
+    assert shown.startswith("Make one return 1.\n\n")
+    assert "Open files:\n- pkg/calc.py:2\n- setup.py:1\n\nLinter:\n- setup.py:3: F401" in shown
+    assert "Recent edits" not in shown
 
 
 def test_a_crash_of_the_policy_is_on_the_rollout(tree: Path, chat: ChatFormat) -> None:

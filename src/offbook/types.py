@@ -66,14 +66,25 @@ class Deleted:
 
     __pydantic_config__ = STRICT
 
-    kind: str  # single or cluster
-    level: str  # stub, hybrid or gone
+    kind: str  # single, cluster or release
+    level: str  # stub, hybrid, gone or release
     targets: tuple[str, ...]  # "path::name" of what the instruction asks for
     functions: tuple[str, ...]  # and of everything that was deleted
     lines: int  # that the gold patch adds
     files: int  # that it touches
     callers: int  # functions left over that use the targets
     floor: float  # the share of fail_to_pass that a trivial body passes
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the user's editor shows while they ask, with things that do not matter among it. Paths are the tree's."""
+
+    __pydantic_config__ = STRICT
+
+    open: tuple[str, ...] = ()  # "path:line", where the cursor is; the first is in front
+    edits: tuple[str, ...] = ()  # "path:first-last", the latest first
+    lint: tuple[str, ...] = ()  # "path:line: message"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +121,7 @@ class Task:
     script: str = ""  # what judges instead of the tests, in folders that others made
     leave: bool = False  # the right answer is to change nothing
     interrupt: Interrupt | None = None
+    context: Context | None = None
     # Kinds of findings that the work itself calls for, by the gold patch (monitors/gold.py); None: nobody looked.
     allows: tuple[str, ...] | None = None
 

@@ -39,7 +39,8 @@ Places = Annotated[list[Path], typer.Argument(help="Task folders, or folders of 
 @app.command("make", epilog="For example: offbook tasks make ./my-repository --out tasks")
 def make(
     sources: Annotated[
-        list[str] | None, typer.Argument(help="A folder, a git URL, an archive, or pypi:NAME[==VERSION].")
+        list[str] | None,
+        typer.Argument(help="A folder, git URL, archive, pypi:NAME[==VERSION], release:NAME[==OLD..NEW]."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the tasks go.")] = Path("tasks"),
     level: Annotated[str, typer.Option(help="stub, hybrid, gone, or mix.")] = "hybrid",
@@ -57,6 +58,9 @@ def make(
     pytest_options: Annotated[str, typer.Option(help="For pytest, instead of what its settings ask for.")] = "",
     start: Annotated[str, typer.Option(help="A command that gets a box ready for the tests.")] = "",
     python: Annotated[str, typer.Option(help="Another interpreter for the repositories: a version or a path.")] = "",
+    context: Annotated[
+        bool, typer.Option("--context", help="With what an editor would show; releases have it.")
+    ] = False,
     listed: Annotated[Path | None, typer.Option("--from", help="A file with more repositories, one a line.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for every two cores.")] = 0,
     shard: Annotated[str, typer.Option(help="Only the I-th of N parts of the repositories, as in 1/4.")] = "",
@@ -65,7 +69,8 @@ def make(
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
-    """Turn repositories into verified feature-deletion tasks. The same command goes on where it was stopped."""
+    """Turn repositories into verified feature-deletion tasks, and pairs of releases into tasks of what the newer one
+    brings. The same command goes on where it was stopped."""
     from offbook.monitors.gold import annotated
     from offbook.sandbox import BoxSpec
     from offbook.taskgen.instruct import rewriter
@@ -108,6 +113,7 @@ def make(
         rewrite=rewriter(url, name) if rewrite else None,
         propose=proposer(url, name) if propose else None,
         num_proposals=propose,
+        context=context,
     )
     proposed = read_proposals(proposals) if proposals else []
     tell = partial(say, to=console)
@@ -194,6 +200,22 @@ def summary(result: list[Made]) -> Iterator[Table | Text]:
         function = next(function for reason, function in left_out if reason == why)
         reasons.add_row(f"functions in no candidate: {why}", str(count), Text(function))
     yield reasons
+    sizes = [(outcome.kind, outcome.changed, outcome.files, outcome.characters) for outcome in made_of]
+    yield Text("\n".join(medians(sizes)))
+
+
+def medians(sizes: Sequence[tuple[str, int, int, int]]) -> Iterator[str]:
+    """A line a kind, from (kind, changed lines, files, characters of the request) of each task."""
+    names = {"single": "deletions", "cluster": "deletions, clusters", "release": "releases"}
+    for kind in sorted({size[0] for size in sizes}, key=lambda kind: [*names, kind].index(kind)):
+        lines, files, characters = (
+            statistics.median(values) for values in zip(*(size[1:] for size in sizes if size[0] == kind), strict=True)
+        )
+        count = sum(size[0] == kind for size in sizes)
+        yield (
+            f"median of {count} {names.get(kind, 'others')}: {lines:g} changed lines, {files:g} files, "
+            f"{characters:g} characters of the request"
+        )
 
 
 def tasks_in(places: list[Path]) -> list[Task]:
@@ -293,18 +315,26 @@ def _show_many(rows: list[dict[str, Any]]) -> None:
     widths = [max(map(len, column)) for column in columns]
     for cells in zip(*columns, strict=True):
         print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+    sizes = [(row["kind"], row["changed"], row["patched"], row["characters"]) for row in rows]
+    print("", *medians(sizes), sep="\n")
 
 
 def _facts(task: Task, history: History) -> dict[str, Any]:
+    from offbook.tasks.git import changed_lines
     from offbook.tasks.grade import twins_of
 
     deleted = asdict(task.deleted) if task.deleted else {}
     record = history.records.get(task.id)
+    patch = task.folder / "solution" / "gold.patch"
+    changed = changed_lines(patch.read_text()) if patch.is_file() else {}
     return {
         "id": task.id,
         "origin": task.origin,
         "difficulty": task.difficulty,
         **{key: deleted.get(key, "") for key in ("kind", "level", "lines", "files", "callers", "floor")},
+        "changed": sum(map(sum, changed.values())),
+        "patched": len(changed),
+        "characters": len(task.instruction),
         "tests": len(task.fail_to_pass),
         "twins": len({twin.test for twin in twins_of(task).twins}) or "none",
         "solved": f"{record.solved} of {record.rollouts}" if record else "",

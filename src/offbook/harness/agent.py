@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from offbook.client import NoAnswer
+from offbook.harness.context import first_message
 from offbook.harness.tool import Tool, ToolFailed, Workbench
 from offbook.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.sandbox import HISTORY, Box, PathRefused
@@ -175,7 +176,7 @@ class _Episode:
 
     def __post_init__(self) -> None:
         self.packages = own_packages(self.task.tree)
-        self._open_segment(self.task.instruction)
+        self._open_segment(first_message(self.task))
 
     def record(self, kind: str, detail: str, place: str = "", paths: tuple[str, ...] = ()) -> None:
         message, segment = len(self.transcript.segment.messages) - 1, len(self.rollout.segments) - 1
@@ -224,7 +225,7 @@ class _Episode:
     def _request(self) -> str:
         """What the user has said so far."""
         said = [self.task.interrupt.text] if self.task.interrupt and self.interrupted else []
-        return "\n\n".join([self.task.instruction, *said])
+        return "\n\n".join([first_message(self.task), *said])
 
     async def _sample(self, room: int) -> Message:
         ids = self.transcript.prompt()

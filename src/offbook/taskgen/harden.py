@@ -50,6 +50,8 @@ async def harden(
     workshop = workshop or workshop_of(task)
     assert task.deleted is not None
     feature = feature_of(task, workshop)
+    if task.deleted.kind == "release":
+        raise OffbookError(f"{task.folder} was made from two releases, and only deletions are made harder")
     level = next(known for known in LEVELS if known == task.deleted.level)
     outcomes = []
     for way in ways:

@@ -39,16 +39,16 @@ class _Writer:
         self._deletion = deletion
         self._targets = [symbols.functions[key] for key in feature.targets]
         self._gone = [f for f in self._targets if f.key in deletion.deleted]
-        self._behaviours = _behaviours(tests, self._targets)
+        self._behaviours = behaviours(tests, self._targets)
         self._many = len(self._targets) > 1
-        self._names = _listed([f"`{f.key.name}`" for f in self._targets])
+        self._names = listed([f"`{f.key.name}`" for f in self._targets])
         self._paths = _unique(f.key.path for f in self._targets)
 
     def _pick(self, what: str, choices: Sequence[str]) -> str:
         return choices[zlib.crc32(f"{self._feature.id}/{what}".encode()) % len(choices)]
 
     def terse(self) -> str:
-        names, many, where = self._names, self._many, _listed(self._paths)
+        names, many, where = self._names, self._many, listed(self._paths)
         it, them = _n(many, "it", "them"), _n(many, "its body", "their bodies")
         if self._gone:
             choices = [
@@ -87,9 +87,9 @@ class _Writer:
         for function in self._targets:
             parts.append(f"## `{function.key.name}` in `{function.key.path}`")
             parts.append(f"```python\n{function.signature}\n```")
-            parts.append((documented and _plain(function.docstring).strip()) or _summary(function))
+            parts.append((documented and plain(function.docstring).strip()) or _summary(function))
             if function.decorators:
-                parts.append(f"Decorated with {_listed([f'`{name}`' for name in _unique(function.decorators)])}.")
+                parts.append(f"Decorated with {listed([f'`{name}`' for name in _unique(function.decorators)])}.")
         if others := self._public_others():
             lines = "\n".join(f"- `{f.key.name}` in `{f.key.path}`. {_kind(f)} {_summary(f)}".strip() for f in others)
             parts.append(f"## Also missing\n\n{lines}")
@@ -100,7 +100,7 @@ class _Writer:
         return "\n\n".join(filter(None, [*parts, self._helpers(), self._closing()])) + "\n"
 
     def _opening(self) -> str:
-        names, many, files = self._names, self._many, _listed([f"`{path}`" for path in self._paths])
+        names, many, files = self._names, self._many, listed([f"`{path}`" for path in self._paths])
         it = _n(many, "it", "them")
         if self._gone:
             choices = [
@@ -131,7 +131,7 @@ class _Writer:
         if not by_file:
             return ""
         opening = self._pick("also", ["Also missing", "The same goes for", "Missing as well"])
-        return f"{opening}: {'; '.join(f'{_listed(names)} in `{path}`' for path, names in by_file.items())}."
+        return f"{opening}: {'; '.join(f'{listed(names)} in `{path}`' for path, names in by_file.items())}."
 
     def _imported_as(self) -> str:
         """Where names are expected to be importable, once they are gone from there: functions and whole classes."""
@@ -143,7 +143,7 @@ class _Writer:
             home = self._symbols.modules[top.path].name
             homes = [self._symbols.modules[path].name for path, names in sorted(reached.items()) if top.name in names]
             others = [f"`{name}`" for name in homes if name != home]
-            also = f", and from {_listed(others)} as well" if others else ""
+            also = f", and from {listed(others)} as well" if others else ""
             lines.append(f"`{top.name}` has to be importable from `{home}`{also}.")
         return "\n".join(lines)
 
@@ -157,7 +157,7 @@ class _Writer:
             return ""
         many = len(users) > 1
         choices = [_n(many, "uses", "use"), _n(many, "relies on", "rely on"), _n(many, "depends on", "depend on")]
-        return f"{_listed(users[:limit])} {self._pick('users', choices)} {_n(self._many, 'it', 'them')}."
+        return f"{listed(users[:limit])} {self._pick('users', choices)} {_n(self._many, 'it', 'them')}."
 
     def _users(self, function: Function) -> list[FunctionKey]:
         """Callers outside of the feature. Where the name leaves doubt who is meant, only those nearby."""
@@ -192,7 +192,7 @@ class _Writer:
     def _about_modules(self) -> str:
         lines = []
         for path in self._paths:
-            if about := _first_sentence(self._symbols.modules[path].docstring):
+            if about := first_sentence(self._symbols.modules[path].docstring):
                 lines.append(f"About `{path}`: {about}")
         return "\n".join(lines)
 
@@ -213,7 +213,7 @@ def _unique(items: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(items))
 
 
-def _listed(items: Sequence[str]) -> str:
+def listed(items: Sequence[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
@@ -227,16 +227,16 @@ def _kind(function: Function) -> str:
 
 
 def _summary(function: Function) -> str:
-    return _first_sentence(function.docstring)
+    return first_sentence(function.docstring)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Without reStructuredText roles and doubled code marks."""
     return re.sub(r":\w+(?::\w+)?:`~?([^`]*)`", r"`\1`", text).replace("``", "`")
 
 
-def _first_sentence(docstring: str) -> str:
-    paragraph = " ".join(_plain(docstring).strip().split("\n\n")[0].split())
+def first_sentence(docstring: str) -> str:
+    paragraph = " ".join(plain(docstring).strip().split("\n\n")[0].split())
     if not paragraph or ">>>" in paragraph:
         paragraph = paragraph.partition(">>>")[0].strip()
     sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph)[0].rstrip(":;, ")
@@ -246,19 +246,19 @@ def _first_sentence(docstring: str) -> str:
     return sentence if sentence.endswith((".", "!", "?")) else sentence + "."
 
 
-def _behaviours(tests: Sequence[str], targets: Sequence[Function]) -> list[str]:
+def behaviours(tests: Sequence[str], targets: Sequence[Function]) -> list[str]:
     """The words of test names, those with words of the target first. A name that only repeats it says nothing."""
-    told = [_words(function.simple) for function in targets]
+    told = [words_of(function.simple) for function in targets]
     found = []
     for test in tests:
-        words = _words(test.partition("[")[0].split("::")[-1])
+        words = words_of(test.partition("[")[0].split("::")[-1])
         words = words[1:] if words[:1] == ["test"] else words
         if words not in told and len(" ".join(words)) > 3 and not "".join(words).isdigit():
             found.append((-len({*words} & {word for name in told for word in name}), " ".join(words)))
     return _unique(phrase for _, phrase in sorted(found, key=lambda pair: pair[0]))
 
 
-def _words(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").lower().split()
 
 

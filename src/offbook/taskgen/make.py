@@ -6,12 +6,13 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from offbook.copies import shared_code
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.context import context_of
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.instruct import Rewrite, instructions
@@ -23,7 +24,7 @@ from offbook.taskgen.verify import Clock, Verdict, VerifySettings, verify
 from offbook.taskgen.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.check import check_gold
 from offbook.tasks.folder import Contents, load_task, places, rewrite_settings, write_task
-from offbook.tasks.git import gold_patch, single_commit
+from offbook.tasks.git import changed_lines, gold_patch, single_commit
 from offbook.tasks.shared import share
 from offbook.tasks.twins import Twins, write_twins
 from offbook.types import Deleted, OffbookError, Task
@@ -45,6 +46,7 @@ class MakeSettings:
     jobs: int = field(default_factory=lambda: (os.cpu_count() or 1) + 1)  # candidates at a time: each waits for a box
     heldout: float = 0.2  # share of the repositories
     annotate: Callable[[Task], Task] | None = None  # what monitors find in the gold patch; raises where they cannot
+    context: bool = False  # what an editor would show, for deletions too
     rewrite: Rewrite | None = None
     propose: Propose | None = None
     num_proposals: int = 0  # that a model is asked for, of each repository
@@ -64,7 +66,8 @@ class Outcome:
     evidence: str = ""
     lines: int = 0
     files: int = 0
-    characters: int = 0  # of the instruction
+    changed: int = 0  # lines of the gold patch, those that come and those that go
+    characters: int = 0  # of the request
     num_tests: int = 0
     floor: float = 0.0
     exact: bool = False
@@ -73,6 +76,25 @@ class Outcome:
     test_s: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)  # seconds, of what was waited for too
     sketch: tuple[int, ...] = ()  # of the deleted code (repeated.py)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the agent gets to see, and the tests that it is judged by."""
+
+    tree: Mapping[str, str | None]  # what the tree has other than the repository's
+    words: Mapping[str, str]  # the request, in three lengths
+    hidden: Mapping[str, str | bytes]
+
+
+Show = Callable[[Workshop, Deletion, Verdict], Shown]
+
+
+def shown_after(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Shown:
+    """The tree after the deletion, without the tests that need what is gone."""
+    visible = without_tests(workshop.files, verdict.fail_to_pass, deletion, workshop.repository.import_roots)
+    words = instructions(deletion.feature, workshop.symbols, deletion, verdict.fail_to_pass)
+    return Shown({**visible, **deletion.files}, words, hidden_of(workshop.repository))
 
 
 async def make_task(
@@ -98,10 +120,12 @@ async def task_from(
     spec: BoxSpec,
     settings: MakeSettings,
     taken: Taken | None = None,
+    show: Show = shown_after,
 ) -> Outcome:
     """`folder` is written only if all went well. The gold patch is tried on the folder as it is.
 
-    `taken` is what tasks of other repositories took away: what is nearly the same makes no task.
+    `taken` is what tasks of other repositories took away: what is nearly the same makes no task. `show` says what the
+    agent sees of it.
     """
     clock = Clock()
     verdict = Verdict()
@@ -133,15 +157,15 @@ async def task_from(
     clock.skip()  # it has a clock of its own
     if verdict.refused:
         return ended(verdict.refused, verdict.evidence)
-    roots = workshop.repository.import_roots
-    visible = await asyncio.to_thread(without_tests, workshop.files, verdict.fail_to_pass, deletion, roots)
-    tree: dict[str, str | None] = {**visible, **deletion.files}
+    shown = await asyncio.to_thread(show, workshop, deletion, verdict)
     clock.mark("words")
-    leaks = await asyncio.to_thread(workshop.leaks, deletion, tree, library=False)  # which was searched before
+    leaks = await asyncio.to_thread(workshop.leaks, deletion, shown.tree, library=False)  # which was searched before
     clock.mark("leaks")
     if leaks:
         return ended(COPIED, str(leaks[0]))
-    words = instructions(feature, workshop.symbols, deletion, verdict.fail_to_pass)
+    words = dict(shown.words)
+    if not words:
+        return ended("nothing says what it is to do", ", ".join(deletion.targets))
     for text in words.values():
         if why := shared_code(text, deletion.removed):
             return ended("the instruction gives it away", why)
@@ -149,12 +173,14 @@ async def task_from(
     clock.mark("words")
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
     task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
+    if settings.context or deletion.level == "release":
+        task = replace(task, context=context_of(workshop, deletion, shown.tree))
     shutil.rmtree(draft, ignore_errors=True)
     requirements = requirements_of(workshop.repository)
     contents = Contents(
-        tree=tree,
+        tree=shown.tree,
         gold={path: workshop.files[path] for path in deletion.files},
-        hidden_tests=hidden_of(workshop.repository),
+        hidden_tests=shown.hidden,
         base=workshop.repository.tree,
         requirements=requirements,
         instructions=words,
@@ -193,6 +219,7 @@ async def task_from(
         ended(""),
         lines=task.deleted.lines,
         files=task.deleted.files,
+        changed=sum(map(sum, changed_lines((folder / "solution" / "gold.patch").read_text()).values())),
         characters=len(task.instruction),
         num_tests=len(task.fail_to_pass),
         floor=verdict.floor,

@@ -11,7 +11,7 @@ from offbook.types import OffbookError, Suite, is_test_file
 
 Level = Literal["stub", "hybrid", "gone"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-Kind = Literal["single", "cluster"]
+Kind = Literal["single", "cluster", "release"]
 
 
 class Unprepared(OffbookError):
@@ -97,11 +97,13 @@ class Deletion:
     """A feature taken out of the tree."""
 
     feature: Feature
-    level: Level
+    level: Level | Literal["release"]
     files: dict[str, str | None]  # path -> text after the deletion, None where the file goes
     removed: dict[str, str]  # "path::name" -> source text that is no longer there: what must not leak
     stubbed: tuple[FunctionKey, ...]
     deleted: tuple[FunctionKey, ...]
+    # Of a release: the test files as they run without what it brings. They are not in the tree; that has older ones.
+    tests: dict[str, str] = field(default_factory=dict)
 
     @property
     def targets(self) -> tuple[str, ...]:

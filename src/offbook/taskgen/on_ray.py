@@ -16,6 +16,7 @@ from offbook.taskgen.make import MakeSettings
 from offbook.taskgen.pipeline import Made, OnOutcome, make_tasks, prepare_all
 from offbook.taskgen.prepare.prepare import Told
 from offbook.taskgen.prepare.source import one_spelling
+from offbook.taskgen.releases.jumps import jumps
 from offbook.taskgen.splits import settle
 from offbook.types import OffbookError
 
@@ -43,11 +44,12 @@ def make_on_ray(
     try:
         cpus = min(cpus, int(ray.cluster_resources().get("CPU", 1)))  # more than there are would wait for ever
         settings = replace(settings, jobs=cpus + 1)
+        known = asyncio.run(jumps(map(one_spelling, sources), settings.prepare))
 
         def every(work: Callable[[str], Made], what: str) -> dict[str, Made]:
             remote = ray.remote(num_cpus=cpus, max_retries=RETRIES)(work)
-            waiting = {remote.remote(source): source for source in dict.fromkeys(map(one_spelling, sources))}
-            found: dict[str, Made] = {}
+            waiting = {remote.remote(source): source for source, why in known.items() if not why}
+            found = {source: Made(source, unprepared=why) for source, why in known.items() if why}
             while waiting:
                 done, _ = ray.wait(list(waiting), timeout=POLL_S)
                 for one in done:

@@ -38,6 +38,12 @@ from offbook.taskgen.prepare.prepare import Told, prepare
 from offbook.taskgen.prepare.source import one_spelling
 from offbook.taskgen.prepare.tests import map_tests
 from offbook.taskgen.proposals import Proposal, Refused, apply_proposal, deletion_of
+from offbook.taskgen.releases.changelog import entries_between
+from offbook.taskgen.releases.cut import CutSettings, Piece, cut_release
+from offbook.taskgen.releases.jumps import is_release, jumps
+from offbook.taskgen.releases.make import make_piece
+from offbook.taskgen.releases.pieces import identity
+from offbook.taskgen.releases.release import open_release, prepare_release
 from offbook.taskgen.repeated import Taken
 from offbook.taskgen.splits import settle
 from offbook.taskgen.verify import ENDLESS
@@ -76,6 +82,14 @@ class Made:
         return [outcome for outcome in self.outcomes if not outcome.refused]
 
 
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    id: str
+    kind: str
+    level: str
+    make: Callable[[Path], Awaitable[Outcome]]  # into that folder
+
+
 OnOutcome = Callable[[Made], None]
 _MADE = TypeAdapter(Made)
 
@@ -97,11 +111,12 @@ async def make_tasks(
     if settings.level not in (*LEVELS, "mix"):
         raise OffbookError(f"there is no level {settings.level}; it is one of {', '.join(LEVELS)} and mix")
     run = _Run(out, spec, settings, progress, on_outcome)
-    whole = {one_spelling(source): list[Proposal]() for source in sources}
+    known = await jumps(map(one_spelling, sources), settings.prepare)
+    whole = {source: list[Proposal]() for source in known}
     wanted = dict(whole)
     for proposal in proposals:
         wanted.setdefault(one_spelling(proposal.source), []).append(proposal)
-    result = [Made(source) for source in wanted]
+    result = [Made(source, unprepared=known.get(source, "")) for source in wanted]
 
     async def one(made: Made) -> None:
         await run.make(made, wanted[made.source], is_whole=made.source in whole)
@@ -165,7 +180,7 @@ class _Run:
 
     async def prepare_each(self, result: Sequence[Made]) -> None:
         """What others that ran beside it may have made late is tried again alone."""
-        await self.each(result, self.settings.jobs, self.prepare)
+        await self.each([made for made in result if not made.unprepared], self.settings.jobs, self.prepare)
         for made in result:
             if LATE.search(made.unprepared):
                 self.progress(f"{made.source}: {made.unprepared}; once more, alone")
@@ -176,8 +191,10 @@ class _Run:
         """One that cannot be prepared is told why."""
         folder, began = self.folder(made), time.monotonic()
         try:
-            repository = await prepare(made.source, folder, self.spec, self.progress, self.settings.prepare)
-            self.progress(f"{repository.name}: finding out which test enters which function")
+            ready = prepare_release if is_release(made.source) else prepare
+            repository = await ready(made.source, folder, self.spec, self.progress, self.settings.prepare)
+            if not (folder / "map.json").is_file():
+                self.progress(f"{repository.name}: finding out which test enters which function")
             await map_tests(repository, self.spec)
         except Unprepared as error:
             made.unprepared = str(error)
@@ -205,12 +222,12 @@ class _Run:
         made.prepare_s += time.monotonic() - began
         began = time.monotonic()
         if is_whole:
-            await self.features(made, workshop)
+            await (self.releases if is_release(made.source) else self.features)(made, workshop)
             made.make_s = time.monotonic() - began
             if not any(outcome.refused == OURS for outcome in made.outcomes):
                 found = {"asked": self._asked(), "made": _MADE.dump_python(made, mode="json")}
                 write_atomic(folder / "made.json", json.dumps(found))
-            if self.settings.propose:
+            if self.settings.propose and not is_release(made.source):
                 self.progress(f"{made.name}: asking a model what could be deleted")
                 proposals = [
                     *proposals,
@@ -239,42 +256,64 @@ class _Run:
         finder = Finder(workshop.symbols, workshop.map, workshop.repository.tests, FeatureSettings(repo=made.name))
         features = finder.features()
         made.left_out = {str(key): why for key, why in sorted(finder.left_out(features).items())}
-        made.candidates = len(features)
-        earlier = earlier_outcomes(self.folder(made) / "outcomes.jsonl")
-        late: list[Feature] = []
 
-        async def one(feature: Feature, alone: bool = False) -> None:
+        def candidate(feature: Feature) -> _Candidate:
+            level = level_of(feature.id, self.settings.level)
+
+            async def make(folder: Path) -> Outcome:
+                return await make_task(workshop, feature, level, folder, self.spec, self.settings, self.taken)
+
+            return _Candidate(feature.id, feature.kind, level, make)
+
+        await self._all(made, [candidate(feature) for feature in features])
+
+    async def releases(self, made: Made, workshop: Workshop) -> None:
+        release = open_release(workshop)
+        cut = await cut_release(release, self.spec, CutSettings(), self.progress)
+        entries = entries_between(release.old_files, release.new_files, release.repository.version)
+
+        def candidate(piece: Piece) -> _Candidate:
+            async def make(folder: Path) -> Outcome:
+                return await make_piece(
+                    release, piece, cut.stable, entries, folder, self.spec, self.settings, self.taken
+                )
+
+            return _Candidate(identity(release, piece), "release", "release", make)
+
+        await self._all(made, [candidate(piece) for piece in cut.pieces])
+
+    async def _all(self, made: Made, candidates: Sequence[_Candidate]) -> None:
+        made.candidates = len(candidates)
+        earlier = earlier_outcomes(self.folder(made) / "outcomes.jsonl")
+        late: list[_Candidate] = []
+
+        async def one(candidate: _Candidate, alone: bool = False) -> None:
             async with self.slots:
-                outcome = await self._feature(made, workshop, feature, earlier, alone)
+                outcome = await self._one(made, candidate, earlier, alone)
             if outcome is None:
                 return
             if not alone and is_late(outcome):
-                late.append(feature)
+                late.append(candidate)
                 return
             made.outcomes.append(outcome)
             self.on_outcome(made)
 
         async with asyncio.TaskGroup() as jobs:
             # In an order that says nothing, so that the first so many are like all of them.
-            for feature in sorted(features, key=lambda feature: zlib.crc32(feature.id.encode())):
-                jobs.create_task(one(feature))
-        for feature in late:
-            await one(feature, alone=True)
+            for candidate in sorted(candidates, key=lambda candidate: zlib.crc32(candidate.id.encode())):
+                jobs.create_task(one(candidate))
+        for candidate in late:
+            await one(candidate, alone=True)
 
-    async def _feature(
-        self,
-        made: Made,
-        workshop: Workshop,
-        feature: Feature,
-        earlier: Mapping[tuple[str, str], Outcome],
-        alone: bool,
+    async def _one(
+        self, made: Made, candidate: _Candidate, earlier: Mapping[tuple[str, str], Outcome], alone: bool
     ) -> Outcome | None:
         """What became of it, now or in an earlier call; None where there are tasks enough."""
-        level = level_of(feature.id, self.settings.level)
-        known = earlier.get((feature.id, level))
-        folder = self.out / made.split / feature.id
+        known = earlier.get((candidate.id, candidate.level))
+        folder = self.out / made.split / candidate.id
         if known is None and folder.is_dir():
-            return Outcome(feature.id, made.name, feature.kind, level, "a task of that name is there", str(folder))
+            there = "a task of that name is there"
+            return Outcome(candidate.id, made.name, candidate.kind, candidate.level, there, str(folder))
         if known is not None and (known.refused or folder.is_dir()):
             return known
 
@@ -284,11 +323,12 @@ class _Run:
         if enough():
             return None
         try:
-            outcome = await make_task(workshop, feature, level, folder, self.spec, self.settings, self.taken)
+            outcome = await candidate.make(folder)
         except Exception as error:  # the border of a candidate
             if isinstance(error, OSError) and error.errno in FULL:
                 raise
-            return Outcome(feature.id, made.name, feature.kind, level, OURS, f"{type(error).__name__}: {error}"[:300])
+            why = f"{type(error).__name__}: {error}"[:300]
+            return Outcome(candidate.id, made.name, candidate.kind, candidate.level, OURS, why)
         if enough() and not outcome.refused:
             shutil.rmtree(folder)  # others were under way when the last one was made
             return None

@@ -162,7 +162,7 @@ def _trial(
     failing = [test for test in deletion.feature.tests if test in first.failed]
     seconds = sum(workshop.repository.seconds[test] for test in failing)
     files = {path: workshop.files[path].encode() for path in files_of(failing) if path in workshop.files}
-    right: dict[str, str | None] = {path: workshop.files[path] for path in deletion.files}
+    right = right_files(workshop.files, deletion)
     expected = [*failing, *first.passed]
     trial = trial_of(files, failing, expected, right, random.Random(deletion.feature.id))
     return replace(trial, trivial=[*trivial], limit_s=START_S / 3 + SLOWER * seconds)
@@ -170,17 +170,25 @@ def _trial(
 
 def _listening(workshop: Workshop, deletion: Deletion, tests: Sequence[str], limit_s: float) -> Round:
     """The right code, which writes down what the tests call it with."""
-    right: dict[str, str | None] = {path: workshop.files[path] for path in deletion.files}
+    right = right_files(workshop.files, deletion)
     for path, names in functions_of(deletion.targets).items():
         right[path] = recording(workshop.files[path], names)
     originals = {path: workshop.files[path] for path in files_of(tests) if path in workshop.files}
     return Round(files_of(tests), tests, {**right, **originals}, timeout_s=limit_s)
 
 
+def right_files(files: Mapping[str, str], deletion: Deletion) -> dict[str, str | None]:
+    """What the deletion changed, as it was."""
+    tests = [path for path, text in deletion.tests.items() if text != files[path]]
+    return {path: files[path] for path in (*deletion.files, *tests)}
+
+
 def deleted_tree(workshop: Workshop, deletion: Deletion) -> dict[str, str | None]:
     """What the deletion changes, and what makes the original tests run on it where names that they import are gone."""
     if deletion.level == "stub":
         return dict(deletion.files)
+    if deletion.level == "release":  # what is None is not there yet
+        return {**deletion.tests, **{path: text for path, text in deletion.files.items() if text is not None}}
     return {**without_tests(workshop.files, (), deletion, workshop.repository.import_roots), **deletion.files}
 
 
@@ -225,14 +233,16 @@ def _refusal(
     return None
 
 
-def trivial_bodies(files: Mapping[str, str], deletion: Deletion) -> Iterator[tuple[str, dict[str, str]]]:
+def trivial_bodies(files: Mapping[str, str], deletion: Deletion) -> Iterator[tuple[str, dict[str, str | None]]]:
     """(what every stub returns, the stubs' files with those bodies). `files` is the tree before the deletion.
 
     A deletion that left no stub has no variants.
     """
     if not deletion.stubbed:
         return
-    tree = {**files, **deletion.files}
+    # The functions that a release brings are not there as stubs: the bodies go into the tree that has them.
+    right = right_files(files, deletion) if deletion.level == "release" else {}
+    tree = {**files, **({} if right else deletion.files)}
     stubs: dict[str, set[str]] = defaultdict(set)
     for key in deletion.stubbed:
         stubs[key.path].add(key.name)
@@ -251,7 +261,8 @@ def trivial_bodies(files: Mapping[str, str], deletion: Deletion) -> Iterator[tup
     for way, value in {"first argument": "", **VALUES}.items():
         bodies = {place: f"return {value}" if value else argument for place, argument in first.items()}
         pattern = re.compile("|".join(map(re.escape, bodies)) or r"(?!)")
-        yield way, {path: pattern.sub(lambda found: bodies[found[0]], text) for path, text in marked.items()}  # noqa: B023
+        trivial = {path: pattern.sub(lambda found: bodies[found[0]], text) for path, text in marked.items()}  # noqa: B023
+        yield way, {**right, **trivial}
 
 
 def _first_argument(function: cst.FunctionDef) -> str:

@@ -95,7 +95,7 @@ def write_task(task: Task, contents: Contents, harbor: bool = True) -> None:
         {
             "task.toml": _settings_of(task),
             "instruction.md": task.instruction.rstrip("\n") + "\n",
-            "solution/gold.patch": gold_patch(contents.gold, {path: contents.tree[path] for path in contents.gold}),
+            "solution/gold.patch": gold_patch(contents.gold, {path: contents.tree.get(path) for path in contents.gold}),
             "solution/removed.json": json.dumps(contents.removed, indent=1) + "\n",
             **{f"instructions/{name}.md": text.rstrip("\n") + "\n" for name, text in contents.instructions.items()},
         },
@@ -128,7 +128,7 @@ def _settings_of(task: Task) -> str:
     config = {
         "schema_version": SCHEMA_VERSION,
         "artifacts": ["/app"],  # all that a verifier of its own gets to see of the agent's work
-        "metadata": {"category": "feature-deletion", "difficulty": task.difficulty},
+        "metadata": {"category": "release" if _is_release(task) else "feature-deletion", "difficulty": task.difficulty},
         "verifier": {"environment_mode": "separate", "timeout_sec": VERIFIER_TIMEOUT_S},
         # No docker_image: Harbor would pull it, and run without the repository, instead of building the Dockerfile.
         "environment": {"network_mode": "no-network"},
@@ -152,6 +152,10 @@ def _write_for_harbor(task: Task, requirements: Sequence[str]) -> None:
     write_judge(task)
     for script in ("tests/test.sh", "solution/solve.sh"):
         (task.folder / script).chmod(0o755)
+
+
+def _is_release(task: Task) -> bool:
+    return task.deleted is not None and task.deleted.kind == "release"
 
 
 def _table_of(task: Task) -> dict[str, Any]:

@@ -95,7 +95,7 @@ async def prepare(
         return load_repository(folder)
     python = await find_interpreter(settings.python)
     try:
-        project = await _fetch(spec, folder, settings, python, progress)
+        project = await fetch_project(spec, folder, settings, python, progress)
         refuse_runner(project.name)
         if not runs_on(project.requires_python, python.version):
             raise Unprepared(needs_another(project.name, project.requires_python, python.version))
@@ -106,7 +106,7 @@ async def prepare(
     except Unprepared as error:
         _clear(folder, str(error))
         raise
-    write_atomic(ready, _REPOSITORY.dump_json(repository, indent=1))
+    save_repository(repository)
     return repository
 
 
@@ -145,6 +145,10 @@ async def _made_ready(
     return await settings.set_up(Stuck(draft, project, reason, finished), box, progress)
 
 
+def save_repository(repository: Repository) -> None:
+    write_atomic(repository.folder / "repository.json", _REPOSITORY.dump_json(repository, indent=1))
+
+
 def load_repository(folder: Path) -> Repository:
     """What `prepare` made there. The folder may have been moved since."""
     path = folder / "repository.json"
@@ -154,7 +158,10 @@ def load_repository(folder: Path) -> Repository:
     return _REPOSITORY.validate_python({**data, "folder": folder.resolve()})
 
 
-async def _fetch(spec: str, folder: Path, settings: PrepareSettings, python: Interpreter, progress: Told) -> Project:
+async def fetch_project(
+    spec: str, folder: Path, settings: PrepareSettings, python: Interpreter, progress: Told
+) -> Project:
+    """Its source in folder/tree, scrubbed, and what its metadata say."""
     tree, marker, saved = folder / "tree", folder / "source.json", folder / "project.json"
     if marker.is_file():
         return _PROJECT.validate_json(saved.read_bytes())

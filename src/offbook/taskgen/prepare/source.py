@@ -236,6 +236,14 @@ async def source_distribution(
     return await asyncio.to_thread(_source_distribution, name, version, urls, certificates, work, limits, python)
 
 
+async def final_versions(name: str, limits: SourceLimits, python: str = PYTHON_VERSION) -> list[Version]:
+    """All that have a source distribution which runs on the version `python`, the newest first."""
+    urls, certificates = await pip_settings()
+    found = await asyncio.to_thread(_listed, name, urls, certificates, limits)
+    final = [one for one, file in found.items() if not one.is_prerelease and not file.yanked]
+    return sorted((one for one in final if runs_on(found[one].requires_python, python)), reverse=True)
+
+
 async def pip_settings() -> tuple[list[str], str]:
     """The indexes that pip is set up with, and a file of certificates or nothing."""
     exit_code, output = await run_quietly([sys.executable, "-c", PIP_SETTINGS], 60.0)
@@ -248,8 +256,32 @@ async def pip_settings() -> tuple[list[str], str]:
 def _source_distribution(
     name: str, version: str | None, indexes: list[str], certificates: str, work: Path, limits: SourceLimits, python: str
 ) -> tuple[Path, str]:
+    found = _listed(name, indexes, certificates, limits)
+    if version is not None:
+        try:
+            asked = [one for one in found if one == Version(version)]
+        except InvalidVersion:
+            raise Unprepared(f"{version} is no version") from None
+    else:
+        asked = [one for one, file in found.items() if not file.yanked]
+    if not asked:
+        raise Unprepared(f"the package index has no source distribution of {name}" + (f" {version}" if version else ""))
+    usable = [one for one in asked if runs_on(found[one].requires_python, python)]
+    if not usable:
+        newest = max(asked)
+        raise Unprepared(needs_another(f"{name} {newest}", found[newest].requires_python, python))
+    newest = max([one for one in usable if not one.is_prerelease] or usable)
+    file = found[newest]
+    content, _ = download(file.url, limits, certificates=certificates)
+    algorithm, _, expected = file.digest.partition("=")
+    if expected and hashlib.new(algorithm, content).hexdigest() != expected:
+        raise Unprepared(f"the source distribution of {name} {newest} does not match the index's {algorithm} digest")
+    return _written(content, file.url, work), str(newest)
+
+
+def _listed(name: str, indexes: list[str], certificates: str, limits: SourceLimits) -> dict[Version, _File]:
+    """The source distributions, of whatever Python they are."""
     found: dict[Version, _File] = {}
-    too_new: dict[Version, str] = {}  # or too old for this Python
     known = False
     for url in indexes:
         page = f"{url.rstrip('/')}/{name}/" + ("index.html" if url.startswith("file:") else "")
@@ -263,34 +295,11 @@ def _source_distribution(
                 file_project, file_version = parse_sdist_filename(file.name)
             except InvalidSdistFilename:
                 continue
-            if file_project != name or (version is None and file.yanked):
-                continue
-            if runs_on(file.requires_python, python):
+            if file_project == name:
                 found.setdefault(file_version, file)
-            else:
-                too_new[file_version] = file.requires_python
     if not known:
         raise Unprepared(f"the package index has no package {name}")
-    if version is not None:
-        try:
-            candidates = [one for one in found if one == Version(version)]
-            too_new = {one: needs for one, needs in too_new.items() if one == Version(version)}
-        except InvalidVersion:
-            raise Unprepared(f"{version} is no version") from None
-    else:
-        candidates = [one for one in found if not one.is_prerelease] or list(found)
-    if not candidates and too_new:
-        newest = max(too_new)
-        raise Unprepared(needs_another(f"{name} {newest}", too_new[newest], python))
-    if not candidates:
-        raise Unprepared(f"the package index has no source distribution of {name}" + (f" {version}" if version else ""))
-    newest = max(candidates)
-    file = found[newest]
-    content, _ = download(file.url, limits, certificates=certificates)
-    algorithm, _, expected = file.digest.partition("=")
-    if expected and hashlib.new(algorithm, content).hexdigest() != expected:
-        raise Unprepared(f"the source distribution of {name} {newest} does not match the index's {algorithm} digest")
-    return _written(content, file.url, work), str(newest)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

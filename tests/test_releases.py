@@ -1,0 +1,390 @@
+"""Tasks from two releases of a package, from two source distributions to folders that hold."""
+
+from __future__ import annotations
+
+import asyncio
+import tarfile
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from little_repo import FILES, deps
+from packaging.version import Version
+from test_prepare import installed, write
+
+from offbook.cli.tasks import medians
+from offbook.harness.context import first_message
+from offbook.sandbox import BoxSpec, open_box
+from offbook.taskgen.audit.corpus import audit_all
+from offbook.taskgen.context import context_of, lint
+from offbook.taskgen.delete.delete import delete
+from offbook.taskgen.make import MakeSettings
+from offbook.taskgen.nouns import Feature, FunctionKey, Unprepared
+from offbook.taskgen.pipeline import Made, folder_name, make_tasks
+from offbook.taskgen.releases.changelog import entries_between, entries_for
+from offbook.taskgen.releases.cut import MORE_THAN_SOURCE, minimal
+from offbook.taskgen.releases.hunks import hunks_between
+from offbook.taskgen.releases.jumps import chosen_jumps, jump_of
+from offbook.taskgen.releases.runnable import Product, TestImports
+from offbook.taskgen.workshop import open_workshop
+from offbook.tasks import load_task
+from offbook.tasks.check import check, gold_changes
+from offbook.tasks.folder import instructions_of
+from offbook.tasks.git import changed_lines, gold_patch
+from offbook.tasks.shared import CHANGES
+from offbook.types import Context, Task
+
+__all__ = ["deps"]
+BOX = BoxSpec()
+OLD_LOG = "# Changes\n\n## 2.1\n\n- First release.\n"
+NEW_LOG = """\
+# Changes
+
+## 3.0
+
+- Added `acronym`, which makes one word of the first letters of several (#12, thanks @somebody).
+- `plural` takes `exceptions`, a dictionary of words with a plural of their own
+  ([#31](https://example.org/31)).
+- Python 2 is no longer supported.
+
+## 2.1
+
+- First release.
+"""
+WORDS = textwrap.dedent(FILES["little/words.py"]).lstrip()
+NEW_WORDS = (
+    WORDS.replace(
+        '''def plural(word, count=2):
+    """The word for so many things."""
+''',
+        '''def plural(word, count=2, exceptions=None):
+    """The word for so many things. Words among the exceptions have a plural of their own."""
+    if exceptions and word in exceptions and count != 1:
+        return exceptions[word]
+''',
+    )
+    + '''
+
+def acronym(phrase, skip=("of", "the")):
+    """One word of the first letters of a phrase."""
+    letters = []
+    for part in _parts(phrase):
+        if part.lower() not in skip:
+            letters.append(part[0].upper())
+    if not letters:
+        raise ValueError("nothing to shorten")
+    return "".join(letters)
+'''
+)
+COLOURS = '''\
+"""Colours."""
+
+
+def mixed(first, second):
+    """The colour halfway between two, each a triple of numbers."""
+    halves = []
+    for one, other in zip(first, second):
+        halves.append((one + other) // 2)
+    return tuple(halves)
+'''
+NEW = {
+    "pyproject.toml": FILES["pyproject.toml"].replace("2.1", "3.0"),
+    "CHANGES.md": NEW_LOG,
+    "little/__init__.py": "from little.figures import spread\nfrom little.words import acronym, initials\n",
+    "little/words.py": NEW_WORDS,
+    "little/colours.py": COLOURS,
+    "little/data.txt": "seven\n",
+    "tests/test_words.py": textwrap.dedent(FILES["tests/test_words.py"])
+    .lstrip()
+    .replace("import initials", "import acronym, initials")
+    + textwrap.dedent("""\
+        def test_acronym(): assert acronym("Society of Friends") == "SF"
+        def test_acronym_of_one_word(): assert acronym("friends") == "F"
+        def test_acronym_skips(): assert acronym("a b c", skip=("b",)) == "AC"
+        def test_acronym_of_nothing():
+            with pytest.raises(ValueError, match="nothing to shorten"): acronym("")
+        def test_exceptions(): assert plural("mouse", exceptions={"mouse": "mice"}) == "mice"
+        def test_exceptions_for_one(): assert plural("mouse", 1, {"mouse": "mice"}) == "mouse"
+    """),
+    "tests/test_colours.py": """
+        import pathlib
+        from little.colours import mixed
+
+        def test_mixed(): assert mixed((0, 10, 20), (10, 10, 10)) == (5, 10, 15)
+        def test_mixed_from_a_file():
+            first, second = (pathlib.Path(__file__).parent / "shades.txt").read_text().split()
+            assert mixed(map(int, first.split(",")), map(int, second.split(","))) == (2, 3, 4)
+        def test_data(): assert (pathlib.Path("little") / "data.txt").read_text() == "seven\\n"
+    """,
+    "tests/shades.txt": "1,2,3 3,4,5\n",
+}
+
+
+def sdist(place: Path, name: str, files: dict[str, str]) -> Path:
+    write(place / name, files)
+    with tarfile.open(place / f"{name}.tar.gz", "w:gz") as archive:
+        archive.add(place / name, name)
+    return place / f"{name}.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def made(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Made]:
+    place = tmp_path_factory.mktemp("releases")
+    old = sdist(place, "little-2.1", {**FILES, "CHANGES.md": OLD_LOG})
+    new = sdist(place, "little-3.0", {**FILES, **NEW})
+    source, out = f"release:{old}..{new}", place / "out"
+    own = installed(deps, out / ".factory" / folder_name(source) / "new") / "deps" / "little-3.0.dist-info"
+    own.mkdir()
+    (own / "METADATA").write_text("Metadata-Version: 2.1\nName: little\nVersion: 3.0\n")
+    return out, source, run(out, source)
+
+
+def run(out: Path, source: str) -> Made:
+    settings = MakeSettings(jobs=2, heldout=0.0)
+    (result,) = asyncio.run(make_tasks([source], out, BOX, settings))
+    return result
+
+
+def tasks_of(made: tuple[Path, str, Made]) -> dict[str, Task]:
+    """By the function that each asks for."""
+    found = [load_task(path) for path in sorted((made[0] / "train").iterdir())]
+    return {task.deleted.targets[0].partition("::")[2]: task for task in found if task.deleted}
+
+
+def test_a_release_is_cut_into_a_task_for_each_set_of_tests(made: tuple[Path, str, Made]) -> None:
+    result, tasks = made[2], tasks_of(made)
+    assert not result.unprepared
+    assert tasks.keys() == {"acronym", "plural", "mixed"}, result.outcomes
+    assert [test.rpartition("::")[2] for test in tasks["plural"].fail_to_pass] == [
+        "test_exceptions",
+        "test_exceptions_for_one",
+    ]
+    assert {*tasks["mixed"].fail_to_pass} == {
+        "tests/test_colours.py::test_mixed",
+        "tests/test_colours.py::test_mixed_from_a_file",
+    }
+    refused = [outcome for outcome in result.outcomes if outcome.refused]
+    assert [(outcome.refused, outcome.evidence) for outcome in refused] == [
+        (MORE_THAN_SOURCE, "1 tests, as tests/test_colours.py::test_data")
+    ]
+
+
+def test_the_gold_patch_has_only_the_hunks_that_the_tests_need(made: tuple[Path, str, Made]) -> None:
+    tasks = tasks_of(made)
+    plural = (tasks["plural"].folder / "solution/gold.patch").read_text()
+    assert "exceptions" in plural
+    assert "acronym" not in plural
+    assert gold_changes(tasks["acronym"]).keys() == {"little/words.py", "little/__init__.py"}
+    assert gold_changes(tasks["mixed"]) == {"little/colours.py": COLOURS}
+    assert not any("3.0" in (task.folder / "solution/gold.patch").read_text() for task in tasks.values())
+
+
+def test_the_folders_hold_and_leak_nothing(made: tuple[Path, str, Made]) -> None:
+    tasks = [*tasks_of(made).values()]
+
+    async def checked() -> list[str]:
+        return [await check(task, BOX) for task in tasks]
+
+    assert asyncio.run(checked()) == ["", "", ""]
+    assert audit_all(tasks) == [[], [], []]
+    assert all(task.origin == "little==2.1" for task in tasks)
+    for task in tasks:
+        assert (task.folder / CHANGES).is_file()  # and nothing but how it differs from the older release
+        assert not (task.tree / "tests" / "test_colours.py").exists()
+        assert (task.tree / "CHANGES.md").read_text() == OLD_LOG
+        assert "acronym" not in (task.tree / "tests" / "test_words.py").read_text()
+
+
+def test_the_newer_release_is_nowhere_in_the_box(made: tuple[Path, str, Made]) -> None:
+    task = tasks_of(made)["acronym"]
+
+    async def found() -> str:
+        async with await open_box(task.tree, BOX, python=task.suite.environment) as box:
+            environment = task.suite.environment
+            version = "python -c 'import importlib.metadata as m; print(m.version(\"little\"))'"
+            looked = f"grep -rl --include=*.py 'def acronym' / 2>/dev/null; ls {environment}/new 2>&1; {version}"
+            return (await box.exec(looked, 60.0)).output
+
+    output = asyncio.run(found())
+    assert "words.py" not in output
+    assert "No such file" in output
+    assert output.strip().endswith("2.1")
+
+
+def test_the_request_is_the_changelog_entry(made: tuple[Path, str, Made]) -> None:
+    tasks = tasks_of(made)
+    terse = {name: instructions_of(task.folder)["terse"].strip() for name, task in tasks.items()}
+    assert terse["acronym"] == "Added `acronym`, which makes one word of the first letters of several."
+    assert terse["plural"] == "`plural` takes `exceptions`, a dictionary of words with a plural of their own."
+    assert "mixed" in terse["mixed"]
+    assert "little/colours.py" in terse["mixed"]
+    assert "def acronym(phrase, skip=('of', 'the'))" in tasks["acronym"].instruction
+    assert "`little`" in tasks["acronym"].instruction
+    assert "expected as they stand here: `nothing to shorten`" in tasks["acronym"].instruction
+    assert "shorten" not in tasks["plural"].instruction
+    assert "def plural(word, count=2, exceptions=None)" in tasks["plural"].instruction
+
+
+def test_wrong_code_is_refused_and_twins_are_there(made: tuple[Path, str, Made]) -> None:
+    result = made[2]
+    assert all(outcome.twins for outcome in result.verified)
+    assert all(0 <= outcome.floor < 1 for outcome in result.verified)
+    assert {outcome.kind for outcome in result.verified} == {"release"}
+
+
+def test_the_same_command_finds_it_done(made: tuple[Path, str, Made]) -> None:
+    out, source, before = made
+    written = [*sorted((out / "train").glob("*/task.toml")), out / ".factory" / folder_name(source) / "cut.json"]
+    times = [path.stat().st_mtime_ns for path in written]
+    again = run(out, source)
+    assert {one.id: one.refused for one in again.outcomes} == {one.id: one.refused for one in before.outcomes}
+    assert [path.stat().st_mtime_ns for path in written] == times
+
+
+def test_the_context_is_of_the_tree_and_in_the_first_message(made: tuple[Path, str, Made]) -> None:
+    task = tasks_of(made)["plural"]
+    context = task.context
+    assert context is not None
+    for line in (*context.open, *context.edits, *context.lint):
+        path, _, place = line.partition(":")
+        lines = (task.tree / path).read_text().split("\n")
+        assert 1 <= int(place.partition("-")[0].partition(":")[0]) <= len(lines)
+    assert any(line.startswith("little/words.py:") for line in context.open)
+    assert any(not line.startswith("little/words.py:") for line in context.open)
+    message = first_message(task)
+    assert message.startswith(task.instruction)
+    assert f"- {context.open[0]}" in message
+    assert first_message(replace(task, context=None)) == task.instruction
+    assert first_message(replace(task, context=Context())) == task.instruction
+
+
+def test_a_deletion_gets_a_context_of_its_own_and_always_the_same(made: tuple[Path, str, Made]) -> None:
+    workshop = open_workshop(made[0] / ".factory" / folder_name(made[1]))
+    key = FunctionKey("little/words.py", "plural")
+
+    def context(name: str) -> Context:
+        feature = Feature(name, "single", (key,), (key,), ())
+        deletion = delete(workshop.files, workshop.symbols, feature, "stub")
+        return context_of(workshop, deletion, deletion.files)
+
+    assert context("a") == context("a")
+    assert len({context(name) for name in "abcdef"}) > 1
+
+
+def test_what_is_no_pair_of_releases_is_told(tmp_path: Path) -> None:
+    for source in ("release:little==2.1", "release:nothing.tar.gz..here.tar.gz", "release:"):
+        with pytest.raises(Unprepared, match="is neither release:NAME"):
+            jump_of(source)
+    assert jump_of("release:More_Itertools==9.1.0..10.7.0").new == "pypi:more-itertools==10.7.0"
+    (tmp_path / "a").mkdir()
+    (result,) = asyncio.run(
+        make_tasks([f"release:{tmp_path / 'a'}..{tmp_path}"], tmp_path / "out", BOX, MakeSettings())
+    )
+    assert result.unprepared
+    assert "\n" not in result.unprepared
+
+
+def test_jumps_go_over_series_from_the_newest_back() -> None:
+    numbers = ("2.1.1", "2.1.0", "2.0.3", "1.9.0", "1.8.2", "1.7.0", "1.7.1", "1.6", "1.5")
+    assert [tuple(map(str, jump)) for jump in chosen_jumps([*map(Version, numbers)])] == [
+        ("1.8.2", "2.1.1"),
+        ("1.5", "1.8.2"),
+    ]
+    assert [tuple(map(str, jump)) for jump in chosen_jumps([Version("1.1"), Version("1.0")])] == [("1.0", "1.1")]
+    assert chosen_jumps([Version("1.0.1"), Version("1.0.0")]) == []
+
+
+@given(st.sets(st.integers(0, 9)))
+def test_hunks_put_back_together_are_the_newer_file(chosen: set[int]) -> None:
+    old, new = {"little/words.py": WORDS}, {"little/words.py": NEW_WORDS, "little/colours.py": COLOURS}
+    hunks = hunks_between(old, new)
+    numbers = [hunk.number for hunk in hunks.hunks]
+    assert hunks.applied(numbers) == new
+    some = {number for number in numbers if number in chosen}
+    for path, text in hunks.applied(some).items():
+        compile(text, path, "exec")
+        assert ("exceptions" in text) == any(
+            "exceptions" in hunks.hunks[number].new for number in some if hunks.hunks[number].path == path
+        )
+
+
+def test_a_list_of_names_is_cut_by_line_and_the_version_stays() -> None:
+    old = {"a.py": '__version__ = "1"\n__all__ = [\n "b",\n]\nfrom x import (\n b,\n)\n'}
+    new = {"a.py": '__version__ = "2"\n__all__ = [\n "b",\n "c",\n "d",\n]\nfrom x import (\n b,\n c,\n)\n'}
+    hunks = hunks_between(old, new)
+    assert [hunk.new.strip() for hunk in hunks.hunks] == ['"c",', '"d",', "c,"]
+    assert hunks.applied([1])["a.py"] == old["a.py"].replace('"b",\n', '"b",\n "d",\n')
+
+
+@given(st.sets(st.integers(0, 19), min_size=1), st.integers(20, 40))
+def test_what_is_not_needed_is_left_out(needed: set[int], size: int) -> None:
+    rounds = 0
+
+    async def passing(sets: Sequence[frozenset[int]]) -> list[bool]:
+        nonlocal rounds
+        rounds += len(sets)
+        return [needed <= chosen for chosen in sets]
+
+    assert asyncio.run(minimal(frozenset(range(size)), passing)) == needed
+    assert rounds <= 4 * size
+
+
+def test_missing_names_do_not_keep_a_test_file_from_being_collected() -> None:
+    text = "from little.words import (\n acronym, plural as many\n)\nimport little.colours\nfrom json import loads\n"
+    imports = TestImports({"tests/test_a.py": text}, (".",))
+    changed = imports.on(Product({"little/__init__.py": "", "little/words.py": WORDS}, (".",)))["tests/test_a.py"]
+    assert "from little.words import plural as many; acronym = type('acronym', (Exception,), {})" in changed
+    assert "import little.colours" not in changed
+    assert "from json import loads" in changed
+    assert imports.on(Product({"little/words.py": NEW_WORDS, "little/colours.py": COLOURS}, (".",))) == {}
+
+
+def test_entries_of_a_changelog_without_credits_and_links() -> None:
+    entries = entries_between({"CHANGES.md": OLD_LOG}, {"CHANGES.md": NEW_LOG})
+    assert entries == [
+        "Added `acronym`, which makes one word of the first letters of several.",
+        "`plural` takes `exceptions`, a dictionary of words with a plural of their own.",
+        "Python 2 is no longer supported.",
+    ]
+    assert entries_for(entries, {"exceptions", "plural"}, set()) == [entries[1]]
+    assert entries_for(entries, {"squeeze"}, set()) == []
+    assert entries_for(entries, {"word"}, {"python", "longer"}) == [entries[2]]  # a plain word is no name
+
+
+def test_a_changelog_that_the_older_release_has_not_ends_at_its_version() -> None:
+    log = {"docs/history.md": NEW_LOG.replace("First", "The very first")}
+    assert [len(entries_between({}, log, version)) for version in ("2.1", "2.0")] == [3, 4]
+
+
+def test_a_readme_counts_from_its_history_on() -> None:
+    old = "# little\n\nWords.\n\nHistory\n-------\n\n- 2.1 The first one.\n"
+    new = old.replace("Words.", "Words and more than that.").replace("- 2.1", "- 3.0 Added slices of words.\n- 2.1")
+    assert entries_between({"README.md": old}, {"README.md": new}) == ["Added slices of words."]
+
+
+def test_linter_lines_are_true() -> None:
+    source = (
+        "import os\nimport re\n\n\ndef f(a=[]):\n    try:\n        return re\n    except:\n        return a == None\n"
+    )
+    assert sorted(lint(source)) == [
+        "1: F401 `os` imported but unused",
+        "5: B006 Do not use mutable data structures for argument defaults",
+        "8: E722 Do not use bare `except`",
+        "9: E711 Comparison to `None`",
+    ]
+
+
+def test_medians_are_told_by_kind() -> None:
+    sizes = [("release", 10, 1, 300), ("release", 30, 3, 500), ("single", 4, 1, 200)]
+    assert [*medians(sizes)] == [
+        "median of 1 deletions: 4 changed lines, 1 files, 200 characters of the request",
+        "median of 2 releases: 20 changed lines, 2 files, 400 characters of the request",
+    ]
+    patch = gold_patch(
+        {"a.py": "1\n--2\n3\n", "b.md": "x\n", "c.py": "n\n"}, {"a.py": "1\n++2\n3\n", "b.md": "y\n", "c.py": None}
+    )
+    assert changed_lines(patch) == {"a.py": (1, 1), "c.py": (1, 0)}
