@@ -14,7 +14,7 @@ from importlib import resources
 
 from offbook.client import Client, json_part
 from offbook.copies import shared_code
-from offbook.taskgen.delete.references import COMMON, spread
+from offbook.taskgen.delete.references import spread
 from offbook.taskgen.delete.symbols import Function, Symbols
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey
 

@@ -8,7 +8,8 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from offbook.taskgen.delete.references import COMMON, Lost, Origins, Uses, lost_names, uses
+from offbook.taskgen.delete.names import COMMON
+from offbook.taskgen.delete.references import Lost, Origins, Uses, lost_names, uses
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.symbols import Symbols, module_of
 from offbook.taskgen.nouns import FunctionKey, Level, is_test_code
