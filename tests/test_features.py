@@ -186,7 +186,9 @@ def test_callers_are_those_that_mean_this_one(name: str, users: list[str]) -> No
 
 
 def test_the_words_of_an_error_are_no_part_of_what_raises_it() -> None:
-    tree = {"m.py": "class Bad(ValueError):\n    def __str__(self):\n" + "".join(f"        a{n} = 1\n" for n in range(9))}
+    tree = {
+        "m.py": "class Bad(ValueError):\n    def __str__(self):\n" + "".join(f"        a{n} = 1\n" for n in range(9))
+    }
     tree["m.py"] += function("save", BODY + "    Codec().write()\n    raise Bad")
     tree["m.py"] += "class Codec:\n    def write(self):\n        y = 1\n    def __len__(self):\n        return 1\n"
     names = ("Bad.__str__", "save", "Codec.write", "Codec.__len__")
@@ -281,7 +283,14 @@ def test_every_function_that_is_in_no_feature_has_a_reason() -> None:
 
 
 def test_functions_with_the_same_tests_are_one_feature_and_the_caller_is_its_target() -> None:
-    tree = {"m.py": "def _deep():\n" + BODY + "def called():\n    _deep()\n" + BODY * 2 + "def calling():\n    called()\n" + BODY}
+    tree = {
+        "m.py": "def _deep():\n"
+        + BODY
+        + "def called():\n    _deep()\n"
+        + BODY * 2
+        + "def calling():\n    called()\n"
+        + BODY
+    }
     traced = Map({FunctionKey("m.py", n): some(1) for n in ("_deep", "called", "calling")}, frozenset())
     (feature,) = Finder(read_symbols(tree, (".",)), traced, TESTS, SETTINGS).features()
     assert feature.targets == (FunctionKey("m.py", "calling"),)

@@ -6,17 +6,20 @@ import asyncio
 import os
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from offbook.copies import shared_code
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.delete import delete
+from offbook.taskgen.delete.symbols import Function
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.instruct import Rewrite, instructions
+from offbook.taskgen.instruct import Rewrite, complete, instructions
 from offbook.taskgen.nouns import Deletion, Feature, Level
 from offbook.taskgen.prepare.prepare import PrepareSettings
 from offbook.taskgen.proposals import Propose
+from offbook.taskgen.sufficient import Evidence, Needs
 from offbook.taskgen.verify import Verdict, VerifySettings, verify
 from offbook.taskgen.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.check import check_gold
@@ -27,7 +30,9 @@ from offbook.types import Deleted, Task
 
 TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish")
 TEST_COMMAND = "python -m pytest -q -p no:cacheprovider -o addopts="
-EASY_LINES, HARD_LINES = 12, 40
+HELPER_LINES = 12
+EASY, HARD = 20, 60  # lines, and what further files and callers count as
+FILE_LINES, MAX_CALLERS = 10, 10
 COPIED = "its code is in another place too"
 
 
@@ -102,10 +107,14 @@ async def task_from(
     if leaks:
         return ended(COPIED, str(leaks[0]))
     words = instructions(feature, workshop.symbols, deletion, verdict.fail_to_pass)
+    words |= await settings.rewrite(words, deletion) if settings.rewrite else {}
+    needs = await asyncio.to_thread(_needs, workshop, deletion, verdict.fail_to_pass, tree)
+    words = complete(words, needs, deletion.removed)
     for text in words.values():
         if why := shared_code(text, deletion.removed):
             return ended("the instruction gives it away", why)
-    words |= await settings.rewrite(words, deletion) if settings.rewrite else {}
+    if missing := needs.missing(words[settings.wording]):
+        return ended(missing[0].reason, missing[0].evidence)
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
     task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
     shutil.rmtree(draft, ignore_errors=True)
@@ -146,6 +155,14 @@ async def task_from(
     )
 
 
+def _needs(workshop: Workshop, deletion: Deletion, failing: tuple[str, ...], tree: Mapping[str, str | None]) -> Needs:
+    shown = {path: text for path, text in {**workshop.files, **tree}.items() if text is not None}
+    touched = (*deletion.stubbed, *deletion.deleted)
+    return Needs(
+        Evidence(workshop.files, shown, failing, deletion.removed, touched, deletion.feature.targets, workshop.symbols)
+    )
+
+
 def _write(task: Task, contents: Contents) -> None:
     write_task(task, contents)
     single_commit(task.tree)
@@ -162,7 +179,7 @@ def task_of(workshop: Workshop, deletion: Deletion, verdict: Verdict, folder: Pa
         pass_to_pass=verdict.pass_to_pass,
         tools=TOOLS,
         origin=f"{repository.name}=={repository.version}",
-        difficulty=difficulty(facts, len(verdict.fail_to_pass)),
+        difficulty=difficulty(facts, [workshop.symbols.functions[key] for key in deletion.feature.functions]),
         test_command=TEST_COMMAND,
         suite=repository.suite,
         sources=product_of(repository),
@@ -187,9 +204,13 @@ def _deleted(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Delete
     )
 
 
-def difficulty(facts: Deleted, num_tests: int) -> str:
-    """From what can be counted, before anyone has tried: how much is to be written, in how many places."""
-    if facts.files > 1 or facts.lines >= HARD_LINES:
-        return "hard"
-    gentle = facts.lines < EASY_LINES and len(facts.functions) == 1 and facts.level != "gone"
-    return "easy" if gentle and num_tests <= 10 else "normal"
+def difficulty(facts: Deleted, functions: Sequence[Function]) -> str:
+    """From what can be counted, before anyone has tried: lines to write, files they go to, functions that call them.
+
+    One short private function is a thing of its own: it is little to write, and its caller says what it is for.
+    """
+    if len(functions) == 1 and not functions[0].public and facts.lines < HELPER_LINES:
+        return "helper"
+    files = len({function.key.path for function in functions})
+    effort = facts.lines + FILE_LINES * (files - 1) + min(facts.callers, MAX_CALLERS)
+    return "easy" if effort < EASY else "normal" if effort < HARD else "hard"

@@ -16,6 +16,7 @@ Lost = dict[str, dict[str, Origins]]  # path -> name that is bound there no long
 
 REFLECTION = ("attr", "caller", "import", "resolve", "lookup", "patch")
 
+
 @dataclass(frozen=True, slots=True)
 class Uses:
     """What a file reads. Names that are local where they are read are left out."""

@@ -92,6 +92,7 @@ class Symbols:
     import_roots: tuple[str, ...] = (".",)
     calls: dict[FunctionKey, Calls] = field(default_factory=dict)
     errors: frozenset[FunctionKey] = frozenset()  # the classes that are raised
+    overridden: dict[FunctionKey, FunctionKey] = field(default_factory=dict)  # method -> that of the base class
 
     def path_of(self, module: str) -> str | None:
         return next((path for path, known in self.modules.items() if known.name == module), None)
@@ -104,6 +105,12 @@ def module_of(path: str, source: str, import_roots: tuple[str, ...]) -> Module |
         return read_module(path, ast.parse(source), import_roots)
     except (SyntaxError, ValueError):
         return None
+
+
+@lru_cache(maxsize=1024)
+def definitions(source: str) -> frozenset[str]:
+    """Qualified names of all functions of a file."""
+    return frozenset(function.key.name for function in _functions("", ast.parse(source), None))
 
 
 def read_module(path: str, tree: ast.Module, import_roots: tuple[str, ...]) -> Module:
@@ -195,7 +202,13 @@ def read_symbols(files: Mapping[str, str], import_roots: Iterable[str]) -> Symbo
     resolver = Resolver(trees, modules)
     calls = {key: resolver.calls(key) for key in functions}
     public = _with_reexports(functions, modules)
-    return Symbols(public, modules, _callers(calls), roots, calls, resolver.errors)
+    overridden = {
+        key: above
+        for key, function in functions.items()
+        if (owner := FunctionKey(key.path, function.owner)) in resolver.classes
+        and (above := resolver.method(owner, function.simple, above=True)) in functions
+    }
+    return Symbols(public, modules, _callers(calls), roots, calls, resolver.errors, overridden)
 
 
 def _functions(path: str, tree: ast.Module, exports: tuple[str, ...] | None) -> Iterator[Function]:
