@@ -185,6 +185,13 @@ def test_callers_are_those_that_mean_this_one(name: str, users: list[str]) -> No
     assert [caller.name for caller in callers] == users
 
 
+def test_what_uses_a_function_is_no_part_of_it() -> None:
+    tree = {"m.py": function("low") + function("high", "    low()\n" + BODY)}
+    traced = Map({FunctionKey("m.py", "low"): some(1, 2), FunctionKey("m.py", "high"): some(1)}, frozenset())
+    found = Finder(read_symbols(tree, (".",)), traced, TESTS, SETTINGS).features()
+    assert [[k.name for k in feature.functions] for feature in found] == [["high"], ["low"]]
+
+
 def test_the_words_of_an_error_are_no_part_of_what_raises_it() -> None:
     tree = {
         "m.py": "class Bad(ValueError):\n    def __str__(self):\n" + "".join(f"        a{n} = 1\n" for n in range(9))

@@ -172,7 +172,7 @@ def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     if not as_json and unknown:
         counted = ", ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
         print(f"{len(unknown)} of {len(tasks)} cannot be solved from what is shown: {counted}")
-    everything = {**{task_id: [why] for task_id, why in bad.items()}, **unknown}
+    everything: dict[str, Sequence[object]] = {**{task_id: [why] for task_id, why in bad.items()}, **unknown}
     _judge(len(tasks), everything, "task folders hold", answer if as_json else None)
 
 

@@ -5,18 +5,40 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from offbook.taskgen.delete.names import Definition, dotted, last
+from offbook.taskgen.nouns import FunctionKey
 from offbook.taskgen.testcode import Code, TestCode
 
 MAX_EXAMPLE = 160  # characters
 MAX_ROWS = 3  # of a table of cases
+GENERIC = {
+    "init",
+    "process",
+    "get",
+    "set",
+    "value",
+    "parse",
+    "format",
+    "handle",
+    "filter",
+    "do",
+    "to",
+    "is",
+    "make",
+    "test",
+}
 EQUAL = {"assertEqual", "assertEquals", "assert_equal", "eq_"}
 
 
-def examples(code: Sequence[Code], tests: TestCode, names: Collection[str], failing: Iterable[str]) -> list[str]:
-    """Checks that use nothing but imported names and literals; those that name what is asked for come first."""
+def examples(code: Sequence[Code], tests: TestCode, keys: Iterable[FunctionKey], failing: Iterable[str]) -> list[str]:
+    """Checks that use nothing but imported names and literals, and are about these functions: they name one, or the
+    test's name has a word of theirs. Those that name one come first."""
+    asked = [*keys]
+    names = {key.simple for key in asked}
+    about = {word for key in asked for word in words(key.name)} - GENERIC
     test_names = {test.partition("[")[0].split("::")[-1] for test in failing}
     found: dict[str, bool] = {}
     for one in code:
@@ -25,20 +47,32 @@ def examples(code: Sequence[Code], tests: TestCode, names: Collection[str], fail
             continue
         module = tests.module(one.path)
         imported = {i.bound for i in module.imports} if module else set()
-        for values in _cases(node):
-            for check in _checks(node, values):
-                try:
-                    text = ast.unparse(ast.fix_missing_locations(check))
-                except ValueError:  # a backslash inside of an f-string
-                    continue
-                free = {n.id for n in ast.walk(check) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-                own = {n.id for n in ast.walk(check) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-                own |= {a.arg for a in ast.walk(check) if isinstance(a, ast.arg)}
-                if free - own <= imported | {*dir(builtins)} and len(text) <= MAX_EXAMPLE and "\n" not in text:
-                    used = {n.attr for n in ast.walk(check) if isinstance(n, ast.Attribute)} | free
-                    if used & imported or used & {*names}:
-                        found.setdefault(text, bool(used & {*names}))
+        for text, used in _alone(node, imported):
+            if used & names or (used & imported and about & {*words(node.name)}):
+                found.setdefault(text, bool(used & names))
     return sorted(found, key=lambda text: not found[text])
+
+
+def words(name: str) -> list[str]:
+    """`SplitText.at_width` is split, text, at, width."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z]+", " ", name).lower().split()
+
+
+def _alone(node: Definition, imported: Collection[str]) -> Iterator[tuple[str, set[str]]]:
+    """The checks of a test that read by themselves, and the names in each."""
+    known = {*imported, *dir(builtins)}
+    for values in _cases(node):
+        for check in _checks(node, values):
+            names = [part for part in ast.walk(check) if isinstance(part, ast.Name)]
+            free = {name.id for name in names if isinstance(name.ctx, ast.Load)}
+            own = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+            own |= {part.arg for part in ast.walk(check) if isinstance(part, ast.arg)}
+            try:
+                text = ast.unparse(ast.fix_missing_locations(check))
+            except ValueError:  # a backslash inside of an f-string
+                continue
+            if free - own <= known and len(text) <= MAX_EXAMPLE and "\n" not in text:
+                yield text, free | {part.attr for part in ast.walk(check) if isinstance(part, ast.Attribute)}
 
 
 def _cases(node: Definition) -> Sequence[Mapping[str, ast.expr]]:

@@ -1,4 +1,4 @@
-"""Features: a function and what only its tests enter and it is tied to by calls; and clusters of neighbouring ones.
+"""Features: a function and what it uses that only its tests enter; and clusters of neighbouring ones.
 
 Tests alone would tie strangers together: the words of an error to saving and loading, because one test enters both.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -35,9 +35,10 @@ class FeatureSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Functions that only these tests enter, and that are tied to one another."""
+    """A function and what it leads to and only these tests enter."""
 
     tests: frozenset[str]
+    target: FunctionKey
     functions: frozenset[FunctionKey]
 
 
@@ -58,10 +59,8 @@ class Finder:
         for key in map.tests_of.keys() & symbols.functions.keys():
             if owner := symbols.functions[key].owner:
                 self._methods[FunctionKey(key.path, owner)].add(key)
-        self._ties = self._uses()
-        self._candidates = [
-            _Candidate(entering, part) for entering in self._by_tests for part in self._parts_with(entering)
-        ]
+        self._uses = self._used()
+        self._candidates = [candidate for entering in self._by_tests for candidate in self._of_tests(entering)]
 
     def features(self) -> list[Feature]:
         """Singles first, then clusters; the same order and ids for the same input."""
@@ -83,70 +82,66 @@ class Finder:
         }
 
     def closure(self, targets: Iterable[FunctionKey], tests: Iterable[str]) -> set[FunctionKey]:
-        """Every function that these tests enter and no others do, does not run at import, and is tied to a target."""
-        wanted = set(targets)
-        return {key for part in self._parts(self._only(tests)) if part & wanted for key in part}
-
-    def _only(self, tests: Iterable[str]) -> set[FunctionKey]:
+        """The targets and what they lead to that these tests enter, no others do, and does not run at import."""
         mine = frozenset(tests)
-        return {key for entering, members in self._by_tests.items() if entering <= mine for key in members}
+        only = {key for entering, members in self._by_tests.items() if entering <= mine for key in members}
+        return self._reached(targets, only)
 
-    def _parts_with(self, entering: frozenset[str]) -> list[frozenset[FunctionKey]]:
-        """The parts of what only these tests enter in which a function has just these tests."""
-        own = frozenset(self._by_tests[entering])
+    def _of_tests(self, entering: frozenset[str]) -> Iterator[_Candidate]:
+        """Candidates for the functions with just these tests: one with what it leads to, another if some are left."""
+        left = {*self._by_tests[entering]}
         if len(entering) > self.settings.max_share * self.num_tests:
-            return [own]  # too many to make a feature of
-        return [part for part in self._parts(self._only(entering)) if part & own]
-
-    def _parts(self, functions: set[FunctionKey]) -> list[frozenset[FunctionKey]]:
-        """The functions, told apart where no chain of uses leads from one to the other."""
-        ties = {key: self._ties[key] & functions for key in functions}
-        for owner in {FunctionKey(key.path, self.symbols.functions[key].owner) for key in functions}:
-            methods = self._methods.get(owner, set())
-            if methods and methods <= functions:  # a class that only they use is one thing
-                users = {key for key in functions if owner in self.symbols.calls[key].classes}
-                whole = methods | (users if owner not in self.symbols.errors else set())
-                for method in methods:
-                    ties[method] = ties[method] | whole
-                for user in whole - methods:
-                    ties[user] = ties[user] | methods
-        parts = []
-        left = set(functions)
+            yield _Candidate(entering, min(left), frozenset(left))  # too many to make a feature of
+            return
         while left:
-            part, waiting = set[FunctionKey](), [min(left)]
-            while waiting:
-                one = waiting.pop()
-                if one not in part:
-                    part.add(one)
-                    waiting += ties[one]
-            left -= part
-            parts.append(frozenset(part))
-        return parts
+            possible = [f for key in left if _can_be_target(f := self.symbols.functions[key])]
+            same_tests = self._by_tests[entering]
+            target = min(possible, key=lambda f: self._preference(f, same_tests)).key if possible else min(left)
+            functions = self.closure([target], entering)
+            yield _Candidate(entering, target, frozenset(functions))
+            left -= functions
 
-    def _uses(self) -> dict[FunctionKey, set[FunctionKey]]:
-        """Who uses whom, both ways: resolved, by the name of a method of something unknown, and inner functions."""
+    def _reached(self, start: Iterable[FunctionKey], among: set[FunctionKey]) -> set[FunctionKey]:
+        """What these functions use of `among`, and so on. Whoever uses them stays, and shows what they are for.
+
+        A class that nothing else enters is one thing, with all its methods; an error only where it is asked for.
+        """
+        whole = {owner: methods for owner, methods in self._methods.items() if methods <= among}
+        found: set[FunctionKey] = set()
+        waiting = [*start]
+        while waiting:
+            key = waiting.pop()
+            if key in found or key not in among:
+                continue
+            found.add(key)
+            waiting += self._uses[key]
+            own = FunctionKey(key.path, self.symbols.functions[key].owner)
+            for owner in {own, *(self.symbols.calls[key].classes - self.symbols.errors)}:
+                waiting += whole.get(owner, ())
+        return found
+
+    def _used(self) -> dict[FunctionKey, set[FunctionKey]]:
+        """What each uses: resolved, by the name of a method of something unknown, and its inner functions."""
         by_name: dict[str, list[FunctionKey]] = defaultdict(list)
         for key, function in self.symbols.functions.items():
             if function.owner and key.simple not in BUILTIN:
                 by_name[key.simple].append(key)
-        ties: dict[FunctionKey, set[FunctionKey]] = {key: set() for key in self.symbols.functions}
+        used: dict[FunctionKey, set[FunctionKey]] = {key: set() for key in self.symbols.functions}
         for key in self.symbols.functions:
-            used = self.symbols.calls[key]
+            calls = self.symbols.calls[key]
+            used[key] |= calls.functions & used.keys()
+            used[key] |= {method for name in calls.unknown for method in by_name.get(name, ())}
             around = FunctionKey(key.path, key.name.rpartition(".<locals>.")[0])
-            others = {*used.functions, around, *(method for name in used.unknown for method in by_name.get(name, ()))}
-            for other in others & ties.keys():
-                ties[key].add(other)
-                ties[other].add(key)
-        return ties
+            if around in used:
+                used[around].add(key)
+        return used
 
     def _singles(self) -> list[Feature]:
-        found = []
-        for candidate in self._candidates:
-            if not self._refused(candidate):
-                same_tests = candidate.functions & {*self._by_tests[candidate.tests]}
-                possible = [f for key in same_tests if _can_be_target(f := self.symbols.functions[key])]
-                target = min(possible, key=lambda function: self._preference(function, same_tests)).key
-                found.append(self.feature("single", [target], candidate.functions, candidate.tests))
+        found = [
+            self.feature("single", [candidate.target], candidate.functions, candidate.tests)
+            for candidate in self._candidates
+            if not self._refused(candidate)
+        ]
         return sorted(found, key=lambda feature: feature.targets)
 
     def _refused(self, candidate: _Candidate) -> str:
@@ -156,9 +151,7 @@ class Finder:
             return f"over {settings.max_share:.0%} of the tests enter it"
         functions = [self.symbols.functions[key] for key in candidate.functions]
         real = [f for f in functions if not f.is_declaration and not (f.is_property and f.statements == 1)]
-        same_tests = candidate.functions & {*self._by_tests[candidate.tests]}
-        targets = any(_can_be_target(self.symbols.functions[key]) for key in same_tests)
-        if not targets or all(function.dunder for function in real):
+        if not _can_be_target(self.symbols.functions[candidate.target]) or all(function.dunder for function in real):
             return "it is a special method, or has no body of its own"
         if sum(function.statements for function in real if not function.nested) < settings.min_statements:
             return f"with what only its tests enter, it has under {settings.min_statements} statements"

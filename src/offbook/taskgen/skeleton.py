@@ -52,9 +52,8 @@ def _declared(body: Iterable[ast.stmt], prefix: str, wanted: Collection[str], va
         elif isinstance(node, ast.If | ast.Try):
             inner = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt)]
             yield from _declared(inner, prefix, wanted, values)
-        elif isinstance(node, ast.Assign) and not prefix and any(dotted(target) in wanted for target in node.targets):
-            if len(ast.unparse(node)) <= MAX_VALUE:
-                yield node
+        elif isinstance(node, ast.Assign) and not prefix and {*map(dotted, node.targets)} & {*wanted}:
+            yield from [node] if len(ast.unparse(node)) <= MAX_VALUE else []
 
 
 def _function(node: Definition) -> Definition:

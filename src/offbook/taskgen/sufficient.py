@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from offbook.taskgen.delete.names import Definition, dotted, last, plain_dotted
-from offbook.taskgen.delete.symbols import Function, Symbols, definitions, read_symbols
+from offbook.taskgen.delete.symbols import Symbols, definitions, read_symbols
 from offbook.taskgen.delete.visible import vanished
 from offbook.taskgen.examples import examples
 from offbook.taskgen.nouns import FunctionKey, is_test_code
@@ -196,17 +196,24 @@ class Needs:
         return found
 
     @cached_property
-    def silent(self) -> list[Function]:
-        """Targets that no docstring describes: neither their own nor that of the method they override."""
-        functions = self._evidence.symbols.functions
-        return [functions[key] for key in self._evidence.targets if not self._is_documented(key)]
+    def silent(self) -> list[FunctionKey]:
+        """Targets, and what else tests use by name, that no docstring describes: neither their own nor that of the
+        method they override. Helpers are what their callers make of them."""
+        functions, targets = self._evidence.symbols.functions, self._evidence.targets
+        used = _read_in(self._code).keys() | {name for _, name in self.names}
+        asked = [
+            key
+            for key in self._evidence.functions
+            if key in targets
+            or (key.simple in used and functions[key].public and functions[key].statements > 1 and not key.dunder)
+        ]
+        return [key for key in asked if not self._is_documented(key)]
 
     @cached_property
     def examples(self) -> list[str]:
         if not self.silent:
             return []
-        names = {key.simple for key in self._evidence.functions}
-        return examples(self._code, self._tests, names, self._evidence.failing)[:MAX_EXAMPLES]
+        return examples(self._code, self._tests, self.silent, self._evidence.failing)[:MAX_EXAMPLES]
 
     # --- the instruction
 
@@ -268,7 +275,7 @@ class Needs:
         ]
         wanted = max(MIN_EXAMPLES, len(self.silent))
         if self.silent and sum(example in instruction for example in self.examples) < wanted:
-            found.append(Missing(SILENT, f"{self.silent[0].key} has no docstring, and few tests are simple calls"))
+            found.append(Missing(SILENT, f"{self.silent[0]} has no docstring, and few tests are simple calls"))
         return found
 
     # --- how it is found
@@ -281,9 +288,8 @@ class Needs:
             checked = {id(n) for check in _checks(code.node) for n in ast.walk(check)}
             table = not isinstance(code.node, Definition | ast.ClassDef)  # a constant of the test file: both
             for node in ast.walk(code.node):
-                if isinstance(node, ast.Constant) and not isinstance(node.value, bool | None | bytes):
-                    if value := _as_text(node.value):
-                        yield _Literal(value, code.test, table or id(node) in checked)
+                if isinstance(node, ast.Constant) and (value := _as_text(node.value)):
+                    yield _Literal(value, code.test, table or id(node) in checked)
 
     def _attributes(self) -> Iterator[tuple[str, str]]:
         """Attributes that the tests read, the gone code sets or defines, and nothing near it shows."""
@@ -322,6 +328,8 @@ def _is_short(text: str) -> bool:
 
 def _as_text(value: object) -> str:
     """Of a literal that says something: a word, or a number that nobody guesses."""
+    if isinstance(value, bool | None | bytes):
+        return ""
     text = str(value).strip()
     if isinstance(value, str):
         return text if re.search(r"[^\W_]{2}", text) else ""
@@ -334,7 +342,7 @@ def _removed_texts(removed: Mapping[str, str]) -> set[str]:
     for tree in _parsed(removed):
         silent = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and id(node) not in silent and not isinstance(node.value, bool | None):
+            if isinstance(node, ast.Constant) and id(node) not in silent:
                 pieces = FORMATTED.split(node.value) if isinstance(node.value, str) else [node.value]
                 found |= {text for piece in pieces if (text := _as_text(piece))}
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -199,5 +200,4 @@ def _is_automatic(function: Definition) -> bool:
 def words_of(test: str) -> str:
     """The words of a test's name."""
     name = test.partition("[")[0].split("::")[-1]
-    spaced = "".join(f" {c.lower()}" if c.isupper() else c for c in name).replace("_", " ")
-    return " ".join(spaced.split()).removeprefix("test").strip()
+    return " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name).lower().split()).removeprefix("test").strip()

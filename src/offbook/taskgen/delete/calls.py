@@ -1,8 +1,8 @@
 """Who uses whom, as far as it can be resolved without running anything.
 
-A name leads through imports and re-exports to its definition; a method is found on `self`, on a class, on what a class or
-an annotated function just returned, and on attributes that were set from those. An attribute of something unknown is
-kept apart by its bare name: it may be anybody's.
+A name leads through imports and re-exports to its definition; a method is found on `self`, on a class, on what a class
+or an annotated function just returned, and on attributes that were set from those. An attribute of something unknown
+is kept apart by its bare name: it may be anybody's.
 
 Left out: values that pass through containers, arguments without annotations, names built at run time.
 """
@@ -214,11 +214,11 @@ class Resolver:
 
     def _set_on_self(self, node: Definition, scope: Scope) -> Iterator[tuple[str, FunctionKey]]:
         for part in ast.walk(node):
-            if isinstance(part, ast.Assign) and len(part.targets) == 1:
-                target = part.targets[0]
-                if isinstance(target, ast.Attribute) and dotted(target.value) == "self":
-                    if kind := self.class_of_expression(part.value, scope):
-                        yield target.attr, kind
+            if not isinstance(part, ast.Assign) or len(part.targets) != 1:
+                continue
+            target, kind = part.targets[0], self.class_of_expression(part.value, scope)
+            if kind and isinstance(target, ast.Attribute) and dotted(target.value) == "self":
+                yield target.attr, kind
 
     def scope(self, key: FunctionKey, node: Definition, owner_name: str) -> Scope:
         """Names and types that hold in a function. One that is set from two classes keeps the last."""

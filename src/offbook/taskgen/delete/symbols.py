@@ -71,7 +71,7 @@ class Function:
 
     @property
     def dunder(self) -> bool:
-        return self.simple.startswith("__") and self.simple.endswith("__")
+        return self.key.dunder
 
     @property
     def is_property(self) -> bool:
