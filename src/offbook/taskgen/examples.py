@@ -35,22 +35,24 @@ EQUAL = {"assertEqual", "assertEquals", "assert_equal", "eq_"}
 
 def examples(code: Sequence[Code], tests: TestCode, keys: Iterable[FunctionKey], failing: Iterable[str]) -> list[str]:
     """Checks that use nothing but imported names and literals, and are about these functions: they name one, or the
-    test's name has a word of theirs. Those that name one come first."""
+    test's name has a word of theirs. Every test has its turn."""
     asked = [*keys]
     names = {key.simple for key in asked}
     about = {word for key in asked for word in words(key.name)} - GENERIC
     test_names = {test.partition("[")[0].split("::")[-1] for test in failing}
-    found: dict[str, bool] = {}
+    found: dict[str, tuple[int, bool]] = {}
     for one in code:
         node = one.node
         if not isinstance(node, Definition) or node.name not in test_names:
             continue
         module = tests.module(one.path)
         imported = {i.bound for i in module.imports} if module else set()
+        place = 0  # the first of every test, then the second
         for text, used in _alone(node, imported):
-            if used & names or (used & imported and about & {*words(node.name)}):
-                found.setdefault(text, bool(used & names))
-    return sorted(found, key=lambda text: not found[text])
+            if text not in found and (used & names or (used & imported and about & {*words(node.name)})):
+                found[text] = (place, not used & names)
+                place += 1
+    return sorted(found, key=lambda text: found[text])
 
 
 def words(name: str) -> list[str]:

@@ -55,6 +55,7 @@ class Finder:
         for key, entering in map.tests_of.items():
             if key in symbols.functions and key not in map.at_import and entering & reliable:
                 self._by_tests[entering & reliable].append(key)
+        self._tests_of = {key: entering for entering, keys in self._by_tests.items() for key in keys}
         self._methods: dict[FunctionKey, set[FunctionKey]] = defaultdict(set)  # that tests enter, by class
         for key in map.tests_of.keys() & symbols.functions.keys():
             if owner := symbols.functions[key].owner:
@@ -82,10 +83,29 @@ class Finder:
         }
 
     def closure(self, targets: Iterable[FunctionKey], tests: Iterable[str]) -> set[FunctionKey]:
-        """The targets and what they lead to that these tests enter, no others do, and does not run at import."""
+        """The targets and what they use, and so on, that these tests enter, no others do, and does not run at import.
+
+        A class that nothing else enters is one thing, with all its methods; an error only where it is asked for.
+        Whoever uses a target stays, and shows what it is for.
+        """
         mine = frozenset(tests)
-        only = {key for entering, members in self._by_tests.items() if entering <= mine for key in members}
-        return self._reached(targets, only)
+        found: set[FunctionKey] = set()
+        waiting = [*targets]
+        while waiting:
+            key = waiting.pop()
+            if key in found or not self._only(key, mine):
+                continue
+            found.add(key)
+            waiting += self._uses[key]
+            own = FunctionKey(key.path, self.symbols.functions[key].owner)
+            for owner in {own, *(self.symbols.calls[key].classes - self.symbols.errors)}:
+                methods = self._methods.get(owner, set())
+                if all(self._only(method, mine) for method in methods):
+                    waiting += methods
+        return found
+
+    def _only(self, key: FunctionKey, tests: frozenset[str]) -> bool:
+        return key in self._tests_of and self._tests_of[key] <= tests
 
     def _of_tests(self, entering: frozenset[str]) -> Iterator[_Candidate]:
         """Candidates for the functions with just these tests: one with what it leads to, another if some are left."""
@@ -101,27 +121,8 @@ class Finder:
             yield _Candidate(entering, target, frozenset(functions))
             left -= functions
 
-    def _reached(self, start: Iterable[FunctionKey], among: set[FunctionKey]) -> set[FunctionKey]:
-        """What these functions use of `among`, and so on. Whoever uses them stays, and shows what they are for.
-
-        A class that nothing else enters is one thing, with all its methods; an error only where it is asked for.
-        """
-        whole = {owner: methods for owner, methods in self._methods.items() if methods <= among}
-        found: set[FunctionKey] = set()
-        waiting = [*start]
-        while waiting:
-            key = waiting.pop()
-            if key in found or key not in among:
-                continue
-            found.add(key)
-            waiting += self._uses[key]
-            own = FunctionKey(key.path, self.symbols.functions[key].owner)
-            for owner in {own, *(self.symbols.calls[key].classes - self.symbols.errors)}:
-                waiting += whole.get(owner, ())
-        return found
-
     def _used(self) -> dict[FunctionKey, set[FunctionKey]]:
-        """What each uses: resolved, by the name of a method of something unknown, and its inner functions."""
+        """What each uses: resolved, by the name of a method that only one class has, and its inner functions."""
         by_name: dict[str, list[FunctionKey]] = defaultdict(list)
         for key, function in self.symbols.functions.items():
             if function.owner and key.simple not in BUILTIN:
@@ -130,7 +131,7 @@ class Finder:
         for key in self.symbols.functions:
             calls = self.symbols.calls[key]
             used[key] |= calls.functions & used.keys()
-            used[key] |= {method for name in calls.unknown for method in by_name.get(name, ())}
+            used[key] |= {by_name[name][0] for name in calls.unknown if len(by_name.get(name, ())) == 1}
             around = FunctionKey(key.path, key.name.rpartition(".<locals>.")[0])
             if around in used:
                 used[around].add(key)

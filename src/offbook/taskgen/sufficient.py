@@ -39,7 +39,7 @@ REASONS = (NAMES, TEXTS, PRIVATE, ERRORS, SILENT)
 MAX_TEXTS = 12  # that an instruction states; more is a listing of the tests
 MAX_TEXT = 160  # characters
 MIN_DOCUMENTED = 4  # words of a docstring that says something
-MIN_EXAMPLES, MAX_EXAMPLES = 2, 6
+MIN_EXAMPLES, MAX_EXAMPLES = 2, 8
 FORMATTED = re.compile(r"%(?:\(\w+\))?[-+ #0]*[\d.*]*[sdrfxieg%]|\{[^{}]*\}")
 RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}
 COMPARING = ("assert", "match", "expect", "check")
@@ -197,8 +197,8 @@ class Needs:
 
     @cached_property
     def silent(self) -> list[FunctionKey]:
-        """Targets, and what else tests use by name, that no docstring describes: neither their own nor that of the
-        method they override. Helpers are what their callers make of them."""
+        """Targets, and what else tests use by name, that have no docstring of some length. Helpers are what their
+        callers make of them."""
         functions, targets = self._evidence.symbols.functions, self._evidence.targets
         used = _read_in(self._code).keys() | {name for _, name in self.names}
         asked = [
@@ -275,7 +275,9 @@ class Needs:
         ]
         wanted = max(MIN_EXAMPLES, len(self.silent))
         if self.silent and sum(example in instruction for example in self.examples) < wanted:
-            found.append(Missing(SILENT, f"{self.silent[0]} has no docstring, and few tests are simple calls"))
+            found.append(
+                Missing(SILENT, f"{self.silent[0]} has no docstring to speak of, and few tests are simple calls")
+            )
         return found
 
     # --- how it is found
@@ -306,11 +308,11 @@ class Needs:
                 yield name, test
 
     def _is_documented(self, key: FunctionKey) -> bool:
-        symbols = self._evidence.symbols
-        texts = [symbols.functions[key].docstring]
-        if key in symbols.overridden:
-            texts.append(symbols.functions[symbols.overridden[key]].docstring)
-        return any(len(re.findall(r"[A-Za-z]{2,}", text)) >= MIN_DOCUMENTED for text in texts)
+        """By at least as many words as it has statements. What a base class says of the method it overrides is too
+        general to count."""
+        function = self._evidence.symbols.functions[key]
+        words = re.findall(r"[A-Za-z]{2,}", function.docstring)
+        return len(words) >= max(MIN_DOCUMENTED, function.statements)
 
 
 def _fenced(lines: Iterable[str]) -> str:

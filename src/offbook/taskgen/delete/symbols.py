@@ -92,7 +92,6 @@ class Symbols:
     import_roots: tuple[str, ...] = (".",)
     calls: dict[FunctionKey, Calls] = field(default_factory=dict)
     errors: frozenset[FunctionKey] = frozenset()  # the classes that are raised
-    overridden: dict[FunctionKey, FunctionKey] = field(default_factory=dict)  # method -> that of the base class
 
     def path_of(self, module: str) -> str | None:
         return next((path for path, known in self.modules.items() if known.name == module), None)
@@ -202,13 +201,7 @@ def read_symbols(files: Mapping[str, str], import_roots: Iterable[str]) -> Symbo
     resolver = Resolver(trees, modules)
     calls = {key: resolver.calls(key) for key in functions}
     public = _with_reexports(functions, modules)
-    overridden = {
-        key: above
-        for key, function in functions.items()
-        if (owner := FunctionKey(key.path, function.owner)) in resolver.classes
-        and (above := resolver.method(owner, function.simple, above=True)) in functions
-    }
-    return Symbols(public, modules, _callers(calls), roots, calls, resolver.errors, overridden)
+    return Symbols(public, modules, _callers(calls), roots, calls, resolver.errors)
 
 
 def _functions(path: str, tree: ast.Module, exports: tuple[str, ...] | None) -> Iterator[Function]:
