@@ -117,6 +117,15 @@ def test_what_the_tree_shows_is_not_said_again() -> None:
     assert not found.missing("Please.")
 
 
+def test_what_a_gone_helper_was_documented_to_do_is_said() -> None:
+    said = FILES["pkg/text.py"].replace("mode):\n", 'mode):\n    """So many words go on every line."""\n')
+    test = "from pkg import wrap\ndef test_wrap():\n    assert wrap('a b') == ['a b']\n"
+    _, words = needs(test, "hybrid", *WRAP, files={**FILES, "pkg/text.py": said})
+    assert "So many words go on every line." in words["terse"]
+    _, words = needs(test, "hybrid", *WRAP)
+    assert "_cut" not in words["detailed"]
+
+
 def test_a_class_that_is_gone_is_declared_with_its_fields_and_methods() -> None:
     test = "from pkg import Basket\ndef test_total():\n    assert Basket('me').total()['kind'] == 'full'\n"
     found, words = needs(test, "gone", *BASKET)

@@ -136,8 +136,8 @@ class Needs:
 
     @cached_property
     def gone(self) -> list[FunctionKey]:
-        """Functions and classes that are there no longer and that somebody outside has to know: public ones, and
-        private ones that tests reach."""
+        """Functions and classes that are there no longer and that somebody has to know: public ones, private ones
+        that tests reach, and helpers whose docstrings say something."""
         left = {
             FunctionKey(path, name)
             for path in {key.path for key in self._evidence.functions} & self._evidence.shown.keys()
@@ -150,7 +150,12 @@ class Needs:
             key
             for key in self._evidence.functions
             if key not in left and not functions[key].nested
-            and (functions[key].public or key in self._evidence.targets or key.simple in asked)
+            and (
+                functions[key].public
+                or key in self._evidence.targets
+                or key.simple in asked
+                or _num_words(functions[key].docstring) >= MIN_DOCUMENTED
+            )
         )  # fmt: skip
 
     @cached_property
@@ -308,11 +313,18 @@ class Needs:
                 yield name, test
 
     def _is_documented(self, key: FunctionKey) -> bool:
-        """By at least as many words as it has statements. What a base class says of the method it overrides is too
-        general to count."""
-        function = self._evidence.symbols.functions[key]
-        words = re.findall(r"[A-Za-z]{2,}", function.docstring)
-        return len(words) >= max(MIN_DOCUMENTED, function.statements)
+        """By at least as many words as it has statements, and with all that went with it by half as many. What a base
+        class says of the method it overrides is too general to count."""
+        functions = self._evidence.symbols.functions
+        own = functions[key]
+        whole = [functions[other] for other in self._evidence.functions if not functions[other].nested]
+        num_statements = sum(function.statements for function in whole)
+        num_words = sum(_num_words(function.docstring) for function in whole)
+        return _num_words(own.docstring) >= max(MIN_DOCUMENTED, own.statements) and num_words >= num_statements / 2
+
+
+def _num_words(docstring: str) -> int:
+    return len(re.findall(r"[A-Za-z]{2,}", docstring))
 
 
 def _fenced(lines: Iterable[str]) -> str:
