@@ -62,7 +62,7 @@ def made(deps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tasks_that_were_made_hold(made: Path) -> None:
     assert len(load_tasks(made / "train")) == 2
     result = offbook("check", made, "--json")
-    assert (result.returncode, json.loads(result.stdout)) == (0, {"checked": 2, "bad": {}})
+    assert (result.returncode, json.loads(result.stdout)) == (0, {"checked": 2, "bad": {}, "insufficient": {}})
 
 
 def test_a_task_that_does_not_hold_is_named(made: Path, tmp_path: Path) -> None:

@@ -13,15 +13,15 @@ from __future__ import annotations
 import ast
 import json
 import re
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from offbook.taskgen.delete.names import Definition, dotted, last, plain_dotted
 from offbook.taskgen.delete.symbols import Symbols, definitions, read_symbols
 from offbook.taskgen.delete.visible import vanished
 from offbook.taskgen.examples import examples
+from offbook.taskgen.literals import as_text, checks, has_word, parsed, removed_texts, shows, stands_in
 from offbook.taskgen.nouns import FunctionKey, is_test_code
 from offbook.taskgen.skeleton import skeleton
 from offbook.taskgen.testcode import Code, TestCode, words_of
@@ -40,9 +40,7 @@ MAX_TEXTS = 12  # that an instruction states; more is a listing of the tests
 MAX_TEXT = 160  # characters
 MIN_DOCUMENTED = 4  # words of a docstring that says something
 MIN_EXAMPLES, MAX_EXAMPLES = 2, 8
-FORMATTED = re.compile(r"%(?:\(\w+\))?[-+ #0]*[\d.*]*[sdrfxieg%]|\{[^{}]*\}")
 RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}
-COMPARING = ("assert", "match", "expect", "check")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +159,11 @@ class Needs:
     @cached_property
     def texts(self) -> list[_Literal]:
         """Literals that the tests check, have from the code that is gone, and that are shown nowhere."""
-        parts = {part for part in _removed_texts(self._evidence.removed) if not self._is_shown(part)}
+        parts = {part for part in removed_texts(self._evidence.removed) if not self._is_shown(part)}
         found: dict[str, _Literal] = {}
         for literal in self._literals() if parts else ():
             if literal.value not in found and any(
-                (literal.checked and _stands_in(part, literal.value)) or _stands_in(literal.value, part)
-                for part in parts
+                (literal.checked and stands_in(part, literal.value)) or stands_in(literal.value, part) for part in parts
             ):
                 found[literal.value] = literal
         return [literal for literal in found.values() if not self._is_shown(literal.value)]
@@ -185,7 +182,7 @@ class Needs:
         """Errors that the tests expect, the gone code raises and no documentation names -> an example, or words."""
         raised = {
             last(dotted(node.exc))
-            for tree in _parsed(self._evidence.removed)
+            for tree in parsed(self._evidence.removed)
             for node in ast.walk(tree)
             if isinstance(node, ast.Raise) and node.exc
         }
@@ -196,7 +193,7 @@ class Needs:
                 for call, body in _expecting(node):
                     kinds = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else call.args[:1]
                     for kind in filter(None, map(last, map(dotted, kinds))):
-                        if kind in raised and not _has_word(told, kind):
+                        if kind in raised and not has_word(told, kind):
                             found.setdefault(kind, _shortly(body) or words_of(code.test))
         return found
 
@@ -265,12 +262,12 @@ class Needs:
         found += [
             Missing(PRIVATE, f"{test} reads {name}")
             for name, test in sorted(self.private.items())
-            if not _has_word(instruction, name)
+            if not has_word(instruction, name)
         ]
         found += [
             Missing(NAMES, f"{test} reads {name}")
             for name, test in sorted(self.attributes.items())
-            if not _has_word(instruction, name)
+            if not has_word(instruction, name)
         ]
         found += [Missing(ERRORS, f"{kind}: {why}") for kind, why in self.errors.items() if kind not in instruction]
         found += [
@@ -288,14 +285,14 @@ class Needs:
     # --- how it is found
 
     def _is_shown(self, text: str) -> bool:
-        return any(_shows(source, text) for source in self._evidence.shown.values())
+        return any(shows(source, text) for source in self._evidence.shown.values())
 
     def _literals(self) -> Iterator[_Literal]:
         for code in self._code:
-            checked = {id(n) for check in _checks(code.node) for n in ast.walk(check)}
+            checked = {id(n) for check in checks(code.node) for n in ast.walk(check)}
             table = not isinstance(code.node, Definition | ast.ClassDef)  # a constant of the test file: both
             for node in ast.walk(code.node):
-                if isinstance(node, ast.Constant) and (value := _as_text(node.value)):
+                if isinstance(node, ast.Constant) and (value := as_text(node.value)):
                     yield _Literal(value, code.test, table or id(node) in checked)
 
     def _attributes(self) -> Iterator[tuple[str, str]]:
@@ -309,7 +306,7 @@ class Needs:
         ]
         for name, test in _read_in(self._code).items():
             everywhere = near if name.startswith("_") else [*self._evidence.shown.values()]
-            if name in defined and not any(_has_word(text, name) for text in everywhere):
+            if name in defined and not any(has_word(text, name) for text in everywhere):
                 yield name, test
 
     def _is_documented(self, key: FunctionKey) -> bool:
@@ -340,93 +337,6 @@ def _is_short(text: str) -> bool:
     return len(text) <= MAX_TEXT
 
 
-def _as_text(value: object) -> str:
-    """Of a literal that says something: a word, or a number that nobody guesses."""
-    if isinstance(value, bool | None | bytes):
-        return ""
-    text = str(value).strip()
-    if isinstance(value, str):
-        return text if re.search(r"[^\W_]{2}", text) else ""
-    return text if len(re.sub(r"[^\d]", "", text).strip("0")) > 2 else ""
-
-
-def _removed_texts(removed: Mapping[str, str]) -> set[str]:
-    """Literals of the code that is gone, without docstrings; those with places to fill in, in pieces."""
-    found: set[str] = set()
-    for tree in _parsed(removed):
-        silent = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and id(node) not in silent:
-                pieces = FORMATTED.split(node.value) if isinstance(node.value, str) else [node.value]
-                found |= {text for piece in pieces if (text := _as_text(piece))}
-    return found
-
-
-@lru_cache(maxsize=256)
-def _tree(source: str) -> ast.Module:
-    """Of a piece of code: a definition, or the body of one."""
-    plain = textwrap.dedent(source)
-    for text in (source, plain, f"if 1:\n{source}", "async def _():\n" + textwrap.indent(plain, "    ")):
-        try:
-            return ast.parse(text)
-        except (SyntaxError, ValueError):
-            continue
-    return ast.Module([], [])
-
-
-def _parsed(removed: Mapping[str, str]) -> list[ast.Module]:
-    return [_tree(source) for source in removed.values()]
-
-
-def _stands_in(part: str, whole: str) -> bool:
-    """As whole words, in spite of the marks of a regular expression."""
-    if part not in whole and "\\" not in whole:
-        return False
-    start = r"(?<!\w)" if part[0].isalnum() else ""
-    end = r"(?!\w)" if part[-1].isalnum() else ""
-    pattern = re.compile(start + re.escape(part) + end)
-    return bool(pattern.search(whole) or pattern.search(re.sub(r"\\(.)", r"\1", whole)))
-
-
-@lru_cache(maxsize=4096)
-def _constants(source: str) -> str:
-    """The strings of a program, as they read; all of a text that is no program."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return ""
-    return "\n\0\n".join(n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
-
-
-def _shows(source: str, text: str) -> bool:
-    if text in source:
-        return _stands_in(text, source)
-    escaped = "\n" in text or '"' in text or "'" in text or "\\" in text
-    return escaped and text in _constants(source)
-
-
-@lru_cache(maxsize=4096)
-def _words(source: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", source))
-
-
-def _has_word(source: str, name: str) -> bool:
-    return name in _words(source)
-
-
-def _checks(node: ast.AST) -> Iterator[ast.AST]:
-    """Where a test says what should come out: assertions, comparisons, keys, tables of cases, `match=`."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.Assert | ast.Compare | ast.Subscript):
-            yield part
-        elif isinstance(part, ast.Call):
-            name = last(dotted(part.func)).lower()
-            if any(word in name for word in COMPARING) or name in {"raises", "warns", "parametrize", "param"}:
-                yield part
-        elif isinstance(part, ast.Assign) and any("expect" in dotted(target).lower() for target in part.targets):
-            yield part
-
-
 def _expecting(node: ast.AST) -> Iterator[tuple[ast.Call, list[ast.stmt]]]:
     """Calls that say which error should come, and the statements that should raise it."""
     if isinstance(node, ast.With | ast.AsyncWith):
@@ -448,7 +358,7 @@ def _shortly(body: list[ast.stmt]) -> str:
 def _defined(removed: Mapping[str, str]) -> set[str]:
     """Names that the gone code gives to attributes, functions and fields."""
     found: set[str] = {FunctionKey.of(where).simple for where in removed}
-    for tree in _parsed(removed):
+    for tree in parsed(removed):
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 found.add(node.attr)
