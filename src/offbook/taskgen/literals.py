@@ -6,6 +6,7 @@ import ast
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from offbook.taskgen.delete.names import dotted, last
 
