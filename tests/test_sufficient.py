@@ -207,9 +207,12 @@ def test_bare(number, result):
     assert got == result
 """
     found, words = needs(test, "stub", "pkg/text.py::bare")
-    assert found.examples == ["assert bare(2) == [4, 1]", "assert bare(4) == [8, 2]"]
+    assert [*found.examples] == ["assert bare(2) == [4, 1]", "assert bare(4) == [8, 2]"]
     assert "assert bare(2) == [4, 1]" in words["terse"]
     assert not found.missing(words["normal"])
+    others = "".join(f"def test_other_{n}(tmp_path):\n    assert bare(tmp_path)\n" for n in range(9))
+    found, words = needs(test + others, "stub", "pkg/text.py::bare")  # they stand for one test of ten
+    assert found.missing(words["normal"])[0].reason == SILENT
     test = "from pkg.text import bare\ndef test_bare(tmp_path):\n    assert bare(tmp_path)\n"
     found, words = needs(test, "stub", "pkg/text.py::bare")
     assert found.missing(words["normal"])[0].reason == SILENT

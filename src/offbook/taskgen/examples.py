@@ -33,14 +33,16 @@ GENERIC = {
 EQUAL = {"assertEqual", "assertEquals", "assert_equal", "eq_"}
 
 
-def examples(code: Sequence[Code], tests: TestCode, keys: Iterable[FunctionKey], failing: Iterable[str]) -> list[str]:
+def examples(
+    code: Sequence[Code], tests: TestCode, keys: Iterable[FunctionKey], failing: Iterable[str]
+) -> dict[str, str]:
     """Checks that use nothing but imported names and literals, and are about these functions: they name one, or the
-    test's name has a word of theirs. Every test has its turn."""
+    test's name has a word of theirs. Every test has its turn. Each with the name of its test."""
     asked = [*keys]
     names = {key.simple for key in asked}
     about = {word for key in asked for word in words(key.name)} - GENERIC
     test_names = {test.partition("[")[0].split("::")[-1] for test in failing}
-    found: dict[str, tuple[int, bool]] = {}
+    found: dict[str, tuple[int, bool, str]] = {}
     for one in code:
         node = one.node
         if not isinstance(node, Definition) or node.name not in test_names:
@@ -50,9 +52,9 @@ def examples(code: Sequence[Code], tests: TestCode, keys: Iterable[FunctionKey],
         place = 0  # the first of every test, then the second
         for text, used in _alone(node, imported):
             if text not in found and (used & names or (used & imported and about & {*words(node.name)})):
-                found[text] = (place, not used & names)
+                found[text] = (place, not used & names, node.name)
                 place += 1
-    return sorted(found, key=lambda text: found[text])
+    return {text: found[text][2] for text in sorted(found, key=lambda text: found[text])}
 
 
 def words(name: str) -> list[str]:
@@ -73,7 +75,7 @@ def _alone(node: Definition, imported: Collection[str]) -> Iterator[tuple[str, s
                 text = ast.unparse(ast.fix_missing_locations(check))
             except ValueError:  # a backslash inside of an f-string
                 continue
-            if free - own <= known and len(text) <= MAX_EXAMPLE and "\n" not in text:
+            if "isinstance(" not in text and free - own <= known and len(text) <= MAX_EXAMPLE and "\n" not in text:
                 yield text, free | {part.attr for part in ast.walk(check) if isinstance(part, ast.Attribute)}
 
 

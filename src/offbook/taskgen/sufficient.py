@@ -40,6 +40,7 @@ MAX_TEXTS = 12  # that an instruction states; more is a listing of the tests
 MAX_TEXT = 160  # characters
 MIN_DOCUMENTED = 4  # words of a docstring that says something
 MIN_EXAMPLES, MAX_EXAMPLES = 2, 8
+MIN_EXAMPLED_TESTS = 4  # or one in as many
 RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}
 
 
@@ -212,10 +213,19 @@ class Needs:
         return [key for key in asked if not self._is_documented(key)]
 
     @cached_property
-    def examples(self) -> list[str]:
+    def examples(self) -> dict[str, str]:
+        """Checks for what is silent -> the name of the test."""
         if not self.silent:
-            return []
-        return examples(self._code, self._tests, self.silent, self._evidence.failing)[:MAX_EXAMPLES]
+            return {}
+        found = examples(self._code, self._tests, self.silent, self._evidence.failing)
+        return dict([*found.items()][:MAX_EXAMPLES])
+
+    def _is_exampled(self, instruction: str) -> bool:
+        """By two checks at least, and out of a quarter of the failing tests or four of them."""
+        given = [test for example, test in self.examples.items() if example in instruction]
+        tests = {test.partition("[")[0] for test in self._evidence.failing}
+        enough = len(given) >= max(MIN_EXAMPLES, len(self.silent))
+        return enough and len({*given}) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
 
     # --- the instruction
 
@@ -275,8 +285,7 @@ class Needs:
             for text in self.texts
             if text.value not in instruction and _quoted(text.value) not in instruction
         ]
-        wanted = max(MIN_EXAMPLES, len(self.silent))
-        if self.silent and sum(example in instruction for example in self.examples) < wanted:
+        if self.silent and not self._is_exampled(instruction):
             found.append(
                 Missing(SILENT, f"{self.silent[0]} has no docstring to speak of, and few tests are simple calls")
             )
@@ -310,14 +319,14 @@ class Needs:
                 yield name, test
 
     def _is_documented(self, key: FunctionKey) -> bool:
-        """By at least as many words as it has statements, and with all that went with it by half as many. What a base
-        class says of the method it overrides is too general to count."""
+        """By at least as many words as it has statements, alone and with all that went with it. What a base class says
+        of the method it overrides is too general to count."""
         functions = self._evidence.symbols.functions
         own = functions[key]
         whole = [functions[other] for other in self._evidence.functions if not functions[other].nested]
         num_statements = sum(function.statements for function in whole)
         num_words = sum(_num_words(function.docstring) for function in whole)
-        return _num_words(own.docstring) >= max(MIN_DOCUMENTED, own.statements) and num_words >= num_statements / 2
+        return _num_words(own.docstring) >= max(MIN_DOCUMENTED, own.statements) and num_words >= num_statements
 
 
 def _num_words(docstring: str) -> int:
