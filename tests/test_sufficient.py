@@ -207,7 +207,10 @@ def test_bare(number, result):
     assert got == result
 """
     found, words = needs(test, "stub", "pkg/text.py::bare")
-    assert [*found.examples] == ["assert bare(2) == [4, 1]", "assert bare(4) == [8, 2]"]
+    assert [*found.examples[FunctionKey("pkg/text.py", "bare")]] == [
+        "assert bare(2) == [4, 1]",
+        "assert bare(4) == [8, 2]",
+    ]
     assert "assert bare(2) == [4, 1]" in words["terse"]
     assert not found.missing(words["normal"])
     others = "".join(f"def test_other_{n}(tmp_path):\n    assert bare(tmp_path)\n" for n in range(9))

@@ -213,19 +213,21 @@ class Needs:
         return [key for key in asked if not self._is_documented(key)]
 
     @cached_property
-    def examples(self) -> dict[str, str]:
-        """Checks for what is silent -> the name of the test."""
-        if not self.silent:
-            return {}
-        found = examples(self._code, self._tests, self.silent, self._evidence.failing)
-        return dict([*found.items()][:MAX_EXAMPLES])
+    def examples(self) -> dict[FunctionKey, dict[str, str]]:
+        """Checks for each of the silent ones -> the name of the test."""
+        most = max(MIN_EXAMPLES, MAX_EXAMPLES // max(1, len(self.silent)))
+        return {
+            key: dict([*examples(self._code, self._tests, [key], self._evidence.failing).items()][:most])
+            for key in self.silent
+        }
 
     def _is_exampled(self, instruction: str) -> bool:
-        """By two checks at least, and out of a quarter of the failing tests or four of them."""
-        given = [test for example, test in self.examples.items() if example in instruction]
+        """Each by one check, all by two at least, and out of a quarter of the failing tests or four of them."""
+        given = [{e: test for e, test in one.items() if e in instruction} for one in self.examples.values()]
         tests = {test.partition("[")[0] for test in self._evidence.failing}
-        enough = len(given) >= max(MIN_EXAMPLES, len(self.silent))
-        return enough and len({*given}) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
+        named = {test for one in given for test in one.values()}
+        enough = all(given) and len({example for one in given for example in one}) >= MIN_EXAMPLES
+        return enough and len(named) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
 
     # --- the instruction
 
@@ -253,8 +255,8 @@ class Needs:
                 f"- `{_quoted(text.value)}` ({words_of(text.test)})" for text in self.texts if _is_short(text.value)
             ]
             parts.append("Texts that the tests look for, to the letter:\n\n" + "\n".join(lines))
-        if self.examples:
-            parts.append(f"For example:\n\n{_fenced(self.examples)}")
+        if lines := [*dict.fromkeys(example for one in self.examples.values() for example in one)]:
+            parts.append(f"For example:\n\n{_fenced(lines)}")
         return "\n\n".join(parts)
 
     def missing(self, instruction: str) -> list[Missing]:
