@@ -49,6 +49,7 @@ class Resolver:
         self._modules = modules
         self._path_of = {module.name: path for path, module in modules.items()}
         self.functions: dict[FunctionKey, list[tuple[Definition, str]]] = defaultdict(list)  # with the class around it
+        self._around: dict[int, frozenset[str]] = {}  # local names of the functions around one
         self.classes: dict[FunctionKey, ast.ClassDef] = {}
         for path, tree in trees.items():
             self._collect(path, tree.body, "", "")
@@ -57,6 +58,10 @@ class Resolver:
         for node in body:
             if isinstance(node, Definition):
                 self.functions[FunctionKey(path, prefix + node.name)].append((node, owner))
+                mine = self._around.setdefault(id(node), frozenset()) | local_names(node)
+                for inner in ast.walk(node):
+                    if isinstance(inner, Definition) and inner is not node:
+                        self._around[id(inner)] = mine
                 self._collect(path, node.body, f"{prefix}{node.name}.<locals>.", owner)
             elif isinstance(node, ast.ClassDef):
                 name = prefix + node.name
@@ -223,7 +228,13 @@ class Resolver:
     def scope(self, key: FunctionKey, node: Definition, owner_name: str) -> Scope:
         """Names and types that hold in a function. One that is set from two classes keeps the last."""
         owner = FunctionKey(key.path, owner_name) if owner_name else None
-        scope = Scope(key.path, key.name, owner, frozenset(local_names(node)), {})
+        imported = {
+            alias.asname or alias.name.partition(".")[0]
+            for part in ast.walk(node)
+            if isinstance(part, ast.Import | ast.ImportFrom)
+            for alias in part.names
+        }  # local names that mean what they mean to the module
+        scope = Scope(key.path, key.name, owner, (self._around[id(node)] | local_names(node)) - imported, {})
         if owner:
             scope.types.update({"self": owner, "cls": owner})
         for argument in arguments_of(node.args):
@@ -246,9 +257,7 @@ class Resolver:
         unknown: set[str] = set()
         for node, owner_name in self.functions[key]:
             scope = self.scope(key, node, owner_name)
-            for part in (part for statement in node.body for part in ast.walk(statement)):
-                if not isinstance(part, ast.Name | ast.Attribute):
-                    continue
+            for part in _own_names(node):
                 found = self.meaning(part, scope)
                 if found in self.functions:
                     functions.add(found)
@@ -270,6 +279,19 @@ class Resolver:
             return set()
         own = (FunctionKey(heir.path, f"{heir.name}.{node.attr}") for heir in self.heirs.get(scope.owner, ()))
         return {key for key in own if key in self.functions}
+
+
+def _own_names(node: Definition) -> Iterator[ast.Name | ast.Attribute]:
+    """Of a body, without those of functions inside of it, where names may mean something else."""
+    waiting: list[ast.AST] = [*node.body]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, ast.Name | ast.Attribute):
+            yield part
+        if isinstance(part, Definition):
+            waiting += part.decorator_list
+        else:
+            waiting += ast.iter_child_nodes(part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,5 +58,7 @@ def local_names(node: Definition) -> set[str]:
             names.add(part.id)
         elif isinstance(part, ast.ExceptHandler) and part.name:
             names.add(part.name)
+        elif isinstance(part, ast.Lambda):
+            names |= {argument.arg for argument in arguments_of(part.args)}
         waiting += ast.iter_child_nodes(part)
     return names - not_local
