@@ -81,7 +81,7 @@ FILES = {
 
 
         def described(values):
-            """A sentence about the values."""
+            """A sentence about the values: how many times each of them comes, with commas between."""
             from little.words import plural
 
             parts = []

@@ -503,10 +503,14 @@ def test_an_emptied_file_stays_where_a_test_imports_it_and_goes_at_gone() -> Non
         ("An f is a letter. So is half.\n", "An f is a letter. So is half.\n"),
         ("Use A.m here.\n\nA.mend it.\n", "A.mend it.\n"),
         ("Say long_name.\n", ""),
+        ("Like pkg.f does.\n", ""),
+        ("See `~pkg.text.f`.\n", ""),
+        ("`dict.f` and x.f(1) are others.\n", "`dict.f` and x.f(1) are others.\n"),
     ],
 )
 def test_documents_lose_the_smallest_block_that_names_it(before: str, expected: str) -> None:
-    after = scrub_documents({"a.md": before, "CHANGES": before, "a.py": before}, {"f", "A.m", "long_name"})
+    names = dict.fromkeys(("f", "A.m", "long_name"), "pkg.text")
+    after = scrub_documents({"a.md": before, "CHANGES": before, "a.py": before}, names)
     assert after == ({} if before == expected else {"a.md": expected, "CHANGES": expected})
 
 
@@ -516,6 +520,10 @@ def test_examples_go_and_the_docstring_around_them_stays() -> None:
     assert drop_examples(text, {"g"}) == '"""Say it.\n\n    >>> f(1)\n    2\n\n    """'
     assert drop_examples(text, {"h"}) == text
     assert drop_examples('">>> f(1)"', {"f"}) == '""'
+    other = '"""Say it.\n\n    >>> x.f(1)\n    2\n    """'
+    assert drop_examples(other, {"f"}) == other  # somebody else's
+    assert drop_examples(other, {"A.f"}) == other
+    assert drop_examples(other.replace("x.f", "A().f"), {"A.f"}) == '"""Say it.\n\n    """'
     assert drop_examples("'''>>> f(1)\n    2\n\n    Rest.\n    '''", {"f"}) == "'''\n\n    Rest.\n    '''"
 
 

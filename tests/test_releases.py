@@ -30,6 +30,7 @@ from offbook.taskgen.releases.cut import MORE_THAN_SOURCE, minimal
 from offbook.taskgen.releases.hunks import hunks_between
 from offbook.taskgen.releases.jumps import chosen_jumps, jump_of
 from offbook.taskgen.releases.runnable import Product, TestImports
+from offbook.taskgen.sufficient import missing_in
 from offbook.taskgen.workshop import open_workshop
 from offbook.tasks import load_task
 from offbook.tasks.check import check, gold_changes
@@ -218,7 +219,8 @@ def test_the_newer_release_is_nowhere_in_the_box(made: tuple[Path, str, Made]) -
 def test_the_request_is_the_changelog_entry(made: tuple[Path, str, Made]) -> None:
     tasks = tasks_of(made)
     terse = {name: instructions_of(task.folder)["terse"].strip() for name, task in tasks.items()}
-    assert terse["acronym"] == "Added `acronym`, which makes one word of the first letters of several."
+    added = "Added `acronym`, which makes one word of the first letters of several."
+    assert terse["acronym"].startswith(f"{added}\n\nThe tests find these names")
     assert terse["plural"] == "`plural` takes `exceptions`, a dictionary of words with a plural of their own."
     assert "mixed" in terse["mixed"]
     assert "little/colours.py" in terse["mixed"]
@@ -227,6 +229,9 @@ def test_the_request_is_the_changelog_entry(made: tuple[Path, str, Made]) -> Non
     assert "expected as they stand here: `nothing to shorten`" in tasks["acronym"].instruction
     assert "shorten" not in tasks["plural"].instruction
     assert "def plural(word, count=2, exceptions=None)" in tasks["plural"].instruction
+    for task in tasks.values():
+        assert missing_in(task) == []
+        assert missing_in(replace(task, instruction=added)) or task is not tasks["acronym"]
 
 
 def test_wrong_code_is_refused_and_twins_are_there(made: tuple[Path, str, Made]) -> None:

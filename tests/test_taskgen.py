@@ -20,7 +20,7 @@ from test_tasks import run_script
 from offbook.sandbox import BoxSpec, open_box
 from offbook.taskgen.audit.corpus import Corpus, Leak, audit_all, given_away
 from offbook.taskgen.delete.delete import delete
-from offbook.taskgen.harden import NO_WAY, feature_of, harden, workshop_of
+from offbook.taskgen.harden import NO_WAY, THERE, feature_of, harden, workshop_of
 from offbook.taskgen.instruct import rewriter, usable
 from offbook.taskgen.make import MakeSettings, Outcome, make_task
 from offbook.taskgen.pipeline import (
@@ -31,11 +31,12 @@ from offbook.taskgen.pipeline import (
 )
 from offbook.taskgen.proposals import Proposal, deletion_of, diff_in, proposer, read_proposals
 from offbook.taskgen.splits import split_of
+from offbook.taskgen.sufficient import TEXTS, missing_in
 from offbook.taskgen.workshop import Workshop
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all
 from offbook.tasks.export import swebench_instance
-from offbook.tasks.folder import instructions_of, write_files, write_whole
+from offbook.tasks.folder import instructions_of, places, write_files, write_whole
 from offbook.tasks.git import applied, gold_patch
 from offbook.types import OffbookError, Task
 
@@ -136,6 +137,20 @@ def test_every_task_holds_and_leaks_nothing(made: tuple[Path, Path, list[Made]])
 
 def named(out: Path, name: str) -> Task:
     return next(task for task in load_tasks(out / "train") if f"-{name}-" in task.id)
+
+
+def test_what_a_folder_does_not_show_is_found_in_it(made: tuple[Path, Path, list[Made]], tmp_path: Path) -> None:
+    assert [missing_in(task) for task in load_tasks(made[1] / "train")] == [[]] * len(load_tasks(made[1] / "train"))
+    task = named(made[1], "initials")
+    folder = tmp_path / "silent"
+    shutil.copytree(task.folder, folder, symlinks=True)
+    hidden, removed = folder / "tests/hidden/tests/test_words.py", folder / "solution/removed.json"
+    name = task.fail_to_pass[0].rpartition("::")[2]
+    hidden.write_text(hidden.read_text() + f"\ndef {name}(): assert initials('x') == 'unheard of'\n")
+    removed.write_text(json.dumps({"little/words.py::initials": "return 'unheard of'"}))
+    changed = replace(task, **places(folder))
+    assert [missing.reason for missing in missing_in(changed)] == [TEXTS]
+    assert missing_in(replace(changed, instruction=task.instruction + " It is unheard of.")) == []
 
 
 def test_a_tree_has_one_commit_and_not_the_deleted_code(made: tuple[Path, Path, list[Made]]) -> None:
@@ -504,8 +519,8 @@ def test_each_way_of_making_a_task_harder(
     assert len(merged.targets) == 2
     assert {*merged.functions} > {"little/words.py::plural"}
     assert all(why == "" for why in asyncio.run(check_all(list(tasks.values()))))
-    with pytest.raises(OffbookError, match="is there already"):
-        asyncio.run(harden(task, tmp_path / "harder", BOX, ["terser"], workshop))
+    (there,) = asyncio.run(harden(task, tmp_path / "harder", BOX, ["terser"], workshop))
+    assert (there.refused, there.evidence) == (THERE, str(tasks["terser"].folder))
     (nowhere,) = asyncio.run(harden(named(made[1], "squeeze"), tmp_path / "harder", BOX, ["widen"], workshop))
     assert (nowhere.refused, nowhere.evidence) == (NO_WAY, "nothing that could be deleted too uses it")
 

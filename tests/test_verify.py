@@ -78,7 +78,8 @@ def test_a_trivial_body_solves_it(workshop: Workshop) -> None:
 
 
 def test_a_test_that_does_not_fail_every_time(workshop: Workshop) -> None:
-    assert refused(workshop, stubbed(workshop, "odd.flicker")) == ("flaky", "tests/test_odd.py::test_flicker")
+    deletion = replace(stubbed(workshop, "odd.flicker"), stubbed=())  # without trivial bodies, one of which is right
+    assert refused(workshop, deletion) == ("flaky", "tests/test_odd.py::test_flicker")
 
 
 @pytest.mark.parametrize(

@@ -234,15 +234,22 @@ def tasks_in(places: list[Path]) -> list[Task]:
 
 @app.command("check", epilog="For example: offbook tasks check tasks")
 def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
-    """Gold accepted, doing nothing refused, for every task folder. Exits with 1 if one does not hold."""
+    """Gold accepted, doing nothing refused, all that tests check can be known. Exits with 1 if a task does not hold."""
+    from offbook.taskgen.sufficient import missing_in
     from offbook.tasks.check import check_all
 
     tasks = tasks_in(places)
     with progress_display(plain) as progress:
         results = asyncio.run(check_all(tasks, lambda share: progress("checking tasks", share)))
     bad = {task.id: why for task, why in zip(tasks, results, strict=True) if why}
-    answer = {"checked": len(tasks), "bad": bad} if as_json else None
-    _judge(len(tasks), {task_id: [why] for task_id, why in bad.items()}, "task folders hold", answer)
+    unknown = {task.id: missing for task in tasks if task.id not in bad and (missing := missing_in(task))}
+    reasons = Counter(missing[0].reason for missing in unknown.values())
+    answer = {"checked": len(tasks), "bad": bad, "insufficient": {i: [*map(str, m)] for i, m in unknown.items()}}
+    if not as_json and unknown:
+        counted = ", ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
+        print(f"{len(unknown)} of {len(tasks)} cannot be solved from what is shown: {counted}")
+    everything: dict[str, Sequence[object]] = {**{task_id: [why] for task_id, why in bad.items()}, **unknown}
+    _judge(len(tasks), everything, "task folders hold", answer if as_json else None)
 
 
 @app.command("leaks", epilog="For example: offbook tasks leaks tasks")

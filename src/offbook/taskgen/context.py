@@ -11,7 +11,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 
 from offbook import syntax
-from offbook.taskgen.delete.symbols import Definition, module_of
+from offbook.taskgen.delete.names import Definition
+from offbook.taskgen.delete.symbols import module_of
 from offbook.taskgen.nouns import Deletion
 from offbook.taskgen.workshop import Workshop
 from offbook.types import Context

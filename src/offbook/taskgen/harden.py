@@ -91,7 +91,7 @@ def _harder(workshop: Workshop, feature: Feature, way: Way) -> Feature | None:
         return finder.merged([feature, other]) if other and any(nearness) else None
     users = {user for key in feature.targets for user in workshop.symbols.callers[key]} - {*feature.functions}
     tests = {*feature.tests} | {test for user in users for test in workshop.map.tests_of.get(user, ())}
-    functions = finder.closure(tests)
-    if not {*functions} > {*feature.functions} or len(tests) > settings.max_cluster_share * finder.num_tests:
+    functions = finder.closure([*feature.targets, *users], tests) | {*feature.functions}
+    if not functions > {*feature.functions} or len(tests) > settings.max_cluster_share * finder.num_tests:
         return None
     return finder.feature("cluster", [*feature.targets, *users.intersection(functions)], functions, tests)

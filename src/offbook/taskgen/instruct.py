@@ -14,9 +14,9 @@ from importlib import resources
 
 from offbook.client import Client, json_part
 from offbook.copies import shared_code
-from offbook.taskgen.delete.references import COMMON, spread
 from offbook.taskgen.delete.symbols import Function, Symbols
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey
+from offbook.taskgen.sufficient import Needs
 
 PROMPTS = resources.files("offbook.taskgen") / "prompts"
 TERSE_CHARACTERS = 400
@@ -24,12 +24,26 @@ Rewrite = Callable[[Mapping[str, str], Deletion], Awaitable[dict[str, str]]]
 
 
 def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: Sequence[str]) -> dict[str, str]:
-    """`terse`, `normal` and `detailed`. `tests` are those that need the feature; only their words are used."""
+    """`terse`, `normal` and `detailed`. `tests` are those that need the feature; only their words are used.
+
+    What stands nowhere in the tree any more is not said here, but by `sufficient.Needs.stated`.
+    """
     writer = _Writer(feature, symbols, deletion, tests)
     texts = {"terse": writer.terse(), "normal": writer.normal(), "detailed": writer.detailed(documented=True)}
     if shared_code(texts["detailed"], deletion.removed):  # an example in the docstring may be a line of the body
         texts["detailed"] = writer.detailed(documented=False)
     return texts
+
+
+def complete(texts: Mapping[str, str], needs: Needs, removed: Mapping[str, str]) -> dict[str, str]:
+    """Every length that lacks something with what has to be stated besides the request."""
+    stated = needs.stated()
+    if shared_code(stated, removed):
+        stated = needs.stated(with_values=False)
+    return {
+        name: f"{text.rstrip()}\n\n{stated}\n" if stated and needs.missing(text) else text
+        for name, text in texts.items()
+    }
 
 
 class _Writer:
@@ -79,13 +93,16 @@ class _Writer:
             parts.append(f"{_kind(self._targets[0])} {_summary(self._targets[0])}".strip())
         else:
             parts.append("\n".join(f"- `{f.key.name}`: {_kind(f)} {_summary(f)}".strip() for f in self._targets))
-        parts += [self._also_missing(), self._imported_as(), self._used_by(limit=3), self._covered(limit=4)]
+        parts += [self._also_missing(), self._used_by(limit=3), self._covered(limit=4)]
         return self._whole(parts)
 
     def detailed(self, documented: bool) -> str:
         parts = [self._opening(), self._about_modules()]
         for function in self._targets:
             parts.append(f"## `{function.key.name}` in `{function.key.path}`")
+            if function in self._gone:  # declared in full at the end
+                parts.append(_summary(function))
+                continue
             parts.append(f"```python\n{function.signature}\n```")
             parts.append((documented and plain(function.docstring).strip()) or _summary(function))
             if function.decorators:
@@ -93,7 +110,7 @@ class _Writer:
         if others := self._public_others():
             lines = "\n".join(f"- `{f.key.name}` in `{f.key.path}`. {_kind(f)} {_summary(f)}".strip() for f in others)
             parts.append(f"## Also missing\n\n{lines}")
-        parts += [self._imported_as(), self._used_by(limit=8), self._covered(limit=12)]
+        parts += [self._used_by(limit=8), self._covered(limit=12)]
         return self._whole(parts)
 
     def _whole(self, parts: list[str]) -> str:
@@ -133,20 +150,6 @@ class _Writer:
         opening = self._pick("also", ["Also missing", "The same goes for", "Missing as well"])
         return f"{opening}: {'; '.join(f'{listed(names)} in `{path}`' for path, names in by_file.items())}."
 
-    def _imported_as(self) -> str:
-        """Where names are expected to be importable, once they are gone from there: functions and whole classes."""
-        removed = [key for key in map(FunctionKey.of, self._deletion.removed) if "." not in key.name]
-        tops = [FunctionKey(f.key.path, f.key.name.partition(".")[0]) for f in [*self._gone, *self._public_others()]]
-        lines = []
-        for top in dict.fromkeys(top for top in tops if top in removed and top not in self._deletion.stubbed):
-            reached = spread(self._symbols, {top.path: {top.name: frozenset({top})}})
-            home = self._symbols.modules[top.path].name
-            homes = [self._symbols.modules[path].name for path, names in sorted(reached.items()) if top.name in names]
-            others = [f"`{name}`" for name in homes if name != home]
-            also = f", and from {listed(others)} as well" if others else ""
-            lines.append(f"`{top.name}` has to be importable from `{home}`{also}.")
-        return "\n".join(lines)
-
     def _used_by(self, limit: int) -> str:
         users = _unique(
             f"`{caller.name.replace('.<locals>', '')}`"
@@ -160,16 +163,8 @@ class _Writer:
         return f"{listed(users[:limit])} {self._pick('users', choices)} {_n(self._many, 'it', 'them')}."
 
     def _users(self, function: Function) -> list[FunctionKey]:
-        """Callers outside of the feature. Where the name leaves doubt who is meant, only those nearby."""
-        alike = sum(f.simple == function.simple for f in self._symbols.functions.values())
-        doubtful = alike > 1 or function.simple in COMMON or function.is_property
-        return [
-            caller
-            for caller in self._symbols.callers[function.key]
-            if caller not in self._feature.functions
-            and (caller.path == function.key.path or not (doubtful or function.owner))
-            and (not (doubtful and function.owner) or self._symbols.functions[caller].owner == function.owner)
-        ]
+        """Callers outside of the feature."""
+        return [caller for caller in self._symbols.callers[function.key] if caller not in self._feature.functions]
 
     def _covered(self, limit: int) -> str:
         if not self._behaviours:
@@ -248,17 +243,17 @@ def first_sentence(docstring: str) -> str:
 
 def behaviours(tests: Sequence[str], targets: Sequence[Function]) -> list[str]:
     """The words of test names, those with words of the target first. A name that only repeats it says nothing."""
-    told = [words_of(function.simple) for function in targets]
+    told = [split_name(function.simple) for function in targets]
     found = []
     for test in tests:
-        words = words_of(test.partition("[")[0].split("::")[-1])
+        words = split_name(test.partition("[")[0].split("::")[-1])
         words = words[1:] if words[:1] == ["test"] else words
         if words not in told and len(" ".join(words)) > 3 and not "".join(words).isdigit():
             found.append((-len({*words} & {word for name in told for word in name}), " ".join(words)))
     return _unique(phrase for _, phrase in sorted(found, key=lambda pair: pair[0]))
 
 
-def words_of(name: str) -> list[str]:
+def split_name(name: str) -> list[str]:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").lower().split()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,12 +14,14 @@ from offbook.copies import shared_code
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.context import context_of
 from offbook.taskgen.delete.delete import delete
+from offbook.taskgen.delete.symbols import Function
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.instruct import Rewrite, instructions
+from offbook.taskgen.instruct import Rewrite, complete, instructions
 from offbook.taskgen.nouns import Deletion, Feature, Level
 from offbook.taskgen.prepare.prepare import PrepareSettings
 from offbook.taskgen.proposals import Propose
 from offbook.taskgen.repeated import Taken, sketch_of
+from offbook.taskgen.sufficient import Evidence, Needs
 from offbook.taskgen.verify import Clock, Verdict, VerifySettings, verify
 from offbook.taskgen.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.check import check_gold
@@ -31,7 +33,9 @@ from offbook.types import Deleted, OffbookError, Task
 
 TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish")
 TEST_COMMAND = "python -m pytest -q -p no:cacheprovider -o addopts="
-EASY_LINES, HARD_LINES = 12, 40
+HELPER_LINES = 12
+EASY, HARD = 20, 60  # lines, and what further files and callers count as
+FILE_LINES, MAX_CALLERS = 10, 10
 COPIED = "its code is in another place too"
 REPEATED = "nearly the same as a task of another repository"
 
@@ -85,6 +89,7 @@ class Shown:
     tree: Mapping[str, str | None]  # what the tree has other than the repository's
     words: Mapping[str, str]  # the request, in three lengths
     hidden: Mapping[str, str | bytes]
+    needs: Needs
 
 
 Show = Callable[[Workshop, Deletion, Verdict], Shown]
@@ -93,8 +98,19 @@ Show = Callable[[Workshop, Deletion, Verdict], Shown]
 def shown_after(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Shown:
     """The tree after the deletion, without the tests that need what is gone."""
     visible = without_tests(workshop.files, verdict.fail_to_pass, deletion, workshop.repository.import_roots)
+    tree: dict[str, str | None] = {**visible, **deletion.files}
     words = instructions(deletion.feature, workshop.symbols, deletion, verdict.fail_to_pass)
-    return Shown({**visible, **deletion.files}, words, hidden_of(workshop.repository))
+    seen = {path: text for path, text in {**workshop.files, **tree}.items() if text is not None}
+    evidence = Evidence(
+        workshop.files,
+        seen,
+        verdict.fail_to_pass,
+        deletion.removed,
+        (*deletion.stubbed, *deletion.deleted),
+        deletion.feature.targets,
+        workshop.symbols,
+    )
+    return Shown(tree, words, hidden_of(workshop.repository), Needs(evidence))
 
 
 async def make_task(
@@ -166,11 +182,14 @@ async def task_from(
     words = dict(shown.words)
     if not words:
         return ended("nothing says what it is to do", ", ".join(deletion.targets))
+    words |= await settings.rewrite(words, deletion) if settings.rewrite else {}
+    words = await asyncio.to_thread(complete, words, shown.needs, deletion.removed)
+    clock.mark("words")
     for text in words.values():
         if why := shared_code(text, deletion.removed):
             return ended("the instruction gives it away", why)
-    words |= await settings.rewrite(words, deletion) if settings.rewrite else {}
-    clock.mark("words")
+    if missing := shown.needs.missing(words[settings.wording]):
+        return ended(missing[0].reason, missing[0].evidence)
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
     task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
     if settings.context or deletion.level == "release":
@@ -244,7 +263,7 @@ def task_of(workshop: Workshop, deletion: Deletion, verdict: Verdict, folder: Pa
         pass_to_pass=verdict.pass_to_pass,
         tools=TOOLS,
         origin=f"{repository.name}=={repository.version}",
-        difficulty=difficulty(facts, len(verdict.fail_to_pass)),
+        difficulty=difficulty(facts, [workshop.symbols.functions[key] for key in deletion.feature.functions]),
         test_command=TEST_COMMAND,
         suite=repository.suite,
         sources=product_of(repository),
@@ -269,9 +288,13 @@ def _deleted(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Delete
     )
 
 
-def difficulty(facts: Deleted, num_tests: int) -> str:
-    """From what can be counted, before anyone has tried: how much is to be written, in how many places."""
-    if facts.files > 1 or facts.lines >= HARD_LINES:
-        return "hard"
-    gentle = facts.lines < EASY_LINES and len(facts.functions) == 1 and facts.level != "gone"
-    return "easy" if gentle and num_tests <= 10 else "normal"
+def difficulty(facts: Deleted, functions: Sequence[Function]) -> str:
+    """From what can be counted, before anyone has tried: lines to write, files they go to, functions that call them.
+
+    One short private function is a thing of its own: it is little to write, and its caller says what it is for.
+    """
+    if len(functions) == 1 and not functions[0].public and facts.lines < HELPER_LINES:
+        return "helper"
+    files = max(1, len({function.key.path for function in functions}))  # a release may bring none
+    effort = facts.lines + FILE_LINES * (files - 1) + min(facts.callers, MAX_CALLERS)
+    return "easy" if effort < EASY else "normal" if effort < HARD else "hard"

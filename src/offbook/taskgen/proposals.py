@@ -18,7 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 from offbook import syntax
 from offbook.client import Client
 from offbook.copies import parsed, statements, undocumented
-from offbook.taskgen.delete.symbols import Definition, Function, read_symbols
+from offbook.taskgen.delete.names import Definition
+from offbook.taskgen.delete.symbols import Function, read_symbols
 from offbook.taskgen.instruct import PROMPTS
 from offbook.taskgen.nouns import Deletion, Feature, is_test_code
 from offbook.taskgen.workshop import Workshop

@@ -236,7 +236,9 @@ class _Comparisons(cst.CSTVisitor):
 
 def _called(node: cst.Call) -> str:
     function = node.func
-    return function.attr.value if isinstance(function, cst.Attribute) else getattr(function, "value", "")
+    if isinstance(function, cst.Attribute):
+        return function.attr.value
+    return function.value if isinstance(function, cst.Name) else ""  # table["name"](x) has none
 
 
 def _cases(decorator: cst.Decorator, compared: Collection[str]) -> list[cst.CSTNode]:

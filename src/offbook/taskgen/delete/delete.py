@@ -31,7 +31,7 @@ def delete(files: Mapping[str, str], symbols: Symbols, feature: Feature, level: 
         doomed -= needed
     changed = {path: text for path, text in attempt.files.items() if text != files[path]}
     if level == "gone":
-        changed |= leftovers.scrub_documents(files, {key.name for key in doomed})
+        changed |= leftovers.scrub_documents(files, {key.name: symbols.modules[key.path].name for key in doomed})
     deleted = {key for key in feature.functions if key in doomed or key.is_inside(doomed | {*feature.functions})}
     stubbed = {key for key in feature.functions if str(key) in attempt.removed} - deleted
     return Deletion(feature, level, changed, attempt.removed, tuple(sorted(stubbed)), tuple(sorted(deleted)))
@@ -137,7 +137,7 @@ def _add_taken(lost: Lost, outcomes: Mapping[str, Operated]) -> bool:
 def _operate(
     source: str, path: str, symbols: Symbols, feature: Feature, level: Level, doomed: set[FunctionKey], lost: Lost
 ) -> Operated:
-    names = {name.rpartition(".")[2] for name in lost.get(path, {})}
+    names = {*lost.get(path, ())}
     orders = Orders(
         stub={key.name for key in feature.functions if key.path == path and key not in doomed},
         remove={key.name for key in doomed if key.path == path},

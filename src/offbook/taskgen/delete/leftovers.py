@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from offbook import syntax
-from offbook.taskgen.delete.references import COMMON, Lost, Origins, Uses, lost_names, uses
+from offbook.taskgen.delete.names import COMMON
+from offbook.taskgen.delete.references import Lost, Origins, Uses, lost_names, uses
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.symbols import Symbols, module_of
 from offbook.taskgen.nouns import FunctionKey, Level, is_test_code
@@ -161,8 +162,9 @@ def _is_reached(key: FunctionKey, path: str, read: Uses, symbols: Symbols, level
     return hidden or on_itself or on_unknown or ("" in receivers and not others and simple not in COMMON)
 
 
-def scrub_documents(files: Mapping[str, str], names: Collection[str]) -> dict[str, str | None]:
-    """The documents that change. `names` are qualified: a method is looked for as Class.method and as .method(."""
+def scrub_documents(files: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str | None]:
+    """The documents that change. `names` are qualified names and the modules they are in: a method is looked for as
+    Class.method, a function alone or after parts of its module's name, so that `", ".join(` is no `pkg.text.join(`."""
     mention = _mention(names)
     if mention is None:
         return {}
@@ -174,24 +176,27 @@ def scrub_documents(files: Mapping[str, str], names: Collection[str]) -> dict[st
     return changed
 
 
-def _mention(names: Collection[str]) -> re.Pattern[str] | None:
+def _mention(names: Mapping[str, str]) -> re.Pattern[str] | None:
     """A name in code marks, called, dotted, or alone on its line. One with an underscore is no English word."""
     ways = []
-    for name in sorted(names):
+    for name, module in sorted(names.items()):
         owner, _, simple = name.rpartition(".")
         word = re.escape(simple)
         if owner:
             ways += [rf"\b{re.escape(owner.rpartition('.')[2])}\.{word}\b"]
             continue
+        inside = "|".join(map(re.escape, filter(None, module.split("."))))
+        prefix = rf"(?<![\w.])(?:(?:{inside})\.)*" if inside else r"(?<![\w.])"
         ways += [
-            rf"`[~.\w]*\b{word}\b(?:\(\))?`",
-            rf"\b{word}\(",
-            rf"\w\.{word}\b(?!\.\w)",
+            rf"`~?{prefix}{word}(?:\(\))?`",
+            rf"{prefix}{word}\(",
             rf"(?m:^[\s*+-]*{word}\s*$)",
+            rf":: +{prefix}{word}\b",
         ]
-        ways += [rf":: +(?:\w+\.)*{word}\b"]
+        if inside:
+            ways.append(rf"(?<![\w.])(?:(?:{inside})\.)+{word}\b(?!\.\w)")
         if "_" in simple.strip("_"):
-            ways.append(rf"\b{word}\b")
+            ways.append(rf"{prefix}{word}\b")
     return re.compile("|".join(ways)) if ways else None
 
 
@@ -252,8 +257,19 @@ def _end_of_indented(lines: list[str], first: int) -> int:
 
 
 def drop_examples(text: str, names: Collection[str]) -> str:
-    """A docstring without the interactive examples that call one of the names; an example ends at an empty line."""
-    called = re.compile("|".join(rf"(?<![\w.]){re.escape(name)}\(|\.{re.escape(name)}\(" for name in sorted(names)))
+    """A docstring without the interactive examples that call one of the names; an example ends at an empty line.
+
+    A method is called on something: only where the docstring names its class is it taken for this one.
+    """
+    ways = [rf"(?<![\w.]){re.escape(name)}\(" for name in names if "." not in name]
+    ways += [
+        rf"\.{re.escape(method)}\("
+        for owner, _, method in (name.rpartition(".") for name in sorted(names))
+        if owner and re.search(rf"\b{re.escape(owner.rpartition('.')[2])}\b", text)
+    ]
+    if not ways:
+        return text
+    called = re.compile("|".join(ways))
     if ">>>" not in text or not called.search(text):
         return text
     groups = re.split(r"(\n[ \t]*\n)", text)

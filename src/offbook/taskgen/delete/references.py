@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from offbook import syntax
-from offbook.taskgen.delete.symbols import Definition, Module, Symbols, dotted
+from offbook.taskgen.delete.names import Definition, arguments_of, dotted, local_names, plain_dotted
+from offbook.taskgen.delete.symbols import Module, Symbols
 from offbook.taskgen.nouns import FunctionKey
 
 Origins = frozenset[FunctionKey]  # the functions that a lost name stands for
 Lost = dict[str, dict[str, Origins]]  # path -> name that is bound there no longer -> what it stood for
 
 REFLECTION = ("attr", "caller", "import", "resolve", "lookup", "patch")
-COMMON = frozenset(
-    name for kind in (str, bytes, list, dict, set, tuple, int, float, type, object, BaseException) for name in dir(kind)
-) | {"read", "write", "close", "open", "run", "match", "search", "group", "send", "next", "compile", "parse"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class _Reader(ast.NodeVisitor):
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        self._locals.append(frozenset(argument.arg for argument in _arguments(node.args)))
+        self._locals.append(frozenset(argument.arg for argument in arguments_of(node.args)))
         self.generic_visit(node)
         self._locals.pop()
 
@@ -85,8 +83,7 @@ class _Reader(ast.NodeVisitor):
             self.names.add(".".join([*self._classes, node.id]))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        through = any(isinstance(part, ast.Call | ast.Subscript) for part in ast.walk(node))
-        name = "" if through else dotted(node)
+        name = plain_dotted(node)
         if name and not any(name.partition(".")[0] in names for names in self._locals):
             self.names.add(name)
         self.attributes.add((self._receiver(node.value), node.attr))
@@ -117,35 +114,9 @@ def _defaults(node: Definition) -> Iterator[ast.AST]:
     """What a definition reads in the scope around it: defaults and annotations."""
     yield from node.args.defaults
     yield from filter(None, node.args.kw_defaults)
-    yield from (argument.annotation for argument in _arguments(node.args) if argument.annotation)
+    yield from (argument.annotation for argument in arguments_of(node.args) if argument.annotation)
     if node.returns:
         yield node.returns
-
-
-def _arguments(arguments: ast.arguments) -> list[ast.arg]:
-    extra = [argument for argument in (arguments.vararg, arguments.kwarg) if argument]
-    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra]
-
-
-def local_names(node: Definition) -> set[str]:
-    names = {argument.arg for argument in _arguments(node.args)}
-    not_local: set[str] = set()
-    waiting: list[ast.AST] = list(node.body)
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Definition | ast.ClassDef):
-            names.add(part.name)
-            continue
-        if isinstance(part, ast.Global | ast.Nonlocal):
-            not_local |= set(part.names)
-        elif isinstance(part, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name.partition(".")[0] for alias in part.names}
-        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-            names.add(part.id)
-        elif isinstance(part, ast.ExceptHandler) and part.name:
-            names.add(part.name)
-        waiting += ast.iter_child_nodes(part)
-    return names - not_local
 
 
 def spread(symbols: Symbols, lost: Lost) -> Lost:

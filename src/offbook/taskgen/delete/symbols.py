@@ -1,21 +1,21 @@
 """A static picture of a repository's product code: its modules, its functions, who names whom.
 
-Read with `ast`, so nothing is run. Callers go by bare name: two methods of one name share their callers.
+Read with `ast`, so nothing is run. Who uses whom is resolved (calls.py), and not guessed by bare names.
 """
 
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import PurePosixPath
 
 from offbook import syntax
+from offbook.taskgen.delete.calls import Calls, Resolver
+from offbook.taskgen.delete.names import Definition, dotted, last
 from offbook.taskgen.nouns import FunctionKey
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef
 PROPERTIES = {"property", "cached_property", "setter", "getter", "deleter", "abstractproperty"}
 
 
@@ -61,7 +61,6 @@ class Function:
     decorators: tuple[str, ...]
     statements: int  # of all bodies; docstrings, pass and ... do not count
     body_lines: int
-    uses: frozenset[str]  # every name and attribute in the bodies
 
     @property
     def simple(self) -> str:
@@ -73,7 +72,7 @@ class Function:
 
     @property
     def dunder(self) -> bool:
-        return self.simple.startswith("__") and self.simple.endswith("__")
+        return self.key.dunder
 
     @property
     def is_property(self) -> bool:
@@ -92,6 +91,8 @@ class Symbols:
     modules: dict[str, Module]  # by path
     callers: dict[FunctionKey, tuple[FunctionKey, ...]]
     import_roots: tuple[str, ...] = (".",)
+    calls: dict[FunctionKey, Calls] = field(default_factory=dict)
+    errors: frozenset[FunctionKey] = frozenset()  # the classes that are raised
 
     def path_of(self, module: str) -> str | None:
         return next((path for path, known in self.modules.items() if known.name == module), None)
@@ -104,6 +105,12 @@ def module_of(path: str, source: str, import_roots: tuple[str, ...]) -> Module |
         return read_module(path, syntax.parse(source), import_roots)
     except (SyntaxError, ValueError):
         return None
+
+
+@lru_cache(maxsize=1024)
+def definitions(source: str) -> frozenset[str]:
+    """Qualified names of all functions of a file."""
+    return frozenset(function.key.name for function in _functions("", syntax.parse(source), None))
 
 
 def read_module(path: str, tree: ast.Module, import_roots: tuple[str, ...]) -> Module:
@@ -129,22 +136,6 @@ def module_name(path: str, import_roots: Iterable[str]) -> str:
             break
     parts = inside.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def dotted(node: ast.AST) -> str:
-    """`a.b.c` of a name or an attribute of names; of a call or a subscript that of what is called; else empty."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        before = dotted(node.value)
-        return f"{before}.{node.attr}" if before else ""
-    if isinstance(node, ast.Call):
-        return dotted(node.func)
-    return dotted(node.value) if isinstance(node, ast.Subscript) else ""
-
-
-def last(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _imports(node: ast.AST, package: str, top: bool) -> Iterator[Import]:
@@ -197,17 +188,21 @@ def read_symbols(files: Mapping[str, str], import_roots: Iterable[str]) -> Symbo
     roots = tuple(import_roots)
     modules: dict[str, Module] = {}
     functions: dict[FunctionKey, Function] = {}
+    trees: dict[str, ast.Module] = {}
     for path in sorted(files):
         if not path.endswith(".py"):
             continue
         try:
-            tree = syntax.parse(files[path])
+            tree = trees[path] = syntax.parse(files[path])
         except (SyntaxError, ValueError, RecursionError):
             continue
         modules[path] = read_module(path, tree, roots)
         for function in _functions(path, tree, modules[path].exports):
             functions[function.key] = _merged(functions.get(function.key), function)
-    return Symbols(_with_reexports(functions, modules), modules, _callers(functions), roots)
+    resolver = Resolver(trees, modules)
+    calls = {key: resolver.calls(key) for key in functions}
+    public = _with_reexports(functions, modules)
+    return Symbols(public, modules, _callers(calls), roots, calls, resolver.errors)
 
 
 def _functions(path: str, tree: ast.Module, exports: tuple[str, ...] | None) -> Iterator[Function]:
@@ -241,7 +236,6 @@ def _function(key: FunctionKey, node: Definition, owner: str, exports: tuple[str
         decorators,
         0 if overload else sum(map(_statements, body)),
         (body[-1].end_lineno or 0) - body[0].lineno + 1 if body and not overload else 0,
-        frozenset(_uses(body)),
     )
 
 
@@ -258,15 +252,6 @@ def _statements(node: ast.AST) -> int:
     return own + sum(map(_statements, ast.iter_child_nodes(node)))
 
 
-def _uses(body: Iterable[ast.AST]) -> Iterator[str]:
-    for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name):
-                yield node.id
-            elif isinstance(node, ast.Attribute):
-                yield node.attr
-
-
 def _merged(before: Function | None, after: Function) -> Function:
     """Overloads come first, so the last definition with a body speaks for all; so does the first docstring there is."""
     if before is None:
@@ -281,7 +266,6 @@ def _merged(before: Function | None, after: Function) -> Function:
         decorators=before.decorators + after.decorators if after.statements else before.decorators,
         statements=before.statements + after.statements,
         body_lines=before.body_lines + after.body_lines,
-        uses=before.uses | after.uses,
     )
 
 
@@ -305,12 +289,9 @@ def _with_reexports(
     }
 
 
-def _callers(functions: Mapping[FunctionKey, Function]) -> dict[FunctionKey, tuple[FunctionKey, ...]]:
-    users: dict[str, list[FunctionKey]] = defaultdict(list)
-    for key, function in functions.items():
-        for name in function.uses:
-            users[name].append(key)
-    return {
-        key: tuple(sorted(user for user in users.get(function.simple, ()) if user != key))
-        for key, function in functions.items()
-    }
+def _callers(calls: Mapping[FunctionKey, Calls]) -> dict[FunctionKey, tuple[FunctionKey, ...]]:
+    users: dict[FunctionKey, list[FunctionKey]] = {key: [] for key in calls}
+    for key, used in calls.items():
+        for callee in used.functions & calls.keys():
+            users[callee].append(key)
+    return {key: tuple(sorted(found)) for key, found in users.items()}

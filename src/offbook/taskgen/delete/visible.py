@@ -124,8 +124,8 @@ def _cleaned(
 ) -> dict[str, str | None]:
     product = {path: text for path, text in files.items() if path.endswith(".py") and not is_test_code(path)}
     symbols = _modules_of(product, import_roots)
-    after = _modules_of({p: t for p in product if (t := deletion.files.get(p, product[p])) is not None}, import_roots)
-    lost = _vanished(symbols, after)
+    after = {p: t for p in product if (t := deletion.files.get(p, product[p])) is not None}
+    lost = vanished(product, after, import_roots)
     modules = {symbols.modules[path].name for path, text in deletion.files.items() if text is None and path in product}
     result: dict[str, str | None] = {}
     if not lost and not modules:
@@ -151,8 +151,9 @@ def _modules_of(files: Mapping[str, str], import_roots: tuple[str, ...]) -> Symb
     return Symbols({}, modules, {}, import_roots)
 
 
-def _vanished(before: Symbols, after: Symbols) -> Lost:
+def vanished(files_before: Mapping[str, str], files_after: Mapping[str, str], import_roots: tuple[str, ...]) -> Lost:
     """What each module binds no longer. Through a star import names come and go unseen: those are followed."""
+    before, after = _modules_of(files_before, import_roots), _modules_of(files_after, import_roots)
     lost: Lost = {}
     for path in before.modules:
         now = _all_names(path, after, set()) if path in after.modules else set()

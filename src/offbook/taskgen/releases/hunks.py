@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from offbook import syntax
-from offbook.taskgen.delete.symbols import Definition
+from offbook.taskgen.delete.names import Definition
 
 WORD = re.compile(r"[A-Za-z_]\w*")
 VERSION = re.compile(r"\s*(__version__|__version_info__|__version_tuple__|VERSION|version(_info|_tuple)?|__date__)\b")

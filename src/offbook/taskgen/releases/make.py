@@ -14,6 +14,7 @@ from offbook.taskgen.releases.pieces import change_of, identity
 from offbook.taskgen.releases.release import Release
 from offbook.taskgen.releases.request import requests
 from offbook.taskgen.repeated import Taken
+from offbook.taskgen.sufficient import Evidence, Needs
 from offbook.taskgen.verify import Verdict
 from offbook.taskgen.workshop import Workshop
 
@@ -43,6 +44,16 @@ async def make_piece(
         """The older release as it is, and the newer one's tests."""
         tree = {path: text for path, text in deletion.files.items() if text is not None}
         hidden: dict[str, str | bytes] = {path: workshop.files[path] for path in release.tests}
-        return Shown(tree, requests(change, verdict.fail_to_pass, entries), hidden)
+        evidence = Evidence(
+            workshop.files,
+            release.old_files,
+            verdict.fail_to_pass,
+            deletion.removed,
+            deletion.feature.functions,
+            deletion.feature.targets,
+            workshop.symbols,
+            is_told=True,  # or `requests` has nothing
+        )
+        return Shown(tree, requests(change, verdict.fail_to_pass, entries), hidden, Needs(evidence))
 
     return await task_from(change.workshop, change.deletion, folder, spec, settings, taken, show)

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 
 from offbook import syntax
 from offbook.copies import shared_code
-from offbook.taskgen.delete.symbols import Definition, Function, read_symbols
-from offbook.taskgen.instruct import TERSE_CHARACTERS, behaviours, first_sentence, listed, plain, words_of
+from offbook.taskgen.delete.names import Definition
+from offbook.taskgen.delete.symbols import Function, read_symbols
+from offbook.taskgen.instruct import TERSE_CHARACTERS, behaviours, first_sentence, listed, plain, split_name
 from offbook.taskgen.nouns import FunctionKey, files_of
 from offbook.taskgen.releases.changelog import entries_for
 from offbook.taskgen.releases.hunks import WORD
@@ -80,7 +81,7 @@ class _Writer:
     def _words(self) -> list[str]:
         names = [test.partition("[")[0].split("::")[-1] for test in self._tests]
         names += [where.rpartition("::")[2].replace(".", "_") for where in (*self._change.came, *self._change.changed)]
-        return [word for name in names for word in words_of(name) if len(word) > 3 and word != "test"]
+        return [word for name in names for word in split_name(name) if len(word) > 3 and word != "test"]
 
     def _summary(self) -> str:
         came, changed = self._public(self._change.came), self._public(self._change.changed)

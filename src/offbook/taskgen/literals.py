@@ -1,0 +1,102 @@
+"""Literals: what code that is gone has, what tests check, and where a text is shown."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from offbook import syntax
+from offbook.taskgen.delete.names import dotted, last
+
+FORMATTED = re.compile(r"%(?:\(\w+\))?[-+ #0]*[\d.*]*[sdrfxieg%]|\{[^{}]*\}")
+COMPARING = ("assert", "match", "expect", "check")
+
+
+def as_text(value: object) -> str:
+    """Of a literal that says something: a word, or a number that nobody guesses."""
+    if isinstance(value, bool | None | bytes):
+        return ""
+    text = str(value).strip()
+    if isinstance(value, str):
+        return text if re.search(r"[^\W_]{2}", text) else ""
+    return text if len(re.sub(r"[^\d]", "", text).strip("0")) > 2 else ""
+
+
+def removed_texts(removed: Mapping[str, str]) -> set[str]:
+    """Literals of the code that is gone, without docstrings; those with places to fill in, in pieces."""
+    found: set[str] = set()
+    for tree in parsed(removed):
+        silent = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and id(node) not in silent:
+                pieces = FORMATTED.split(node.value) if isinstance(node.value, str) else [node.value]
+                found |= {text for piece in pieces if (text := as_text(piece))}
+    return found
+
+
+@lru_cache(maxsize=256)
+def _tree(source: str) -> ast.Module:
+    """Of a piece of code: a definition, or the body of one."""
+    plain = textwrap.dedent(source)
+    for text in (source, plain, f"if 1:\n{source}", "async def _():\n" + textwrap.indent(plain, "    ")):
+        try:
+            return syntax.parse(text)
+        except (SyntaxError, ValueError):
+            continue
+    return ast.Module([], [])
+
+
+def parsed(removed: Mapping[str, str]) -> list[ast.Module]:
+    return [_tree(source) for source in removed.values()]
+
+
+def stands_in(part: str, whole: str) -> bool:
+    """As whole words, in spite of the marks of a regular expression."""
+    if part not in whole and "\\" not in whole:
+        return False
+    start = r"(?<!\w)" if part[0].isalnum() else ""
+    end = r"(?!\w)" if part[-1].isalnum() else ""
+    pattern = re.compile(start + re.escape(part) + end)
+    return bool(pattern.search(whole) or pattern.search(re.sub(r"\\(.)", r"\1", whole)))
+
+
+@lru_cache(maxsize=4096)
+def _constants(source: str) -> str:
+    """The strings of a program, as they read; all of a text that is no program."""
+    try:
+        tree = syntax.parse(source)
+    except (SyntaxError, ValueError):
+        return ""
+    return "\n\0\n".join(n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+
+
+def shows(source: str, text: str) -> bool:
+    if text in source:
+        return stands_in(text, source)
+    escaped = "\n" in text or '"' in text or "'" in text or "\\" in text
+    return escaped and text in _constants(source)
+
+
+@lru_cache(maxsize=4096)
+def _words(source: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", source))
+
+
+def has_word(source: str, name: str) -> bool:
+    return name in _words(source)
+
+
+def checks(node: ast.AST) -> Iterator[ast.AST]:
+    """Where a test says what should come out: assertions, comparisons, keys, tables of cases, `match=`."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Assert | ast.Compare | ast.Subscript):
+            yield part
+        elif isinstance(part, ast.Call):
+            name = last(dotted(part.func)).lower()
+            if any(word in name for word in COMPARING) or name in {"raises", "warns", "parametrize", "param"}:
+                yield part
+        elif isinstance(part, ast.Assign) and any("expect" in dotted(target).lower() for target in part.targets):
+            yield part

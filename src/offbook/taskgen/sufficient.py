@@ -1,0 +1,400 @@
+"""Sufficiency: whether what the failing tests check can be known from what is shown, the instruction and the tree.
+
+What has to be known is read from the tests' code and the code that is gone. A text, a number, an attribute or an error
+counts only if both have it: what is computed from a documented behaviour need not be told. It is known if it stands in
+the tree as the agent sees it; else the instruction has to state it (`Needs.stated`); what the instruction then still
+lacks (`Needs.missing`) makes the task one that nobody can solve.
+
+Left out: which of two documented behaviours holds in a case that the documentation does not mention.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from offbook.taskgen.delete.names import Definition, dotted, last, plain_dotted
+from offbook.taskgen.delete.symbols import Symbols, definitions, read_symbols
+from offbook.taskgen.delete.visible import vanished
+from offbook.taskgen.examples import examples
+from offbook.taskgen.literals import as_text, checks, has_word, parsed, removed_texts, shows, stands_in
+from offbook.taskgen.nouns import FunctionKey, is_test_code
+from offbook.taskgen.skeleton import skeleton
+from offbook.taskgen.testcode import Code, TestCode, words_of
+from offbook.taskgen.workshop import read_texts
+from offbook.tasks.check import gold_changes
+from offbook.types import Task
+
+NAMES = "tests use names that nothing describes"
+TEXTS = "tests look for texts that stand nowhere"
+PRIVATE = "tests look into private state"
+ERRORS = "tests expect errors that are stated nowhere"
+SILENT = "nothing says what it does"
+REASONS = (NAMES, TEXTS, PRIVATE, ERRORS, SILENT)
+
+MAX_TEXTS = 12  # that an instruction states; more is a listing of the tests
+MAX_TEXT = 160  # characters
+MIN_DOCUMENTED = 4  # words of a docstring that says something
+MIN_EXAMPLES, MAX_EXAMPLES = 2, 8
+MIN_EXAMPLED_TESTS = 4  # or one in as many
+RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What the tests check and nobody can know. `reason` is one of REASONS."""
+
+    reason: str
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.evidence}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is judged by: all of it can be read from a task folder."""
+
+    before: Mapping[str, str]  # the tree as it was: path -> text
+    shown: Mapping[str, str]  # and as the agent sees it
+    failing: tuple[str, ...]
+    removed: Mapping[str, str]  # "path::name" -> text that is gone
+    functions: tuple[FunctionKey, ...]  # that were deleted or stubbed
+    targets: tuple[FunctionKey, ...]
+    symbols: Symbols  # of the product before
+    is_told: bool = False  # what it does is said by something else than docstrings: a changelog
+
+
+@dataclass(frozen=True, slots=True)
+class _Literal:
+    value: str
+    test: str
+    checked: bool  # compared with, and not only passed on
+
+
+def missing_in(task: Task) -> list[Missing]:
+    """What cannot be known of a task from its folder. Nothing is said of one that is no deletion from a repository."""
+    record = task.folder / "solution/removed.json"
+    if task.deleted is None or not record.is_file():
+        return []
+    shown, hidden = read_texts(task.tree), read_texts(task.hidden_tests)
+    before = {path: text for path, text in {**shown, **gold_changes(task), **hidden}.items() if text is not None}
+    product = {path: text for path, text in before.items() if is_inside(path, task.sources) and not is_test_code(path)}
+    functions, targets = (tuple(map(FunctionKey.of, names)) for names in (task.deleted.functions, task.deleted.targets))
+    symbols = read_symbols(product, task.suite.import_roots)
+    removed = json.loads(record.read_text())
+    is_told = task.deleted.kind == "release"
+    needs = Needs(Evidence(before, shown, task.fail_to_pass, removed, functions, targets, symbols, is_told))
+    return needs.missing(task.instruction)
+
+
+def is_inside(path: str, places: Iterable[str]) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in places)
+
+
+class Needs:
+    """What has to be known to pass the failing tests, and stands nowhere in the tree."""
+
+    def __init__(self, evidence: Evidence):
+        self._evidence = evidence
+        tests = {path: text for path, text in evidence.before.items() if is_test_code(path)}
+        self._tests = TestCode(tests, evidence.symbols.import_roots)
+        self._code = self._tests.reached(evidence.failing)
+
+    # --- what it is
+
+    @cached_property
+    def names(self) -> dict[tuple[str, str], str]:
+        """(module, name) that the tests import or read there and that is bound there no longer -> the test file."""
+        product = {path: text for path, text in self._evidence.before.items() if path in self._evidence.symbols.modules}
+        after = {path: text for path in product if (text := self._evidence.shown.get(path)) is not None}
+        lost = vanished(product, after, self._evidence.symbols.import_roots)
+        modules = {path: module.name for path, module in self._evidence.symbols.modules.items()}
+        gone = {modules[path]: names for path, names in lost.items()}
+        files = {modules[path] for path in product if path not in after}
+        found: dict[tuple[str, str], str] = {}
+        for path in sorted({code.path for code in self._code}):
+            module = self._tests.module(path)
+            used = {plain_dotted(n) for code in self._code if code.path == path for n in ast.walk(code.node)
+                    if isinstance(n, ast.Attribute | ast.Name)}  # fmt: skip
+            for imported in module.imports if module else ():
+                whole = f"{imported.module}.{imported.name}" if imported.name else imported.module
+                if imported.name in gone.get(imported.module, ()) or (imported.name and whole in files):
+                    found.setdefault((imported.module, imported.name), path)
+                if imported.name == "*":
+                    found |= {(imported.module, name): path for name in gone.get(imported.module, ()) if name in used}
+                if not imported.name and imported.bound == imported.module.partition(".")[0]:
+                    whole = imported.bound  # import a.b binds a
+                for name, names in gone.items():
+                    if name == whole or name.startswith(f"{whole}."):
+                        bound = imported.bound + name[len(whole) :]
+                        found |= {(name, own): path for own in names if f"{bound}.{own}" in used}
+        return found
+
+    @cached_property
+    def gone(self) -> list[FunctionKey]:
+        """Functions and classes that are there no longer and that somebody has to know: public ones, private ones
+        that tests reach, and helpers whose docstrings say something."""
+        left = {
+            FunctionKey(path, name)
+            for path in {key.path for key in self._evidence.functions} & self._evidence.shown.keys()
+            for name in definitions(self._evidence.shown[path])
+        }
+        attributes = {n.attr for code in self._code for n in ast.walk(code.node) if isinstance(n, ast.Attribute)}
+        asked = attributes | {name for _, name in self.names}
+        functions = self._evidence.symbols.functions
+        return sorted(
+            key
+            for key in self._evidence.functions
+            if key not in left and not functions[key].nested
+            and (
+                functions[key].public
+                or key in self._evidence.targets
+                or key.simple in asked
+                or _num_words(functions[key].docstring) >= MIN_DOCUMENTED
+            )
+        )  # fmt: skip
+
+    @cached_property
+    def texts(self) -> list[_Literal]:
+        """Literals that the tests check, have from the code that is gone, and that are shown nowhere."""
+        parts = {part for part in removed_texts(self._evidence.removed) if not self._is_shown(part)}
+        found: dict[str, _Literal] = {}
+        for literal in self._literals() if parts else ():
+            if literal.value not in found and any(
+                (literal.checked and stands_in(part, literal.value)) or stands_in(literal.value, part) for part in parts
+            ):
+                found[literal.value] = literal
+        return [literal for literal in found.values() if not self._is_shown(literal.value)]
+
+    @cached_property
+    def attributes(self) -> dict[str, str]:
+        """Public attributes of what is gone that the tests read -> the test."""
+        return {name: test for name, test in self._attributes() if not name.startswith("_")}
+
+    @cached_property
+    def private(self) -> dict[str, str]:
+        return {name: test for name, test in self._attributes() if name.startswith("_")}
+
+    @cached_property
+    def errors(self) -> dict[str, str]:
+        """Errors that the tests expect, the gone code raises and no documentation names -> an example, or words."""
+        raised = {
+            last(dotted(node.exc))
+            for tree in parsed(self._evidence.removed)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Raise) and node.exc
+        }
+        told = "\n".join(self._evidence.symbols.functions[key].docstring for key in self._evidence.functions)
+        found: dict[str, str] = {}
+        for code in self._code:
+            for node in ast.walk(code.node):
+                for call, body in _expecting(node):
+                    kinds = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else call.args[:1]
+                    for kind in filter(None, map(last, map(dotted, kinds))):
+                        if kind in raised and not has_word(told, kind):
+                            found.setdefault(kind, _shortly(body) or words_of(code.test))
+        return found
+
+    @cached_property
+    def silent(self) -> list[FunctionKey]:
+        """Targets, and what else tests use by name, that have no docstring of some length. Helpers are what their
+        callers make of them."""
+        if self._evidence.is_told:
+            return []
+        functions, targets = self._evidence.symbols.functions, self._evidence.targets
+        used = _read_in(self._code).keys() | {name for _, name in self.names}
+        asked = [
+            key
+            for key in self._evidence.functions
+            if key in targets
+            or (key.simple in used and functions[key].public and functions[key].statements > 1 and not key.dunder)
+        ]
+        return [key for key in asked if not self._is_documented(key)]
+
+    @cached_property
+    def examples(self) -> dict[FunctionKey, dict[str, str]]:
+        """Checks for each of the silent ones -> the name of the test."""
+        most = max(MIN_EXAMPLES, MAX_EXAMPLES // max(1, len(self.silent)))
+        return {
+            key: dict([*examples(self._code, self._tests, [key], self._evidence.failing).items()][:most])
+            for key in self.silent
+        }
+
+    def _is_exampled(self, instruction: str) -> bool:
+        """Each by one check, all by two at least, and out of a quarter of the failing tests or four of them."""
+        given = [{e: test for e, test in one.items() if e in instruction} for one in self.examples.values()]
+        tests = {test.partition("[")[0] for test in self._evidence.failing}
+        named = {test for one in given for test in one.values()}
+        enough = all(given) and len({example for one in given for example in one}) >= MIN_EXAMPLES
+        return enough and len(named) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
+
+    # --- the instruction
+
+    def stated(self, with_values: bool = True) -> str:
+        """What an instruction has to say besides the request. Empty where the tree shows all of it.
+
+        Without values the skeleton of a class leaves out what its attributes are set to.
+        """
+        parts = []
+        if self.names:
+            lines = [f"from {module} import {name}" for module, name in sorted(self.names)]
+            parts.append(f"The tests find these names in these places:\n\n{_fenced(lines)}")
+        aliases = [(module, name) for module, name in self.names]
+        if outline := skeleton(self._evidence.before, self._evidence.symbols, self.gone, aliases, with_values):
+            parts.append(f"What is missing, as it is documented:\n\n{_fenced([outline])}")
+        if self.attributes:
+            parts.append(
+                f"Attributes that the tests read: {', '.join(f'`{name}`' for name in sorted(self.attributes))}."
+            )
+        if self.errors:
+            lines = [f"- `{kind}`: {example}" for kind, example in sorted(self.errors.items())]
+            parts.append("Errors that the tests expect:\n\n" + "\n".join(lines))
+        if self.texts and len(self.texts) <= MAX_TEXTS:
+            lines = [
+                f"- `{_quoted(text.value)}` ({words_of(text.test)})" for text in self.texts if _is_short(text.value)
+            ]
+            parts.append("Texts that the tests look for, to the letter:\n\n" + "\n".join(lines))
+        if lines := [*dict.fromkeys(example for one in self.examples.values() for example in one)]:
+            parts.append(f"For example:\n\n{_fenced(lines)}")
+        return "\n\n".join(parts)
+
+    def missing(self, instruction: str) -> list[Missing]:
+        """What cannot be known from the tree and this instruction."""
+        found = [
+            Missing(NAMES, f"{path} imports {name} from {module}")
+            for (module, name), path in sorted(self.names.items())
+            if not re.search(rf"from {re.escape(module)} import [^\n]*\b{re.escape(name)}\b", instruction)
+        ]
+        found += [
+            Missing(NAMES, f"{key.name} of {key.path} is gone, and how it is called is not said")
+            for key in self.gone
+            if not re.search(rf"\b(?:def|class) {re.escape(key.simple)}\b", instruction)
+        ]
+        found += [
+            Missing(PRIVATE, f"{test} reads {name}")
+            for name, test in sorted(self.private.items())
+            if not has_word(instruction, name)
+        ]
+        found += [
+            Missing(NAMES, f"{test} reads {name}")
+            for name, test in sorted(self.attributes.items())
+            if not has_word(instruction, name)
+        ]
+        found += [Missing(ERRORS, f"{kind}: {why}") for kind, why in self.errors.items() if kind not in instruction]
+        found += [
+            Missing(TEXTS, f"{text.test} has {text.value[:80]!r}")
+            for text in self.texts
+            if text.value not in instruction and _quoted(text.value) not in instruction
+        ]
+        if self.silent and not self._is_exampled(instruction):
+            found.append(
+                Missing(SILENT, f"{self.silent[0]} has no docstring to speak of, and few tests are simple calls")
+            )
+        return found
+
+    # --- how it is found
+
+    def _is_shown(self, text: str) -> bool:
+        return any(shows(source, text) for source in self._evidence.shown.values())
+
+    def _literals(self) -> Iterator[_Literal]:
+        for code in self._code:
+            checked = {id(n) for check in checks(code.node) for n in ast.walk(check)}
+            table = not isinstance(code.node, Definition | ast.ClassDef)  # a constant of the test file: both
+            for node in ast.walk(code.node):
+                if isinstance(node, ast.Constant) and (value := as_text(node.value)):
+                    yield _Literal(value, code.test, table or id(node) in checked)
+
+    def _attributes(self) -> Iterator[tuple[str, str]]:
+        """Attributes that the tests read, the gone code sets or defines, and nothing near it shows."""
+        defined = _defined(self._evidence.removed) - {key.simple for key in self.gone}
+        touched = {where.partition("::")[0] for where in self._evidence.removed}
+        near = [
+            text
+            for path, text in self._evidence.shown.items()
+            if path in touched or is_test_code(path) or path not in self._evidence.symbols.modules
+        ]
+        for name, test in _read_in(self._code).items():
+            everywhere = near if name.startswith("_") else [*self._evidence.shown.values()]
+            if name in defined and not any(has_word(text, name) for text in everywhere):
+                yield name, test
+
+    def _is_documented(self, key: FunctionKey) -> bool:
+        """By at least as many words as it has statements, alone and with all that went with it. What a base class says
+        of the method it overrides is too general to count."""
+        functions = self._evidence.symbols.functions
+        own = functions[key]
+        whole = [functions[other] for other in self._evidence.functions if not functions[other].nested]
+        num_statements = sum(function.statements for function in whole)
+        num_words = sum(_num_words(function.docstring) for function in whole)
+        return _num_words(own.docstring) >= max(MIN_DOCUMENTED, own.statements) and num_words >= num_statements
+
+
+def _num_words(docstring: str) -> int:
+    return len(re.findall(r"[A-Za-z]{2,}", docstring))
+
+
+def _fenced(lines: Iterable[str]) -> str:
+    return "```python\n" + "\n".join(lines) + "\n```"
+
+
+def _quoted(text: str) -> str:
+    """On one line, as Python would write it between quotes."""
+    return text if "\n" not in text and "`" not in text else repr(text)[1:-1].replace("`", "'")
+
+
+def _is_short(text: str) -> bool:
+    return len(text) <= MAX_TEXT
+
+
+def _expecting(node: ast.AST) -> Iterator[tuple[ast.Call, list[ast.stmt]]]:
+    """Calls that say which error should come, and the statements that should raise it."""
+    if isinstance(node, ast.With | ast.AsyncWith):
+        for item in node.items:
+            call = item.context_expr
+            if isinstance(call, ast.Call) and last(dotted(call.func)) in RAISING and call.args:
+                yield call, node.body
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        call = node.value
+        if last(dotted(call.func)) in RAISING and len(call.args) > 1:
+            yield call, [ast.Expr(ast.Call(call.args[1], call.args[2:], call.keywords))]
+
+
+def _shortly(body: list[ast.stmt]) -> str:
+    text = "; ".join(map(ast.unparse, map(ast.fix_missing_locations, body)))
+    return f"`{text}`" if "\n" not in text and len(text) <= 100 and "`" not in text else ""
+
+
+def _defined(removed: Mapping[str, str]) -> set[str]:
+    """Names that the gone code gives to attributes, functions and fields."""
+    found: set[str] = {FunctionKey.of(where).simple for where in removed}
+    for tree in parsed(removed):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+            elif isinstance(node, Definition | ast.ClassDef):
+                found.add(node.name)
+            if isinstance(node, ast.ClassDef):
+                targets = [t for p in node.body if isinstance(p, ast.Assign) for t in p.targets]
+                targets += [p.target for p in node.body if isinstance(p, ast.AnnAssign)]
+                found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in found if not (name.startswith("__") and name.endswith("__"))}
+
+
+def _read_in(code: Iterable[Code]) -> dict[str, str]:
+    """Attributes that test code reads, and names that it looks up or patches -> the test."""
+    found: dict[str, str] = {}
+    for one in code:
+        for node in ast.walk(one.node):
+            if isinstance(node, ast.Attribute):
+                found.setdefault(node.attr, one.test)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                name = last(node.value)
+                if name.startswith("_") and name.isidentifier():
+                    found.setdefault(name, one.test)
+    return found

@@ -1,0 +1,221 @@
+"""Sufficiency: what failing tests check is shown, stated, or refuses the task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from offbook.copies import shared_code
+from offbook.taskgen.delete.delete import delete
+from offbook.taskgen.delete.symbols import read_symbols
+from offbook.taskgen.delete.visible import without_tests
+from offbook.taskgen.instruct import complete, instructions
+from offbook.taskgen.nouns import Feature, FunctionKey, Level, is_test_code
+from offbook.taskgen.sufficient import ERRORS, NAMES, PRIVATE, SILENT, TEXTS, Evidence, Needs
+
+FILES = {
+    "pkg/__init__.py": "from .text import wrap\nfrom .shop import Basket\n",
+    "pkg/text.py": '''
+def wrap(text, width=80):
+    """Cut a text into lines of that width.
+
+    Words stay whole.
+    """
+    if width < 1:
+        raise ValueError(f"a width of {width} is too narrow")
+    return _cut(text.split(), width, mode="gentle")
+
+
+def _cut(words, width, mode):
+    return [" ".join(words[start : start + width]) for start in range(0, len(words), width)]
+
+
+again = wrap
+
+
+def bare(number):
+    doubled = number * 2
+    halved = doubled / 4
+    return [doubled, halved]
+''',
+    "pkg/shop.py": '''
+class Basket(dict):
+    """Things to buy."""
+
+    limit = 40
+
+    def __init__(self, owner):
+        """For whom it is."""
+        self.owner_name = owner
+        self._sums = {}
+
+    def total(self, *, tax=0):
+        """The sum of all prices."""
+        amount = sum(self.values())
+        return {"gross_amount": amount * (1 + tax), "kind": "full"}
+
+    def __repr__(self):
+        return f"<Basket of {self.owner_name}>"
+
+
+def kept():
+    return {"kind": "full"}
+''',
+}
+WRAP = ("pkg/text.py::wrap", "pkg/text.py::_cut")
+BASKET = tuple(f"pkg/shop.py::Basket.{name}" for name in ("total", "__init__", "__repr__"))
+
+
+def needs(test: str, level: Level, *names: str, files: Mapping[str, str] = FILES) -> tuple[Needs, dict[str, str]]:
+    """Of a feature whose tests are all of one test file; and its instructions."""
+    tree = {**files, "tests/test_it.py": test}
+    nodes = [line.split("(")[0].removeprefix("def ") for line in test.splitlines() if line.startswith("def test_")]
+    failing = tuple(f"tests/test_it.py::{name}" for name in nodes)
+    symbols = read_symbols({path: text for path, text in tree.items() if not is_test_code(path)}, (".",))
+    keys = tuple(map(FunctionKey.of, names))
+    feature = Feature("f", "single", keys[:1], tuple(sorted(keys)), failing)
+    deletion = delete(tree, symbols, feature, level)
+    visible = without_tests(tree, failing, deletion)
+    shown = {path: text for path, text in {**tree, **visible, **deletion.files}.items() if text is not None}
+    touched = (*deletion.stubbed, *deletion.deleted)
+    found = Needs(Evidence(tree, shown, failing, deletion.removed, touched, feature.targets, symbols))
+    words = complete(instructions(feature, symbols, deletion, failing), found, deletion.removed)
+    assert all(shared_code(text, deletion.removed) is None for text in words.values())
+    return found, words
+
+
+@pytest.mark.parametrize(
+    ("imports", "stated"),
+    [
+        ("from pkg import wrap\n", {("pkg", "wrap")}),
+        ("from pkg.text import wrap as w\n", {("pkg.text", "wrap")}),
+        ("import pkg.text as t\nwrap = t.wrap\n", {("pkg.text", "wrap")}),
+        ("import pkg\nwrap = lambda x: pkg.wrap(x)\n", {("pkg", "wrap")}),
+        ("from pkg.text import wrap, again\n", {("pkg.text", "wrap"), ("pkg.text", "again")}),
+    ],
+)
+def test_names_are_stated_with_the_place_that_tests_import_them_from(
+    imports: str, stated: set[tuple[str, str]]
+) -> None:
+    found, words = needs(f"{imports}def test_wrap():\n    assert wrap('a b') == ['a b']\n", "gone", *WRAP)
+    assert found.names.keys() == stated
+    for text in words.values():  # the short one too
+        for module, name in stated:
+            assert f"from {module} import {name}" in text
+        assert "def wrap(text, width=80):" in text
+        assert "Words stay whole." in text
+        assert not found.missing(text)
+    assert ("again = wrap" in words["normal"]) == ("again" in imports)
+    assert found.missing("Please bring wrap back.")[0].reason == NAMES
+
+
+def test_what_the_tree_shows_is_not_said_again() -> None:
+    found, words = needs("from pkg import wrap\ndef test_wrap():\n    assert wrap('a b') == ['a b']\n", "stub", *WRAP)
+    assert found.stated() == ""
+    assert len(words["terse"]) < 400
+    assert not found.missing("Please.")
+
+
+def test_what_a_gone_helper_was_documented_to_do_is_said() -> None:
+    said = FILES["pkg/text.py"].replace("mode):\n", 'mode):\n    """So many words go on every line."""\n')
+    test = "from pkg import wrap\ndef test_wrap():\n    assert wrap('a b') == ['a b']\n"
+    _, words = needs(test, "hybrid", *WRAP, files={**FILES, "pkg/text.py": said})
+    assert "So many words go on every line." in words["terse"]
+    _, words = needs(test, "hybrid", *WRAP)
+    assert "_cut" not in words["detailed"]
+
+
+def test_a_class_that_is_gone_is_declared_with_its_fields_and_methods() -> None:
+    test = "from pkg import Basket\ndef test_total():\n    assert Basket('me').total()['kind'] == 'full'\n"
+    found, words = needs(test, "gone", *BASKET)
+    for line in ("class Basket(dict):", "limit = 40", "def __init__(self, owner):", "def total(self, *, tax=0):"):
+        assert line in words["terse"]
+    assert "sum(self" not in words["detailed"]
+    assert not found.missing(words["normal"])  # "full" stands in the tree
+
+
+@pytest.mark.parametrize(
+    ("check", "texts"),
+    [
+        ("assert Basket('me').total()['gross_amount'] == 0", ["gross_amount"]),
+        ("assert Basket('me').total() == {'gross_amount': 0, 'kind': 'full'}", ["gross_amount"]),
+        ("assert repr(Basket('me')) == '<Basket of me>'", ["<Basket of me>"]),
+        ("assert Basket('me').total()['kind'] == 'full'", []),  # shown
+        ("assert Basket('other words').total(tax=1)", []),  # of the test's own
+    ],
+)
+def test_a_literal_of_the_gone_code_that_tests_check_is_stated(check: str, texts: list[str]) -> None:
+    found, words = needs(f"from pkg import Basket\ndef test_total():\n    {check}\n", "stub", *BASKET)
+    assert [text.value for text in found.texts] == texts
+    assert not found.missing(words["terse"])
+    if texts:
+        assert f"`{texts[0]}` (total)" in words["normal"]
+        assert found.missing("Please.")[0].reason == TEXTS
+
+
+def test_messages_and_errors_are_found_behind_fixtures_helpers_and_tables() -> None:
+    test = """import pytest
+from pkg import wrap
+CASES = [(0, "a width of 0 is too narrow")]
+@pytest.fixture
+def narrow():
+    return CASES
+def fails(case):
+    with pytest.raises(ValueError, match=case[1]):
+        wrap("a", case[0])
+def test_narrow(narrow):
+    fails(narrow[0])
+"""
+    found, words = needs(test, "stub", *WRAP)
+    assert [text.value for text in found.texts] == ["a width of 0 is too narrow"]
+    assert found.errors == {"ValueError": "`wrap('a', case[0])`"}
+    assert not found.missing(words["normal"])
+    assert {missing.reason for missing in found.missing("Please.")} == {TEXTS, ERRORS}
+
+
+def test_too_many_texts_make_a_refusal() -> None:
+    cases = "\n".join(f"    assert wrap('a', {-n}) == 'a width of {-n} is too narrow'" for n in range(14))
+    found, words = needs(f"from pkg import wrap\ndef test_wrap():\n{cases}\n", "stub", *WRAP)
+    assert found.missing(words["normal"])[0].reason == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("check", "private"),
+    [
+        ("assert Basket('me')._sums == {}", ["_sums"]),
+        ("assert getattr(Basket('me'), '_sums') == {}", ["_sums"]),
+        ("assert Basket('me').owner_name == 'me'", []),
+    ],
+)
+def test_private_state_refuses_and_public_attributes_are_stated(check: str, private: list[str]) -> None:
+    found, words = needs(f"from pkg import Basket\ndef test_it():\n    {check}\n", "stub", *BASKET)
+    assert [*found.private] == private
+    assert [missing.reason for missing in found.missing(words["normal"])] == [PRIVATE] * len(private)
+    assert ("Attributes that the tests read: `owner_name`." in words["normal"]) == (not private)
+    shown = {**FILES, "pkg/shop.py": FILES["pkg/shop.py"] + "\ndef look(basket):\n    return basket._sums\n"}
+    found, words = needs(f"from pkg import Basket\ndef test_it():\n    {check}\n", "stub", *BASKET, files=shown)
+    assert not found.missing(words["normal"])
+
+
+def test_what_no_docstring_describes_has_examples_or_is_refused() -> None:
+    test = """import pytest
+from pkg.text import bare
+@pytest.mark.parametrize("number, result", [(2, [4, 1]), (4, [8, 2])])
+def test_bare(number, result):
+    got = bare(number)
+    assert got == result
+"""
+    found, words = needs(test, "stub", "pkg/text.py::bare")
+    assert [*found.examples[FunctionKey("pkg/text.py", "bare")]] == [
+        "assert bare(2) == [4, 1]",
+        "assert bare(4) == [8, 2]",
+    ]
+    assert "assert bare(2) == [4, 1]" in words["terse"]
+    assert not found.missing(words["normal"])
+    others = "".join(f"def test_other_{n}(tmp_path):\n    assert bare(tmp_path)\n" for n in range(9))
+    found, words = needs(test + others, "stub", "pkg/text.py::bare")  # they stand for one test of ten
+    assert found.missing(words["normal"])[0].reason == SILENT
+    test = "from pkg.text import bare\ndef test_bare(tmp_path):\n    assert bare(tmp_path)\n"
+    found, words = needs(test, "stub", "pkg/text.py::bare")
+    assert found.missing(words["normal"])[0].reason == SILENT
