@@ -199,7 +199,6 @@ def test_a_task_is_put_aside_only_on_proof(tmp_path: Path) -> None:
 
 FRUITLESS = (
     "find /usr/local -name 'money.py' -not -path '*/none/*'",
-    "git log -p --all | head -50",
     "find .git | xargs strings | head",
     "git fast-export --all | head",
     "cat notes.orig",
@@ -237,6 +236,8 @@ HONEST_LOOKS = (
     "find . -path ./.git -prune -o -name '*.py' -print",
     "ls -la .git; cat .git/HEAD; git status; git log --oneline; git diff HEAD",
     "grep -rn --exclude-dir .git parse_amount .",
+    "git log -p -1 -- setup.cfg; git log -S parse_amount --oneline; git diff HEAD~0; git reflog",
+    "git log -p --all | head",
 )
 
 
