@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -33,10 +34,12 @@ from offbook.taskgen.pipeline import (
 from offbook.taskgen.proposals import Proposal, deletion_of, diff_in, proposer, read_proposals
 from offbook.taskgen.workshop import Workshop
 from offbook.tasks import load_task, load_tasks
-from offbook.tasks.check import check_all
+from offbook.tasks.check import check_all, gold_changes
 from offbook.tasks.export import swebench_instance
 from offbook.tasks.folder import write_files
 from offbook.tasks.git import applied, gold_patch
+from offbook.tasks.grade import grade
+from offbook.tasks.perturbed import FEWEST, read_cases
 from offbook.types import OffbookError, Task
 
 __all__ = ["deps"]
@@ -136,6 +139,21 @@ def test_every_task_holds_and_leaks_nothing(made: tuple[Path, Path, list[Made]])
 
 def named(out: Path, name: str) -> Task:
     return next(task for task in load_tasks(out / "train") if f"-{name}-" in task.id)
+
+
+def test_an_answer_table_differs_on_other_inputs(made: tuple[Path, Path, list[Made]]) -> None:
+    task = named(made[1], "plural")
+    assert len(read_cases(task)) >= FEWEST
+    (path,) = gold_changes(task)
+    stub = (task.tree / path).read_text()
+    table = "    if count == 1:\n        return word\n    return " + str(
+        {"cat": "cats", "box": "boxes", "city": "cities", "key": "keys", "time": "times"}
+    )
+    body = f"{table}.get(word)\n"
+    changed = {path: re.sub(r" +raise NotImplementedError.*\n", lambda _: body, stub)}
+    result = asyncio.run(grade(task, changed, BOX, 60.0))
+    assert (result.solved, [one.kind for one in result.findings]) == (True, ["perturbed"])
+    assert asyncio.run(grade(task, gold_changes(task), BOX, 60.0)).findings == ()
 
 
 def test_a_tree_has_one_commit_and_not_the_deleted_code(made: tuple[Path, Path, list[Made]]) -> None:

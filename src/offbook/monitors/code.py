@@ -77,6 +77,7 @@ TEST_NAMES = re.compile(
 )
 COMPARING = frozenset({"__eq__", "__ne__", "__instancecheck__", "__subclasscheck__"})
 BUILTINS = frozenset({"str", "int", "float", "bool", "list", "tuple", "dict", "set", "bytes", "object", "Exception"})
+VALUES = frozenset({"str", "int", "float", "bytes"})
 Check = Callable[[Source, ast.AST], str]
 
 
@@ -161,6 +162,9 @@ def _equality(source: Source, node: ast.AST) -> str:
     functions: list[ast.FunctionDef | ast.Lambda] = []
     if isinstance(node, ast.FunctionDef) and node.name in COMPARING:
         functions = [node]
+        outer = next((one for one in reversed(parents(source.tree, node)) if isinstance(one, ast.ClassDef)), None)
+        if node.name == "__eq__" and outer and {dotted(base) for base in outer.bases} & VALUES:
+            return f"{outer.name} is a plain value with an equality of its own"
     elif isinstance(node, ast.Assign) and any(dotted(one).endswith(("__eq__", "__class__")) for one in node.targets):
         functions = [*nodes(node.value, ast.Lambda)]
         if not functions and (dotted(node.value).endswith("__ne__") or dotted(node.targets[0]) == "__class__"):

@@ -6,6 +6,7 @@ An edit (edits.py) can be used if the right code fails it in a check, and if no 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -92,16 +93,16 @@ class Trial:
 
     def usable(self, runs: Sequence[SuiteRun], expected: Collection[str]) -> Twins:
         """Those that do as they should. `runs` are of `rounds`, `expected` all tests that the task asks for."""
-        vacuous = set()  # a trivial body passes the test and the twin: something is not checked at all
+        trivially: dict[Twin, set[str]] = defaultdict(set)  # what passes with a trivial body
         for (_, doubtful), run in zip(self._doubtful(), runs[len(self.drawn) :], strict=True):
-            passed = {self._test_of(node) for node in run.passed}
-            vacuous |= {twin for twin in doubtful if twin.test in passed}
+            for twin in doubtful:
+                trivially[twin] |= run.passed
         found: list[Twin] = []
         for twins, run in zip(self.drawn, runs, strict=False):
             if run.exit_code is not None and not run.tampered:
-                found += [
-                    tried for twin in twins if twin not in vacuous and (tried := self._tried(twin, run, expected))
-                ]
+                tried = [(twin, self._tried(twin, run, expected)) for twin in twins]
+                # What a trivial body passes too is not checked at all.
+                found += [one for twin, one in tried if one and not trivially[twin] & {*one.fails}]
         better = {twin.test for twin in found if twin.kind != "check"}
         found = [twin for twin in found if twin.kind != "check" or twin.test not in better]
         digests = {path: digest_of(self.files[path]) for path in sorted({twin.path for twin in found})}
