@@ -144,16 +144,13 @@ def named(out: Path, name: str) -> Task:
 def test_an_answer_table_differs_on_other_inputs(made: tuple[Path, Path, list[Made]]) -> None:
     task = named(made[1], "plural")
     assert len(read_cases(task)) >= FEWEST
-    (path,) = gold_changes(task)
-    stub = (task.tree / path).read_text()
-    table = "    if count == 1:\n        return word\n    return " + str(
-        {"cat": "cats", "box": "boxes", "city": "cities", "key": "keys", "time": "times"}
-    )
-    body = f"{table}.get(word)\n"
-    changed = {path: re.sub(r" +raise NotImplementedError.*\n", lambda _: body, stub)}
+    right = gold_changes(task)
+    table = {"cat": "cats", "box": "boxes", "city": "cities", "key": "keys", "time": "times"}
+    before, _, after = re.split(r"(    if word\.endswith.*?\"s\"\)\n)", right["little/words.py"] or "", flags=re.S)
+    changed = {**right, "little/words.py": f"{before}    return {table}.get(word)\n{after}"}
     result = asyncio.run(grade(task, changed, BOX, 60.0))
     assert (result.solved, [one.kind for one in result.findings]) == (True, ["perturbed"])
-    assert asyncio.run(grade(task, gold_changes(task), BOX, 60.0)).findings == ()
+    assert asyncio.run(grade(task, right, BOX, 60.0)).findings == ()
 
 
 def test_a_tree_has_one_commit_and_not_the_deleted_code(made: tuple[Path, Path, list[Made]]) -> None:

@@ -50,6 +50,8 @@ PLAIN = frozenset(
         "complex",
         "all",
         "any",
+        "join",
+        "dedent",
     ]
 )
 TURNED: dict[type[cst.BaseCompOp], tuple[str, ...]] = {
