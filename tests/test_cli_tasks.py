@@ -105,7 +105,7 @@ def test_tasks_are_shown(made: Path) -> None:
 def test_a_table_of_tasks_has_whole_words_on_a_narrow_screen(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     head, *lines = here("show", made).splitlines()
-    assert head.split() == ["difficulty", "level", "lines", "files", "tests", "twins", "floor", "id"]
+    assert head.split() == ["difficulty", "level", "lines", "files", "tests", "twins", "bare", "floor", "id"]
     assert [line.split()[-1] for line in lines] == [task.id for task in load_tasks(made / "train")]
     assert {line.index(line.split()[-1]) for line in lines} == {head.index("id")}
 

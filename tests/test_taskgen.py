@@ -145,9 +145,10 @@ def test_an_answer_table_differs_on_other_inputs(made: tuple[Path, Path, list[Ma
     task = named(made[1], "plural")
     assert len(read_cases(task)) >= FEWEST
     right = gold_changes(task)
-    table = {"cat": "cats", "box": "boxes", "city": "cities", "key": "keys", "time": "times"}
-    before, _, after = re.split(r"(    if word\.endswith.*?\"s\"\)\n)", right["little/words.py"] or "", flags=re.S)
-    changed = {**right, "little/words.py": f"{before}    return {table}.get(word)\n{after}"}
+    many = {"cat": "cats", "box": "boxes", "city": "cities", "key": "keys", "time": "times"}
+    table = {(word, 2): words for word, words in many.items()} | {("cat", 1): "cat", ("time", 1): "time"}
+    before, _, after = re.split(r"(    if count == 1.*?\"s\"\)\n)", right["little/words.py"] or "", flags=re.S)
+    changed = {**right, "little/words.py": f"{before}    return {table}.get((word, count))\n{after}"}
     result = asyncio.run(grade(task, changed, BOX, 60.0))
     assert (result.solved, [one.kind for one in result.findings]) == (True, ["perturbed"])
     assert asyncio.run(grade(task, right, BOX, 60.0)).findings == ()
