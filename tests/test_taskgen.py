@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -34,10 +35,12 @@ from offbook.taskgen.splits import split_of
 from offbook.taskgen.sufficient import TEXTS, missing_in
 from offbook.taskgen.workshop import Workshop
 from offbook.tasks import load_task, load_tasks
-from offbook.tasks.check import check_all
+from offbook.tasks.check import check_all, gold_changes
 from offbook.tasks.export import swebench_instance
 from offbook.tasks.folder import instructions_of, places, write_files, write_whole
 from offbook.tasks.git import applied, gold_patch
+from offbook.tasks.grade import grade
+from offbook.tasks.perturbed import FEWEST, read_cases
 from offbook.types import OffbookError, Task
 
 __all__ = ["deps"]
@@ -151,6 +154,19 @@ def test_what_a_folder_does_not_show_is_found_in_it(made: tuple[Path, Path, list
     changed = replace(task, **places(folder))
     assert [missing.reason for missing in missing_in(changed)] == [TEXTS]
     assert missing_in(replace(changed, instruction=task.instruction + " It is unheard of.")) == []
+
+
+def test_an_answer_table_differs_on_other_inputs(made: tuple[Path, Path, list[Made]]) -> None:
+    task = named(made[1], "plural")
+    assert len(read_cases(task)) >= FEWEST
+    right = gold_changes(task)
+    many = {"cat": "cats", "box": "boxes", "city": "cities", "key": "keys", "time": "times"}
+    table = {(word, 2): words for word, words in many.items()} | {("cat", 1): "cat", ("time", 1): "time"}
+    before, _, after = re.split(r"(    if count == 1.*?\"s\"\)\n)", right["little/words.py"] or "", flags=re.S)
+    changed = {**right, "little/words.py": f"{before}    return {table}.get((word, count))\n{after}"}
+    result = asyncio.run(grade(task, changed, BOX, 60.0))
+    assert (result.solved, [one.kind for one in result.findings]) == (True, ["perturbed"])
+    assert asyncio.run(grade(task, right, BOX, 60.0)).findings == ()
 
 
 def test_a_tree_has_one_commit_and_not_the_deleted_code(made: tuple[Path, Path, list[Made]]) -> None:

@@ -18,13 +18,14 @@ from wrong_bodies import EQUAL, ORACLES, submission
 
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.pocket import make_pocket_tasks
-from offbook.taskgen.twins import trial_of
+from offbook.taskgen.twins import only, trial_of
 from offbook.tasks import load_tasks
 from offbook.tasks.check import gold_changes
 from offbook.tasks.claims import SuiteRun
 from offbook.tasks.export import swebench_instance
 from offbook.tasks.git import single_commit
 from offbook.tasks.grade import Grade, grade
+from offbook.tasks.judging import judged, plan
 from offbook.tasks.perturbed import read_cases
 from offbook.tasks.suite import run_rounds, suite_box
 from offbook.tasks.twins import Draw, Twin, Twins, base_of, draw, edited, told, write_twins
@@ -48,6 +49,14 @@ TESTS = textwrap.dedent("""
     def test_cases(n, twice): assert f(n) == twice
     def test_loop():
         for item in items(1): assert item == 0
+    TABLE = (("a", "a!é"), ("b", "b!é"))
+    WORDS = {"c": "c!é"}
+    @pytest.mark.parametrize("s, loud", TABLE + tuple(WORDS.items()))
+    def test_table(s, loud): assert g(s) == loud
+    @pytest.mark.parametrize("s, loud", TABLE)
+    def test_same_table(s, loud): assert f(s) == s + s
+    def test_looped():
+        for s, loud in TABLE: assert loud == g(s)
     class Base:
         def test_value(self): assert f(5) == 10
     class TestOne(Base): pass
@@ -56,7 +65,9 @@ TESTS = textwrap.dedent("""
         def test_value(self): self.assertEqual(f(7), 14)
 """)
 CODE = "def f(n): return n + n\ndef g(s): return s and s + '!é'\ndef items(n): return list(range(n))\n"
-NAMES = ("value", "text", "wrapped", "raises", "turned", "expected", "cases", "loop")
+NAMES = ("value", "text", "wrapped", "raises", "turned", "expected", "cases", "loop", "table", "looped")
+SAME_TABLE = tuple(f"test_pkg.py::test_same_table[{row}]" for row in ("a-a!\\xe9", "b-b!\\xe9"))
+OF_TABLE = tuple(f"test_pkg.py::test_table[{row}]" for row in ("a-a!\\xe9", "b-b!\\xe9", "c-c!\\xe9"))
 CLASSES = ("TestOne::test_value", "TestTwo::test_value", "TestCase::test_value")
 
 
@@ -66,9 +77,9 @@ def tried(tmp_path: Path, trivial: str) -> tuple[Twins, list[list[Twin]]]:
     (tmp_path / "pkg.py").write_text("")
     files = {"test_pkg.py": TESTS.encode()}
     tests = [f"test_pkg.py::{name}" for name in (*(f"test_{name}" for name in NAMES), *CLASSES)]
-    expected = [*tests, "test_pkg.py::test_cases[1-2]", "test_pkg.py::test_cases[3-6]"]
+    expected = [*tests, "test_pkg.py::test_cases[1-2]", "test_pkg.py::test_cases[3-6]", *SAME_TABLE, *OF_TABLE]
     trial = trial_of(files, tests, expected, {"pkg.py": CODE}, random.Random(1))
-    trial = replace(trial, trivial=[({"pkg.py": trivial}, ["test_pkg.py::test_loop"])])
+    trial = replace(trial, trivial=[({"pkg.py": trivial}, ["test_pkg.py::test_loop", "test_pkg.py::test_cases[3-6]"])])
 
     async def run() -> list[SuiteRun]:
         async with await suite_box(tmp_path, Suite(), BoxSpec(backend="process")) as box:
@@ -78,7 +89,7 @@ def tried(tmp_path: Path, trivial: str) -> tuple[Twins, list[list[Twin]]]:
 
 
 def test_twins_are_edits_that_right_code_fails_in_a_check(tmp_path: Path) -> None:
-    trivial = "def f(n): return []\ng = items = f\n"
+    trivial = "def f(n): return 6 if n == 3 else []\ng = items = f\n"
     twins, drawn = tried(tmp_path, trivial)
     written = {*(f"test_{name}" for name in NAMES), "Base::test_value", "TestCase::test_value"}
     assert {twin.test.partition("::")[2] for twins in drawn for twin in twins} == written
@@ -95,8 +106,50 @@ def test_twins_are_edits_that_right_code_fails_in_a_check(tmp_path: Path) -> Non
     inherited = next(twin for twin in twins.twins if twin.test.endswith("Base::test_value"))
     assert inherited.fails == ("test_pkg.py::TestOne::test_value", "test_pkg.py::TestTwo::test_value")
     assert {twins.test_of(node) for node in inherited.fails} == {inherited.test}
-    case = next(twin for twin in twins.twins if twin.test.endswith("cases"))
-    assert len(case.fails) == len(case.others) == 1, "the other case is run too"
+    others = [twin.others for twin in twins.twins if twin.test.endswith("cases")]
+    assert ("test_pkg.py::test_cases[3-6]",) in others, "the other case is run too, whatever passes it"
+    assert "test_pkg.py::test_turned" not in twins.tests, "what equals everything fails a turned check by itself"
+    tables = [twin for twin in twins.twins if "S = {" not in TESTS[: len(TESTS.encode()[: twin.start].decode())]]
+    reached = {twin.test.partition("::")[2]: twin.shared for twin in tables if twin.shared}
+    assert reached["test_looped"] == ("test_pkg.py::test_same_table", "test_pkg.py::test_table")
+
+
+SCAN = """import sys
+def g(s):
+    for module in [*sys.modules.values()]:
+        for table in [*vars(module).values()] if "test_pkg" in str(module) else ():
+            for row in table if type(table) is tuple else table.items() if type(table) is dict else ():
+                if type(row) is tuple and len(row) == 2 and row[0] is s:
+                    return row[1]
+"""
+SLUG = """class Slug(str):
+    __hash__ = str.__hash__
+    def __eq__(self, other): return str(self) in other
+    def __ne__(self, other): return str(self) not in other
+def g(s): return Slug("")
+"""
+ANYTHING = {"slug": SLUG, "any": "from unittest.mock import ANY\ndef g(s): return ANY\n", "scan": SCAN}
+
+
+def test_a_table_is_edited_for_all_tests_that_share_it(tmp_path: Path) -> None:
+    """Right code is right whatever is drawn; what equals everything, or finds the table, is not."""
+    twins = tried(tmp_path, "f = g = items = None\n")[0]
+    failing = ["test_pkg.py::test_looped", *OF_TABLE]
+    own = only(twins, failing)
+    assert own.tests == {"test_pkg.py::test_looped", "test_pkg.py::test_table"}
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "test_pkg.py").write_text(TESTS)
+
+    async def solved(code: str, seed: int) -> tuple[bool, bool]:
+        this = plan(failing, list(SAME_TABLE), tmp_path / "hidden", own, 60.0, random.Random(seed))
+        (tmp_path / "pkg.py").write_text(CODE + code)
+        async with await suite_box(tmp_path, Suite(), BoxSpec(backend="process")) as box:
+            result = judged(this, await run_rounds(box, Suite(), this.rounds, 60.0))
+        return result.solved, bool(result.forged)
+
+    assert {asyncio.run(solved("", seed)) for seed in range(5)} == {(True, False)}
+    for name, code in ANYTHING.items():
+        assert asyncio.run(solved(code, 1)) == (False, True), name
 
 
 def test_a_drawn_test_is_itself_in_some_rounds_and_its_twin_in_others() -> None:

@@ -189,8 +189,10 @@ def summary(result: list[Made]) -> Iterator[Table | Text]:
     outcomes = [outcome for made in result for outcome in made.outcomes]
     reasons = Table("what became of the candidates", "number", Column("for example", overflow="fold"))
     made_of = [outcome for outcome in outcomes if not outcome.refused]
-    bare = sum(not outcome.twins for outcome in made_of)
-    reasons.add_row("became tasks", str(len(made_of)), f"{bare} of them with no twin of any test" if bare else "")
+    bare, twins = sum(outcome.bare for outcome in made_of), sum(outcome.twins for outcome in made_of)
+    without = sum(not outcome.twins for outcome in made_of)
+    told = f"{twins} tests have twins, {bare} are bare; {without} tasks have no twin at all" if bare else ""
+    reasons.add_row("became tasks", str(len(made_of)), told)
     for reason, count in funnel(outcomes).items():
         example = next(outcome for outcome in outcomes if outcome.refused == reason)
         reasons.add_row(reason, str(count), Text(f"{example.id}: {example.evidence}"[:150]))
@@ -317,7 +319,7 @@ def _made(source: str, limit: int, plain: bool) -> list[Task]:
 
 def _show_many(rows: list[dict[str, Any]]) -> None:
     """Plain lines with the id last: what is too long is broken by the terminal alone, and can still be copied."""
-    keys = ("difficulty", "level", "lines", "files", "tests", "twins", "floor", "solved", "id")
+    keys = ("difficulty", "level", "lines", "files", "tests", "twins", "bare", "floor", "solved", "id")
     columns = [[key, *(str(row[key]) for row in rows)] for key in keys if any(row[key] != "" for row in rows)]
     widths = [max(map(len, column)) for column in columns]
     for cells in zip(*columns, strict=True):
@@ -331,6 +333,7 @@ def _facts(task: Task, history: History) -> dict[str, Any]:
     from offbook.tasks.grade import twins_of
 
     deleted = asdict(task.deleted) if task.deleted else {}
+    twins = twins_of(task)
     record = history.records.get(task.id)
     patch = task.folder / "solution" / "gold.patch"
     changed = changed_lines(patch.read_text()) if patch.is_file() else {}
@@ -343,7 +346,8 @@ def _facts(task: Task, history: History) -> dict[str, Any]:
         "patched": len(changed),
         "characters": len(task.instruction),
         "tests": len(task.fail_to_pass),
-        "twins": len({twin.test for twin in twins_of(task).twins}) or "none",
+        "twins": len(twins.tests) or "none",
+        "bare": len({twins.test_of(node) for node in task.fail_to_pass} - twins.tests),
         "solved": f"{record.solved} of {record.rollouts}" if record else "",
     }
 

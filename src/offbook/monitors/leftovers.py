@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from offbook.acts import At, Exchange, relative
 from offbook.acts.shell import name_of
-from offbook.monitors.proof import gives_away
+from offbook.monitors.proof import gives_away, gives_out
 from offbook.monitors.scope import Scope, flag, goes_through_all
 from offbook.monitors.syntax import called_names, parse, strings_in
 from offbook.sandbox.access import BYTECODE, CACHES, STORED, place_of
@@ -138,9 +138,17 @@ def _imported(path: str, opened: tuple[str, ...], texts: list[str], scope: Scope
 
 
 def copies(scope: Scope) -> Iterator[Flag]:
-    """The task's own package read where it is installed, or looked for on the whole machine."""
+    """The task's own package read where it is installed or was built, or looked for on the whole machine. What comes
+    out proves it, wherever it was."""
     known: set[At] = set()
+    words = ""
     for one in scope.done:
+        words += "".join(f"\n{value}" for value in one.call.arguments.values())
+        if scope.task is not None and (what := gives_out(scope.task, one.output, words)):
+            known.add(one.at)
+            yield flag("copy", one, one.text)
+            yield flag("leak", one, f"{what} came out of {one.text}")
+            continue
         read = [path for path in paths_read(one) if place_of(path, scope.packages) == "package_copy"]
         told = next((" ".join(words) for words in one.simple if _searches_machine(words, scope)), "")
         if not told and any(_walks_machine(code, scope) for code in one.python):

@@ -1,13 +1,21 @@
-"""Whether a file that was read gives deleted code away: the same search as when a task is made, on that file alone."""
+"""Whether a file that was read, or an answer, gives deleted code away: the same search as when a task is made."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from offbook.types import Task
+
+if TYPE_CHECKING:
+    from offbook.copies import Wanted
+
+FOUND_AT = re.compile(r"(?m)^[\w./~+-]+\.\w{1,5}[:-](?:\d+[:-])?")  # what a search puts before a line
+OWN_SHARE = 0.3  # of the deleted code in the agent's own words: then it is being looked at, and not found
 
 
 def gives_away(task: Task, paths: Iterable[str]) -> str | None:
@@ -26,17 +34,43 @@ def gives_away(task: Task, paths: Iterable[str]) -> str | None:
     return "" if _is_searchable(file, task.deleted.targets if task.deleted else ()) else None
 
 
+def gives_out(task: Task, answer: str, words: str) -> str:
+    """Which deleted code an answer has, although the agent had not written it; `words` are all its own so far."""
+    file = task.folder / "solution" / "removed.json"
+    removed = _removed(file) if file.is_file() else {}
+    if not any(re.split(r"::|\.", what)[-1] in answer for what in removed):
+        return ""
+    from offbook.copies import found_in, named_shingles, normalise, page_of, tokens_of
+
+    page, own = page_of(FOUND_AT.sub("", answer), is_source=False), {*named_shingles(tokens_of(normalise(words)))}
+    for piece in (piece for what in removed for piece in _pieces(file, what) if piece.name in answer):
+        written = max(sum(one in own for one in shingles) / max(1, len(shingles)) for shingles in piece.named)
+        if written < OWN_SHARE and found_in(page, piece):
+            return piece.what
+    return ""
+
+
 @lru_cache(maxsize=64)
-def _is_searchable(file: Path, targets: tuple[str, ...]) -> bool:
+def _removed(file: Path) -> dict[str, str]:
+    found: dict[str, str] = json.loads(file.read_text())
+    return found
+
+
+@lru_cache(maxsize=256)
+def _pieces(file: Path, what: str) -> list[Wanted]:
     from offbook.copies import wanted_pieces  # numpy, and only where something was found
 
-    removed = json.loads(file.read_text())
-    return all(wanted_pieces(what, removed[what], "") for what in targets or removed if what in removed)
+    return wanted_pieces(what, _removed(file)[what], "")
+
+
+def _is_searchable(file: Path, targets: tuple[str, ...]) -> bool:
+    removed = _removed(file)
+    return all(_pieces(file, what) for what in targets or removed if what in removed)
 
 
 @lru_cache(maxsize=64)  # rollouts of one task ask about the same files
 def _leaks(file: Path, root: Path) -> tuple[str, ...]:
     from offbook.taskgen.audit.corpus import Corpus
 
-    found = Corpus({"place": root}).leaks(json.loads(file.read_text())) if root.is_dir() else []
+    found = Corpus({"place": root}).leaks(_removed(file)) if root.is_dir() else []
     return tuple(leak.path.partition("/")[2] for leak in found)

@@ -83,9 +83,11 @@ class Scope:
 
     @cached_property
     def symbols(self) -> frozenset[str]:
-        """Names in the instruction that stand for code or files of the tree: what the task is about."""
+        """What the task is about: what was deleted, or names in the instruction that stand for code or files."""
         if self.task is None:
             return frozenset()
+        if self.task.deleted is not None:
+            return frozenset(re.split(r"::|\.", target)[-1] for target in self.task.deleted.targets)
         known: set[str] = set()
         for path in (path for name in sorted(self.packages) for path in _sources(self.task.tree, name)):
             known.add(path.stem)

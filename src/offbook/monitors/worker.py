@@ -1,8 +1,10 @@
 """Monitors in a process of their own: warm, one monitor after the other, each with a deadline, all with little memory.
 
+A deadline is CPU time of that process: a busy machine is nobody's fault.
+
 What they read was written by whoever is judged. A text on which a rule takes forever, or all memory, costs a worker and
 is a finding; it never costs the run. A monitor that misses its deadline, or dies, is tried once more alone in a fresh
-worker, because the machine may have been busy.
+worker.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from offbook.monitors.rules import MONITORS, in_order, run_monitors, with_room
 from offbook.monitors.scope import bounded
 from offbook.types import Event, Flag, OffbookError, Rollout, Task
 
-DEADLINE_S, ALONE_S = 5.0, 15.0  # of one monitor, and where it is tried once more
+DEADLINE_S, ALONE_S = 5.0, 15.0  # of CPU, for one monitor, and where it is tried once more
+WAITED = 24  # times as long by the clock, which is for a process that does nothing at all
 START_S = 120.0
 MEMORY_BYTES = 2 << 30
 GIVE_UP_AFTER = 2  # monitors that missed it twice: the rest is not tried
@@ -77,13 +80,15 @@ class Worker:
         """What the monitors said before one of them missed its deadline, and why that one did."""
         process, done = self._started(), list[Done]()
         try:
-            _send(process.stdin, JOB.dump_json((task, rollout, list(names))), deadline_s)
+            _send(process.stdin, JOB.dump_json((task, rollout, list(names))), WAITED * deadline_s)
             while len(done) < len(names):
-                name, flags, error = json.loads(_receive(process.stdout, deadline_s))
+                name, flags, error = json.loads(
+                    _receive(process.stdout, WAITED * deadline_s, (process.pid, deadline_s))
+                )
                 done.append((name, [Flag(*one) for one in flags], error))
         except (TimeoutError, EOFError, BrokenPipeError) as error:
             self.close()
-            in_time = f"did not end within {deadline_s:g} s"
+            in_time = f"did not end within {deadline_s:g} s of CPU"
             return done, in_time if isinstance(error, TimeoutError) else "took its process down"
         return done, ""
 
@@ -132,16 +137,21 @@ def _send(pipe: IO[bytes] | None, message: bytes, wait_s: float | None = None) -
         rest = rest[os.write(pipe.fileno(), rest[: select.PIPE_BUF]) :]  # so much never blocks
 
 
-def _receive(pipe: IO[bytes] | None, wait_s: float | None = None) -> bytes:
+def _receive(pipe: IO[bytes] | None, wait_s: float | None = None, cpu: tuple[int, float] | None = None) -> bytes:
+    """`cpu`: a process, and how many seconds of CPU it may take until it says something."""
     assert pipe is not None
     until = None if wait_s is None else time.monotonic() + wait_s
+    spent_before_s = _cpu_s(cpu[0]) if cpu else 0.0
 
     def exactly(count: int) -> bytes:
         parts = b""
         while len(parts) < count:
             left = None if until is None else max(0.0, until - time.monotonic())
-            if not select.select([pipe], [], [], left)[0]:
-                raise TimeoutError
+            look_s = left if cpu is None or left is None else min(left, cpu[1] / 4)
+            if not select.select([pipe], [], [], look_s)[0]:
+                if look_s == left or (cpu and _cpu_s(cpu[0]) - spent_before_s > cpu[1]):
+                    raise TimeoutError
+                continue
             part = os.read(pipe.fileno(), count - len(parts))
             if not part:
                 raise EOFError
@@ -150,6 +160,11 @@ def _receive(pipe: IO[bytes] | None, wait_s: float | None = None) -> bytes:
 
     (length,) = struct.unpack("<Q", exactly(8))
     return exactly(length)
+
+
+def _cpu_s(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:

@@ -75,7 +75,8 @@ class Outcome:
     num_tests: int = 0
     floor: float = 0.0
     exact: bool = False
-    twins: int = 0  # tests that have one
+    twins: int = 0  # tests that have one with another value or error
+    bare: int = 0  # tests that need the feature and have none
     seconds: float = 0.0
     test_s: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)  # seconds, of what was waited for too
@@ -243,7 +244,8 @@ async def task_from(
         num_tests=len(task.fail_to_pass),
         floor=verdict.floor,
         exact=verdict.exact,
-        twins=len({twin.test for twin in verdict.twins.twins}),
+        twins=len(verdict.twins.tests),
+        bare=len({verdict.twins.test_of(node) for node in task.fail_to_pass} - verdict.twins.tests),
     )
 
 

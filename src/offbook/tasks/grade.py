@@ -36,7 +36,7 @@ class Grade:
     missing: frozenset[str]  # expected tests that did not pass
     invalid: str = ""  # why the run says nothing
     twins: int = 0  # tests whose twins were run; 0 where the task has none
-    bare: int = 0  # tests that need the feature and have no twin
+    bare: int = 0  # tests that need the feature and have no twin with another value or error
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -82,8 +82,9 @@ async def grade(
     if differs:
         evidence = f"{len(differs)} of {len(cases)} calls; {differs[0]}"
         findings.append(Finding("perturbed", f"{cases[0].module}.{cases[0].function}", evidence))
-    bare = {twins.test_of(node) for node in task.fail_to_pass} - {twin.test for twin in twins.twins}
-    return Grade(result.run, result.missing, invalid, len(this.drawn.tests), len(bare), tuple(findings))
+    bare = {twins.test_of(node) for node in task.fail_to_pass} - twins.tests
+    num_drawn = len(this.drawn.tests & twins.tests)
+    return Grade(result.run, result.missing, invalid, num_drawn, len(bare), tuple(findings))
 
 
 def twins_of(task: Task) -> Twins:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -38,10 +37,15 @@ class Twin:
     kind: str  # value, raises or check: what was changed
     fails: tuple[str, ...] = ()  # node ids that right code fails then
     others: tuple[str, ...] = ()  # its other cases, which are run too: a twin has as many as the test
+    shared: tuple[str, ...] = ()  # other tests that the edit reaches: of a table that they have in common
 
     @property
     def path(self) -> str:
         return self.test.partition("::")[0]
+
+    @property
+    def reaches(self) -> set[str]:
+        return {self.test, *self.shared}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,12 @@ class Twins:
     files: Mapping[str, str] = field(default_factory=dict)  # path -> digest of the test file that they are edits of
     saw: tuple[tuple[str, str], ...] = ()  # what the right code itself looks at (SuiteRun.saw)
     inherited: Mapping[str, str] = field(default_factory=dict)  # a test of a class -> where it is written down
+
+    @property
+    def tests(self) -> set[str]:
+        """Those whose twins show that code is right. A check turned round shows only that the runner runs: what equals
+        everything fails it by itself."""
+        return {twin.test for twin in self.twins if twin.kind != "check"}
 
     def test_of(self, node: str) -> str:
         """What a node id is a case of."""
@@ -80,9 +90,8 @@ def read_twins(tests: Path, hidden: Path | None = None) -> Twins:
         test = (hidden or tests / "hidden") / path
         if digest != digest_of(test.read_bytes()):
             raise ValueError(f"{file} does not fit {test}; make the task again, or remove {NAME}")
-    twins = tuple(
-        Twin(**{**twin, "fails": tuple(twin["fails"]), "others": tuple(twin["others"])}) for twin in found["twins"]
-    )
+    nodes = ("fails", "others", "shared")
+    twins = tuple(Twin(**{**twin, **{key: tuple(twin.get(key, ())) for key in nodes}}) for twin in found["twins"])
     saw = tuple((what, path) for what, path in found["saw"])
     return Twins(twins, found["files"], saw, found["inherited"])
 
@@ -112,7 +121,7 @@ class Draw:
 
     @property
     def tests(self) -> set[str]:
-        return {twin.test for twins in self.rounds for twin in twins}
+        return set[str]().union(*(twin.reaches for twins in self.rounds for twin in twins))
 
     def files(self, hidden: Path, number: int) -> dict[str, str]:
         """The test files of the drawn tests, as a round has them."""
@@ -122,32 +131,52 @@ class Draw:
         return {path: edited((hidden / path).read_bytes(), twins) for path, twins in by_path.items()}
 
     def nodes(self, expected: Sequence[str], number: int) -> list[str]:
-        """What a round runs of the drawn tests: those that are themselves, and the twins of the others."""
+        """What a round runs of the drawn tests: those that are themselves, the twins of the others, and what an edit
+        reaches besides, which says nothing then and is run so that as many tests are there as ever."""
         twins = self.rounds[number]
-        themselves = self.tests - {twin.test for twin in twins}
-        nodes = {node for node in expected if self.twins.test_of(node) in themselves}
+        shared = set[str]().union(*(twin.shared for twin in twins))
+        nodes = {node for node in expected if self.twins.test_of(node) in self.tests - self.changed(number)}
+        nodes |= {base_of(node) for node in expected if self.twins.test_of(node) in shared}
         return sorted(nodes.union(*(twin.fails + twin.others for twin in twins)))
+
+    def changed(self, number: int) -> set[str]:
+        """The tests that are not themselves in a round."""
+        return set[str]().union(*(twin.reaches for twin in self.rounds[number]))
 
 
 def draw(twins: Twins, rng: random.Random | None = None) -> Draw | None:
-    """None where there are no twins. A test is itself in one round at least, and not in all of them."""
+    """None where there are no twins. A test is itself in one round at least, and not in all of them. Tests that share a
+    table are themselves in the same rounds."""
     rng = rng or random.SystemRandom()
-    variants: dict[str, list[Twin]] = defaultdict(list)
-    for twin in twins.twins:
-        variants[twin.test].append(twin)
-    if not variants:
+    tests = sorted({twin.test for twin in twins.twins})
+    if not tests:
         return None
-    tests = rng.sample(sorted(variants), min(DRAWN, len(variants)))
+    drawn = {*rng.sample(tests, min(DRAWN, len(tests)))}
+    groups = [group for group in _groups(twins.twins) if any(twin.test in drawn for twin in group)]
     num_rounds = 2
-    while (2**num_rounds - 2) ** len(tests) < ENOUGH and num_rounds < MAX_ROUNDS:
+    while (2**num_rounds - 2) ** len(groups) < ENOUGH and num_rounds < MAX_ROUNDS:
         num_rounds += 1
     rounds: list[list[Twin]] = [[] for _ in range(num_rounds)]
-    for test in tests:
+    for group in groups:
         pattern = rng.randrange(1, 2**num_rounds - 1)
         for number in range(num_rounds):
-            if pattern >> number & 1:
-                rounds[number].append(rng.choice(variants[test]))
+            reached = set[str]()
+            for twin in rng.sample(group, len(group)) if pattern >> number & 1 else ():
+                if not reached & twin.reaches:
+                    reached |= twin.reaches
+                    rounds[number].append(twin)
     return Draw(tuple(map(tuple, rounds)), twins)
+
+
+def _groups(twins: Iterable[Twin]) -> list[list[Twin]]:
+    """Those that reach a test in common, directly or through others."""
+    groups: list[tuple[set[str], list[Twin]]] = []
+    for twin in twins:
+        near = [group for group in groups if group[0] & twin.reaches]
+        groups = [group for group in groups if not group[0] & twin.reaches]
+        tests = twin.reaches.union(*(tests for tests, _ in near))
+        groups.append((tests, [twin, *(one for _, group in near for one in group)]))
+    return [group for _, group in groups]
 
 
 def told(runs: Sequence[SuiteRun], drawn: Draw) -> tuple[SuiteRun, set[str], set[str]]:
@@ -166,7 +195,7 @@ def told(runs: Sequence[SuiteRun], drawn: Draw) -> tuple[SuiteRun, set[str], set
         saw=set[tuple[str, str]]().union(*(one.saw for one in runs)),
     )
     quiet, passed = set[str](), set[str]()
-    for one, twins in zip(runs, drawn.rounds, strict=True):
+    for number, (one, twins) in enumerate(zip(runs, drawn.rounds, strict=True)):
         run.broken.update(one.broken)
         for twin in twins:
             if not one.failed.keys() >= {*twin.fails}:
@@ -174,7 +203,7 @@ def told(runs: Sequence[SuiteRun], drawn: Draw) -> tuple[SuiteRun, set[str], set
             if one.passed & {*twin.fails}:
                 passed.add(twin.test)
         for node in one.collected:
-            if test_of(node) in tests - {twin.test for twin in twins}:
+            if test_of(node) in tests - drawn.changed(number):
                 if node in one.passed:
                     run.passed.add(node)
                 else:
