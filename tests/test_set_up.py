@@ -25,6 +25,7 @@ from offbook.taskgen.prepare.agents import NUM_TARGETS, SetUpAgents
 from offbook.taskgen.prepare.prepare import PrepareSettings, load_repository, prepare
 from offbook.tasks import load_tasks
 from offbook.tasks.check import check_gold
+from offbook.tasks.folder import write_whole
 from offbook.tasks.harbor import dockerfile
 from offbook.types import OffbookError
 
@@ -174,7 +175,8 @@ def test_what_building_makes_is_made_in_every_box_and_tasks_come_of_it(tmp_path:
     assert [outcome.refused for outcome in result.outcomes] == [""], result
     (task,) = load_tasks(out / "train")
     assert task.suite.start == made.start
-    assert (task.folder / "environment" / "start.sh").read_text() == f"{made.start}\n"
+    write_whole(task, tmp_path / "whole")
+    assert (tmp_path / "whole" / "environment" / "start.sh").read_text() == f"{made.start}\n"
     assert asyncio.run(check_gold(task, BOX)) == ""
 
 

@@ -37,7 +37,7 @@ from offbook.taskgen.workshop import Workshop
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all, gold_changes
 from offbook.tasks.export import swebench_instance
-from offbook.tasks.folder import instructions_of, places, write_files, write_whole
+from offbook.tasks.folder import instructions_of, write_files, write_whole
 from offbook.tasks.git import applied, gold_patch
 from offbook.tasks.grade import grade
 from offbook.tasks.perturbed import FEWEST, read_cases
@@ -146,12 +146,12 @@ def test_what_a_folder_does_not_show_is_found_in_it(made: tuple[Path, Path, list
     assert [missing_in(task) for task in load_tasks(made[1] / "train")] == [[]] * len(load_tasks(made[1] / "train"))
     task = named(made[1], "initials")
     folder = tmp_path / "silent"
-    shutil.copytree(task.folder, folder, symlinks=True)
+    write_whole(task, folder)
     hidden, removed = folder / "tests/hidden/tests/test_words.py", folder / "solution/removed.json"
     name = task.fail_to_pass[0].rpartition("::")[2]
     hidden.write_text(hidden.read_text() + f"\ndef {name}(): assert initials('x') == 'unheard of'\n")
     removed.write_text(json.dumps({"little/words.py::initials": "return 'unheard of'"}))
-    changed = replace(task, **places(folder))
+    changed = load_task(folder)
     assert [missing.reason for missing in missing_in(changed)] == [TEXTS]
     assert missing_in(replace(changed, instruction=task.instruction + " It is unheard of.")) == []
 

@@ -32,7 +32,7 @@ from offbook.tasks import load_task, load_tasks, suite
 from offbook.tasks.check import check
 from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
-from offbook.types import Deleted, Interrupt, OffbookError, Rollout, Suite, Task
+from offbook.types import Context, Deleted, Interrupt, OffbookError, Rollout, Suite, Task
 
 # --- deletion: {name} stands for the function; the stubbed form of each is given beside it
 
@@ -518,6 +518,7 @@ def test_every_field_of_a_task_is_in_its_folder(tmp_path: Path) -> None:
         deleted=Deleted("single", "stub", ("pkg.py::f",), ("pkg.py::f", "pkg.py::g"), 1, 1, 0, 0.25),
         leave=True,
         interrupt=Interrupt(3, "Wait."),
+        context=Context(("pkg.py:1",), ("pkg.py:1-2",), ("pkg.py:1: E722 Do not use bare `except`",)),
         allows=("frames",),
     )
     plain = example(whole.folder)
