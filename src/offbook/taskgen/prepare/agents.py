@@ -33,7 +33,7 @@ from offbook.taskgen.instruct import PROMPTS
 from offbook.taskgen.nouns import Repository, Unprepared
 from offbook.taskgen.prepare.dependencies import LIMIT_MB, settle
 from offbook.taskgen.prepare.prepare import Stuck, Told
-from offbook.taskgen.prepare.source import pip_settings, run_quietly, without_secrets
+from offbook.taskgen.prepare.source import file_urls, pip_settings, run_quietly, without_secrets
 from offbook.tasks.suite import StartFailed, suite_box
 from offbook.tokens import byte_chat, render_call
 from offbook.types import STRICT, Limits, ModelLost, OffbookError, Task
@@ -46,7 +46,6 @@ ANSWER_CHARS = 1500  # of what a failing check printed
 LIMITS = Limits(turns=60, tokens=4_000_000, context=600_000, message_tokens=8192, command_s=600.0, wall_s=3600.0)
 TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "finish")
 AGAIN = "What was wrong after your last try, of which all files are still there:"
-FILES_OF_PYPI = "files.pythonhosted.org"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,7 @@ class _Work:
         record = {"reason": self.stuck.reason, "checks": [asdict(one) for one in checks], "targets": NUM_TARGETS}
         indexes, certificates = await pip_settings()
         indexes = [without_secrets(url) for url in indexes if url.startswith("http")]
-        allow = (*hosts_of(indexes), *self.allow)
+        allow = (*dict.fromkeys(hosts_of([*indexes, *await file_urls()])), *self.allow)
         problems: list[str] = []
         keep_before(self.folder)
         async with (
@@ -227,14 +226,10 @@ async def failing(repository: Repository, checks: Sequence[Check], spec: BoxSpec
     return bad
 
 
-def hosts_of(indexes: Sequence[str]) -> list[str]:
-    """What a proxy lets through for these indexes."""
-    found = []
-    for url in indexes:
-        place = urllib.parse.urlsplit(url)
-        found.append(f"{place.hostname}:{place.port}" if place.port else str(place.hostname))
-        found += [FILES_OF_PYPI] if place.hostname == "pypi.org" else []
-    return found
+def hosts_of(urls: Sequence[str]) -> list[str]:
+    """As the proxy lets them through."""
+    places = [urllib.parse.urlsplit(url) for url in urls]
+    return [f"{place.hostname}:{place.port}" if place.port else str(place.hostname) for place in places]
 
 
 def variables(repository: Repository, indexes: Sequence[str], certificates: str) -> dict[str, str]:

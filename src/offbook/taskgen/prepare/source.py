@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import html
 import json
@@ -242,6 +243,15 @@ async def final_versions(name: str, limits: SourceLimits, python: str = PYTHON_V
     found = await asyncio.to_thread(_listed, name, urls, certificates, limits)
     final = [one for one, file in found.items() if not one.is_prerelease and not file.yanked]
     return sorted((one for one in final if runs_on(found[one].requires_python, python)), reverse=True)
+
+
+async def file_urls() -> list[str]:
+    """Some of the files themselves, which an index may keep on another host: those of pip."""
+    urls, certificates = await pip_settings()
+    with contextlib.suppress(Unprepared):
+        found = await asyncio.to_thread(_listed, "pip", urls, certificates, SourceLimits())
+        return [file.url for file in found.values() if file.url.startswith("http")]
+    return []
 
 
 async def pip_settings() -> tuple[list[str], str]:
