@@ -277,7 +277,7 @@ def test_reminders_stand_before_right_messages_where_hints_teach(tiny: Path, dem
         for epoch in range(1, 17):
             for one in lessons.learned:
                 (sample,) = lessons.reminders.samples(one, epoch, seen)
-                seen["kept"] += len(one.kept)
+                seen["kept"] += len(one.kept) + len(one.spared)
                 texts += chat.decode(sample.ids)
                 bare = sft_sample(one.segment)
                 assert sum(sample.ce_weight) == sum(bare.ce_weight), "a reminder is not learned itself"
@@ -293,7 +293,7 @@ def test_a_reminder_is_spliced_in_as_a_hint_is(tiny: Path, demonstrated: Path) -
     lessons = lessons_of(settings(tiny, demonstrated, validation_share=0.0, reminders=1.0, pairs=0.0))
     one = next(one for one in lessons.learned if one.kept)
     index = min(one.kept)
-    one.kept = {index: ("malformed_arguments",)}
+    one.kept, one.spared = {index: ("malformed_arguments",)}, {}
     (sample,) = lessons.reminders.samples(one, 1, Counter())
     branches = [
         hint_branch(one.segment, Target("", 0, index, "", ""), Hint("", text), lessons.reminders.chat)
@@ -313,6 +313,23 @@ def test_rules_that_a_message_keeps_could_have_been_broken_by_it(demonstrated: P
             assert ("edit_not_applied" in rules) == (call.name == "edit_file")
             assert ("asked_instead" in rules) == (call.name == "finish")
             assert "final_names_nothing" not in rules, "it ends without a word"
+
+
+def test_a_reminder_before_a_faulty_message_states_a_rule_that_it_keeps(tiny: Path, demonstrated: Path) -> None:
+    lessons = lessons_of(settings(tiny, demonstrated, validation_share=0.0, reminders=1.0, pairs=0.0))
+    assert all(one.broken[index] not in rules for one in lessons.learned for index, rules in one.spared.items())
+    one = next(one for one in lessons.learned if one.spared)
+    index, rules = min(one.spared.items())
+    one.kept, one.spared = {}, {index: rules}
+    (sample,) = lessons.reminders.samples(one, 1, Counter())
+    ids, chat = one.segment.ids, lessons.reminders.chat
+    hints = [Hint("", text) for rule in rules for text in texts_of(rule)]
+    branches = [hint_branch(one.segment, Target("", 0, index, "", ""), hint, chat) for hint in hints]
+    stated = [len(b.inserted) for b in branches if sample.ids == [*ids[: b.insert], *b.inserted, *ids[b.insert :]]]
+    assert stated, "a reminder of a rule that the message does not break, where a hint of it would stand"
+    plain = lessons_of(settings(tiny, demonstrated, validation_share=0.0, reminders=1.0, pairs=0.0, contrast=False))
+    (sample,) = plain.reminders.samples(one, 1, Counter())
+    assert sample.ids == ids
 
 
 def test_a_faulty_message_is_paired_with_the_right_one_after_a_reminder(tiny: Path, demonstrated: Path) -> None:

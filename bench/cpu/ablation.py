@@ -9,7 +9,9 @@ Every job is one process with one thread; with `--json` the figures are written 
     python bench/cpu/ablation.py --balance --steps 80 --short --jobs 16 --out runs/balance --json runs/balance.json
 
 compares what the hints' part of the loss is divided by. With `--telling` the pocket model has one more fault, whose
-right form it shows after a hint and never by itself: its last words name nothing of what it changed.
+right form it shows after a hint and never by itself: its last words name nothing of what it changed. With `--specific`
+its demonstrations have hints before faults, too, of a rule that these do not break; otherwise any hint announces a
+right message.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ HINTS: dict[str, dict[str, str]] = {
     "weight_0.3": {"weight": "0.3"},
     "weight_1": {"weight": "1"},
     "own_5": {"balance": "own", "weight": "5"},
+    "rl_1": {"balance": "rl", "weight": "1"},
     "rl_2": {"balance": "rl", "weight": "2"},
     "rl_5": {"balance": "rl", "weight": "5"},
     "bounded_0.3": {"balance": "bounded", "weight": "5", "bound": "0.3"},
@@ -62,22 +65,23 @@ HINTS: dict[str, dict[str, str]] = {
 }
 LABELS = {
     "rl": "RL only",
-    "hints": "RL + hints (frozen teacher, forward, weight 5, gate)",
+    "hints": "RL + hints (frozen teacher, forward, gate)",
     "ungated": "without the gate",
     "ema": "teacher ema",
     "trust_region": "teacher trust_region",
     "live": "teacher live",
     "live_anchored": "teacher live, a quarter of the targets anchored",
-    "live_annealed": "teacher live, weight 5 to 0.5 over 20 steps",
+    "live_annealed": "teacher live, weight to 0.5 over 20 steps",
     "refreshed": "teacher frozen, refreshed every 10 steps",
-    "annealed": "weight 5 to 0.1 over 20 steps",
+    "annealed": "weight to 0.1 over 20 steps",
     "reverse": "reverse KL",
-    "reverse_annealed": "reverse KL, weight 5 to 0.1 over 20 steps",
+    "reverse_annealed": "reverse KL, weight to 0.1 over 20 steps",
     "jsd": "JSD",
     "weight_0.1": "weight 0.1",
     "weight_0.3": "weight 0.3",
     "weight_1": "weight 1",
     "own_5": "hints over their own tokens, weight 5",
+    "rl_1": "hints over RL tokens, weight 1",
     "rl_2": "hints over RL tokens, weight 2",
     "rl_5": "hints over RL tokens, weight 5",
     "bounded_0.3": "hints over RL tokens, weight 5, at most 0.3 of RL's gradient",
@@ -88,7 +92,7 @@ LABELS = {
     "every_turn": "control: every message of a faulty rollout",
     "constant_negative": "control: advantage -1, no teacher",
 }
-BALANCE = ("own_5", "rl_2", "rl_5", "bounded_0.3", "bounded_1")  # beside RL alone, with --balance
+BALANCE = ("own_5", "rl_1", "rl_2", "rl_5", "bounded_0.3", "bounded_1")  # beside RL alone, with --balance
 LONG = (
     *("rl", "hints", "annealed", "reverse", "reverse_annealed", "ema"),
     *("live", "live_anchored", "live_annealed", "refreshed"),
@@ -110,7 +114,7 @@ RATIO_ROWS = 5  # of those in which the parts' gradients were taken apart
 
 
 def habits_of(arguments: argparse.Namespace) -> Habits:
-    return Habits(tells=TELLS) if arguments.telling else Habits()
+    return Habits(tells=TELLS if arguments.telling else 0.0, specific=arguments.specific)
 
 
 def settings_of(arm: str, seed: int, steps: int, arguments: argparse.Namespace) -> dict[str, str]:
@@ -118,8 +122,8 @@ def settings_of(arm: str, seed: int, steps: int, arguments: argparse.Namespace) 
     return {
         **COMMON,
         "feedback.rules": json.dumps(learned_rules(habits_of(arguments))),  # what the pocket model does wrong
-        **feedback,
         **dict(option.split("=", 1) for option in arguments.set),
+        **feedback,
         "seed": str(seed),
         "model": str(arguments.out / f"model-{seed}"),
         "tasks.source": str(arguments.out / f"tasks-{seed}"),
@@ -242,7 +246,7 @@ def in_process(arguments: argparse.Namespace, *job: str) -> None:
     """One job in a process of its own, with one thread, so that as many run side by side as there are cores."""
     name = "-".join(job)
     options = [part for option in arguments.set for part in ("--set", option)]
-    options += ["--telling"] if arguments.telling else []
+    options += [f"--{name}" for name in ("telling", "specific") if getattr(arguments, name)]
     command = [sys.executable, __file__, "--out", str(arguments.out), "--steps", str(arguments.steps), *options]
     log = arguments.out / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -350,6 +354,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     parser.add_argument("--balance", action="store_true", help="compare what the hints' part is divided by")
     parser.add_argument("--telling", action="store_true", help="a pocket model with a fault that only a hint mends")
+    parser.add_argument(
+        "--specific", action="store_true", help="a pocket model whose hints speak of their own rule alone"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every run")
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--json", type=Path)

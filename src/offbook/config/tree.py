@@ -442,6 +442,10 @@ class SftConfig(Section):
     reminders: float = Field(
         default=0.4, ge=0, le=1, description="of the messages that keep a rule, which a reminder of it is put before"
     )
+    contrast: bool = Field(
+        default=True,
+        description="as many faulty messages stand behind a reminder of a rule that they keep: each speaks of its own",
+    )
     pairs: float = Field(
         default=0.2,
         ge=0,

@@ -54,6 +54,7 @@ class Writing:
                         tools=rollout.tools,
                         kept={at[1]: rules for at, rules in reading.kept.items() if at[0] == index},
                         broken={at[1]: rule for at, rule in reading.broken.items() if at[0] == index},
+                        spared={at[1]: rules for at, rules in reading.spared.items() if at[0] == index},
                     )
                     if self._fit(conversation, config, counts):
                         found.append(conversation)
@@ -88,7 +89,7 @@ class Writing:
         if is_cut:
             counts["cut"] += 1
             conversation.segment = up_to(segment, fitting[-1] + 1)
-            for by_message in (conversation.kept, conversation.broken):
+            for by_message in (conversation.kept, conversation.broken, conversation.spared):
                 for number in [number for number in by_message if number > fitting[-1]]:
                     del by_message[number]
         return True
@@ -102,8 +103,12 @@ def _with_words(segment: Segment, words: str) -> Segment:
 
 def _hold_out(conversation: Conversation, rules: Sequence[str]) -> None:
     """A message stays faulty by a rule that is held out, and no reminder states it."""
-    left = {number: tuple(name for name in names if name not in rules) for number, names in conversation.kept.items()}
-    conversation.kept = {number: names for number, names in left.items() if names}
+
+    def stated(by_message: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+        left = {number: tuple(name for name in names if name not in rules) for number, names in by_message.items()}
+        return {number: names for number, names in left.items() if names}
+
+    conversation.kept, conversation.spared = stated(conversation.kept), stated(conversation.spared)
     conversation.broken = {number: rule for number, rule in conversation.broken.items() if rule not in rules}
 
 
@@ -186,5 +191,6 @@ def fingerprint(conversations: Iterable[Conversation]) -> str:
     for conversation in conversations:
         segment = conversation.segment
         digest.update(array("q", segment.ids).tobytes() + bytes(segment.sampled))
-        digest.update(repr((conversation.key, conversation.kept, conversation.broken, conversation.tools)).encode())
+        told = conversation.kept, conversation.broken, conversation.spared, conversation.tools
+        digest.update(repr((conversation.key, *told)).encode())
     return digest.hexdigest()

@@ -1,9 +1,10 @@
-"""Reminders before right messages, so that a model which imitates narrow data goes on heeding what it is told.
+"""Reminders before messages that keep a rule, so that a model which imitates narrow data still heeds what it is told.
 
 A reminder is put before a message exactly as a hint is in training (algo.hint_block), and it states a rule that the
 message keeps and could have broken: a call that is valid, an edit that applies, an end that names what was changed.
-Faulty messages stay as the data has them. Where it also has a right message for the same place, the two are a pair: the
-fault without a reminder, and what is right after one.
+Faulty messages stay as the data has them, some of them behind a reminder of another rule: if reminders stood before
+right messages alone, any of them would announce one, whatever it says. Where the data also has a right message for the
+same place, the two are a pair: the fault without a reminder, and what is right after one.
 
 Left out: a user's own rules, since nobody says which messages could break them; and, where the repository is not at
 hand, rules about its style.
@@ -36,6 +37,7 @@ class Reading:
 
     kept: dict[At, tuple[str, ...]]  # right ones, with the rules that they keep and could have broken
     broken: dict[At, str]  # faulty ones, with the first rule that they broke
+    spared: dict[At, tuple[str, ...]]  # faulty ones, with rules of the kept ones that they did not break
 
 
 def read(
@@ -43,15 +45,20 @@ def read(
 ) -> Reading:
     """`siblings` are the other rollouts of its group."""
     acts, own = Acts(rollout, None, siblings), {at for at, _ in spoken(rollout)}
-    broken: dict[At, str] = {}
+    broken: dict[At, list[str]] = {}
     for name, rule in rules.items():
         for target in rule.targets(acts, own):
-            broken.setdefault((target.segment, target.message), name)
+            broken.setdefault((target.segment, target.message), []).append(name)
     kept: dict[At, dict[str, None]] = {}
     for at, name in _breakable(acts, tools):
         if name in rules and at not in broken:
             kept.setdefault(at, {})[name] = None
-    return Reading({at: tuple(names) for at, names in kept.items()}, broken)
+    stated = {name for names in kept.values() for name in names}
+    return Reading(
+        kept={at: tuple(names) for at, names in kept.items()},
+        broken={at: names[0] for at, names in broken.items()},
+        spared={at: tuple(sorted(stated - {*names})) for at, names in broken.items() if stated - {*names}},
+    )
 
 
 def _breakable(acts: Acts, tools: Collection[ToolSpec]) -> Iterator[tuple[At, str]]:
@@ -120,6 +127,7 @@ class Conversation:
     tools: tuple[str, ...]
     kept: dict[int, tuple[str, ...]] = field(default_factory=dict)
     broken: dict[int, str] = field(default_factory=dict)
+    spared: dict[int, tuple[str, ...]] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
 
 
@@ -141,7 +149,8 @@ class Reminders:
         rng = random.Random(f"{self.seed} {epoch} {conversation.key}")
         segment, hints = conversation.segment, dict[int, list[int]]()
         room = self.context - len(segment.ids)
-        for index, rules in sorted(conversation.kept.items()):
+        stated = conversation.kept | (conversation.spared if self.settings.contrast else {})
+        for index, rules in sorted(stated.items()):
             block = self._block(rng, rules, conversation.tools) if rng.random() < self.settings.reminders else []
             counts["without_room"] += len(block) > room
             if block and len(block) <= room:
