@@ -9,9 +9,7 @@ Every job is one process with one thread; with `--json` the figures are written 
     python bench/cpu/ablation.py --balance --steps 80 --short --jobs 16 --out runs/balance --json runs/balance.json
 
 compares what the hints' part of the loss is divided by. With `--telling` the pocket model has one more fault, whose
-right form it shows after a hint and never by itself: its last words name nothing of what it changed. With `--specific`
-its demonstrations have hints before faults, too, of a rule that these do not break; otherwise any hint announces a
-right message.
+right form it shows after a hint and never by itself: its last words name nothing of what it changed.
 """
 
 from __future__ import annotations
@@ -114,7 +112,7 @@ RATIO_ROWS = 5  # of those in which the parts' gradients were taken apart
 
 
 def habits_of(arguments: argparse.Namespace) -> Habits:
-    return Habits(tells=TELLS if arguments.telling else 0.0, specific=arguments.specific)
+    return Habits(tells=TELLS) if arguments.telling else Habits()
 
 
 def settings_of(arm: str, seed: int, steps: int, arguments: argparse.Namespace) -> dict[str, str]:
@@ -246,7 +244,7 @@ def in_process(arguments: argparse.Namespace, *job: str) -> None:
     """One job in a process of its own, with one thread, so that as many run side by side as there are cores."""
     name = "-".join(job)
     options = [part for option in arguments.set for part in ("--set", option)]
-    options += [f"--{name}" for name in ("telling", "specific") if getattr(arguments, name)]
+    options += ["--telling"] if arguments.telling else []
     command = [sys.executable, __file__, "--out", str(arguments.out), "--steps", str(arguments.steps), *options]
     log = arguments.out / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -354,9 +352,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     parser.add_argument("--balance", action="store_true", help="compare what the hints' part is divided by")
     parser.add_argument("--telling", action="store_true", help="a pocket model with a fault that only a hint mends")
-    parser.add_argument(
-        "--specific", action="store_true", help="a pocket model whose hints speak of their own rule alone"
-    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every run")
     parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--json", type=Path)

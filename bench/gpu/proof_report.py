@@ -20,6 +20,7 @@ from offbook.evals.statistics import Ratio, compare_paired, interval, wilson
 
 START, END = "<!-- proof -->", "<!-- end of proof -->"
 BASE = "rl"
+BESIDE = {"hints": ("donor", "constant_negative"), "hints_slow": ("rl_slow",)}  # what else an arm is held against
 NOTHING = "-"
 Result = dict[str, Any]
 Arms = dict[tuple[str, int], list[Result]]  # by arm and steps, a result a seed
@@ -116,24 +117,28 @@ def steps_to_level(result: Result, arms: Arms) -> float | None:
 
 
 def paired_table(arms: Arms) -> list[str]:
-    """Each arm less RL of the same number of steps, on the same tasks of the same seeds."""
+    """An arm less another of the same number of steps, on the same tasks of the same seeds."""
     keys = shown_keys(arms)
 
-    def line(arm: str, steps: int, results: list[Result]) -> list[str] | None:
-        base = {one["seed"]: one for one in arms.get((BASE, steps), [])}
-        shared = [one for one in results if one["seed"] in base]
-        if arm == BASE or not shared:
+    def line(ours: list[Result], theirs: list[Result]) -> list[str] | None:
+        base = {one["seed"]: one for one in theirs}
+        shared = [one for one in ours if one["seed"] in base]
+        if not shared:
             return None
-        ours, theirs = numbers(shared), numbers([base[one["seed"]] for one in shared])
-        cells = [label(results)]
+        this, other = numbers(shared), numbers([base[one["seed"]] for one in shared])
+        cells = [f"{ours[0]['label']} less {theirs[0]['label']}", str(len(shared))]
         for key in keys:
-            apart, metric = compare_paired(theirs[key], ours[key]), metric_of(key)
+            apart, metric = compare_paired(other[key], this[key]), metric_of(key)
             p = NOTHING if apart.p is None else f"{apart.p:.3f}"
             cells.append(f"{show_change(metric, apart.value)} {show_interval(metric, apart.interval)}, p {p}")
         return cells
 
-    lines = [line(arm, steps, results) for (arm, steps), results in arms.items()]
-    return table(["less RL", *(metric_of(key).label for key in keys)], filter(None, lines))
+    lines = []
+    for (arm, steps), results in arms.items():
+        for base in (BASE, *BESIDE.get(arm, ())):
+            if base != arm:
+                lines.append(line(results, arms.get((base, steps), [])))
+    return table(["difference", "seeds", *(metric_of(key).label for key in keys)], filter(None, lines))
 
 
 def seed_table(arms: Arms) -> list[str]:

@@ -168,7 +168,7 @@ async def _demonstrate(
 ) -> list[Sample]:
     samples = []
     async for script, rollout in episodes(chat, drafts, rng, habits, harness):
-        hints = _hints(rollout, chat, rng, habits.specific)
+        hints = _hints(rollout, chat, rng)
         if script.tells and rollout.stop == "finish":
             hints[_last(rollout)] = hint_block(chat, write_hint(TELLING, rollout.tools))
         samples.append(sft_sample(rollout.segments[0], hints, CONTEXT_WEIGHT))
@@ -231,17 +231,16 @@ def _last(rollout: Rollout) -> int:
     return max(index for index, message in enumerate(rollout.segments[0].messages) if message.calls)
 
 
-def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random, specific: bool) -> dict[int, list[int]]:
-    """Hint blocks before some messages: whoever reads a hint keeps its rule. Where they stand before right messages
-    alone, any hint at all announces one; `specific` ones stand before messages that break another rule as well."""
+def _hints(rollout: Rollout, chat: ChatFormat, rng: random.Random) -> dict[int, list[int]]:
+    """Hint blocks before some messages that broke no rule: whoever reads a hint follows it."""
     if rng.random() > HINTED_EPISODES:
         return {}
-    targets = read_rollout(rollout, LONG_HARNESS.limits.turns, rules=LEARNED)
-    broken = {target.message: target.rule for target in targets}
-    hints = {}
-    for index, message in enumerate(rollout.segments[0].messages):
-        fits = specific if index in broken else bool(message.calls)
-        if fits and rng.random() < HINTED_MESSAGES:
-            rules = sorted({*LEARNED} - {broken.get(index)})
-            hints[index] = hint_block(chat, write_hint(rng.choice(rules), rollout.tools))
-    return hints
+    faulty = {target.message for target in read_rollout(rollout, LONG_HARNESS.limits.turns, rules=LEARNED)}
+    messages = rollout.segments[0].messages
+    good = [index for index, message in enumerate(messages) if message.calls and index not in faulty]
+    rules = sorted(LEARNED)
+    return {
+        index: hint_block(chat, write_hint(rng.choice(rules), rollout.tools))
+        for index in good
+        if rng.random() < HINTED_MESSAGES
+    }

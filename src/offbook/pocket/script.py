@@ -42,7 +42,6 @@ class Habits:
     explore: float = 0.15
     pathless: float = 0.0  # no mistake: how often the instruction does not say where, and the script has to search
     tells: float = 0.0  # no mistake: how often it ends by naming what it changed; of 0 it ends without a word
-    specific: bool = False  # no mistake: hints of other rules stand before faults, too, so that each speaks of its own
     # In long tasks only:
     blind: float = 0.0  # an edit of a file that was not read yet, so that the text to replace is not there
     stray: float = 0.0  # no mistake: another file read first
