@@ -16,7 +16,7 @@ What comes out of it are indices and new words, and to write these twice does no
 from __future__ import annotations
 
 import struct
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,9 @@ def _decode(patch: bytes, old: Words) -> tuple[NDArray[np.int64] | slice, Words]
     if kind != KIND or (width, words) != (old.itemsize, len(old)) or changed > words:
         raise Damaged("a patch of weights is for other weights")
     sizes = struct.unpack_from(f"<{2 + width}Q", patch, HEAD.size)
-    bounds = np.cumsum([HEAD.size + 8 * len(sizes), *sizes]).tolist()
+    bounds = list(accumulate(sizes, initial=HEAD.size + 8 * len(sizes)))
+    if bounds[-1] != len(patch):
+        raise Damaged("a patch of weights is not whole")
     dense = changed > DENSE * words
     count = words if dense else changed
     # A stream says itself how large it is; what it may be at most is known.
