@@ -199,7 +199,7 @@ def test_weights_of_another_model_are_refused_and_the_old_ones_go_on(tensors: di
     async def main() -> Completion:
         writing = asyncio.create_task(engine.open("a").complete(Prompt(PROMPT), 60))
         await asyncio.sleep(0.05)
-        with pytest.raises(OffbookError, match="publish those of this model"):
+        with pytest.raises(OffbookError, match="publish the weights of this model"):
             await asyncio.to_thread(engine.apply, Weights(1, tensors))
         return await writing
 

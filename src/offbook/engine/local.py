@@ -314,13 +314,10 @@ def _lost(error: Exception) -> ModelLost:
 def _refuse_others(own: dict[str, Tensor], weights: Weights) -> None:
     for name, tensor in own.items():
         found = weights.tensors.get(name)
-        if found is None:
-            raise OffbookError(f"version {weights.version} of the weights has no {name}; publish those of this model")
-        if found.shape != tensor.shape:
-            shapes = f"is {list(found.shape)} and the model's is {list(tensor.shape)}"
-            raise OffbookError(
-                f"{name} of version {weights.version} of the weights {shapes}; publish those of this model"
-            )
+        if found is None or found.shape != tensor.shape:
+            theirs = "no" if found is None else f"the shape {list(found.shape)} of"
+            ours = f"which is {list(tensor.shape)} here; publish the weights of this model"
+            raise OffbookError(f"version {weights.version} of the weights has {theirs} {name}, {ours}")
 
 
 def _pieces(own: dict[str, Tensor], weights: Weights) -> list[Piece] | None:
