@@ -5,8 +5,8 @@
 
 Weights are those of real training: bfloat16 with float32 masters (offbook's own optimizers), next-token loss on this
 repository's source, each step's serving copy against the one before, after some steps in which the optimizer settles.
-Every encoding is decoded again and compared bit by bit. `bound` is what positions and distances cost an ideal coder that
-knows the share of changed weights and how often each distance comes. Speeds are of one thread, the best of several
+Every encoding is decoded again and compared bit by bit. `bound` is what positions and distances cost an ideal coder
+that knows the share of changed weights and how often each distance comes. Speeds are of one thread, the best of several
 rounds, beside a memcpy of the same weights; MB are of weights, not of patches.
 """
 
