@@ -196,7 +196,8 @@ def test_a_store_does_what_is_asked_of_it(store: Store) -> None:
 
 
 def published(publisher: Publisher, version: int, made: Tensors) -> None:
-    publisher.publish(Weights(version, made)).result()
+    publisher.publish(Weights(version, made))
+    publisher.wait()
 
 
 def test_a_reader_has_the_bits_of_every_version(store: Store) -> None:
@@ -236,9 +237,9 @@ def test_weights_may_change_as_soon_as_they_are_handed_over() -> None:
     store, made = MemoryStore(), tensors()
     publisher = Publisher(store)
     expected = bits(made)
-    done = publisher.publish(Weights(0, made))
+    publisher.publish(Weights(0, made))
     made["layer.weight"].zero_()
-    done.result()
+    publisher.wait()
     got = Reader(store, "one").poll()
     assert got is not None
     assert bits(got.tensors) == expected
@@ -267,12 +268,14 @@ def test_changes_are_all_there_is_to_write() -> None:
 
 
 def test_matrices_are_rounded_as_the_engine_keeps_them() -> None:
-    store, made = MemoryStore(), {"matrix": torch.randn(4, 4), "norm": torch.randn(4)}
+    store, matrix = MemoryStore(), torch.randn(4, 4)
+    made = {"matrix": matrix, "norm": torch.randn(4), "tied": matrix}
     published(Publisher(store, dtype=torch.bfloat16), 0, made)
     got = Reader(store, "one").poll()
     assert got is not None
     assert torch.equal(got.tensors["matrix"], made["matrix"].bfloat16())
     assert torch.equal(got.tensors["norm"], made["norm"])
+    assert got.tensors["tied"].data_ptr() == got.tensors["matrix"].data_ptr()
 
 
 def test_an_adapter_travels_with_its_configuration() -> None:
@@ -281,7 +284,8 @@ def test_an_adapter_travels_with_its_configuration() -> None:
     publisher, reader = Publisher(store), Reader(store, "one")
     adapter = {"r": 4, "target_modules": {"q_proj", "v_proj"}}
     for version, (made, about) in enumerate([(tensors(), None), ({"a.lora_A.weight": torch.randn(4, 8)}, adapter)] * 2):
-        publisher.publish(Weights(version, made, about)).result()
+        publisher.publish(Weights(version, made, about))
+        publisher.wait()
         got = reader.poll()
         assert got is not None
         assert bits(got.tensors) == bits(made)
@@ -518,7 +522,7 @@ def test_whatever_happens_to_writes_a_reader_has_a_version_that_was_published(se
             published(publisher, version, made)
             last = version
         except Lost:
-            publisher._running = None
+            pass
         except Crash:
             publisher = start()
         try:
@@ -531,7 +535,6 @@ def test_whatever_happens_to_writes_a_reader_has_a_version_that_was_published(se
         assert (fresh if fresh is not None else -1) >= last  # what was published stays
     behind.faults.clear()
     watching.faults.clear()
-    publisher._running = None
     published(publisher, 99, made)
     handed_over[99] = bits(made)
     assert check(reader.poll) == 99

@@ -74,7 +74,8 @@ def test_a_message_is_of_three_versions_and_each_token_of_its_own(static: bool, 
     engine = slowed(models[0], mode="continuous", static=static)
 
     async def bring(version: int) -> None:
-        publisher.publish(Weights(version, models[version].state_dict())).result()
+        publisher.publish(Weights(version, models[version].state_dict()))
+        publisher.wait()
         weights = await asyncio.to_thread(reader.poll)
         assert weights is not None
         assert (weights.changes is not None) == bool(version)
@@ -113,7 +114,8 @@ def test_a_rollout_goes_on_with_new_weights_and_nothing_of_the_old_is_read(mode:
     async def main() -> list[tuple[list[int], Completion]]:
         session = engine.open("a")
         first = await session.complete(Prompt(PROMPT), 20)
-        publisher.publish(Weights(1, models[1].state_dict())).result()
+        publisher.publish(Weights(1, models[1].state_dict()))
+        publisher.wait()
         weights = reader.poll()
         assert weights is not None
         engine.apply(weights)
@@ -146,7 +148,8 @@ def test_in_bfloat16_the_engine_has_the_trainers_bits_after_each_of_many_version
         with torch.no_grad():
             for master, parameter in zip(masters, trained.parameters(), strict=True):
                 parameter.copy_(master)
-        publisher.publish(Weights(version, trained.state_dict())).result()
+        publisher.publish(Weights(version, trained.state_dict()))
+        publisher.wait()
         if version == 5:
             engine.apply(Weights(77, tiny_model(seed=3).state_dict()))  # what comes next does not follow on this
         weights = reader.poll()

@@ -17,7 +17,7 @@ import torch
 from test_sync import bits, check_store, nudged, published, tensors
 
 from offbook.sync import Publisher, Reader, Store, open_store
-from offbook.types import OffbookError, Weights
+from offbook.types import OffbookError
 
 pytestmark = pytest.mark.slow
 START_S = 60.0
@@ -103,7 +103,7 @@ def test_of_two_publishers_the_later_goes_on(store: Store) -> None:
     published(first, 0, tensors(0))
     published(second, 0, tensors(1))
     with pytest.raises(OffbookError, match="another process publishes weights to s3://weights"):
-        first.publish(Weights(1, tensors(2))).result()
+        published(first, 1, tensors(2))
     published(second, 1, tensors(3))
 
 

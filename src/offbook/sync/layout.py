@@ -46,15 +46,17 @@ class Layout:
     shards: tuple[tuple[int, int], ...]  # the bytes of a word, and how many there are
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], shard_bytes: int) -> Layout:
-        """A tensor is never cut: one that is larger than a shard has one for itself."""
+    def of(cls, tensors: Mapping[str, Tensor], shard_bytes: int, matrices: torch.dtype | None = None) -> Layout:
+        """A tensor is never cut: one that is larger than a shard has one for itself. `matrices`: what they become."""
         places: list[Place] = []
         shards: list[tuple[int, int]] = []
         open_shard: dict[int, int] = {}  # by the bytes of a word
         seen: dict[tuple[object, ...], Place] = {}
         for name, tensor in tensors.items():
-            dtype, shape, width = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.itemsize
-            memory = tensor.data_ptr(), dtype, shape, tensor.stride()
+            rounded = matrices is not None and tensor.ndim >= 2 and tensor.is_floating_point()
+            kept = matrices if rounded and matrices is not None else tensor.dtype
+            dtype, shape, width = str(kept).removeprefix("torch."), tuple(tensor.shape), kept.itemsize
+            memory = tensor.data_ptr(), tensor.dtype, shape, tensor.stride()
             if tensor.numel() and memory in seen:
                 places.append(Place(name, dtype, shape, seen[memory].shard, seen[memory].start))
                 continue
@@ -71,7 +73,7 @@ class Layout:
         return [np.zeros(count, f"<u{width}") for width, count in self.shards]
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> list[Words]:
-        """A copy of their bits, in this machine's memory."""
+        """A copy of them, in this machine's memory."""
         flats = self.empty()
         views = self.views(flats)
         for name, tensor in tensors.items():

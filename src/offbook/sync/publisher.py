@@ -18,7 +18,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from offbook.sync.codec import Words, encode
 from offbook.sync.layout import Layout, digest, dump_layout
@@ -89,30 +88,24 @@ class Publisher:
         self._shards = ThreadPoolExecutor(threads, "shards")
         self._running: Future[Manifest] | None = None
 
-    def publish(self, weights: Weights) -> Future[Manifest]:
-        """Waits for the one before, and raises what it died of. The weights may change as soon as this returns."""
-        if self._running is not None:
-            running, self._running = self._running, None
-            running.result()
-        tensors = {name: self._rounded(tensor) for name, tensor in weights.tensors.items()}
-        layout = Layout.of(tensors, self.shard_bytes)
-        self._running = self._beside.submit(self._publish, weights, layout, layout.flatten(tensors))
-        return self._running
+    def publish(self, weights: Weights) -> None:
+        """After the one before. The weights may change as soon as this returns."""
+        self.wait()
+        layout = Layout.of(weights.tensors, self.shard_bytes, self.dtype)
+        self._running = self._beside.submit(self._publish, weights, layout, layout.flatten(weights.tensors))
+
+    def wait(self) -> Manifest | None:
+        """Until what was handed over last is there. Raises what it died of, once: the next may fare better."""
+        running, self._running = self._running, None
+        return None if running is None else running.result()
 
     def close(self) -> None:
-        """After what is being published."""
         self._beside.shutdown()
         self._shards.shutdown()
-        if self._running is not None:
-            self._running.result()
-
-    def _rounded(self, tensor: Tensor) -> Tensor:
-        is_matrix = tensor.ndim >= 2 and tensor.is_floating_point()
-        return tensor.detach().to(self.dtype) if self.dtype is not None and is_matrix else tensor.detach()
+        self.wait()
 
     def _publish(self, weights: Weights, layout: Layout, flats: list[Words]) -> Manifest:
         new = _Copy(dump_layout(layout), flats, tuple(self._shards.map(digest, flats)))
-        manifest = None
         for _ in range(TRIES):
             number, tag = self._head or self._adopt()
             self._head = None  # until this is done: how far it came is looked up by the next

@@ -10,7 +10,8 @@ import fcntl
 import os
 import tempfile
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +21,7 @@ from offbook.runfolder import writing
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore as Bucket
+    from obstore.store import ObjectStore
 
 
 class Missing(OffbookError):
@@ -160,8 +161,10 @@ class FolderStore:
 class BucketStore:
     """Whatever obstore opens. It asks again by itself where a server does not answer."""
 
-    def __init__(self, bucket: Bucket, name: str):
-        self.bucket, self.name = bucket, name
+    def __init__(self, bucket: ObjectStore, name: str):
+        import obstore
+
+        self.bucket, self.name, self._api = bucket, name, obstore
 
     def __str__(self) -> str:
         return self.name
@@ -170,23 +173,13 @@ class BucketStore:
         return self.read(key)[0]
 
     def read(self, key: str) -> tuple[bytes, str]:
-        import obstore
-
-        try:
-            found = obstore.get(self.bucket, key)
+        with self._telling("read", key):
+            found = self._api.get(self.bucket, key)
             return found.bytes().to_bytes(), found.meta["e_tag"] or ""
-        except FileNotFoundError:
-            raise Missing(f"there is no {key} in {self.name}") from None
-        except obstore.exceptions.BaseError as error:
-            raise self._problem("read", key, error) from None
 
     def put(self, key: str, data: bytes) -> None:
-        import obstore
-
-        try:
-            obstore.put(self.bucket, key, data)
-        except obstore.exceptions.BaseError as error:
-            raise self._problem("write", key, error) from None
+        with self._telling("write", key):
+            self._api.put(self.bucket, key, data)
 
     def create(self, key: str, data: bytes) -> bool:
         return self._put_if(key, data, "create")
@@ -195,31 +188,32 @@ class BucketStore:
         return self._put_if(key, data, {"e_tag": tag})
 
     def _put_if(self, key: str, data: bytes, mode: Any) -> bool:
-        import obstore
-
-        try:
-            obstore.put(self.bucket, key, data, mode=mode, use_multipart=False)
-        except (obstore.exceptions.AlreadyExistsError, obstore.exceptions.PreconditionError, FileNotFoundError):
-            return False
-        except obstore.exceptions.BaseError as error:
-            raise self._problem("write", key, error) from None
-        return True
+        refused = self._api.exceptions.AlreadyExistsError, self._api.exceptions.PreconditionError, FileNotFoundError
+        with self._telling("write", key):
+            try:
+                self._api.put(self.bucket, key, data, mode=mode, use_multipart=False)
+            except refused:
+                return False
+            return True
 
     def delete(self, key: str) -> None:
-        import obstore
-
-        with suppress(FileNotFoundError):
-            obstore.delete(self.bucket, key)
+        with suppress(Missing), self._telling("delete", key):
+            self._api.delete(self.bucket, key)
 
     def keys(self, prefix: str) -> list[str]:
-        import obstore
+        with self._telling("list", prefix):
+            pages = self._api.list(self.bucket, prefix.rstrip("/"))
+            return sorted(found["path"] for page in pages for found in page)
 
-        pages = obstore.list(self.bucket, prefix.rstrip("/"))
-        return sorted(found["path"] for page in pages for found in page)
-
-    def _problem(self, what: str, key: str, error: Exception) -> OffbookError:
-        said = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        return OffbookError(f"cannot {what} {key} of {self.name}: {said}")
+    @contextmanager
+    def _telling(self, what: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise Missing(f"there is no {key} in {self.name}") from None
+        except self._api.exceptions.BaseError as error:
+            said = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+            raise OffbookError(f"cannot {what} {key} of {self.name}: {said}") from None
 
 
 def open_store(where: str) -> Store:
