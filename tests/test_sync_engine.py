@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from conftest import in_bfloat16, random_ids, tiny_model
+from test_branches import sample_with_branches
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbook.config import LoraConfig, TrainConfig
 from offbook.engine import LocalEngine
 from offbook.engine.local import Mode
 from offbook.sync import FolderStore, MemoryStore, Publisher, Reader
+from offbook.train.lora import make_trainable
+from offbook.train.trainer import Trainer
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, Weights
 
 PROMPT = random_ids(random.Random(1), 40)
@@ -159,6 +164,29 @@ def test_in_bfloat16_the_engine_has_the_trainers_bits_after_each_of_many_version
         assert engine.version == version
         assert same(engine.model, trained)
     assert sparse >= 4
+
+
+def test_a_real_adapter_reaches_the_engine() -> None:
+    """peft's own configuration has sets and enums in it."""
+    trained, served = tiny_model(), tiny_model()
+    for model in (trained, served):
+        make_trainable(model, LoraConfig(rank=4), "", seed=0)
+    trainer = Trainer(trained, TrainConfig(learning_rate=0.01, lora=LoraConfig(rank=4)))
+    store = MemoryStore()
+    publisher, reader = Publisher(store), Reader(store, "engine")
+    engine = LocalEngine(served, frozenset())
+    ids = torch.tensor([PROMPT])
+    for version in (1, 2):
+        trainer.step([replace(sample_with_branches(random.Random(version)), branches=[])])
+        publisher.publish(trainer.publish(version))
+        publisher.wait()
+        weights = reader.poll()
+        assert weights is not None
+        assert weights.adapter is not None
+        assert weights.adapter["r"] == 4
+        engine.apply(weights)
+        with torch.no_grad():
+            assert torch.allclose(engine.model(ids).logits, trained(ids).logits, atol=1e-4)
 
 
 class Failing(dict[str, Tensor]):

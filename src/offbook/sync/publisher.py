@@ -9,6 +9,7 @@ A publisher that starts does not have what was published before it, so its first
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -148,7 +149,7 @@ class Publisher:
             ways.append(self._way(number, new))
         elif number > anchored + 1 and (number - anchored) % self.catch_up_every == 0:
             ways.append(self._way(number, new, anchored, anchor))
-        adapter = dict(weights.adapter) if weights.adapter is not None else None
+        adapter = json.loads(json.dumps(weights.adapter and dict(weights.adapter), default=sorted))  # it has sets in it
         manifest = Manifest(number, weights.version, self._writer, layout, new.shards, tuple(ways), adapter)
         if not self.store.create(manifest_key(number), dump(manifest)):
             found = self._manifest(number)
