@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -352,6 +354,33 @@ def test_what_nobody_needs_is_deleted_and_what_the_slowest_needs_is_not() -> Non
     got = slow.poll()  # its patches are gone: by the anchor
     assert got is not None
     assert bits(got.tensors) == bits(made)
+
+
+def test_a_publisher_that_is_killed_leaves_whole_versions(tmp_path: Path) -> None:
+    """Again and again, at any moment, in a folder; the policy's version says what the weights are."""
+    store, rng = FolderStore(tmp_path), random.Random(0)
+    reader, seen = Reader(store, "one"), []
+
+    def numbered(version: int) -> Tensors:
+        return {"w": torch.arange(5000).bfloat16() + version, "v": torch.tensor(version)}
+
+    def publish_on(first: int) -> None:
+        publisher = Publisher(FolderStore(tmp_path), anchor_every=5, catch_up_every=2, shard_bytes=4000)
+        for version in range(first, first + 10_000):
+            publisher.publish(Weights(version, numbered(version)))
+
+    for life in range(8):
+        process = multiprocessing.get_context("fork").Process(target=publish_on, args=(1000 * life,))
+        process.start()
+        time.sleep(0.1 + rng.random() * 0.2)
+        process.kill()
+        process.join()
+        for each in (reader, Reader(store, "late")):
+            got = each.poll()
+            if got is not None:
+                assert bits(got.tensors) == bits(numbered(got.version))
+                seen.append(got.version // 1000)
+    assert len(set(seen)) > 4
 
 
 def test_two_publishers_are_told_apart() -> None:

@@ -38,7 +38,7 @@ from offbook.types import Weights
 
 Row = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
-VOCABULARY, WARM_STEPS = 8192, 12
+VOCABULARY, WARM_STEPS = 8192, 8
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -226,8 +226,8 @@ def main() -> None:
     parser.add_argument("--model", help="a folder, instead of random weights")
     parser.add_argument("--settle", type=int, default=16, help="steps before the first that is measured")
     parser.add_argument("--versions", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=256, help="of a step")
-    parser.add_argument("--threads", type=int, default=2, help="for training")
+    parser.add_argument("--tokens", type=int, default=128, help="of a step")
+    parser.add_argument("--threads", type=int, default=1, help="for training; more collapse on a busy machine")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found: dict[str, Row] = {}
