@@ -98,7 +98,10 @@ def training(name: str, options: argparse.Namespace) -> Iterator[Tensors]:
             for key, master in masters.items():
                 trained[key].copy_(master.to(served))
         state = adapter_tensors(model) if method == "lora" else model.state_dict()
-        yield {key: tensor.to(served, copy=True) for key, tensor in state.items()}
+        copies: dict[int, torch.Tensor] = {}  # a tied output layer stays one
+        for tensor in state.values():
+            copies.setdefault(tensor.data_ptr(), tensor.to(served, copy=True))
+        yield {key: copies[tensor.data_ptr()] for key, tensor in state.items()}
 
 
 def entropy(counts: np.ndarray) -> float:
@@ -224,8 +227,8 @@ def main() -> None:
     rows = ["adamw-1e-6", "adamw-3e-6", "muon-1e-6", "lora-1e-4", "float32-1e-6"]
     parser.add_argument("--rows", nargs="+", default=rows, help="METHOD-LEARNING_RATE")
     parser.add_argument("--model", help="a folder, instead of random weights")
-    parser.add_argument("--settle", type=int, default=16, help="steps before the first that is measured")
-    parser.add_argument("--versions", type=int, default=3)
+    parser.add_argument("--settle", type=int, default=10, help="steps before the first that is measured")
+    parser.add_argument("--versions", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128, help="of a step")
     parser.add_argument("--threads", type=int, default=1, help="for training; more collapse on a busy machine")
     parser.add_argument("--json", type=Path)
