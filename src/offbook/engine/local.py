@@ -2,7 +2,8 @@
 
 In lockstep a batch is decoded when every open session waits for one. Which rollouts share a batch then depends on
 nothing but the rollouts themselves, and each draws from random numbers of its own: the same seed gives the same tokens
-however long the sandboxes took. The price is that all wait for the slowest tool call of a turn.
+however long the sandboxes took. The price is that all wait for the slowest tool call of a turn. New weights go in
+between two batches, so that a message is of one version, and a rollout of as many as came while it was open.
 
 In the continuous mode nobody waits for another: a request joins those that are being written between two steps, and
 leaves when its message ends. New weights go in between two steps as well. Rows that are being written then read all of
@@ -38,6 +39,7 @@ from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptToo
 
 T = TypeVar("T")
 Mode = Literal["lockstep", "continuous"]
+Piece = tuple[Tensor, Tensor, Tensor]  # a flat tensor of the model, where it changes, and to what
 CPU_TOKENS = 131_072  # a fixed number: batches are the same on every machine
 FREE_SHARE = 0.25  # of a GPU's memory; the trainer's states and activations are still to come
 
@@ -108,6 +110,8 @@ class LocalEngine:
     open_sessions: int = 0
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "decode"), repr=False)
     _decoding: asyncio.Task[None] | None = field(default=None, repr=False)
+    _digest: str = ""  # of the weights now in `model`, where they have one
+    _torn: bool = False  # some of the weights are new and some are old
 
     def __post_init__(self) -> None:
         self.budget = self.kv_tokens or _free_tokens(self.model)
@@ -152,15 +156,27 @@ class LocalEngine:
 
     def apply(self, weights: Weights) -> None:
         """Swap them in place; tokens sampled from now on carry their version. Waits for a batch in the making, or in
-        the continuous mode for the steps that are."""
-        self._submit(partial(self._swap, weights)).result()
+        the continuous mode for the steps that are.
+
+        What can be wrong with them is found before anything is written, while the old ones go on. Should the writing
+        itself fail, nothing is sampled from the half of it: applied again, they are written from the start.
+        """
+        own = self.model.state_dict() if weights.adapter is None else _adapter_tensors(self.model)
+        _refuse_others(own, weights)
+        follows = weights.changes is not None and weights.changes.base == self._digest
+        pieces = _pieces(own, weights) if follows else None
+        self._submit(partial(self._swap, own, weights, pieces)).result()
 
     @torch.no_grad()
-    def _swap(self, weights: Weights) -> None:
-        own = self.model.state_dict() if weights.adapter is None else _adapter_tensors(self.model)
-        for name, tensor in own.items():
-            tensor.copy_(weights.tensors[name])
-        self.version = weights.version
+    def _swap(self, own: dict[str, Tensor], weights: Weights, pieces: list[Piece] | None) -> None:
+        self._torn, self._digest = True, ""
+        if pieces is None:
+            for name, tensor in own.items():
+                tensor.copy_(weights.tensors[name])
+        else:
+            for flat, index, words in pieces:
+                flat.index_copy_(0, index, words)
+        self._torn, self._digest, self.version = False, weights.digest, weights.version
         self.decoder.renew(weights.version)
 
     def _submit(self, job: Callable[[], T]) -> Future[T]:
@@ -220,6 +236,7 @@ class LocalEngine:
 
     def _write(self, rows: list[Row], closed: list[LocalSession], wished: int) -> int:
         """As many as fit, to the end of all their messages."""
+        self._refuse_torn()
         count = self.decoder.fitting(rows)
         if isinstance(self.decoder, PaddedDecoder):
             self.decoder.write(rows[:count])
@@ -246,6 +263,7 @@ class LocalEngine:
 
     def _go_on(self, rows: list[Row], closed: list[LocalSession], wished: int) -> None:
         assert isinstance(self.decoder, Decoder)
+        self._refuse_torn()
         self.decoder.places.forget(closed)
         running = set(self.decoder.running)
         if any(row.ids and row not in running for row in rows):
@@ -259,6 +277,10 @@ class LocalEngine:
             if any(row.over for row in rows):
                 return
             self.decoder.step()
+
+    def _refuse_torn(self) -> None:
+        if self._torn:
+            raise RuntimeError("new weights were put in halfway; apply them again")
 
 
 def _answer(request: _Request) -> None:
@@ -287,6 +309,28 @@ def _lost(error: Exception) -> ModelLost:
     lost = ModelLost(f"the model stopped writing: {type(error).__name__}: {said}{advice}")
     lost.__cause__ = error
     return lost
+
+
+def _refuse_others(own: dict[str, Tensor], weights: Weights) -> None:
+    for name, tensor in own.items():
+        found = weights.tensors.get(name)
+        if found is None or found.shape != tensor.shape:
+            theirs = "no" if found is None else f"the shape {list(found.shape)} of"
+            ours = f"which is {list(tensor.shape)} here; publish the weights of this model"
+            raise OffbookError(f"version {weights.version} of the weights has {theirs} {name}, {ours}")
+
+
+def _pieces(own: dict[str, Tensor], weights: Weights) -> list[Piece] | None:
+    """Only what changed, already where the model is."""
+    assert weights.changes is not None
+    if not all(own[name].is_contiguous() for name in weights.changes.places if name in own):
+        return None
+    pieces = []
+    for name, index in weights.changes.places.items():
+        if name in own:
+            words = weights.tensors[name].reshape(-1)[index]
+            pieces.append((own[name].view(-1), index.to(own[name].device), words.to(own[name])))
+    return pieces
 
 
 def _adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -1,0 +1,8 @@
+"""Weights through a store: a publisher writes what changed, readers land on exactly the same bits (docs/sync.md)."""
+
+from offbook.sync.codec import Damaged
+from offbook.sync.publisher import Publisher
+from offbook.sync.reader import Reader
+from offbook.sync.stores import FolderStore, MemoryStore, Missing, Store, open_store
+
+__all__ = ["Damaged", "FolderStore", "MemoryStore", "Missing", "Publisher", "Reader", "Store", "open_store"]

@@ -1,0 +1,214 @@
+"""Publishes weights: what changed since the last time, now and then all of them.
+
+`publish` copies the weights and returns; comparing, packing and writing go on beside the next training step. A version
+is there when its manifest is, which is written last and by one writer only; HEAD follows. A crash in between leaves
+objects that nobody reads, or a whole version that the next publisher moves HEAD to. Nothing is ever written over.
+
+A publisher that starts does not have what was published before it, so its first version is an anchor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from offbook.sync.codec import Words, encode
+from offbook.sync.layout import Layout, digest, dump_layout
+from offbook.sync.manifest import (
+    HEAD,
+    READERS,
+    VERSIONS,
+    Head,
+    Lease,
+    Manifest,
+    Part,
+    Way,
+    digest_all,
+    dump,
+    folder,
+    layout_key,
+    load,
+    manifest_key,
+)
+from offbook.sync.stores import Missing, Store
+from offbook.types import OffbookError, Weights
+
+SHARD_BYTES = 64 << 20
+TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Weights as they were handed over, in memory that is not written to again."""
+
+    layout: bytes
+    flats: Sequence[Words]
+    shards: tuple[str, ...]  # their digests
+
+    @property
+    def digest(self) -> str:
+        return digest_all(digest(self.layout), self.shards)
+
+
+class Publisher:
+    """The only one of its store.
+
+    An anchor comes every `anchor_every` versions, and every `catch_up_every` a patch on the last anchor: who joins
+    reads the two and a few patches more. What is older than both the last anchor and the slowest reader is deleted; a
+    reader that has not shown itself for `lease_s` is not waited for. `dtype` is what matrices are rounded to, as the
+    engines that read them do anyway; small tensors stay as they are.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        anchor_every: int = 32,
+        catch_up_every: int = 8,
+        lease_s: float = 600.0,
+        dtype: torch.dtype | None = None,
+        shard_bytes: int = SHARD_BYTES,
+        threads: int = 2,
+    ):
+        self.store, self.dtype, self.shard_bytes, self.lease_s = store, dtype, shard_bytes, lease_s
+        self.anchor_every, self.catch_up_every = anchor_every, catch_up_every
+        self._writer = os.urandom(8).hex()
+        self._head: tuple[int, str] | None = None  # number and tag; None: to be looked up
+        self._last: _Copy | None = None  # what HEAD is, if it is ours
+        self._anchor: tuple[int, _Copy | None] = (0, None)
+        self._seen: dict[str, tuple[bytes, float]] = {}  # leases, and since when they are as they are
+        self._beside = ThreadPoolExecutor(1, "publish")
+        self._shards = ThreadPoolExecutor(threads, "shards")
+        self._running: Future[Manifest] | None = None
+
+    def publish(self, weights: Weights) -> None:
+        """After the one before. The weights may change as soon as this returns."""
+        self.wait()
+        layout = Layout.of(weights.tensors, self.shard_bytes, self.dtype)
+        self._running = self._beside.submit(self._publish, weights, layout, layout.flatten(weights.tensors))
+
+    def wait(self) -> Manifest | None:
+        """Until what was handed over last is there. Raises what it died of, once: the next may fare better."""
+        running, self._running = self._running, None
+        return None if running is None else running.result()
+
+    def close(self) -> None:
+        self._beside.shutdown()
+        self._shards.shutdown()
+        self.wait()
+
+    def _publish(self, weights: Weights, layout: Layout, flats: list[Words]) -> Manifest:
+        new = _Copy(dump_layout(layout), flats, tuple(self._shards.map(digest, flats)))
+        for _ in range(TRIES):
+            number, tag = self._head or self._adopt()
+            self._head = None  # until this is done: how far it came is looked up by the next
+            manifest = self._write(weights, new, number + 1, tag)
+            if manifest is not None:
+                self._collect()
+                return manifest
+        raise self._another()
+
+    def _adopt(self) -> tuple[int, str]:
+        """HEAD, moved to the last version that is whole: a publisher that crashed may not have come to that."""
+        self.store.create(HEAD, dump(Head(0)))  # it may be there
+        raw, tag = self.store.read(HEAD)
+        start = number = load(raw, Head).number
+        found = self._manifest(number)
+        while (after := self._manifest(number + 1)) is not None:
+            found, number = after, after.number
+        if number > start:
+            tag = self._move_head(number, tag)
+        if found is None or self._last is None or found.digest != self._last.digest:
+            self._last, self._anchor = None, (0, None)
+        return number, tag
+
+    def _manifest(self, number: int) -> Manifest | None:
+        try:
+            return load(self.store.get(manifest_key(number)), Manifest)
+        except Missing:
+            return None
+
+    def _write(self, weights: Weights, new: _Copy, number: int, tag: str) -> Manifest | None:
+        """None if the number is taken: by a write of a process that has ended, or of our own, that arrived late."""
+        last, (anchored, anchor) = self._last, self._anchor
+        layout, ways = digest(new.layout), []
+        if last is not None and last.layout == new.layout:
+            ways.append(self._way(number, new, number - 1, last))
+        else:
+            self.store.put(layout_key(layout), new.layout)
+        if not ways or anchor is None or number - anchored >= self.anchor_every:
+            anchored, anchor = number, new
+            ways.append(self._way(number, new))
+        elif number > anchored + 1 and (number - anchored) % self.catch_up_every == 0:
+            ways.append(self._way(number, new, anchored, anchor))
+        adapter = json.loads(json.dumps(weights.adapter and dict(weights.adapter), default=sorted))  # it has sets in it
+        manifest = Manifest(number, weights.version, self._writer, layout, new.shards, tuple(ways), adapter)
+        if not self.store.create(manifest_key(number), dump(manifest)):
+            found = self._manifest(number)
+            if last is not None and found is not None and found.writer != self._writer:
+                raise self._another()  # it began after us: that one goes on
+            if found != manifest:
+                return None
+        self._head = number, self._move_head(number, tag)
+        self._last, self._anchor = new, (anchored, anchor)
+        return manifest
+
+    def _move_head(self, number: int, tag: str) -> str:
+        """Returns its new tag. An answer that was lost is no failure: what counts is where HEAD is."""
+        for _ in range(TRIES):
+            self.store.swap(HEAD, dump(Head(number)), tag)
+            raw, tag = self.store.read(HEAD)
+            found = load(raw, Head).number
+            if found == number:
+                return tag
+            if found > number:
+                break
+        raise self._another()
+
+    def _another(self) -> OffbookError:
+        mend = "end it, or give each run a store of its own"
+        return OffbookError(f"another process publishes weights to {self.store}; {mend}")
+
+    def _way(self, number: int, new: _Copy, base: int | None = None, old: _Copy | None = None) -> Way:
+        olds = [np.zeros_like(flat) for flat in new.flats] if old is None else old.flats
+        parts = tuple(self._shards.map(partial(self._part, number), olds, new.flats))
+        return Way(parts, base, "" if old is None else old.digest)
+
+    def _part(self, number: int, old: Words, new: Words) -> Part:
+        patch = encode(old, new)
+        if not patch:
+            return Part()
+        name = digest(patch)
+        self.store.put(folder(number) + name, patch)
+        return Part(folder(number) + name, len(patch), name)
+
+    def _collect(self) -> None:
+        """Manifests first: whoever finds one finds its patches, or was too slow and begins again at HEAD."""
+        needed = [self._anchor[0], *self._leases()]
+        keys = [key for key in self.store.keys(VERSIONS) if int(key.split("/")[1]) < min(needed)]
+        for key in sorted(keys, key=lambda key: not key.endswith("manifest")):
+            self.store.delete(key)
+
+    def _leases(self) -> list[int]:
+        """The numbers that readers have who are alive."""
+        now, found = time.monotonic(), {}
+        for key in self.store.keys(READERS):
+            try:
+                raw = self.store.get(key)
+            except Missing:
+                continue  # it has just left
+            known, since = self._seen.get(key, (b"", now))
+            found[key] = raw, since if raw == known else now
+        self._seen = found
+        for key in [key for key, (_, since) in found.items() if now - since > self.lease_s]:
+            self.store.delete(key)
+            del found[key]
+        return [load(raw, Lease).number for raw, _ in found.values()]
