@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -17,14 +18,15 @@ from transformers import PreTrainedModel
 from offbook.client import Client
 from offbook.config import Config
 from offbook.engine import LocalEngine, RemoteEngine, Session, VllmEngine
+from offbook.engine.local import LocalSession
 from offbook.engine.vllm import Server, find_vllm
 from offbook.feedback import rules_of
-from offbook.harness import Harness, own_tools, record_crash, run_agent
+from offbook.harness import Harness, Midway, own_tools, record_crash, run_agent
 from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
 from offbook.monitors.policy import Monitors, monitors_of, withhold
 from offbook.rewards import Grader, Rewards, compose
 from offbook.runfolder import is_adapter
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import Box, BoxSpec, BwrapBox
 from offbook.taskgen.pocket import level_named
 from offbook.tasks.grade import Grade
 from offbook.tasks.suite import suite_box
@@ -43,6 +45,7 @@ from offbook.types import (
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
 Judges = tuple[Rewards, Monitors | None]
 AnyEngine = LocalEngine | VllmEngine | RemoteEngine
+FREE: AbstractAsyncContextManager[Any] = nullcontext()  # as many at once as there are
 
 
 def unwatched(rollout: Rollout, over: bool) -> None:
@@ -74,6 +77,28 @@ def chat_of(model: Path | None, config: Config) -> Chat:
     if model is None:
         return byte_chat("bash" if is_bash else "hermes")
     return chat_for(chat_folder(model), "bash" if is_bash else "auto")
+
+
+class Kept(Protocol):
+    """Where one rollout is kept, so that it can go on (loop/slots.py)."""
+
+    @property
+    def box(self) -> Path | None: ...
+
+    def midway(self) -> Midway | None: ...
+
+    async def keep(self, box: Box, midway: Midway) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class Job(NamedTuple):
+    """A rollout to be had."""
+
+    task: Task
+    id: str
+    group: str
+    kept: Kept | None = None
 
 
 class Collector:
@@ -199,46 +224,56 @@ class Collector:
         left = [of_task for of_task in missing if of_task]
         in_lockstep = self.model is not None and self.config.engine.kind == "local"
         wave = max(1, parallel // size if parallel and in_lockstep else len(left))
-        slots = asyncio.Semaphore(parallel) if parallel and not in_lockstep else nullcontext()
+        places = asyncio.Semaphore(parallel) if parallel and not in_lockstep else FREE
         new: list[Rollout] = []
         for start in range(0, len(left), wave):
-            new += await self._wave(list(chain(*left[start : start + wave])), name, watch, slots)
+            jobs = [Job(task, id, f"{name}/{task.id}") for task, id in chain(*left[start : start + wave])]
+            new += await self.rollouts(jobs, watch, places)
         in_order = iter(new)
         groups = [[before.get(id) or next(in_order) for id in rollout_ids(name, task, size)] for task in tasks]
-        if self.monitors is not None:
-            for group in groups:
-                self.monitors.settle(group)
+        for group in groups:
+            self.settle(group)
         return groups
 
-    async def _wave(
-        self, missing: list[tuple[Task, str]], name: str, watch: Watch, slots: asyncio.Semaphore | nullcontext[None]
+    def settle(self, group: Sequence[Rollout]) -> None:
+        """After the last rollout of a group."""
+        if self.monitors is not None:
+            self.monitors.settle(group)
+
+    async def rollouts(
+        self, jobs: Sequence[Job], watch: Watch = unwatched, places: AbstractAsyncContextManager[Any] = FREE
     ) -> list[Rollout]:
-        async def one(task: Task, id: str, session: Session) -> Rollout:
-            async with slots:
-                rollout = await self._rollout(task, id, f"{name}/{task.id}", session, watch)
+        """Scored, in the order of the jobs. `places` is entered by each while it works."""
+
+        async def one(job: Job, session: Session) -> Rollout:
+            async with places:
+                rollout = await self._rollout(job, session, watch)
             watch(rollout, True)
             return rollout
 
         # All are opened before the first asks: they decode together.
-        opened = [(task, id, self.engine.open(id)) for task, id in missing]
+        opened = [(job, self.engine.open(job.id)) for job in jobs]
         try:
-            async with asyncio.TaskGroup() as jobs:
-                running = [jobs.create_task(one(*each)) for each in opened]
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(one(*each)) for each in opened]
         except ExceptionGroup as problems:
             for problem in problems.exceptions:
                 if isinstance(problem, OffbookError):  # a reward that broke, a server that is lost: one sentence
                     raise problem from None
             raise
-        return [job.result() for job in running]
+        return [each.result() for each in running]
 
-    async def _rollout(self, task: Task, id: str, group: str, session: Session, watch: Watch) -> Rollout:
+    async def _rollout(self, job: Job, session: Session, watch: Watch) -> Rollout:
         """One that is over and scored. Where the machine ended it, there is one fresh attempt in a new box.
 
         That has the same RNG: an agent that broke the machine itself does so again, and gains no second draw by it.
         """
-        rollout = first = await self._work(task, id, group, session, watch)
+        task = job.task
+        rollout = first = await self._work(job, session, watch)
         if fault := _machine_fault(first):
-            rollout = await self._work(task, id, group, self.engine.open(id), watch)
+            if job.kept is not None:
+                job.kept.clear()
+            rollout = await self._work(job, self.engine.open(job.id), watch)
             if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
                 rollout = first  # whoever had acted and is struck twice is judged by what it did
             _settle(rollout, fault)
@@ -248,19 +283,32 @@ class Collector:
         rollout.usage.scoring_seconds = time.monotonic() - began
         return rollout
 
-    async def _work(self, task: Task, id: str, group: str, session: Session, watch: Watch) -> Rollout:
+    async def _work(self, job: Job, session: Session, watch: Watch) -> Rollout:
         """One attempt, not graded yet. Without a box it is a crashed one, of which nothing but the fault is known."""
-        rollout = Rollout(id, task.id, group, task.tools)
+        task, kept = job.task, job.kept
+        rollout = Rollout(job.id, task.id, job.group, task.tools)
         try:
-            async with await suite_box(task.tree, task.suite, self.box) as box:
-                rollout = await run_agent(
-                    task, box, session, self.chat, self.harness, id, group, lambda rollout: watch(rollout, False)
-                )
+            midway = kept.midway() if kept else None
+            async with self._box(task, kept.box if kept else None) as box:
+                if midway is not None and isinstance(session, LocalSession):
+                    session.turn = midway.rollout.usage.turns + midway.rollout.usage.summaries
+                keep = partial(kept.keep, box) if kept and kept.box else None
+                agent = task, box, session, self.chat, self.harness, job.id, job.group
+                rollout = await run_agent(*agent, lambda rollout: watch(rollout, False), keep, midway)
         except OSError as error:  # no space, no processes, a box that was killed from outside
             record_crash(rollout, error)
         finally:
             session.close()
         return rollout
+
+    @asynccontextmanager
+    async def _box(self, task: Task, place: Path | None) -> AsyncIterator[Box]:
+        """One with a place stays there, whatever ends the rollout: its keeper takes it away when it is scored."""
+        box = await suite_box(task.tree, task.suite, self.box, place)
+        try:
+            yield box
+        finally:
+            await (box.leave() if place is not None and isinstance(box, BwrapBox) else box.close())
 
     async def _graded(self, task: Task, rollout: Rollout) -> tuple[float, Grade | None]:
         """A grading that broke off is done once more. What the agent's changes do to it, they do again."""

@@ -14,7 +14,8 @@ import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a s
 # Where a run lies, when it ends, when it is kept. What imitation reads is known by its content.
 PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes",
           "sft.data", "sft.epochs")  # fmt: skip
-FREE = (*PLACED, *COMPUTED, "engine.vllm.gpu_share")
+FREE = (*PLACED, *COMPUTED, "engine.vllm.gpu_share", "loop.deadline_s")
 OWN_FILES = ("rewards.files", "tools.files", "feedback.files")  # of the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
 BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times
@@ -124,6 +125,17 @@ def claim_run(folder: RunFolder, config: Config) -> int:
         if not (path / "DONE").exists():
             shutil.rmtree(path)
     return done
+
+
+def claim_of_work(config: Config, start: Path) -> str:
+    """Of what is not in a checkpoint yet: rollouts of another model, or of other settings, are no part of a run."""
+    settings = config.model_dump()
+    for key in FREE:
+        *sections, name = key.split(".")
+        reduce(getitem, sections, settings).pop(name)
+    contents = {key: list(map(_content, files)) for key, files in _own_files(config).items()}
+    told = json.dumps([settings, contents, _times(start)], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
