@@ -109,7 +109,7 @@ def _is_same(key: str, then: Any, now: Any) -> bool:
     places = Path(then), Path(now)
     if not all(place.is_dir() for place in places):
         return False
-    return places[0].samefile(places[1]) or (key != "tasks.source" and len(set(map(_weights, places))) == 1)
+    return places[0].samefile(places[1]) or (key != "tasks.source" and len(set(map(weights_digest, places))) == 1)
 
 
 def claim_run(folder: RunFolder, config: Config) -> int:
@@ -254,7 +254,7 @@ def claim_of(collector: Collector, tasks: Sequence[Task]) -> dict[str, Any]:
         settings[section]["files"] = [_content(file) for file in settings[section]["files"]]
     return {
         "model": f"{config.model} {collector.remote_name}" if model is None else "",
-        "weights": "" if model is None else _weights(model),
+        "weights": "" if model is None else weights_digest(model),
         "tasks": hashlib.sha256("".join(map(_task_fingerprint, tasks)).encode()).hexdigest(),
         **settings,
     }
@@ -288,14 +288,14 @@ def _model_files(model: Path) -> list[Path]:
     return sorted(path for path in model.iterdir() if path.suffix in (".safetensors", ".json", ".bin", ".jinja"))
 
 
-def _weights(model: Path) -> str:
+def weights_digest(model: Path) -> str:
     """Of all that decides what a model says, by content. All bytes are read: about a second for a gigabyte."""
     files = [path for path in _model_files(model) if not any(path.match(state) for state in STATE)]
     told = "\n".join(f"{path.name} {_content(path)}" for path in files)
     if is_adapter(model):
         from offbook.loop.models import base_folder  # torch comes with it
 
-        told += f"\nbase {_weights(base_folder(model))}"
+        told += f"\nbase {weights_digest(base_folder(model))}"
     return BY_CONTENT + hashlib.sha256(told.encode()).hexdigest()
 
 

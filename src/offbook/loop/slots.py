@@ -17,7 +17,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +40,7 @@ class Seat:
 
     folder: Path
     id: str
+    note: Callable[..., None]  # of the journal
     keeps_turns: bool = False
     state: State = "requested"
 
@@ -66,6 +67,7 @@ class Seat:
         name = f"turn-{usage.turns + usage.summaries}.json"
         (self.folder / name).write_bytes(MIDWAY.dump_json([midway]))
         await box.snapshot(name)
+        self.note("turn", slot=self.folder.name, turn=usage.turns + usage.summaries)
         for old in self.folder.glob("turn-*.json"):
             if old.name != name:
                 old.unlink()
@@ -139,7 +141,9 @@ class Slots:
 
     def group(self, batch: int, place: int, task: Task) -> Group:
         name, ids = f"{batch}.{place}", [f"step{batch}/{task.id}/{number}" for number in range(self.size)]
-        seats = [Seat(self.folder / f"{name}.{number}", id, self.keeps_turns) for number, id in enumerate(ids)]
+        seats = [
+            Seat(self.folder / f"{name}.{number}", id, self.note, self.keeps_turns) for number, id in enumerate(ids)
+        ]
         self.counts["requested"] += self.size
         return Group(batch, place, task, seats)
 
