@@ -45,6 +45,20 @@ class TasksConfig(Section):
         default=True, description="shuffle only: tasks come again when all were trained on; if not, the run ends there"
     )
 
+    harden: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="select only: the share of a task's rollouts that solve it from which harder ones are made of it "
+        "during the run, as in 0.8; 0 is never",
+    )
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if self.harden and self.order != "select":
+            raise ValueError("tasks.order is shuffle, so no harder task would be drawn; give --tasks.order select")
+        return self
+
     @field_validator("order", mode="before")
     @classmethod
     def _renamed(cls, order: object) -> object:
@@ -462,6 +476,9 @@ class LoopConfig(Section):
     )
     deadline_s: float = Field(
         default=7200.0, gt=0, description="without any sign of life, after which a run ends and says what it waited for"
+    )
+    eval_every: int = Field(
+        default=0, ge=0, description="steps between evaluations on the held-out tasks, beside training; 0 is never"
     )
 
 

@@ -16,17 +16,18 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from offbook.config import Config
 from offbook.engine import Trainable
-from offbook.loop.collector import Collector, Job
+from offbook.loop.collector import FREE, Collector, Job
+from offbook.loop.pace import Pace, use_of
 from offbook.loop.slots import Group, Recalled, Slots
 from offbook.loop.tasks import Selected, Shuffled
 from offbook.tasks.select import TasksUsedUp
-from offbook.types import ModelLost, OffbookError, Rollout, Weights
+from offbook.types import ModelLost, OffbookError, Rollout, Task, Weights
 
 WINDOW = 0.3  # of the groups that may be ahead of a step: how far behind the oldest one a step may choose
 DEATHS = 3  # of a kind end the run
@@ -53,7 +54,9 @@ class Reconciler:
         self.stored, self.next_batch = recalled.stored, recalled.next_batch
         self.waiting = recalled.groups  # that no step was given yet, the oldest first
         self.deaths: Counter[str] = Counter()
+        self.pace = Pace(use_of(collector.engine))
         self._jobs: set[asyncio.Task[None]] = set()
+        self._beside: list[asyncio.Task[None]] = []
         self._begun: set[Group] = set()
         self._held = False
         self._problem: BaseException | None = None
@@ -75,10 +78,29 @@ class Reconciler:
 
     async def aclose(self) -> None:
         """What is under way ends where it is; it is kept up to its last turn."""
-        for job in self._jobs:
+        jobs = [*self._jobs, *self._beside]
+        for job in jobs:
             job.cancel()
-        await asyncio.gather(*self._jobs, return_exceptions=True)
+        await asyncio.gather(*jobs, return_exceptions=True)
         self.slots.close()
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something that goes on as long as the run, and ends it where it fails."""
+        job = asyncio.get_running_loop().create_task(work)
+        self._beside.append(job)
+        job.add_done_callback(self._failed)
+
+    def _failed(self, job: asyncio.Task[None]) -> None:
+        if not job.cancelled() and (problem := job.exception()):
+            self._problem = self._problem or problem
+        self.tell()
+
+    def added(self, task: Task) -> None:
+        """A task that came later."""
+        assert isinstance(self.order, Selected)
+        self.order.add(task)
+        self._used_up = None
+        self._fill()
 
     async def take(self, step: int) -> list[list[Rollout]]:
         """The groups that a step is trained on; what it was given before a restart, if it was."""
@@ -93,7 +115,7 @@ class Reconciler:
             chosen[:] = choose(self.waiting, step, self.num_groups, self.window, self.settings.max_staleness)
             return bool(chosen)
 
-        await self._until(ready, lambda: f"the rollouts of step {step} ({self._state(step)})")
+        await self.until(ready, lambda: f"the rollouts of step {step} ({self._state(step)})")
         self.waiting = [group for group in self.waiting if group not in chosen]
         self._begun.difference_update(chosen)
         self.slots.given(step, chosen)
@@ -102,7 +124,7 @@ class Reconciler:
     async def publish(self, weights: Weights) -> None:
         """To the engine. In lockstep between two batches, else at once, in the middle of rollouts."""
         if self.in_lockstep:
-            await self._until(lambda: not self._jobs, lambda: "the batch that is being sampled, to apply new weights")
+            await self.until(lambda: not self._jobs, lambda: "the batch that is being sampled, to apply new weights")
         await asyncio.to_thread(self.engine.apply, weights)
         self._fill()
 
@@ -111,7 +133,7 @@ class Reconciler:
         """Nothing is sampled in here but by whoever asked."""
         self._held = True
         try:
-            await self._until(lambda: not self._jobs, lambda: "what is being sampled, to look at hints")
+            await self.until(lambda: not self._jobs, lambda: "what is being sampled, to look at hints")
             yield
         finally:
             self._held = False
@@ -144,9 +166,7 @@ class Reconciler:
 
     def _over(self, job: asyncio.Task[None]) -> None:
         self._jobs.discard(job)
-        if not job.cancelled() and (problem := job.exception()):
-            self._problem = self._problem or problem
-        self._tell()
+        self._failed(job)
         if not job.cancelled():
             self._fill()
 
@@ -181,11 +201,11 @@ class Reconciler:
         def watch(rollout: Rollout, over: bool) -> None:
             if over:
                 self.slots.scored(*by_id[rollout.id].pop(), rollout)
-            self._tell()
+            self.tell()
 
         seats = [(group, group.seats[number]) for group, number in missing]
         jobs = [Job(group.task, seat.id, group.name, seat if seat.keeps_turns else None) for group, seat in seats]
-        await self.collector.rollouts(jobs, watch)
+        await self.collector.rollouts(jobs, watch, FREE if self.in_lockstep else self.pace)
 
     def _died(self, what: str, problem: ModelLost) -> None:
         self.deaths[what] += 1
@@ -194,11 +214,11 @@ class Reconciler:
             raise problem
         log.warning("%s; what it was writing is asked for again (%d of %d times)", problem, self.deaths[what], DEATHS)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         self._changed_at = time.monotonic()
         self._changed.set()
 
-    async def _until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
+    async def until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
         """Every wait has a reason, which is told, and an end: when nothing at all has happened for too long."""
         began = self._changed_at = time.monotonic()
         while not ready():
@@ -241,6 +261,7 @@ class Reconciler:
             **{f"slots/{state}": number for state, number in self.slots.counts.items() if state != "trained"},
             **self.slots.lengths(),
             "deaths": self.deaths.total(),
+            "rollouts_at_once": self.pace.limit,
         }
 
 

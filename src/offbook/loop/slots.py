@@ -118,7 +118,7 @@ class Group:
 class Slots:
     """`size` rollouts a group. Only those that are in no step yet are in memory."""
 
-    def __init__(self, run: RunFolder, size: int, keeps_turns: bool):
+    def __init__(self, run: RunFolder, size: int, keeps_turns: bool = False, claim: str = ""):
         self.run, self.size, self.keeps_turns = run, size, keeps_turns
         self.folder = run.path / "slots"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -127,6 +127,7 @@ class Slots:
         self.trained: dict[int, int] = {}
         self.used: Counter[str] = Counter()  # groups of steps from before; until all is recalled
         self._journal = open(self.folder / "journal.jsonl", "ab", buffering=0)  # noqa: SIM115 as long as this lives
+        self.note("claimed", claim=claim)
 
     def close(self) -> None:
         self._journal.close()
@@ -233,6 +234,19 @@ def quantile(lengths: Mapping[int, int], share: float) -> int:
     return 0
 
 
+def forget_other_work(run: RunFolder, done: int, claim: str) -> None:
+    """Beyond the last checkpoint: rollouts of another model, or of other settings, are no part of a run."""
+    claims = [line["claim"] for line in read_journal(run.path) if line["state"] == "claimed"]
+    if claims[-1:] == [claim]:
+        return
+    for path in (run.path / "slots", run.path / "harder"):
+        if path.exists():
+            remove_tree(str(path))
+    for step in run.steps():
+        if step > done:
+            (run.path / "rollouts" / f"step_{step:05d}.jsonl").unlink()
+
+
 async def holds_boxes(folder: Path) -> bool:
     """Whether a box can live there: not on every file system."""
     place = folder / "box"
@@ -271,16 +285,9 @@ class Recalled:
         return stored | {group.task.id for group in self.groups}
 
 
-def recall(slots: Slots, done: int, claim: str, tasks: Mapping[str, Task]) -> Recalled:
-    """Files beat the journal: a line may be missing that they have. Only of the same claim: rollouts of another model
-    or of other settings are no part of this run."""
-    folder = slots.run
-    lines = list(read_journal(folder.path))
-    claims = [line["claim"] for line in lines if line["state"] == "claimed"]
-    slots.note("claimed", claim=claim, done=done)
-    if claims[-1:] != [claim]:
-        _forget(slots, done)
-        return Recalled(next_batch=done + 1)
+def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
+    """Files beat the journal: a line may be missing that they have."""
+    folder, lines = slots.run, list(read_journal(slots.run.path))
     found, used = Recalled(next_batch=done + 1), slots.used
     while (step := done + 1 + len(found.stored)) in folder.steps():
         rollouts, _ = folder.rollouts(step)
@@ -310,12 +317,3 @@ def recall(slots: Slots, done: int, claim: str, tasks: Mapping[str, Task]) -> Re
             if rollout := seat.scored():
                 slots.scored(group, number, rollout, known=True)
     return found
-
-
-def _forget(slots: Slots, done: int) -> None:
-    for path in slots.folder.iterdir():
-        if path.is_dir():
-            remove_tree(str(path))
-    for step in slots.run.steps():
-        if step > done:
-            (slots.run.path / "rollouts" / f"step_{step:05d}.jsonl").unlink()

@@ -129,6 +129,9 @@ class Selected:
         for group in groups:
             self._history.add(group)
 
+    def add(self, task: Task) -> None:
+        self._sampler.add(task)
+
 
 def task_order(
     config: Config, tasks: list[Task], folder: RunFolder, done: int, drawn: Iterable[str]

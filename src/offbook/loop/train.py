@@ -29,6 +29,7 @@ from offbook.feedback.coach import Found
 from offbook.judge import Judge, Judgement
 from offbook.lock import only_writer
 from offbook.loop.annotate import teachers_of
+from offbook.loop.beside import Evaluations, Harder, harder_tasks
 from offbook.loop.collector import AnyEngine, Collector, judges_of, refuse_missing_engine
 from offbook.loop.judge import judge_of, local_judge
 from offbook.loop.learn import Lessons, learn, recall_look
@@ -47,7 +48,7 @@ from offbook.loop.models import (
 from offbook.loop.plan import as_planned, make_plan, refuse_too_large, this_device
 from offbook.loop.reconcile import Reconciler
 from offbook.loop.resume import claim_of_work, claim_run, computed_as_before, refuse_another_run
-from offbook.loop.slots import Slots, holds_boxes, recall
+from offbook.loop.slots import Slots, forget_other_work, holds_boxes, recall
 from offbook.loop.tasks import Selected, Shuffled, record_tasks, refuse_missing_tasks, task_order, task_sets
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.tasks.select import TasksUsedUp
@@ -115,6 +116,8 @@ class _Run:
     judge: Judge | None
     order: Shuffled | Selected
     reconciler: Reconciler
+    evaluations: Evaluations
+    harder: Harder | None
     checkpoints: Checkpoints
     tell: Tell
     done: int  # steps, before this process began
@@ -134,6 +137,9 @@ async def _circle(run: _Run, on_step: OnStep) -> None:
     async with aclosing(run.collector), aclosing(run.reconciler):
         run.engine.apply(_first_weights(run))
         run.reconciler.start()
+        run.reconciler.beside(run.evaluations.run())
+        if run.harder:
+            run.reconciler.beside(run.harder.run())
         for step in range(run.done + 1, last + 1):
             try:
                 row = await _step(run, step)
@@ -143,6 +149,7 @@ async def _circle(run: _Run, on_step: OnStep) -> None:
                 log.warning("the run ends after step %d of %d: %s", step - 1, last, reason)
                 return
             on_step(row)
+        await run.reconciler.until(lambda: run.evaluations.are_over, lambda: "the last evaluation")
 
 
 def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell, held: Held | None) -> _Run:
@@ -175,37 +182,44 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell,
     done = claim_run(folder, config)
     if 0 < done < config.train.steps:
         tell(f"resuming at step {done + 1}")
-    record_tasks(folder, {"train": sets.train, "heldout": sets.heldout})
+    claim = claim_of_work(config, start)
+    forget_other_work(folder, done, claim)
+    to_train = [*sets.train, *harder_tasks(folder.path)]
+    record_tasks(folder, {"train": to_train, "heldout": sets.heldout})
     trainer = Trainer(trained, config.train, teachers_of(config.feedback, reference=config.train.reference_kl > 0))
     if done:
         path = latest_checkpoint(folder)
         load_weights(trainer.model, path)
         load_training_state(trainer, path)
-    slots, tasks = _slots(config, folder), {task.id: task for task in sets.train}
+    slots, tasks = _slots(config, folder, claim), {task.id: task for task in to_train}
     for step in (step for step in folder.steps() if step <= done):
         before, _ = folder.rollouts(step)
         collector.recall(before)
         slots.already(before)
-    recalled = recall(slots, done, claim_of_work(config, start), tasks)
+    recalled = recall(slots, done, tasks)
     judge = judge or local_judge(config, engine, chat, progress)
-    order = task_order(config, sets.train, folder, done, recalled.tasks())
+    order = task_order(config, to_train, folder, done, recalled.tasks())
     checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), config.checkpoint)
     tell(str(checkpoints))
     lessons = Lessons(config, folder, tasks, rules, chat, trainer)
     recall_look(lessons, folder.looks(done))
     reconciler = Reconciler(config, collector, engine, slots, order, recalled)
+    evaluations = Evaluations(config, folder, slots, tell)
+    harder = Harder(config, slots, tasks, reconciler.added) if config.tasks.harden else None
     thread = ThreadPoolExecutor(1, "train", torch.set_num_threads, (config.threads,))
-    return _Run(lessons, collector, engine, judge, order, reconciler, checkpoints, tell, done, thread)
+    return _Run(
+        lessons, collector, engine, judge, order, reconciler, evaluations, harder, checkpoints, tell, done, thread
+    )
 
 
-def _slots(config: Config, folder: RunFolder) -> Slots:
+def _slots(config: Config, folder: RunFolder, claim: str) -> Slots:
     """In lockstep turns are not kept: what goes on in other company than before is not what it would have been."""
     is_lockstep = config.engine.kind == "local" and config.engine.mode == "lockstep"
     keeps_turns = not is_lockstep and config.sandbox.backend == "bwrap"
     if keeps_turns and not asyncio.run(holds_boxes(folder.path / "slots")):
         log.warning("no box can live in %s: rollouts that are not over begin anew after a restart", folder.path)
         keeps_turns = False
-    return Slots(folder, config.train.group_size, keeps_turns)
+    return Slots(folder, config.train.group_size, keeps_turns, claim)
 
 
 def _first_weights(run: _Run) -> Weights:
@@ -230,6 +244,8 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
         run.checkpoints.check()
         collected = time.monotonic()
         run.order.learn(groups)
+        if run.harder:
+            run.harder.look_at(groups)
         read = [(rollout, lessons.tasks.get(rollout.task)) for group in groups for rollout in group]
         judgement = Judgement() if run.judge is None else await run.judge.read(read)
         began = time.monotonic()
@@ -272,12 +288,13 @@ async def _learned(
 
 
 def _keep(run: _Run, step: int, row: dict[str, Any]) -> None:
-    is_due = run.checkpoints.is_due(step) or step == run.lessons.config.train.steps
+    is_due = run.checkpoints.is_due(step) or run.evaluations.is_due(step) or step == run.lessons.config.train.steps
     if is_due and (waited := run.checkpoints.wait()):
         row["checkpoint_wait_s"] = waited
     run.lessons.folder.append_metrics(row)
     if is_due:
         run.checkpoints.save(step)
+        run.evaluations.saved(step)
 
 
 async def _look(run: _Run, step: int, groups: list[list[Rollout]]) -> None:

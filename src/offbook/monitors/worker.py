@@ -111,8 +111,8 @@ class Worker:
                 self.close()
                 if not left:
                     raise OffbookError(
-                        "the process that judges rollouts does not start; look at its words above, or turn monitors off "
-                        "with --monitors.on false"
+                        "the process that judges rollouts does not start; look at its words above, or turn monitors "
+                        "off with --monitors.on false"
                     ) from error
         assert self._process is not None
         return self._process
