@@ -141,7 +141,8 @@ class Reconciler:
 
     def _fill(self) -> None:
         """Request what may be requested, begin what may begin."""
-        while self.next_batch <= min(self.last, self.engine.version + self.settings.max_staleness + 1):
+        newest = min(self.last, self.engine.version + self.settings.max_staleness + 1)
+        while self.next_batch <= newest:
             try:
                 tasks = self.order.tasks_of(self.next_batch, self.num_groups)
             except TasksUsedUp as reason:
@@ -149,7 +150,7 @@ class Reconciler:
                 break
             self.waiting += self.slots.request(self.next_batch, tasks)
             self.next_batch += 1
-        new = [group for group in self.waiting if group not in self._begun]
+        new = [group for group in self.waiting if group not in self._begun and group.batch <= newest]
         if not new or self._held or self._problem:
             return
         if not self.in_lockstep:
