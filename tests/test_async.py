@@ -67,7 +67,7 @@ def test_in_lockstep_all_follows_from_the_seed_and_a_restart_changes_nothing(
     ]
     assert versions == [{0}, {0}, {1}, {2}], "each batch by the weights of the step before the last"
     rows, _ = straight.metrics()
-    assert [row["staleness/mean"] for row in rows] == [0.0, 1.0, 1.0, 1.0]
+    assert [row["staleness"] for row in rows] == [0.0, 1.0, 1.0, 1.0]
 
     def stop(row: dict[str, Any]) -> None:
         if row["step"] == 2:
@@ -251,6 +251,6 @@ def test_a_version_is_measured_while_training_goes_on(given: dict[str, str], tmp
     for step in (1, 2):
         result = json.loads((folder.path / "eval" / f"step_{step:05d}.json").read_text())
         assert (result["step"], result["rollouts"]) == (step, 1)
-        assert not (folder.path / "eval" / f"step_{step:05d}" / "model").exists()
+        assert not (folder.path / "eval" / f"step_{step:05d}").exists()
     evaluated = [line["step"] for line in read_journal(folder.path) if line["state"] == "evaluated"]
     assert evaluated == [1, 2]

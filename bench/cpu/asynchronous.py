@@ -51,7 +51,7 @@ def one_run(settings: dict[str, str], evaluated: bool) -> dict[str, Any]:
         "rollout_s": sum(row["rollout_s"] for row in rows),
         "train_s": sum(row["train_s"] for row in rows),
         "look_s": sum(row.get("look_s", 0.0) for row in rows),
-        "staleness": sum(row["staleness/mean"] for row in rows) / len(rows),
+        "staleness": sum(row["staleness"] for row in rows) / len(rows),
         "too_old": sum(row["staleness/too_old"] for row in rows),
         "mismatch": sum(row["rl/mismatch"] for row in rows) / len(rows),
         "truncated": sum(row["rl/truncated"] for row in rows) / len(rows),

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 class Evaluations:
     """Of checkpoints, one after the other, each in a process of its own with weights of its own.
 
-    OUT/eval/step_00010/        an evaluation as `offbook eval --out` writes it, and model/ until it is over
-    OUT/eval/step_00010.json    its numbers
+    OUT/eval/step_00010/    until it is over: the model, and what `offbook eval --out` writes
+    OUT/eval/step_00010.json, .rollouts.jsonl, .log    then
     """
 
     def __init__(self, config: Config, folder: RunFolder, slots: Slots, tell: Callable[[str], None]):
@@ -104,12 +104,13 @@ class Evaluations:
                 raise
 
     def _keep(self, step: int, place: Path) -> None:
+        """Where measurements of a run are, the rollouts first; then what only the evaluation needed goes."""
         found = json.loads((place / "results.json").read_text())
-        numbers = {key: value for key, value in found.items() if isinstance(value, int | float)}
-        write_atomic(place.with_suffix(".json"), json.dumps({"step": step, **numbers}, indent=1) + "\n")
+        os.replace(place / "rollouts" / "step_00000.jsonl", place.with_suffix(".rollouts.jsonl"))
+        write_atomic(place.with_suffix(".json"), json.dumps({"step": step, **found}, indent=2) + "\n")
         self.slots.note("evaluated", step=step, solved=found["solved"])
         self.tell(f"held out, after step {step}: {found['solved']:.0%} solved")
-        shutil.rmtree(place / "model")
+        shutil.rmtree(place)
 
 
 class Harder:

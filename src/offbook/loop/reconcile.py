@@ -32,6 +32,7 @@ from offbook.types import ModelLost, OffbookError, Rollout, Task, Weights
 WINDOW = 0.3  # of the groups that may be ahead of a step: how far behind the oldest one a step may choose
 DEATHS = 3  # of a kind end the run
 TELL_S = 60.0  # between two words about what is waited for
+SHOW_S = 1.0  # between two looks for the viewer
 log = logging.getLogger(__name__)
 
 
@@ -61,7 +62,7 @@ class Reconciler:
         self._held = False
         self._problem: BaseException | None = None
         self._used_up: TasksUsedUp | None = None
-        self._changed, self._changed_at = asyncio.Event(), time.monotonic()
+        self._changed, self._changed_at, self._shown = asyncio.Event(), time.monotonic(), 0.0
 
     def start(self) -> None:
         if self.in_lockstep:
@@ -216,8 +217,26 @@ class Reconciler:
         log.warning("%s; what it was writing is asked for again (%d of %d times)", problem, self.deaths[what], DEATHS)
 
     def tell(self) -> None:
-        self._changed_at = time.monotonic()
+        """Something happened."""
+        now = time.monotonic()
+        if now - self._shown > SHOW_S:
+            self._shown = now
+            self.slots.show(self._now())
+        self._changed_at = now
         self._changed.set()
+
+    def _now(self) -> dict[str, float]:
+        held, load = self.pace.use()
+        began = [group.version for group in self.waiting if group.version is not None]
+        return {
+            **{f"slots {state}": count for state, count in self.slots.counts.items()},
+            "weights in the engine, of step": self.engine.version,
+            "oldest rollouts began by those of step": min(began, default=self.engine.version),
+            "keys and values held, share": round(held, 3),
+            "load of the machine, a core": round(load, 2),
+            "rollouts at once, at most": self.pace.limit,
+            "times the model was lost": self.deaths.total(),
+        }
 
     async def until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
         """Every wait has a reason, which is told, and an end: when nothing at all has happened for too long."""
@@ -256,7 +275,7 @@ class Reconciler:
         )
         count = max(1, ages.total())
         return {
-            "staleness/mean": sum(age * number for age, number in ages.items()) / count,
+            "staleness": sum(age * number for age, number in ages.items()) / count,
             "staleness/max": max(ages, default=0),
             "staleness/too_old": sum(n for age, n in ages.items() if age > self.settings.max_staleness),
             **{f"slots/{state}": number for state, number in self.slots.counts.items() if state != "trained"},

@@ -6,6 +6,7 @@ OUT/slots/journal.jsonl         a line for every change, only ever added to; the
 OUT/slots/3.1.0/rollout.json    of batch 3, its second task, the first rollout: scored, and in no step yet
 OUT/slots/3.1.0/turn-2.json     the same, not over yet, as it was between two turns,
 OUT/slots/3.1.0/box/            and its box as it was then (nobody clears that: a run folder has one writer)
+OUT/slots/now.json              how many are where, for the viewer
 
 A step's rollouts are in rollouts/step_00003.jsonl before it is trained; then their slots go. What a step was given it
 gets again after a restart, so its weights are those that they would have been.
@@ -135,6 +136,12 @@ class Slots:
     def note(self, state: str, **about: Any) -> None:
         """One write a line: a process that is killed leaves the line or none of it, or a torn one at the very end."""
         self._journal.write(json.dumps({"at": round(time.time(), 3), "state": state, **about}).encode() + b"\n")
+
+    def show(self, numbers: Mapping[str, float]) -> None:
+        """For the viewer."""
+        part = self.folder / "now.part"
+        part.write_text(json.dumps(numbers))
+        os.replace(part, self.folder / "now.json")
 
     def request(self, batch: int, tasks: Sequence[Task]) -> list[Group]:
         self.note("requested", batch=batch, tasks=[task.id for task in tasks])
