@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -21,8 +21,9 @@ from offbook.engine import LocalEngine, RemoteEngine, Session, VllmEngine
 from offbook.engine.local import LocalSession
 from offbook.engine.vllm import Server, find_vllm
 from offbook.feedback import rules_of
-from offbook.harness import Harness, Midway, own_tools, record_crash, run_agent
+from offbook.harness import Harness, own_tools, record_crash, run_agent
 from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
+from offbook.loop.slots import Seat
 from offbook.monitors.policy import Monitors, monitors_of, withhold
 from offbook.rewards import Grader, Rewards, compose
 from offbook.runfolder import is_adapter
@@ -79,26 +80,13 @@ def chat_of(model: Path | None, config: Config) -> Chat:
     return chat_for(chat_folder(model), "bash" if is_bash else "auto")
 
 
-class Kept(Protocol):
-    """Where one rollout is kept, so that it can go on (loop/slots.py)."""
-
-    @property
-    def box(self) -> Path | None: ...
-
-    def midway(self) -> Midway | None: ...
-
-    async def keep(self, box: Box, midway: Midway) -> None: ...
-
-    def clear(self) -> None: ...
-
-
 class Job(NamedTuple):
-    """A rollout to be had."""
+    """A rollout to be had. With a seat it is kept after every turn, and goes on from there."""
 
     task: Task
     id: str
     group: str
-    kept: Kept | None = None
+    seat: Seat | None = None
 
 
 class Collector:
@@ -271,8 +259,8 @@ class Collector:
         task = job.task
         rollout = first = await self._work(job, session, watch)
         if fault := _machine_fault(first):
-            if job.kept is not None:
-                job.kept.clear()
+            if job.seat is not None:
+                job.seat.clear()
             rollout = await self._work(job, self.engine.open(job.id), watch)
             if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
                 rollout = first  # whoever had acted and is struck twice is judged by what it did
@@ -285,14 +273,14 @@ class Collector:
 
     async def _work(self, job: Job, session: Session, watch: Watch) -> Rollout:
         """One attempt, not graded yet. Without a box it is a crashed one, of which nothing but the fault is known."""
-        task, kept = job.task, job.kept
+        task, seat = job.task, job.seat
         rollout = Rollout(job.id, task.id, job.group, task.tools)
         try:
-            midway = kept.midway() if kept else None
-            async with self._box(task, kept.box if kept else None) as box:
+            midway = seat.midway() if seat else None
+            async with self._box(task, seat) as box:
                 if midway is not None and isinstance(session, LocalSession):
                     session.turn = midway.rollout.usage.turns + midway.rollout.usage.summaries
-                keep = partial(kept.keep, box) if kept and kept.box else None
+                keep = partial(seat.keep, box) if seat else None
                 agent = task, box, session, self.chat, self.harness, job.id, job.group
                 rollout = await run_agent(*agent, lambda rollout: watch(rollout, False), keep, midway)
         except OSError as error:  # no space, no processes, a box that was killed from outside
@@ -302,13 +290,13 @@ class Collector:
         return rollout
 
     @asynccontextmanager
-    async def _box(self, task: Task, place: Path | None) -> AsyncIterator[Box]:
-        """One with a place stays there, whatever ends the rollout: its keeper takes it away when it is scored."""
-        box = await suite_box(task.tree, task.suite, self.box, place)
+    async def _box(self, task: Task, seat: Seat | None) -> AsyncIterator[Box]:
+        """One with a seat stays there, whatever ends the rollout, until that is scored."""
+        box = await suite_box(task.tree, task.suite, self.box, *([seat.box] if seat else []))
         try:
             yield box
         finally:
-            await (box.leave() if place is not None and isinstance(box, BwrapBox) else box.close())
+            await (box.leave() if isinstance(box, BwrapBox) and seat else box.close())
 
     async def _graded(self, task: Task, rollout: Rollout) -> tuple[float, Grade | None]:
         """A grading that broke off is done once more. What the agent's changes do to it, they do again."""

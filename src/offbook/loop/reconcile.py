@@ -16,9 +16,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from offbook.config import Config
 from offbook.engine import Trainable
@@ -33,6 +33,7 @@ WINDOW = 0.3  # of the groups that may be ahead of a step: how far behind the ol
 DEATHS = 3  # of a kind end the run
 TELL_S = 60.0  # between two words about what is waited for
 SHOW_S = 1.0  # between two looks for the viewer
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -126,7 +127,9 @@ class Reconciler:
         """To the engine. In lockstep between two batches, else at once, in the middle of rollouts."""
         if self.in_lockstep:
             await self.until(lambda: not self._jobs, lambda: "the batch that is being sampled, to apply new weights")
-        await asyncio.to_thread(self.engine.apply, weights)
+        await told(
+            asyncio.to_thread(self.engine.apply, weights), f"the engine to take the weights of {weights.version}"
+        )
         self._fill()
 
     @asynccontextmanager
@@ -206,7 +209,7 @@ class Reconciler:
             self.tell()
 
         seats = [(group, group.seats[number]) for group, number in missing]
-        jobs = [Job(group.task, seat.id, group.name, seat if seat.keeps_turns else None) for group, seat in seats]
+        jobs = [Job(group.task, seat.id, group.name, seat if self.slots.keeps_turns else None) for group, seat in seats]
         await self.collector.rollouts(jobs, watch, FREE if self.in_lockstep else self.pace)
 
     def _died(self, what: str, problem: ModelLost) -> None:
@@ -283,6 +286,16 @@ class Reconciler:
             "deaths": self.deaths.total(),
             "rollouts_at_once": self.pace.limit,
         }
+
+
+async def told(work: Awaitable[T], what: str) -> T:
+    """Something that cannot be ended from outside. Whoever ends the wait leaves it to its end."""
+    job, began = asyncio.ensure_future(work), time.monotonic()
+    while not job.done():
+        await asyncio.wait({job}, timeout=TELL_S)
+        if not job.done():
+            log.warning("waiting for %s for %.0f s", what, time.monotonic() - began)
+    return job.result()
 
 
 def choose(waiting: Sequence[Group], step: int, count: int, window: int, max_staleness: int) -> list[Group]:

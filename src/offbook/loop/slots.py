@@ -42,15 +42,13 @@ class Seat:
     folder: Path
     id: str
     note: Callable[..., None]  # of the journal
-    keeps_turns: bool = False
     state: State = "requested"
 
     @property
-    def box(self) -> Path | None:
-        """Where its box lives, if that is to be come back to."""
-        if self.keeps_turns:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        return self.folder / "box" if self.keeps_turns else None
+    def box(self) -> Path:
+        """Where its box lives."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / "box"
 
     def midway(self) -> Midway | None:
         """As it was when it was last kept."""
@@ -149,9 +147,7 @@ class Slots:
 
     def group(self, batch: int, place: int, task: Task) -> Group:
         name, ids = f"{batch}.{place}", [f"step{batch}/{task.id}/{number}" for number in range(self.size)]
-        seats = [
-            Seat(self.folder / f"{name}.{number}", id, self.note, self.keeps_turns) for number, id in enumerate(ids)
-        ]
+        seats = [Seat(self.folder / f"{name}.{number}", id, self.note) for number, id in enumerate(ids)]
         self.counts["requested"] += self.size
         return Group(batch, place, task, seats)
 

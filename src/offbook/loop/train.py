@@ -46,7 +46,7 @@ from offbook.loop.models import (
     weights_in,
 )
 from offbook.loop.plan import as_planned, make_plan, refuse_too_large, this_device
-from offbook.loop.reconcile import Reconciler
+from offbook.loop.reconcile import Reconciler, told
 from offbook.loop.resume import claim_of_work, claim_run, computed_as_before, refuse_another_run
 from offbook.loop.slots import Slots, forget_other_work, holds_boxes, recall
 from offbook.loop.tasks import Selected, Shuffled, record_tasks, refuse_missing_tasks, task_order, task_sets
@@ -276,7 +276,7 @@ async def _learned(
     job = asyncio.get_running_loop().run_in_executor(run.thread, learn, step, groups, judgement, lessons)
     try:
         try:
-            row = await asyncio.shield(job)
+            row = await told(job, f"step {step} to be trained")
         except asyncio.CancelledError as reason:
             row, stopped = await job, reason
     except NotFinite as problem:
