@@ -115,7 +115,7 @@ class Shuffled:
 class Selected:
     """By what this run's rollouts have shown so far of tasks of the same kind, and none twice (tasks/select.py)."""
 
-    def __init__(self, tasks: list[Task], seed: int, folder: RunFolder, done: int, drawn: Iterable[str]):
+    def __init__(self, tasks: list[Task], seed: int, folder: RunFolder, done: int, drawn: Iterable[str] = ()):
         self._history = History.of_runs([folder.path], before_step=done + 1)
         self._sampler = Sampler(tasks, seed, {*self._history.records, *drawn})
 
