@@ -13,14 +13,14 @@ from offbook.cli.drill import BLOWS, Report, _is_well
 
 @pytest.mark.slow
 def test_nothing_is_lost(cache: Path, model: Path, tmp_path: Path) -> None:
-    more = ["--model", str(model), "--train.steps", "5", "--checkpoint.keep", "9", *SMALL]
+    more = ["--model", str(model), "--train.steps", "6", "--checkpoint.keep", "9", *SMALL]
     done = offbook(cache, "drill", "--out", "drill", "--json", *more, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lockstep, continuous = json.loads(done.stdout)
     assert lockstep["struck"] == continuous["struck"] == [blow.name for blow in BLOWS]
     assert lockstep["same_weights"] is True
     assert (continuous["rollouts_again"], continuous["turns_again"], continuous["counted_twice"]) == (0, 0, 0)
-    assert continuous["turns"] > continuous["rollouts"] == 5 * 2 * 3
+    assert continuous["turns"] > continuous["rollouts"] == 6 * 2 * 3
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.02
 DEADLINE_S = 1800.0  # for a run to come to where it is struck, or to its end
-MONITORS = b"offbook.monitors.worker"  # in the command line of the process that judges rollouts
+ENGINE, MONITORS = b"offbook.loop.apart", b"offbook.monitors.worker"  # in the command lines of a run's processes
 SMALL = {
-    "model": "pocket", "out": "runs/drill", "tasks.num_train": "12", "tasks.num_heldout": "2", "train.steps": "5",
+    "model": "pocket", "out": "runs/drill", "tasks.num_train": "12", "tasks.num_heldout": "2", "train.steps": "6",
     "train.groups": "2", "train.group_size": "4", "feedback.look": "false", "checkpoint.keep": "9",
 }  # fmt: skip
 SCHEDULES = {
@@ -41,12 +41,12 @@ Lines = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """`is_due` by what a run has noted since it was last started. Without a `worker` all of the run is killed: engine,
-    trainer and reconciler are threads of one process."""
+    """`is_due` by what a run has noted since it was last started. Without a `process` all of the run is killed: trainer
+    and reconciler are threads of one."""
 
     name: str
     is_due: Callable[[Lines, RunFolder], bool]
-    worker: bool = False
+    process: bytes = b""
 
 
 def _writing(lines: Lines, folder: RunFolder) -> bool:
@@ -64,9 +64,10 @@ def _saving(lines: Lines, folder: RunFolder) -> bool:
 
 
 BLOWS = (
-    Blow("engine", _writing),
+    Blow("all while sampling", _writing),
+    Blow("engine", _writing, ENGINE),
     Blow("trainer", _training),
-    Blow("worker", _writing, worker=True),
+    Blow("worker", _writing, MONITORS),
     Blow("checkpoint", _saving),
 )
 
@@ -133,7 +134,7 @@ def _struck(config: Config, schedule: str, out: Path) -> tuple[list[str], list[s
                 process.kill()
                 raise OffbookError(f"the run in {out} did not come to where the {blow.name} is struck; see its log")
             time.sleep(LOOK_S)
-        whom = [process.pid] if not blow.worker else list(_workers(process.pid))
+        whom = list(_children(process.pid, blow.process)) if blow.process else [process.pid]
         if process.poll() is not None or not whom:
             missed.append(blow.name)
             continue
@@ -141,7 +142,7 @@ def _struck(config: Config, schedule: str, out: Path) -> tuple[list[str], list[s
             os.kill(pid, signal.SIGKILL)
         struck.append(blow.name)
         console.print(f"{schedule}: {blow.name} killed", highlight=False)
-        if not blow.worker:
+        if not blow.process:
             process.wait()
             before = len(_journal(folder))
             process = _start(config, schedule, out)
@@ -173,12 +174,12 @@ def _wait(process: subprocess.Popen[bytes], out: Path) -> None:
         raise OffbookError(f"the run in {out} ended with code {code}: {' | '.join(words)}")
 
 
-def _workers(pid: int) -> Iterator[int]:
-    """Processes of a run that judge rollouts."""
+def _children(pid: int, called: bytes) -> Iterator[int]:
+    """Processes of a run."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid and MONITORS in (path / "cmdline").read_bytes():
+            if parent == pid and called in (path / "cmdline").read_bytes():
                 yield int(path.name)
         except (OSError, ValueError):  # it has ended meanwhile
             continue

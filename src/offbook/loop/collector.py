@@ -22,6 +22,7 @@ from offbook.engine.local import LocalSession
 from offbook.engine.vllm import Server, find_vllm
 from offbook.feedback import rules_of
 from offbook.harness import Harness, own_tools, record_crash, run_agent
+from offbook.loop.apart import ApartEngine, ApartSession
 from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
 from offbook.loop.slots import Seat
 from offbook.monitors.policy import Monitors, monitors_of, withhold
@@ -45,7 +46,7 @@ from offbook.types import (
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
 Judges = tuple[Rewards, Monitors | None]
-AnyEngine = LocalEngine | VllmEngine | RemoteEngine
+AnyEngine = LocalEngine | ApartEngine | VllmEngine | RemoteEngine
 FREE: AbstractAsyncContextManager[Any] = nullcontext()  # as many at once as there are
 
 
@@ -94,7 +95,8 @@ class Collector:
 
     The model is in the folder `model` or, without one, behind the URL `config.model`, where it is called `remote_name`.
     It is loaded when the first rollout asks for it: where all are there from before, none does. `loaded` is there
-    already, as beside a trainer. `lent` is an engine of somebody else's, who closes it.
+    already, as beside a trainer. `lent` is an engine of somebody else's, who closes it. `apart`: a local one is in a
+    process of its own.
     """
 
     def __init__(
@@ -106,9 +108,10 @@ class Collector:
         progress: Progress = quiet,
         loaded: PreTrainedModel | None = None,
         lent: AnyEngine | None = None,
+        apart: bool = False,
     ):
         self.config, self.model, self.remote_name = config, model, remote_name
-        self._progress, self._loaded, self._lent = progress, loaded, lent
+        self._progress, self._loaded, self._lent, self._apart = progress, loaded, lent, apart
         self._reread_before = lent.tokens_reread if isinstance(lent, LocalEngine) else 0
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
@@ -147,6 +150,8 @@ class Collector:
             if is_adapter(self.model):
                 vllm.apply(stored_adapter(self.model))
             return vllm
+        if self.model is not None and self._apart:
+            return ApartEngine(self.config, self.model, chat.stop_ids)
         if self.model is not None:
             torch.set_num_threads(self.config.threads)
             network = self._loaded or load_model(self.model, settings.precision)
@@ -186,7 +191,7 @@ class Collector:
         aside = {} if self.monitors is None else {"quarantined": len(self.monitors.quarantined)}
         engine = self.__dict__.get("engine")  # where no rollout was wanted there is none
         reread = {}
-        if isinstance(engine, LocalEngine):
+        if isinstance(engine, LocalEngine | ApartEngine):
             reread = {"reread_tokens": engine.tokens_reread - self._reread_before}
             self._reread_before = engine.tokens_reread
         return {"grades": self._grader.runs, **reread, **aside}
@@ -278,7 +283,7 @@ class Collector:
         try:
             midway = seat.midway() if seat else None
             async with self._box(task, seat) as box:
-                if midway is not None and isinstance(session, LocalSession):
+                if midway is not None and isinstance(session, LocalSession | ApartSession):
                     session.turn = midway.rollout.usage.turns + midway.rollout.usage.summaries
                 keep = partial(seat.keep, box) if seat else None
                 agent = task, box, session, self.chat, self.harness, job.id, job.group

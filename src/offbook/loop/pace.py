@@ -15,6 +15,7 @@ from types import TracebackType
 
 from offbook.engine.decode import Decoder
 from offbook.engine.local import LocalEngine
+from offbook.loop.apart import ApartEngine
 from offbook.loop.collector import AnyEngine
 
 ROOM, FULL = 0.6, 0.9  # of the keys and values that the engine may hold
@@ -86,6 +87,8 @@ def use_of(engine: AnyEngine) -> Use:
         if isinstance(engine, LocalEngine) and isinstance(engine.decoder, Decoder):
             held = sum(map(len, engine.decoder.places.ids))
             return held / engine.budget, os.getloadavg()[0] / cores
+        if isinstance(engine, ApartEngine):
+            return engine.held, os.getloadavg()[0] / cores
         return 0.0, os.getloadavg()[0] / cores
 
     return use

@@ -173,7 +173,9 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell,
     if held is None:
         trained = model_to_train(config, start)
         sampled = model_to_sample(config, start, trained)
-        collector = Collector(config, start, judges=judges, progress=progress, loaded=sampled)
+        beside = config.loop.max_staleness > 0 and config.engine.kind == "local"
+        apart = beside and sampled is None and not torch.cuda.is_available()
+        collector = Collector(config, start, judges=judges, progress=progress, loaded=sampled, apart=apart)
     else:
         trained = held.load(config, start, progress)
         collector = Collector(config, start, judges=judges, progress=progress, lent=held.engine)
