@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.02
 DEADLINE_S = 1800.0  # for a run to come to where it is struck, or to its end
-ENGINE, MONITORS = b"offbook.loop.apart", b"offbook.monitors.worker"  # in the command lines of a run's processes
+ENGINE, MONITORS = b"offbook.engine.apart", b"offbook.monitors.worker"  # in the command lines of a run's processes
 SMALL = {
     "model": "pocket", "out": "runs/drill", "tasks.num_train": "12", "tasks.num_heldout": "2", "train.steps": "6",
     "train.groups": "2", "train.group_size": "4", "feedback.look": "false", "checkpoint.keep": "9",

@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 from offbook.client import Client
 from offbook.config import Config
 from offbook.engine import LocalEngine, RemoteEngine, Session, VllmEngine
+from offbook.engine.apart import ApartEngine, ApartSession
 from offbook.engine.local import LocalSession
 from offbook.engine.vllm import Server, find_vllm
 from offbook.feedback import rules_of
 from offbook.harness import Harness, own_tools, record_crash, run_agent
-from offbook.loop.apart import ApartEngine, ApartSession
 from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
 from offbook.loop.slots import Seat
 from offbook.monitors.policy import Monitors, monitors_of, withhold

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from offbook.client import Client
 from offbook.config import LOCAL, Config, FeedbackConfig
 from offbook.engine import Engine, LocalEngine, VllmEngine
+from offbook.engine.apart import ApartEngine
 from offbook.feedback import MISTAKES
 from offbook.judge import Judge, Judgement, TooLong
-from offbook.loop.apart import ApartEngine
 from offbook.loop.models import Progress, chat_folder, load_model, model_folder, quiet
 from offbook.tokens import Chat, Transcript, chat_for
 from offbook.types import Prompt, PromptTooLong

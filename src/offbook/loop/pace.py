@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
+from offbook.engine.apart import ApartEngine
 from offbook.engine.decode import Decoder
 from offbook.engine.local import LocalEngine
-from offbook.loop.apart import ApartEngine
 from offbook.loop.collector import AnyEngine
 
 ROOM, FULL = 0.6, 0.9  # of the keys and values that the engine may hold

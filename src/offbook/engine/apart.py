@@ -22,6 +22,8 @@ from typing import IO, Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 import offbook
 from offbook.config import Config
@@ -31,7 +33,7 @@ from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptToo
 
 START_S = 300.0  # to import, load and take its first weights
 LENGTH = struct.Struct("<I")
-MAIN = "from offbook.loop.apart import main; main()"
+MAIN = "from offbook.engine.apart import main; main()"
 Said = dict[str, Any]
 
 
@@ -58,7 +60,7 @@ class ApartSession:
 
 
 class ApartEngine:
-    """As LocalEngine is. It starts with the first weights."""
+    """As LocalEngine is, of all weights and no adapter. It starts with the first weights."""
 
     def __init__(self, config: Config, model: Path, stop_ids: frozenset[int]):
         self.version, self.held, self.tokens_reread, self.starts = 0, 0.0, 0, 0
@@ -203,12 +205,11 @@ class _Served:
     """In the process: sessions of a LocalEngine by their numbers."""
 
     def __init__(self, order: Said, output: IO[bytes]):
-        from offbook.loop.models import load_model
-
         config = Config.model_validate(order["config"])
         settings = config.engine
         torch.set_num_threads(config.threads)
-        model = load_model(Path(order["model"]), settings.precision)
+        transformers_logging.disable_progress_bar()
+        model = AutoModelForCausalLM.from_pretrained(order["model"], dtype=settings.precision).eval()
         stops, context = frozenset(order["stop_ids"]), config.harness.context
         self.engine = LocalEngine(
             model, stops, settings.temperature, settings.kv_tokens, config.seed, settings.mode, context=context
