@@ -40,11 +40,13 @@ Said = dict[str, Any]
 @dataclass(slots=True, eq=False)
 class ApartSession:
     engine: ApartEngine
-    key: str
     number: int
+    start: int  # of the process that knows it
     turn: int = 0
 
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
+        if self.start != self.engine.starts:
+            raise self.engine.lost
         asked = {"do": "write", "session": self.number, "turn": self.turn, "ids": prompt.ids, "most": max_tokens}
         self.turn += 1
         number, answer = self.engine.ask(asked)
@@ -71,15 +73,18 @@ class ApartEngine:
         self._numbers, self._open = itertools.count(), set[int]()
         self._asked: dict[int, Future[Said]] = {}
         self._applied: Said | None = None
+        self.lost = ModelLost("the engine's process has not been started")  # how it last ended, the same for all
         self._lock = threading.RLock()
 
     def open(self, key: str) -> ApartSession:
         number = next(self._numbers)
         self._started()
         with self._lock:
+            if self._process is None:
+                raise self.lost
             self._open.add(number)
             self._send({"do": "open", "session": number, "key": key})
-        return ApartSession(self, key, number)
+            return ApartSession(self, number, self.starts)
 
     def close(self, number: int) -> None:
         with self._lock:
@@ -98,7 +103,7 @@ class ApartEngine:
         self._applied = {"do": "apply", "file": str(self._file), "names": names, "version": weights.version}
         try:
             if not self._started():  # else it came with them
-                self.ask(self._applied)[1].result(START_S)
+                self._take(self._applied)
         except ModelLost:
             self._started()
         self.version = weights.version
@@ -107,7 +112,7 @@ class ApartEngine:
         number, answer = next(self._numbers), Future[Said]()
         with self._lock:
             if self._process is None:
-                answer.set_exception(ModelLost("the engine's process has ended"))
+                answer.set_exception(self.lost)
             else:
                 self._asked[number] = answer
                 self._send({**asked, "number": number})
@@ -126,11 +131,18 @@ class ApartEngine:
                 return False
             self._start()
         if self._applied:
-            self.ask(self._applied)[1].result(START_S)
+            self._take(self._applied)
         return True
 
+    def _take(self, applied: Said) -> None:
+        try:
+            self.ask(applied)[1].result(START_S)
+        except TimeoutError:
+            raise ModelLost(f"the engine's process has not taken its weights within {START_S:.0f} s") from None
+
     def _start(self) -> None:
-        self._end("the engine's process has ended")
+        if self._process is not None:  # it has died, and the one who listens to it has not said so yet
+            self._end(f"the engine's process ended with code {self._process.returncode}")
         roots = [str(Path(offbook.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "ab") as log:
@@ -178,11 +190,11 @@ class ApartEngine:
 
     def _end(self, problem: str) -> None:
         """Of all that was asked of a process that is no more."""
-        asked, self._asked = self._asked, {}
+        asked, self._asked, self.lost = self._asked, {}, ModelLost(problem)
         self._open.clear()
         for answer in asked.values():
             if not answer.cancelled():
-                answer.set_exception(ModelLost(problem))
+                answer.set_exception(self.lost)
 
     async def aclose(self) -> None:
         with self._lock:

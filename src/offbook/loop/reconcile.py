@@ -30,7 +30,7 @@ from offbook.tasks.select import TasksUsedUp
 from offbook.types import ModelLost, OffbookError, Rollout, Task, Weights
 
 WINDOW = 0.3  # of the groups that may be ahead of a step: how far behind the oldest one a step may choose
-DEATHS = 3  # of a kind end the run
+DEATHS = 3  # of the model, between two steps, end the run
 TELL_S = 60.0  # between two words about what is waited for
 SHOW_S = 1.0  # between two looks for the viewer
 T = TypeVar("T")
@@ -55,7 +55,8 @@ class Reconciler:
         self.window = 0 if self.in_lockstep else int(WINDOW * ahead)
         self.stored, self.next_batch = recalled.stored, recalled.next_batch
         self.waiting = recalled.groups  # that no step was given yet, the oldest first
-        self.deaths: Counter[str] = Counter()
+        self.deaths = self._in_a_row = 0
+        self._lost: ModelLost | None = None
         self.pace = Pace(use_of(collector.engine))
         self._jobs: set[asyncio.Task[None]] = set()
         self._beside: list[asyncio.Task[None]] = []
@@ -121,6 +122,7 @@ class Reconciler:
         self.waiting = [group for group in self.waiting if group not in chosen]
         self._begun.difference_update(chosen)
         self.slots.given(step, chosen)
+        self._in_a_row = 0
         return [group.in_order() for group in chosen]
 
     async def publish(self, weights: Weights) -> None:
@@ -191,7 +193,7 @@ class Reconciler:
                 await self._sampled(missing)
                 break
             except ModelLost as problem:
-                self._died("the model", problem)
+                self._died(problem)
                 for group in groups:
                     self.slots.failed(group, str(problem), whole=self.in_lockstep)
         for group in groups:
@@ -212,12 +214,16 @@ class Reconciler:
         jobs = [Job(group.task, seat.id, group.name, seat if self.slots.keeps_turns else None) for group, seat in seats]
         await self.collector.rollouts(jobs, watch, FREE if self.in_lockstep else self.pace)
 
-    def _died(self, what: str, problem: ModelLost) -> None:
-        self.deaths[what] += 1
-        self.slots.note("died", what=what, why=str(problem))
-        if self.deaths[what] >= DEATHS:
+    def _died(self, problem: ModelLost) -> None:
+        """Once for all that it struck."""
+        if problem is self._lost:
+            return
+        self._lost = problem
+        self.deaths, self._in_a_row = self.deaths + 1, self._in_a_row + 1
+        self.slots.note("died", why=str(problem))
+        if self._in_a_row >= DEATHS:
             raise problem
-        log.warning("%s; what it was writing is asked for again (%d of %d times)", problem, self.deaths[what], DEATHS)
+        log.warning("%s; what it was writing is asked for again", problem)
 
     def tell(self) -> None:
         """Something happened."""
@@ -238,7 +244,7 @@ class Reconciler:
             "keys and values held, share": round(held, 3),
             "load of the machine, a core": round(load, 2),
             "rollouts at once, at most": self.pace.limit,
-            "times the model was lost": self.deaths.total(),
+            "times the model was lost": self.deaths,
         }
 
     async def until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
@@ -283,7 +289,7 @@ class Reconciler:
             "staleness/too_old": sum(n for age, n in ages.items() if age > self.settings.max_staleness),
             **{f"slots/{state}": number for state, number in self.slots.counts.items() if state != "trained"},
             **self.slots.lengths(),
-            "deaths": self.deaths.total(),
+            "deaths": self.deaths,
             "rollouts_at_once": self.pace.limit,
         }
 
