@@ -50,6 +50,7 @@ def again(slots: Slots, done: int, *tasks: str) -> tuple[Slots, list[Group], dic
     with open(slots.folder / "journal.jsonl", "ab") as journal:
         journal.write(b'{"at": 1, "state": "sco')  # torn
     new = Slots(slots.run, 2, claim="c")
+    assert [line["state"] for line in read_journal(slots.run.path)][-1] == "claimed", "not behind half a line"
     for step in slots.run.steps():
         if step <= done:
             new.already(slots.run.rollouts(step)[0])

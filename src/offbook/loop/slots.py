@@ -122,10 +122,14 @@ class Slots:
         self.folder = run.path / "slots"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.counts: Counter[State] = Counter()  # how many slots are in each state; those that left by training stay
-        self.sampled: dict[int, int] = {}  # rollouts by length, see `bucket`
+        self.sampled: dict[int, int] = {}  # rollouts by length, see `add_length`
         self.trained: dict[int, int] = {}
         self.used: Counter[str] = Counter()  # groups of steps from before; until all is recalled
-        self._journal = open(self.folder / "journal.jsonl", "ab", buffering=0)  # noqa: SIM115 as long as this lives
+        self._journal = open(self.folder / "journal.jsonl", "a+b", buffering=0)  # noqa: SIM115 as long as this lives
+        if end := self._journal.seek(0, os.SEEK_END):
+            self._journal.seek(end - 1)
+            if self._journal.read() != b"\n":  # torn
+                self._journal.write(b"\n")
         self.note("claimed", claim=claim)
 
     def close(self) -> None:

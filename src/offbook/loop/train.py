@@ -264,7 +264,10 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
     row |= {"epoch": run.order.epoch(step, lessons.config.train.groups), "skipped_steps": step - trainer.steps}
     row |= run.reconciler.metrics(step, groups) | run.collector.metrics() | _slowest(groups)
     row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected - looked_s}
-    _keep(run, step, row | ({"look_s": looked_s} if is_look else {}))
+    row |= {"look_s": looked_s} if is_look else {}
+    in_thread = asyncio.get_running_loop().run_in_executor(run.thread, _keep, run, step, row)
+    await told(in_thread, f"the checkpoint before that of step {step}")
+    run.evaluations.saved(step)
     if stopped:
         raise stopped
     return row
@@ -296,7 +299,6 @@ def _keep(run: _Run, step: int, row: dict[str, Any]) -> None:
     run.lessons.folder.append_metrics(row)
     if is_due:
         run.checkpoints.save(step)
-        run.evaluations.saved(step)
 
 
 async def _look(run: _Run, step: int, groups: list[list[Rollout]]) -> None:
