@@ -90,7 +90,7 @@ class Evaluations:
 
     async def _evaluated(self, place: Path) -> int:
         config = str(self.folder.config_file)
-        command = ["eval", "--model", str(place / "model"), "--suite", self.config.tasks.source, "--out", str(place)]
+        command = ["eval", str(place / "model"), "--suite", self.config.tasks.source, "--out", str(place)]
         command += ["--plain", "--json", "@", config, "--engine.kind", "local"]
         with open(place.with_suffix(".log"), "ab") as output:
             process = await asyncio.create_subprocess_exec(
