@@ -91,7 +91,7 @@ class Evaluations:
     async def _evaluated(self, place: Path) -> int:
         config = str(self.folder.config_file)
         command = ["eval", str(place / "model"), "--suite", self.config.tasks.source, "--out", str(place)]
-        command += ["--plain", "--json", "@", config, "--engine.kind", "local"]
+        command += ["--plain", "--json", "@", config, "--engine.kind", "local", "--loop.max_staleness", "0"]
         with open(place.with_suffix(".log"), "ab") as output:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", EVALUATE, *command, stdout=output, stderr=output
