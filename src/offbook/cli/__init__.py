@@ -16,6 +16,7 @@ from offbook.cli import (
     coach,
     compare,
     doctor,
+    drill,
     evaluate,
     export,
     plan,
@@ -81,6 +82,7 @@ _verb("coach", coach.coach, " runs/train --out hints.jsonl")
 _verb("view", view.view, " runs/train")
 _verb("audit", audit.audit, " runs/train")
 _verb("doctor", doctor.doctor, "")
+_verb("drill", drill.drill, " --out runs/drill", context_settings=CONFIGURED)
 
 
 def _version(asked: bool) -> None:

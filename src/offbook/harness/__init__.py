@@ -1,8 +1,8 @@
 """The agent at work: its loop and its tools."""
 
-from offbook.harness.agent import Harness, record_crash, run_agent
+from offbook.harness.agent import Harness, Midway, record_crash, run_agent
 from offbook.harness.own import own_tools
 from offbook.harness.tool import ToolFailed
 from offbook.harness.toolsets import make_toolset
 
-__all__ = ["Harness", "ToolFailed", "make_toolset", "own_tools", "record_crash", "run_agent"]
+__all__ = ["Harness", "Midway", "ToolFailed", "make_toolset", "own_tools", "record_crash", "run_agent"]
