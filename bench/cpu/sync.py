@@ -47,7 +47,7 @@ def pack(data: np.ndarray) -> int:
 
 
 def small_model() -> PreTrainedModel:
-    """SmolLM2-135M with fewer layers and words; about 26 million parameters."""
+    """SmolLM2-135M with fewer layers and words; 26 million parameters."""
     torch.manual_seed(0)
     shape = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
     config = LlamaConfig(vocab_size=VOCABULARY, num_hidden_layers=6, tie_word_embeddings=True, **shape)
