@@ -6,7 +6,7 @@ Tokens are the truth: a Segment holds the ids exactly as they were fed and sampl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
@@ -325,6 +325,7 @@ class Prompt:
     ids: list[int]
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
+    heard: Callable[[list[int]], None] | None = None  # is told the ids so far, by an engine that can tell
 
 
 class Policy(Protocol):

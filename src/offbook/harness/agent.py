@@ -11,7 +11,6 @@ import difflib
 import errno
 import time
 import traceback
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -22,7 +21,7 @@ from offbook.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.sandbox import HISTORY, Box, PathRefused
 from offbook.sandbox.access import MAX_KEPT, describe, notable, own_packages
 from offbook.sandbox.box import HOST_ERRORS
-from offbook.tokens import Chat, Transcript
+from offbook.tokens import Chat, Transcript, count_tokens
 from offbook.types import (
     INVALID,
     CallStatus,
@@ -39,7 +38,6 @@ from offbook.types import (
     StopReason,
     Task,
     ToolCall,
-    Usage,
 )
 
 OUTPUT_CUT = "\n[the rest was cut: the context is nearly full]"
@@ -105,7 +103,7 @@ async def run_agent(
         episode.record("box_lost", traceback.format_exc(limit=-2))
     rollout.diff = diff_of(task, rollout.changed)
     rollout.usage.seconds = time.monotonic() - started
-    _count_tokens(rollout.segments, chat, rollout.usage)
+    count_tokens(rollout.segments, chat, rollout.usage)
     return rollout
 
 
@@ -315,31 +313,6 @@ class _Episode:
             return text
         self.record("output_cut", f"{len(text)} characters to {len(fitting)}")
         return fitting + OUTPUT_CUT
-
-
-def _count_tokens(segments: list[Segment], chat: Chat, usage: Usage) -> None:
-    usage.sampled_tokens = sum(sum(segment.sampled) for segment in segments)
-    usage.prompt_tokens = sum(len(segment.ids) for segment in segments) - usage.sampled_tokens
-    for segment in segments:
-        for index, message in enumerate(segment.messages):
-            if message.role == "tool":
-                usage.output_tokens += message.body_end - message.body
-            if message.role != "assistant":
-                continue
-            sampled = sum(segment.sampled[message.body : message.end])
-            if index == segment.summary:
-                usage.summary_tokens += sampled
-            elif message.calls:
-                thinking = _tokens_before(chat, segment.ids[message.body : message.body_end], message.calls[0].start)
-                usage.thinking_tokens += thinking
-                usage.call_tokens += sampled - thinking
-            else:
-                usage.final_tokens += sampled
-
-
-def _tokens_before(chat: Chat, ids: list[int], offset: int) -> int:
-    """How many of the tokens end at or before a place in their text."""
-    return bisect_right(range(1, len(ids) + 1), offset, key=lambda count: len(chat.decode(ids[:count])))
 
 
 def _readable(segment: Segment) -> str:
