@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -48,6 +49,7 @@ class Asked:
     after: str = ""
     retry: bool = False  # the client says that it asks again because no answer came
     ignored: dict[str, Any] = field(default_factory=dict)  # parameters that change nothing here
+    id: str = field(default_factory=lambda: secrets.token_hex(12))  # that the answer will have
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -114,6 +113,11 @@ class Session:
         self._notes: list[tuple[str, str, str]] = []  # the answer it is about, kind, detail
         self._began = self.touched = time.monotonic()
 
+    @property
+    def is_asked(self) -> bool:
+        """Somebody waits for an answer."""
+        return bool(self._flying)
+
     async def answer(self, asked: Asked, on_shown: OnShown | None = None) -> Answer:
         """The model's next message. `on_shown` is told of it as it comes, where the engine tells."""
         self.touched = time.monotonic()
@@ -126,7 +130,7 @@ class Session:
         done = asyncio.get_running_loop().create_future()
         self._flying[done] = request
         try:
-            answer = await self._answered(request, asked.max_tokens, on_shown)
+            answer = await self._answered(request, asked, on_shown)
             done.set_result(answer)
             return answer
         finally:
@@ -144,7 +148,7 @@ class Session:
             self.take_back(track.answer)
         return None
 
-    async def _answered(self, request: _Request, wanted: int, on_shown: OnShown | None) -> Answer:
+    async def _answered(self, request: _Request, asked: Asked, on_shown: OnShown | None) -> Answer:
         track = self._continued(request)
         if track is not None:
             track.is_busy = True
@@ -156,13 +160,13 @@ class Session:
             ids, reading = written.prompt(), Reading(self.chat, request.tools)
             if track is not None:
                 self.rollout.usage.drift += ids[: len(track.segment.ids)] != track.segment.ids
-            room = self._room(len(ids), track, wanted)
+            room = self._room(len(ids), track, asked.max_tokens)
             heard = (lambda ids: on_shown(reading.so_far(ids))) if on_shown else None
             prompt = Prompt(ids, tuple(written.segment.messages), request.tools, heard)
             completion = self._given_again(request) or await self._completed(prompt, room)
             if self.is_over.is_set() and self.limit is None:
                 raise Over("this session ended before the answer was there")
-            return self._keep(track, written, request, completion, reading)
+            return self._keep(asked.id, track, written, request, completion)
         finally:
             if track is not None:
                 track.is_busy = False
@@ -313,17 +317,16 @@ class Session:
         return None
 
     def _keep(
-        self, track: Track | None, written: Transcript, request: _Request, completion: Completion, reading: Reading
+        self, name: str, track: Track | None, written: Transcript, request: _Request, completion: Completion
     ) -> Answer:
         num_prompt = len(written.prompt())
         message = written.add_sampled(completion)
-        shown = reading.whole(written.segment.ids[message.body : message.body_end])
-        name, number = secrets.token_hex(12), next(self._numbers)
+        shown = Reading(self.chat, request.tools).whole(written.segment.ids[message.body : message.body_end])
         answer = Answer(
             name,
-            number,
+            next(self._numbers),
             shown,
-            tuple(f"call_{name[:12]}_{place}" for place in range(len(shown.calls))),
+            tuple(f"call_{name}_{place}" for place in range(len(shown.calls))),
             is_cut=not set(completion.ids[-1:]) & self.chat.stop_ids,
             prompt_tokens=num_prompt,
             sampled_tokens=len(completion.ids),
