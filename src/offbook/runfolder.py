@@ -171,6 +171,17 @@ class RunFolder:
     def write_rollouts(self, step: int, rollouts: list[Rollout]) -> None:
         write_atomic(self._step_file("rollouts", step), dump_lines(rollouts))
 
+    def append_rollout(self, step: int, rollout: Rollout) -> None:
+        """It is on the disk when this returns. What a crash left of a line before it stays a line of its own."""
+        path = self._step_file("rollouts", step)
+        with writing(path), open(path, "a+b") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                file.write(b"" if file.read() == b"\n" else b"\n")
+            file.write(dump_lines([rollout]))
+            file.flush()
+            os.fsync(file.fileno())
+
     def write_feedback(self, step: int, feedback: list[Feedback]) -> None:
         write_atomic(self._step_file("feedback", step), dump_lines(feedback))
 

@@ -21,6 +21,7 @@ from offbook.cli import (
     plan,
     quickstart,
     rollout,
+    serve,
     sft,
     tasks,
     train,
@@ -71,6 +72,7 @@ def _verb(name: str, does: Any, example: str, **how: Any) -> None:
 _verb("quickstart", quickstart.quickstart, " --out runs/quickstart", context_settings=CONFIGURED)
 app.add_typer(tasks.app, name="tasks")
 _verb("rollout", rollout.rollout, " pocket --limit 2", cls=Configured, context_settings=CONFIGURED)
+_verb("serve", serve.serve, " --model pocket --out runs/serve", context_settings=CONFIGURED)
 _verb("plan", plan.plan, " Qwen/Qwen3-0.6B --gpu-memory 80", cls=Configured, context_settings=CONFIGURED)
 _verb("sft", sft.sft, " --model pocket --data runs/train --out runs/sft", context_settings=CONFIGURED)
 _verb("train", train.train, " --model pocket --out runs/train --train.steps 10", context_settings=CONFIGURED)

@@ -34,6 +34,7 @@ from offbook.types import (
     MENDED_FAULT,
     OWN_FAULT,
     Event,
+    Limits,
     OffbookError,
     Prices,
     Rollout,
@@ -117,6 +118,13 @@ class Collector:
     @cached_property
     def chat(self) -> Chat:
         return chat_of(self.model, self.config)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """Of agents other than offbook's own: they are told how much the model reads before they ask."""
+        limits = self.harness.limits
+        most = limits.context if self.model is None else positions(chat_folder(self.model))
+        return replace(limits, context=min(limits.context, most))
 
     @cached_property
     def engine(self) -> AnyEngine:

@@ -85,10 +85,11 @@ class Sessions:
         return session, key
 
     def end(self, id: str, stop: StopReason | None = None) -> Rollout:
-        """It is kept when this returns."""
+        """It is kept when this returns, if anything was said in it."""
         session = self.named(id)
         rollout = session.end(stop)
-        self._keep(rollout)
+        if rollout.segments:
+            self._keep(rollout)
         del self._open[id]
         self._keys = {key: owner for key, owner in self._keys.items() if owner != id}
         self._ended.add(id)

@@ -1,0 +1,79 @@
+"""`offbook serve` as a process: a real model, the client, and what is left after it was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from offbook.cli import serve as cli
+from offbook.runfolder import RunFolder, load_lines
+from offbook.serve.client import Serve
+from offbook.tokens import chat_for
+from offbook.types import OffbookError, Rollout
+
+
+@contextmanager
+def served(model: Path, out: Path, *more: str) -> Iterator[tuple[Serve, subprocess.Popen[str], dict[str, Any]]]:
+    command = [sys.executable, "-m", "offbook", "serve", "--model", str(model), "--out", str(out), "--port", "0"]
+    options = ["--plain", "--json", *more]
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, env=environment, text=True) as process:
+        try:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+            yield Serve(told["url"], told["key"]), process, told
+        finally:
+            process.kill()
+
+
+def test_sessions_that_ended_outlive_kill_9(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with served(model, out) as (serve, process, told):
+        for number in range(3):
+            session = serve.session(task="greet", id=f"s{number}")
+            with openai.OpenAI(base_url=session.env["OPENAI_BASE_URL"], api_key=session.key) as client:
+                messages: list[Any] = [{"role": "user", "content": f"hello {number}"}]
+                answer = client.chat.completions.create(model="m", messages=messages)
+            session.reward(number)
+            session.feedback("be kind", answer.id)
+            if number < 2:
+                session.end()
+        with pytest.raises(OffbookError, match="already"):
+            serve.session(id="s0")
+        with open(out / "rollouts" / "step_00000.jsonl", "ab") as file:
+            file.write(b'{"id": "half')  # what a crash may leave
+        process.kill()
+        process.wait()
+    with served(model, out) as (serve, process, told):
+        with serve.session(task="greet", id="later") as session, openai.OpenAI(
+            base_url=session.env["OPENAI_BASE_URL"], api_key=session.key
+        ) as client, client.chat.completions.stream(
+            model="m", messages=[{"role": "user", "content": "read pkg/core.py"}]
+        ) as stream:
+            streamed = stream.get_final_completion()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    kept, unreadable = load_lines(out / "rollouts" / "step_00000.jsonl", Rollout)
+    assert [(rollout.id, rollout.reward.total) for rollout in kept] == [("s0", 0), ("s1", 1), ("later", 0)]
+    assert unreadable == 1
+    chat = chat_for(model)
+    for rollout in kept:
+        (segment,) = rollout.segments
+        assert all(version == 0 for version, own in zip(segment.versions, segment.sampled, strict=True) if own)
+        assert all(value < 0 for value, own in zip(segment.logprobs, segment.sampled, strict=True) if own)
+        assert chat.decode(segment.ids[: segment.messages[0].end]) == f"<|im_start|>user\n{segment.messages[0].text}<|im_end|>\n"
+    own = kept[-1].segments[0].messages[-1]
+    assert (streamed.choices[0].message.content or "").strip() in own.text
+    assert RunFolder.open(out).rollouts(0)[0] == kept
+    time.sleep(0)
