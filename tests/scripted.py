@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -38,10 +39,10 @@ def spelled(chat: ChatFormat, text: str) -> list[int]:
 
 @dataclass(slots=True)
 class Scripted:
-    """`answers` are given in order. One that is None is never given; a number is waited for before the next one."""
+    """`answers` are given in order. None is never given, an error is raised; the next one takes so many seconds."""
 
     chat: ChatFormat
-    answers: list[str | float | None] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)
     log: list[tuple[list[int], list[int]]] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
@@ -54,6 +55,8 @@ class Scripted:
 
     async def say(self, prompt: Prompt, max_tokens: int) -> Completion:
         answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
         pause = 0.0
         if isinstance(answer, float):
             pause, answer = answer, self.answers.pop(0)

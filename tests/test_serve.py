@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from scripted import Scripted, merging_chat, sampled_runs
 
 from offbook.recorder import Session
 from offbook.serve.app import Sessions, make_app
-from offbook.serve.server import listen, serving
+from offbook.serve.server import Serving, listen
 from offbook.tokens import render_call
 from offbook.types import Limits, Rollout
 
@@ -57,9 +57,8 @@ async def place(*answers: str | float | None, **limits: int) -> AsyncIterator[Pl
         return Session(rollout, engine.chat, engine.open, Limits(**limits))  # type: ignore[arg-type]
 
     sessions, listener = Sessions(make, kept.append, OWNER), listen()
-    async with serving(make_app(sessions, limits["context"]), listener):
-        async with AsyncExitStack() as clients:
-            yield Place(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, sessions, kept, clients)
+    async with aclosing(Serving(make_app(sessions), listener)), AsyncExitStack() as clients:
+        yield Place(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, sessions, kept, clients)
 
 
 def run(work: Callable[..., Awaitable[None]], *answers: str | float | None, **limits: int) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from offbook.types import OffbookError, Rollout
 
 
 @contextmanager
-def served(model: Path, out: Path, *more: str) -> Iterator[tuple[Serve, subprocess.Popen[str], dict[str, Any]]]:
+def served(model: Path, out: Path, *more: str) -> Iterator[tuple[Serve, subprocess.Popen[str]]]:
     command = [sys.executable, "-m", "offbook", "serve", "--model", str(model), "--out", str(out), "--port", "0"]
     options = ["--plain", "--json", *more]
     environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
@@ -32,14 +31,14 @@ def served(model: Path, out: Path, *more: str) -> Iterator[tuple[Serve, subproce
         try:
             assert process.stdout is not None
             told = json.loads(process.stdout.readline())
-            yield Serve(told["url"], told["key"]), process, told
+            yield Serve(told["url"], told["key"]), process
         finally:
             process.kill()
 
 
 def test_sessions_that_ended_outlive_kill_9(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with served(model, out) as (serve, process, told):
+    with served(model, out) as (serve, process):
         for number in range(3):
             session = serve.session(task="greet", id=f"s{number}")
             with openai.OpenAI(base_url=session.env["OPENAI_BASE_URL"], api_key=session.key) as client:
@@ -55,12 +54,14 @@ def test_sessions_that_ended_outlive_kill_9(model: Path, tmp_path: Path) -> None
             file.write(b'{"id": "half')  # what a crash may leave
         process.kill()
         process.wait()
-    with served(model, out) as (serve, process, told):
-        with serve.session(task="greet", id="later") as session, openai.OpenAI(
-            base_url=session.env["OPENAI_BASE_URL"], api_key=session.key
-        ) as client, client.chat.completions.stream(
-            model="m", messages=[{"role": "user", "content": "read pkg/core.py"}]
-        ) as stream:
+    with served(model, out) as (serve, process):
+        with (
+            serve.session(task="greet", id="later") as session,
+            openai.OpenAI(base_url=session.env["OPENAI_BASE_URL"], api_key=session.key) as client,
+            client.chat.completions.stream(
+                model="m", messages=[{"role": "user", "content": "read pkg/core.py"}]
+            ) as stream,
+        ):
             streamed = stream.get_final_completion()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
@@ -72,8 +73,10 @@ def test_sessions_that_ended_outlive_kill_9(model: Path, tmp_path: Path) -> None
         (segment,) = rollout.segments
         assert all(version == 0 for version, own in zip(segment.versions, segment.sampled, strict=True) if own)
         assert all(value < 0 for value, own in zip(segment.logprobs, segment.sampled, strict=True) if own)
-        assert chat.decode(segment.ids[: segment.messages[0].end]) == f"<|im_start|>user\n{segment.messages[0].text}<|im_end|>\n"
+        assert (
+            chat.decode(segment.ids[: segment.messages[0].end])
+            == f"<|im_start|>user\n{segment.messages[0].text}<|im_end|>\n"
+        )
     own = kept[-1].segments[0].messages[-1]
     assert (streamed.choices[0].message.content or "").strip() in own.text
     assert RunFolder.open(out).rollouts(0)[0] == kept
-    time.sleep(0)

@@ -96,7 +96,7 @@ async def _serve(
     from offbook.recorder import Session
     from offbook.runfolder import write_atomic
     from offbook.serve.app import Sessions, make_app
-    from offbook.serve.server import serving
+    from offbook.serve.server import Serving
 
     task, limits = asyncio.current_task(), collector.limits
     assert task is not None
@@ -107,7 +107,7 @@ async def _serve(
         return Session(rollout, collector.chat, collector.engine.open, limits, collector.harness.prices)
 
     sessions = Sessions(make, partial(folder.append_rollout, 0), owner)
-    async with aclosing(collector), serving(make_app(sessions, limits.context), listener):
+    async with aclosing(collector), aclosing(Serving(make_app(sessions), listener)):
         session, key = sessions.open()
         began(session.rollout.id, key)
         try:

@@ -11,7 +11,7 @@ import difflib
 import errno
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from offbook.client import NoAnswer
@@ -19,7 +19,7 @@ from offbook.harness.context import first_message
 from offbook.harness.tool import Tool, ToolFailed, Workbench
 from offbook.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.sandbox import HISTORY, Box, PathRefused
-from offbook.sandbox.access import MAX_KEPT, describe, notable, own_packages
+from offbook.sandbox.access import MAX_KEPT, Opened, describe, notable, own_packages
 from offbook.sandbox.box import HOST_ERRORS
 from offbook.tokens import Chat, Transcript, count_tokens
 from offbook.types import (
@@ -56,6 +56,7 @@ class Harness:
     told: bool = False  # the model's server tells it of its tools
     own_tools: Mapping[str, Tool] = field(default_factory=dict)  # the user's, for tasks that name them
     added: tuple[str, ...] = ()  # tools that every task has beside its own
+    command: str = ""  # another agent, in the place of this one
 
     def toolset(self, task: Task) -> Toolset:
         more = (name for name in self.added if name not in task.tools)
@@ -95,16 +96,20 @@ async def run_agent(
             episode.record("server_fault", "the first prompt and its answer do not fit the model's context")
     except Exception as error:  # the border of a rollout: one crash is one rollout's event, never the run's
         record_crash(rollout, error)
+    await take_changes(rollout, task, box)
+    rollout.usage.seconds = time.monotonic() - started
+    count_tokens(rollout.segments, chat, rollout.usage)
+    return rollout
+
+
+async def take_changes(rollout: Rollout, task: Task, box: Box) -> None:
     try:
         rollout.changed = await box.changes()
     except OSError as error:
         record_crash(rollout, error)
     except Exception:  # the box is gone; the rollout is scored for what is left of it, which is nothing
-        episode.record("box_lost", traceback.format_exc(limit=-2))
+        record_at_end(rollout, "box_lost", traceback.format_exc(limit=-2))
     rollout.diff = diff_of(task, rollout.changed)
-    rollout.usage.seconds = time.monotonic() - started
-    count_tokens(rollout.segments, chat, rollout.usage)
-    return rollout
 
 
 def record_crash(rollout: Rollout, error: Exception) -> None:
@@ -114,17 +119,28 @@ def record_crash(rollout: Rollout, error: Exception) -> None:
     about, once there were some.
     """
     rollout.stop = "crash"
+    record_at_end(rollout, "crash", "".join(traceback.format_exception(error, limit=-4)))
+    if isinstance(error, NoAnswer):
+        record_at_end(rollout, "server_fault", error.reason)
+    elif isinstance(error, OSError) and (error.errno in ENDED_FROM_OUTSIDE or not rollout.has_acted):
+        record_at_end(rollout, "machine_fault", error.strerror or str(error) or type(error).__name__)
+
+
+def record_at_end(rollout: Rollout, kind: str, detail: str, place: str = "", paths: tuple[str, ...] = ()) -> None:
+    """At its last message so far."""
     segment = len(rollout.segments) - 1
     message = len(rollout.segments[segment].messages) - 1 if rollout.segments else -1
+    rollout.events.append(Event(message, kind, detail, max(0, segment), place, paths))
 
-    def record(kind: str, detail: str) -> None:
-        rollout.events.append(Event(message, kind, detail, max(0, segment)))
 
-    record("crash", "".join(traceback.format_exception(error, limit=-4)))
-    if isinstance(error, NoAnswer):
-        record("server_fault", error.reason)
-    elif isinstance(error, OSError) and (error.errno in ENDED_FROM_OUTSIDE or not rollout.has_acted):
-        record("machine_fault", error.strerror or str(error) or type(error).__name__)
+def record_opened(rollout: Rollout, opened: Iterable[Opened], packages: Collection[str]) -> None:
+    """What commands opened that is worth a second look, at the last message."""
+    opened = [*opened]
+    paths = dict.fromkeys(path for one in opened for path in one.paths)
+    for place, found in notable(paths, packages).items():
+        record_at_end(rollout, "opened", describe(place, found), place, tuple(found[:MAX_KEPT]))
+    if num_cut := sum(one.num_cut for one in opened):
+        record_at_end(rollout, "opened_unseen", f"{num_cut} opens of files were not kept")
 
 
 def unrecorded(kind: str, detail: str) -> None:
@@ -176,9 +192,8 @@ class _Episode:
         self.packages = own_packages(self.task.tree)
         self._open_segment(first_message(self.task))
 
-    def record(self, kind: str, detail: str, place: str = "", paths: tuple[str, ...] = ()) -> None:
-        message, segment = len(self.transcript.segment.messages) - 1, len(self.rollout.segments) - 1
-        self.rollout.events.append(Event(message, kind, detail, segment, place, paths))
+    def record(self, kind: str, detail: str) -> None:
+        record_at_end(self.rollout, kind, detail)
 
     async def run(self) -> StopReason:
         limits, usage = self.harness.limits, self.rollout.usage
@@ -244,7 +259,8 @@ class _Episode:
         answers = await asyncio.gather(
             *(run_call(call, self.toolset, self.bench, self.record) for call in message.calls)
         )
-        self._record_opened()
+        opened, self.bench.opened = self.bench.opened, []
+        record_opened(self.rollout, opened, self.packages)
         finished = False
         for call, (status, text) in zip(message.calls, answers, strict=True):
             self.transcript.add("tool", self._fitting(text), status)
@@ -254,15 +270,6 @@ class _Episode:
                 self.record(status, text)
             finished |= status == "ok" and self.toolset.finishes(call, text)
         return finished
-
-    def _record_opened(self) -> None:
-        """What the message's commands opened that is worth a second look, at the message."""
-        opened, self.bench.opened = self.bench.opened, []
-        paths = dict.fromkeys(path for one in opened for path in one.paths)
-        for place, found in notable(paths, self.packages).items():
-            self.record("opened", describe(place, found), place, tuple(found[:MAX_KEPT]))
-        if num_cut := sum(one.num_cut for one in opened):
-            self.record("opened_unseen", f"{num_cut} opens of files were not kept")
 
     async def _summarize(self) -> None:
         """Ask for a summary at the end of this segment and go on from it in a new one."""

@@ -19,12 +19,13 @@ from offbook.config import Config
 from offbook.engine import LocalEngine, RemoteEngine, Session, VllmEngine
 from offbook.engine.vllm import Server, find_vllm
 from offbook.feedback import rules_of
-from offbook.harness import Harness, own_tools, record_crash, run_agent
+from offbook.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
 from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
 from offbook.monitors.policy import Monitors, monitors_of, withhold
+from offbook.recorder import Session as Recorder
 from offbook.rewards import Grader, Rewards, compose
 from offbook.runfolder import is_adapter
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import Box, BoxSpec
 from offbook.taskgen.pocket import level_named
 from offbook.tasks.grade import Grade
 from offbook.tasks.suite import suite_box
@@ -109,7 +110,9 @@ class Collector:
             told=model is None,
             own_tools=own_tools(config.tools.files),
             added=tuple(config.tools.add),
+            command=settings.command,
         )
+        self._door = Door({where: Path(folder) for where, folder in settings.mounts.items()})
         self.box = replace(spec, watch=self.monitors is not None and self.monitors.watch)
         rewards = config.rewards
         grades = pocket_cache() / "grades" if level_named(config.tasks.source) else None
@@ -163,6 +166,7 @@ class Collector:
         )
 
     async def aclose(self) -> None:
+        await self._door.aclose()
         if self._lent is None and "engine" in self.__dict__ and not isinstance(self.engine, LocalEngine):
             await self.engine.aclose()
 
@@ -260,15 +264,26 @@ class Collector:
         """One attempt, not graded yet. Without a box it is a crashed one, of which nothing but the fault is known."""
         rollout = Rollout(id, task.id, group, task.tools)
         try:
-            async with await suite_box(task.tree, task.suite, self.box) as box:
-                rollout = await run_agent(
-                    task, box, session, self.chat, self.harness, id, group, lambda rollout: watch(rollout, False)
-                )
+            mounts = self._door.mounts() if self.harness.command else None
+            async with await suite_box(task.tree, task.suite, self.box, mounts=mounts) as box:
+                if self.harness.command:
+                    rollout = await self._commanded(task, rollout, box, session, watch)
+                else:
+                    rollout = await run_agent(
+                        task, box, session, self.chat, self.harness, id, group, lambda rollout: watch(rollout, False)
+                    )
         except OSError as error:  # no space, no processes, a box that was killed from outside
             record_crash(rollout, error)
         finally:
             session.close()
         return rollout
+
+    async def _commanded(self, task: Task, rollout: Rollout, box: Box, session: Session, watch: Watch) -> Rollout:
+        """By somebody else's agent."""
+        rollout.tools = ()  # those that it says it has
+        settings = self.limits, self.harness.prices, lambda rollout: watch(rollout, False)
+        recorder = Recorder(rollout, self.chat, self.engine.open, *settings, line=session)
+        return await run_command(task, box, recorder, self.harness.command, self._door)
 
     async def _graded(self, task: Task, rollout: Rollout) -> tuple[float, Grade | None]:
         """A grading that broke off is done once more. What the agent's changes do to it, they do again."""

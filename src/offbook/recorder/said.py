@@ -100,6 +100,8 @@ def status_of(call: ToolCall, tools: Tools) -> tuple[CallStatus, str]:
     if call.error:
         return "malformed", call.error
     tool = next((tool for tool in tools if tool.name == call.name), None)
+    if not tools:  # calls are text between the agent and the model
+        return "ok", ""
     if tool is None:
         return "unknown_tool", f"there is no tool {call.name}"
     known, needed = tool.parameters.get("properties"), tool.parameters.get("required") or ()
@@ -111,7 +113,7 @@ def status_of(call: ToolCall, tools: Tools) -> tuple[CallStatus, str]:
 
 
 class Reading:
-    """How a chat's sampled ids are shown."""
+    """How a chat's sampled ids are shown. To a client that offers no tools all of it is text."""
 
     def __init__(self, chat: Chat, tools: Tools):
         self._chat, self._tools = chat, tools
@@ -119,7 +121,8 @@ class Reading:
 
     def whole(self, words: list[int]) -> Shown:
         """`words` are without the token that ends the message."""
-        text, calls = self._chat.decode(words), self._chat.parse(words, self._tools)
+        text = self._chat.decode(words)
+        calls = self._chat.parse(words, self._tools) if self._tools else ()
         begin = answer_start(text, self._thinks)
         starts = [*(max(begin, call.start) for call in calls), len(text)]
         pieces = [text[begin : starts[0]]]
@@ -136,7 +139,7 @@ class Reading:
         begin = answer_start(text, self._thinks)
         if begin == len(text) and not text.endswith(THINK_END):
             return Shown(_thought(_before(text, (THINK_END,))))
-        marks = self._chat.call_marks
+        marks = self._chat.call_marks if self._tools else ()
         is_certain = bool(marks) or not self._tools
         return Shown(_thought(text[:begin]), _before(text[begin:], marks).strip() if is_certain else "")
 

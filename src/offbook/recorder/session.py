@@ -30,6 +30,7 @@ from offbook.types import (
     Completion,
     Event,
     Limits,
+    ModelLost,
     OffbookError,
     Policy,
     Prices,
@@ -90,8 +91,8 @@ class Track:
 
 
 class Session:
-    """`open_line` gives a way to the engine, by a name for its random numbers: one for the session, and more while its
-    requests overlap."""
+    """`open_line` gives a way to the engine, by a name for its random numbers: one for the session, unless it is given
+    a `line` that somebody else closes, and more while its requests overlap."""
 
     def __init__(
         self,
@@ -101,12 +102,15 @@ class Session:
         limits: Limits,
         prices: Prices = FREE,
         on_turn: Callable[[Rollout], None] = lambda rollout: None,
+        line: Line | None = None,
     ):
         self.rollout, self.chat, self.limits, self.prices, self.on_turn = rollout, chat, limits, prices, on_turn
         self.tracks: list[Track] = []
         self.limit: StopReason | None = None  # that was reached
+        self.lost: ModelLost | None = None  # what the model was lost to
         self.is_over = asyncio.Event()  # no further request is answered
-        self._open_line, self._line, self._is_line_busy = open_line, open_line(rollout.id), False
+        self._open_line, self._line, self._is_line_busy = open_line, line or open_line(rollout.id), False
+        self._is_line_own = line is None
         self._numbers = itertools.count(1)
         self._flying: dict[asyncio.Future[Answer], _Request] = {}
         self._taken_back: list[tuple[_Request, Completion]] = []
@@ -199,7 +203,8 @@ class Session:
         rollout.stop = self.limit or stop or ("finish" if has_called else "answer")
         self.limit = None
         self.is_over.set()
-        self._line.close()
+        if self._is_line_own:
+            self._line.close()
         self._show()
         rollout.tools = rollout.tools or next((tuple(tool.name for tool in one.tools) for one in self.tracks), ())
         rollout.events += [*self._noted(), *self._count_calls()]
@@ -287,6 +292,10 @@ class Session:
         try:
             async with self._free_line() as line:
                 completion = await line.complete(prompt, room)
+        except ModelLost as lost:
+            self.lost = lost
+            self.is_over.set()
+            raise
         finally:
             self.rollout.usage.model_seconds += time.monotonic() - began
         read, written = completion.billed or (len(prompt.ids), len(completion.ids))

@@ -60,10 +60,14 @@ STATUSES: dict[type[Exception], tuple[int, str]] = {
 
 
 class Sessions:
-    """Those that are open. `make` takes a rollout to fill; `keep` is given the ones that are over."""
+    """Those that are open. `make` takes a rollout to fill; `keep` is given the ones that are over. Without an owner's
+    key none can be opened or ended from outside."""
 
     def __init__(
-        self, make: Callable[[Rollout], Session], keep: Callable[[Rollout], None] = lambda rollout: None, owner: str = ""
+        self,
+        make: Callable[[Rollout], Session] | None = None,
+        keep: Callable[[Rollout], None] = lambda rollout: None,
+        owner: str = "",
     ):
         self._make, self._keep, self._owner = make, keep, owner
         self._open: dict[str, Session] = {}
@@ -76,13 +80,20 @@ class Sessions:
         if id in self._open or id in self._ended:
             raise Refused(f"there is a session {id} already")
         rollout = Rollout(id, task or id, group or task or id, (), foreign=True)
-        return self.add(self._make(rollout))
+        assert self._make is not None
+        session = self._make(rollout)
+        return session, self.add(session)
 
-    def add(self, session: Session) -> tuple[Session, str]:
+    def add(self, session: Session) -> str:
+        """One that somebody else ends. Returns the key of its agent."""
         key = f"ob-{secrets.token_urlsafe(24)}"
         self._open[session.rollout.id] = session
         self._keys[_digest(key)] = session.rollout.id
-        return session, key
+        return key
+
+    def remove(self, id: str) -> None:
+        del self._open[id]
+        self._keys = {key: owner for key, owner in self._keys.items() if owner != id}
 
     def end(self, id: str, stop: StopReason | None = None) -> Rollout:
         """It is kept when this returns, if anything was said in it."""
@@ -90,8 +101,7 @@ class Sessions:
         rollout = session.end(stop)
         if rollout.segments:
             self._keep(rollout)
-        del self._open[id]
-        self._keys = {key: owner for key, owner in self._keys.items() if owner != id}
+        self.remove(id)
         self._ended.add(id)
         return rollout
 
@@ -115,7 +125,9 @@ class Sessions:
         key, name = _key(request), request.headers.get(SESSION, "")
         if self.is_owner(key):
             if not name:
-                raise NoKey(f"the owner's key opens no session by itself: give a session's key, or its name as {SESSION}")
+                raise NoKey(
+                    f"the owner's key opens no session by itself: give a session's key, or its name as {SESSION}"
+                )
             return self.named(name) if name in self._open or name in self._ended else self.open(_name(name))[0]
         id = self._keys.get(_digest(key), "")
         if not id:
@@ -128,14 +140,11 @@ class Sessions:
         return bool(self._owner) and secrets.compare_digest(key.encode(), self._owner.encode())
 
 
-def make_app(sessions: Sessions, context: int) -> Starlette:
-    """`context` is how many tokens the model reads: what is far longer is not even looked at."""
-    most = max(LEAST_BYTES, TOKEN_BYTES * context)
-
+def make_app(sessions: Sessions) -> Starlette:
     def speaks(dialect: Dialect) -> Route:
         async def answered(request: Request) -> Response:
             try:
-                return await _answered(request, dialect, sessions, most)
+                return await _answered(request, dialect, sessions)
             except Exception as error:
                 return _refusal(error, dialect)
 
@@ -188,9 +197,9 @@ def make_app(sessions: Sessions, context: int) -> Starlette:
     return Starlette(routes=routes)
 
 
-async def _answered(request: Request, dialect: Dialect, sessions: Sessions, most: int) -> Response:
+async def _answered(request: Request, dialect: Dialect, sessions: Sessions) -> Response:
     session = sessions.asking(request)
-    body = await _body(request, most)
+    body = await _body(request, max(LEAST_BYTES, TOKEN_BYTES * session.limits.context))
     is_retry = request.headers.get(RETRIES, "0") != "0"
     asked = replace(_read(lambda: dialect.read(body)), retry=is_retry)
     model = str(body.get("model") or MODEL)

@@ -62,7 +62,9 @@ class _Stream:
         for kind, text in (("thinking", shown.thinking), ("text", shown.text)):
             if new := self._pieces[kind].of(text):
                 if self._open != kind:
-                    yield from self._start({"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})})
+                    yield from self._start(
+                        {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
+                    )
                 yield self._delta({"type": f"{kind}_delta", kind: new})
 
     def end(self, answer: Answer) -> Iterator[Frame]:

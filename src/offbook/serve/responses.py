@@ -9,7 +9,9 @@ from offbook.recorder import Answer, Asked, Refused, Said, Shown
 from offbook.serve.chat_completions import ROLES, ChatCompletions
 from offbook.serve.dialect import Frame, Json, Pieces, call_of, functions, ignored, text_of, tool_of, written
 
-KNOWN = "input instructions tools max_output_tokens previous_response_id store metadata user parallel_tool_calls include"
+KNOWN = (
+    "input instructions tools max_output_tokens previous_response_id store metadata user parallel_tool_calls include"
+)
 NAME = "resp_"
 
 

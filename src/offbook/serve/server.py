@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -31,22 +31,22 @@ def listen(port: int = 0, host: str = "127.0.0.1") -> socket.socket:
 
 
 def listen_at(path: Path) -> socket.socket:
-    found = socket.socket(socket.AF_UNIX)
-    found.bind(str(path))
-    return found
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(512)
+    return listener
 
 
-@asynccontextmanager
-async def serving(app: Starlette, listener: socket.socket) -> AsyncIterator[None]:
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=LAST_S
-    )
-    server = _Server(config)
-    running = asyncio.create_task(server.serve([listener]))
-    try:
-        while not server.started and not running.done():
-            await asyncio.sleep(0.005)
-        yield
-    finally:
-        server.should_exit = True
-        await running
+class Serving:
+    """In the background of the event loop, until it is closed."""
+
+    def __init__(self, app: Starlette, listener: socket.socket):
+        settings = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=LAST_S
+        )
+        self._server = _Server(settings)
+        self._running = asyncio.create_task(self._server.serve([listener]))
+
+    async def aclose(self) -> None:
+        self._server.should_exit = True
+        await self._running

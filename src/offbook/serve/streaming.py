@@ -1,4 +1,4 @@
-"""Answers to clients that may go away while the model writes: then it stops writing, and what it wrote is taken back."""
+"""Answers to clients that may go away while the model writes: then it stops, and what it wrote is taken back."""
 
 from __future__ import annotations
 
