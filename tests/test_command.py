@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections import Counter
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import made_once
 from scripted import Scripted, sampled_runs
 from test_rollout import task  # noqa: F401
 
@@ -167,3 +171,47 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
     mounts = {"harness": {"kind": "command", "command": "x", "mounts": {"/agent": str(tmp_path / "none")}}}
     with pytest.raises(OffbookError, match="give a folder"):
         Collector(Config.model_validate({"model": "http://x", "engine": {"mode": "continuous"}, **mounts}), None, "m")
+
+
+MINI_PACKAGES = ("mini-swe-agent==2.4.6", "mcp")  # litellm imports the second and does not say so
+
+
+@pytest.fixture(scope="session")
+def mini(shared: Path) -> Path:
+    """The real package with all that it needs, in a folder of its own."""
+    there = os.environ.get("OFFBOOK_MINI")
+    if there:
+        return Path(there)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    return made_once(
+        shared / "mini", lambda folder: subprocess.run([*pip, "--target", folder, *MINI_PACKAGES], check=True)
+    )
+
+
+MINI = (
+    "env MSWEA_CONFIGURED=true MSWEA_SILENT_STARTUP=1 MSWEA_COST_TRACKING=ignore_errors"
+    " LITELLM_LOCAL_MODEL_COST_MAP=True PYTHONPATH=/mini"
+    " python3 -m minisweagent.run.mini --agent-class default --output /tmp/trajectory.json"
+    ' --model "openai/$OFFBOOK_MODEL" --task "$OFFBOOK_INSTRUCTION"'
+)
+
+
+@pytest.mark.slow
+def test_mini_swe_agent(task: Path, mini: Path) -> None:  # noqa: F811
+    answers = [
+        f"I look first.\n{bash('cat pkg.py')}",
+        "I forget to call anything.",  # which it leaves out of its history
+        f"Now I mend it, and see.\n{bash(MEND)}{bash('cat pkg.py')}",
+        bash("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+    ]
+    harness = {"mounts": {"/mini": str(mini)}, "wall_s": 120}
+    (rollout,), engine = rolled(task.parent, answers, command=MINI, harness=harness)
+    assert (rollout.solved, rollout.stop, rollout.usage.turns) == (True, "finish", 4), rollout.events
+    first, second = rollout.segments
+    assert [message.role for message in first.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    said = [message.role for message in second.messages]
+    assert said == ["system", "user", "assistant", "tool", "user", "assistant", "tool", "tool", "assistant"]
+    assert [second.is_own(message) for message in second.messages if message.role == "assistant"] == [False, True, True]
+    assert second.ids[: first.messages[3].end] == first.ids[: first.messages[3].end]
+    assert len(engine.log) == 4
+    assert not rollout.flags

@@ -115,12 +115,14 @@ async def _until_over(box: Box, command: str, session: Session) -> ExecResult | 
 def _stop(rollout: Rollout, result: ExecResult | None) -> StopReason:
     if rollout.stop not in ("finish", "answer") or result is None:  # a limit
         return rollout.stop
+    said = result.output.strip()[-LAST_WORDS:]
     if result.timed_out:
+        record_at_end(rollout, "last_words", said)
         return "wall"
     if result.exit_code == 0 and rollout.segments:
         return "finish"
     why = f"the agent's command ended with {result.exit_code}"
     why += f", it used up its {result.exhausted}" if result.exhausted else ""
     why += "" if rollout.segments else " and has asked nothing of the model"
-    record_at_end(rollout, "crash", f"{result.output.strip()[-LAST_WORDS:]}\n{why}")
+    record_at_end(rollout, "crash", f"{said}\n{why}")
     return "crash"
