@@ -63,7 +63,7 @@ class _Stream:
                     where = {"item_id": kind, "output_index": self._at, "content_index": 0}
                     yield self._frame("response.content_part.added", **where, part=_part(kind, ""))
                 where = {"item_id": kind, "output_index": self._at, "content_index": 0}
-                more = {"logprobs": []} if kind == "message" else {}
+                more: Json = {"logprobs": []} if kind == "message" else {}
                 yield self._frame(f"response.{part}.delta", **where, delta=new, **more)
 
     def end(self, answer: Answer) -> Iterator[Frame]:
@@ -80,7 +80,7 @@ class _Stream:
             else:
                 where = {"item_id": item["type"], "output_index": index, "content_index": 0}
                 (part,) = item["content"]
-                more = {"logprobs": []} if part["type"] == "output_text" else {}
+                more: Json = {"logprobs": []} if part["type"] == "output_text" else {}
                 yield self._frame(f"response.{part['type']}.done", **where, text=part["text"], **more)
                 yield self._frame("response.content_part.done", **where, part=part)
             yield self._frame("response.output_item.done", output_index=index, item=item)

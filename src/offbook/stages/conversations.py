@@ -48,7 +48,7 @@ class Writing:
                     conversation = Conversation(
                         key=f"{place}/{number}/{index}",
                         task=f"{place}/{rollout.task}" if rollout.foreign else rollout.task,
-                        segment=self._written(segment, tools, counts),
+                        segment=self.written(segment, tools, counts),
                         tools=rollout.tools,
                         kept={at[1]: rules for at, rules in reading.kept.items() if at[0] == index},
                         broken={at[1]: rule for at, rule in reading.broken.items() if at[0] == index},
@@ -60,7 +60,7 @@ class Writing:
             _hold_out(conversation, [*held_out, *(name for name in self.rules if name not in WORDINGS)])
         return found
 
-    def _written(self, segment: Segment, tools: Tools, counts: Counter[str]) -> Segment:
+    def written(self, segment: Segment, tools: Tools, counts: Counter[str]) -> Segment:
         if is_in(segment, self.chat, self.vocabulary):
             return segment
         if segment.ids:
