@@ -21,8 +21,11 @@ from offbook.config import Config, ConfigError, load_config
 from offbook.feedback import RULES
 from offbook.loop.annotate import candidates
 from offbook.loop.collector import Collector
+from offbook.loop.models import load_model, model_folder
 from offbook.tasks import load_task
 from offbook.tokens import byte_chat, render_call
+from offbook.train.forward import Decoder
+from offbook.train.measure import token_logprobs
 from offbook.types import ModelLost, OffbookError, Rollout
 
 AGENT = """
@@ -215,3 +218,26 @@ def test_mini_swe_agent(task: Path, mini: Path) -> None:  # noqa: F811
     assert second.ids[: first.messages[3].end] == first.ids[: first.messages[3].end]
     assert len(engine.log) == 4
     assert not rollout.flags
+
+
+@pytest.mark.slow
+def test_mini_swe_agent_on_a_real_model(task: Path, mini: Path) -> None:  # noqa: F811
+    """What SmolLM2 is asked by it and says: the ids, and their probabilities under a forward of all of them."""
+    folder = model_folder("smollm2-135m", 0)
+    harness = {"kind": "command", "command": MINI, "mounts": {"/mini": str(mini)}, "wall_s": 240, "turns": 3}
+    limits = {"message_tokens": 48, "context": 6000, "tokens": 20_000}
+    given = {"model": str(folder), "engine": {"mode": "continuous"}, "harness": {**harness, **limits}}
+
+    async def main() -> Rollout:
+        async with aclosing(Collector(Config.model_validate(given), folder)) as collector:
+            ((rollout,),) = await collector.groups([load_task(task / "one")], 1, "step1")
+        return rollout
+
+    rollout = asyncio.run(main())
+    assert (rollout.stop, rollout.usage.turns) == ("turns", 3), rollout.events
+    decoder = Decoder(load_model(folder))
+    for segment in rollout.segments:
+        scored = token_logprobs(decoder, segment.ids, 1.0)
+        own = [place for place, is_own in enumerate(segment.sampled) if is_own]
+        assert own
+        assert max(abs(scored[place] - segment.logprobs[place]) for place in own) < 0.01

@@ -289,3 +289,27 @@ def test_notes_are_events_at_their_answers() -> None:
     rollout, _ = recorded(work, "one", "two")
     found = [(event.kind, event.detail, event.message) for event in rollout.events]
     assert found == [("ignored", "temperature = 0.0", -1), ("feedback", "too long", 1), ("feedback", "good", 3)]
+
+
+def test_what_is_dropped_is_said_and_an_end_is_an_end() -> None:
+    async def work(session: Session, engine: Scripted) -> None:
+        first = await session.answer(Asked((USER,)))
+        session.take_back(first)
+        second = await session.answer(Asked((USER,)))
+        waiting = asyncio.create_task(session.answer(Asked((USER, own(second), Said("user", "more")))))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        late = asyncio.create_task(session.answer(Asked((USER, own(second), Said("user", "late")))))
+        await asyncio.sleep(0.01)
+        rollout = session.end()
+        session.take_back(second)
+        assert session.end() is rollout
+        with pytest.raises(Over, match="before the answer"):
+            await late
+        with pytest.raises(Over, match="has ended"):
+            await session.answer(Asked((USER,)))
+
+    rollout, _ = recorded(work, "one", None, 0.05, "late")
+    assert [event.kind for event in rollout.events] == ["taken_back", "given_up"]
+    assert [message.text for message in rollout.segments[0].messages] == ["hello there", "one"]

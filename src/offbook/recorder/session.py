@@ -108,7 +108,8 @@ class Session:
         self.tracks: list[Track] = []
         self.limit: StopReason | None = None  # that was reached
         self.lost: ModelLost | None = None  # what the model was lost to
-        self.is_over = asyncio.Event()  # no further request is answered
+        self.is_over = asyncio.Event()  # nothing more will come of it
+        self.has_ended = False
         self._open_line, self._line, self._is_line_busy = open_line, line or open_line(rollout.id), False
         self._is_line_own = line is None
         self._numbers = itertools.count(1)
@@ -137,6 +138,9 @@ class Session:
             answer = await self._answered(request, asked, on_shown)
             done.set_result(answer)
             return answer
+        except asyncio.CancelledError:
+            self._notes.append(("", "given_up", "the client went away before the answer was there"))
+            raise
         finally:
             del self._flying[done]
             done.cancel()
@@ -148,8 +152,9 @@ class Session:
             await asyncio.wait({done})
             if not done.cancelled():
                 return done.result()
-        for track in [track for track in self.tracks if track.request.is_like(request)]:
-            self.take_back(track.answer)
+        answers = [track.answer for track in self.tracks if track.request.is_like(request)]
+        if answers:
+            self.take_back(max(answers, key=lambda answer: answer.number))
         return None
 
     async def _answered(self, request: _Request, asked: Asked, on_shown: OnShown | None) -> Answer:
@@ -157,10 +162,10 @@ class Session:
         if track is not None:
             track.is_busy = True
         try:
-            size = sum(len(said.text) for said in request.messages[len(track.said) if track else 0 :])
-            written = (
-                self._written(request, track) if size < LONG else await asyncio.to_thread(self._written, request, track)
-            )
+            new = request.messages[len(track.said) if track else 0 :]
+            is_long = sum(len(said.text) for said in new) > LONG
+            write = partial(self._written, request, track)
+            written = await asyncio.to_thread(write) if is_long else write()
             ids, reading = written.prompt(), Reading(self.chat, request.tools)
             if track is not None:
                 self.rollout.usage.drift += ids[: len(track.segment.ids)] != track.segment.ids
@@ -168,7 +173,7 @@ class Session:
             heard = (lambda ids: on_shown(reading.so_far(ids))) if on_shown else None
             prompt = Prompt(ids, tuple(written.segment.messages), request.tools, heard)
             completion = self._given_again(request) or await self._completed(prompt, room)
-            if self.is_over.is_set() and self.limit is None:
+            if self.has_ended:
                 raise Over("this session ended before the answer was there")
             return self._keep(asked.id, track, written, request, completion)
         finally:
@@ -178,8 +183,9 @@ class Session:
     def take_back(self, answer: Answer) -> None:
         """It did not arrive: then it is as if it had not been, but for whoever asks the same."""
         track = next((track for track in self.tracks if track.answer is answer), None)
-        if track is None or track.is_busy:  # the client did get it: it goes on from there
+        if track is None or track.is_busy or self.has_ended:  # busy: the client did get it, and goes on from there
             return
+        self._notes.append(("", "taken_back", "an answer did not arrive"))
         place = self.tracks.index(track)
         self.tracks[place : place + 1] = [track.before] if track.before else []
         self._taken_back.append((track.request, track.completion))
@@ -196,13 +202,13 @@ class Session:
     def end(self, stop: StopReason | None = None) -> Rollout:
         """The rollout, complete but for what it earned. Without a reason it ended as its last message says."""
         rollout, usage = self.rollout, self.rollout.usage
-        if self.is_over.is_set() and self.limit is None:
+        if self.has_ended:
             return rollout
+        self.has_ended = True
+        self.is_over.set()
         last = max(self.tracks, key=lambda track: track.answer.number, default=None)
         has_called = last is not None and last.segment.messages[-1].calls
         rollout.stop = self.limit or stop or ("finish" if has_called else "answer")
-        self.limit = None
-        self.is_over.set()
         if self._is_line_own:
             self._line.close()
         self._show()
@@ -362,7 +368,7 @@ class Session:
 
     def _refuse_over(self) -> None:
         limits, usage = self.limits, self.rollout.usage
-        if self.is_over.is_set() and self.limit is None:
+        if self.has_ended:
             raise Over("this session has ended")
         if usage.turns + len(self._flying) >= limits.turns:
             self._reach("turns", f"{limits.turns} messages (harness.turns)")
