@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +12,8 @@ from typing import Any
 
 import openai
 import pytest
+from starting import Started
 
-from offbook.cli import serve as cli
 from offbook.runfolder import RunFolder, load_lines
 from offbook.serve.client import Serve
 from offbook.tokens import chat_for
@@ -23,17 +21,19 @@ from offbook.types import OffbookError, Rollout
 
 
 @contextmanager
-def served(model: Path, out: Path, *more: str) -> Iterator[tuple[Serve, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "offbook", "serve", "--model", str(model), "--out", str(out), "--port", "0"]
-    options = ["--plain", "--json", *more]
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, env=environment, text=True) as process:
-        try:
-            assert process.stdout is not None
-            told = json.loads(process.stdout.readline())
-            yield Serve(told["url"], told["key"]), process
-        finally:
-            process.kill()
+def served(model: Path, out: Path) -> Iterator[tuple[Serve, Started]]:
+    options = ["--model", str(model), "--out", str(out), "--port", "0", "--plain", "--json"]
+    process = Started(["serve", *options], None, None)
+    try:
+        while not (said := process.said()).endswith("\n"):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        told = json.loads(said)
+        yield Serve(told["url"], told["key"]), process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
 
 
 def test_sessions_that_ended_outlive_kill_9(model: Path, tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ def test_sessions_that_ended_outlive_kill_9(model: Path, tmp_path: Path) -> None
             serve.session(id="s0")
         with open(out / "rollouts" / "step_00000.jsonl", "ab") as file:
             file.write(b'{"id": "half')  # what a crash may leave
-        process.kill()
-        process.wait()
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
     with served(model, out) as (serve, process):
         with (
             serve.session(task="greet", id="later") as session,
@@ -64,7 +64,8 @@ def test_sessions_that_ended_outlive_kill_9(model: Path, tmp_path: Path) -> None
         ):
             streamed = stream.get_final_completion()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        process.communicate()
+        assert process.returncode == 0
     kept, unreadable = load_lines(out / "rollouts" / "step_00000.jsonl", Rollout)
     assert [(rollout.id, rollout.reward.total) for rollout in kept] == [("s0", 0), ("s1", 1), ("later", 0)]
     assert unreadable == 1

@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from offbook.recorder.said import Answer, Asked, Reading, Refused, Said, Shown, in_order, num_shared, status_of
