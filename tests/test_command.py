@@ -158,6 +158,7 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
     for overrides, said in (
         ({"harness.kind": "command"}, "harness.command is empty"),
         ({"harness.command": "x"}, "harness.kind is own"),
+        ({**CHOSEN, "feedback.look": "true"}, "own tools"),
         (CHOSEN, "engine.mode continuous"),
         (
             {

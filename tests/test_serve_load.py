@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -51,18 +52,15 @@ async def work(http: httpx2.AsyncClient, key: str, number: int) -> list[str]:
         messages.append({"role": "user", "content": f"agent {number} turn {turn}: read pkg/core.py"})
         body = {"messages": messages, "max_tokens": 24}
         if rng.random() < 0.1:
+            brief = httpx2.Timeout(None, read=0.02)
             with pytest.raises(httpx2.ReadTimeout):
-                await http.post(
-                    "/v1/chat/completions", json=body, headers=headers, timeout=httpx2.Timeout(None, read=0.02)
-                )
+                await http.post("/v1/chat/completions", json=body, headers=headers, timeout=brief)
         if rng.random() < 0.5:
             text = ""
             async with http.stream("POST", "/v1/messages", json={**body, "stream": True}, headers=headers) as response:
                 assert response.status_code == 200
                 async for line in response.aiter_lines():
                     if line.startswith("data: ") and '"text_delta"' in line:
-                        import json
-
                         text += json.loads(line[6:])["delta"]["text"]
         else:
             answer = await http.post("/v1/chat/completions", json=body, headers=headers)
@@ -118,6 +116,7 @@ def test_two_hundred_sessions(model: Path) -> None:
                     span = slice(message.body, message.body + len(completion.ids))
                     assert segment.logprobs[span] == completion.logprobs
                     assert segment.versions[span] == completion.versions
-        assert len(rollout.segments) == 1
-        texts = [message.text.strip() for message in rollout.segments[0].messages if message.role == "assistant"]
-        assert texts == said[number]
+        # One that went away and came back before the server had seen it go is in a second segment, with all of it.
+        whole = max(rollout.segments, key=lambda segment: len(segment.messages))
+        assert [message.text.strip() for message in whole.messages if message.role == "assistant"] == said[number]
+    assert sum(len(rollout.segments) == 1 for rollout in kept.values()) > AGENTS / 2

@@ -269,7 +269,7 @@ class Rollout:
     reward: Reward = field(default_factory=Reward)
     flags: list[Flag] = field(default_factory=list)
     own_names: dict[str, str] = field(default_factory=dict)  # of tools, by the names that this agent was shown
-    foreign: bool = False  # another agent's work: its tools and its box are not ours, and it has no tokens
+    foreign: bool = False  # another agent's work: its tools and its box are not ours; with tokens where it was recorded
 
     @property
     def solved(self) -> bool:

@@ -502,9 +502,24 @@ class Config(Section):
             return tree
         return {**tree, "engine": {"precision": precision, **engine}}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_look(cls, tree: Any) -> Any:
+        """What a look samples is answered by offbook's own tools, which other agents do not have."""
+        if not isinstance(tree, dict):
+            return tree
+        harness, feedback = tree.get("harness", {}), tree.get("feedback", {})
+        if not isinstance(harness, dict) or harness.get("kind") != "command" or not isinstance(feedback, dict):
+            return tree
+        return {**tree, "feedback": {"look": False, **feedback}}
+
     @model_validator(mode="after")
     def _refuse_idle(self) -> Self:
         if self.harness.kind == "command":
+            if self.feedback.look:
+                raise ValueError(
+                    "feedback.look answers by offbook's own tools: with harness.kind command leave it false"
+                )
             if self.engine.kind == "local" and self.engine.mode == "lockstep":
                 raise ValueError("your agents ask when they like: harness.kind command needs engine.mode continuous")
             if self.sandbox.backend == "container":
