@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from offbook.types import OffbookError
 
 LAST_S = 2  # that requests have to end in when the server does
+IDLE_S = 3600  # that a connection may be silent: agents keep theirs while their tools run
 
 
 class _Server(uvicorn.Server):
@@ -41,10 +42,9 @@ class Serving:
     """In the background of the event loop, until it is closed."""
 
     def __init__(self, app: Starlette, listener: socket.socket):
-        settings = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=LAST_S
-        )
-        self._server = _Server(settings)
+        quiet = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none")
+        quiet.timeout_graceful_shutdown, quiet.timeout_keep_alive = LAST_S, IDLE_S
+        self._server = _Server(quiet)
         self._running = asyncio.create_task(self._server.serve([listener]))
 
     async def aclose(self) -> None:
