@@ -18,16 +18,14 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from offbook.recorder.said import Answer, Asked, Reading, Refused, Said, Shown, in_order, num_shared, status_of
+from offbook.recorder.track import Request, Track, answer_status
 from offbook.tokens import Chat, Transcript, count_tokens, telling
-from offbook.tokens.strict import Tools
 from offbook.types import (
     INVALID,
-    CallStatus,
     Completion,
     Event,
     Limits,
@@ -57,40 +55,6 @@ class Line(Policy, Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    messages: tuple[Said, ...]
-    tools: Tools
-
-    def is_like(self, other: _Request) -> bool:
-        count = len(self.messages)
-        same = count == len(other.messages) and self.tools == other.tools
-        return same and num_shared(self.messages, other.messages) == count
-
-
-@dataclass(slots=True, eq=False)
-class Track:
-    """A segment as of its last answer, and its messages as the client knows them. The next answer makes another."""
-
-    tools: Tools
-    said: tuple[Said, ...]  # one for each message of the segment
-    names: tuple[str, ...]  # the answers that they are, empty for others
-    segment: Segment
-    answer: Answer
-    completion: Completion
-    before: Track | None = None  # without this answer; None where it is the first, or can no longer be taken back
-    is_busy: bool = False  # somebody waits for its next message
-
-    @property
-    def request(self) -> _Request:
-        return _Request(self.said[:-1], self.tools)
-
-    def words(self, index: int) -> list[int]:
-        """The ids of a message of the model's, with the token that ends it."""
-        message = self.segment.messages[index]
-        return self.segment.ids[message.body : message.body_end + 1]
-
-
 class Session:
     """`open_line` gives a way to the engine, by a name for its random numbers: one for the session, unless it is given
     a `line` that somebody else closes, and more while its requests overlap."""
@@ -114,8 +78,8 @@ class Session:
         self._open_line, self._line, self._is_line_busy = open_line, line or open_line(rollout.id), False
         self._is_line_own = line is None
         self._numbers = itertools.count(1)
-        self._flying: dict[asyncio.Future[Answer], _Request] = {}
-        self._taken_back: list[tuple[_Request, Completion]] = []
+        self._flying: dict[asyncio.Future[Answer], Request] = {}
+        self._taken_back: list[tuple[Request, Completion]] = []
         self._notes: list[tuple[str, str, str]] = []  # the answer it is about, kind, detail
         self._began = self.touched = time.monotonic()
 
@@ -147,7 +111,7 @@ class Session:
             done.cancel()
             self.touched = time.monotonic()
 
-    async def _before(self, request: _Request) -> Answer | None:
+    async def _before(self, request: Request) -> Answer | None:
         """What a first attempt that still goes on comes to. If one was answered, the answer did not arrive."""
         for done in [done for done, flying in self._flying.items() if flying.is_like(request)]:
             await asyncio.wait({done})
@@ -158,7 +122,7 @@ class Session:
             self.take_back(max(answers, key=lambda answer: answer.number))
         return None
 
-    async def _answered(self, request: _Request, asked: Asked, on_shown: OnShown | None) -> Answer:
+    async def _answered(self, request: Request, asked: Asked, on_shown: OnShown | None) -> Answer:
         track = self._continued(request)
         if track is not None:
             track.is_busy = True
@@ -221,7 +185,7 @@ class Session:
 
     # Where a request belongs
 
-    def _request(self, asked: Asked) -> _Request:
+    def _request(self, asked: Asked) -> Request:
         """The whole conversation, in a form that can be compared and written."""
         messages = asked.messages
         if asked.after:  # its instructions are not carried over
@@ -235,7 +199,7 @@ class Session:
             raise Refused("a conversation begins with the system's or the user's message")
         if asked.tools and messages[0].role != "system":  # which is where they are told of
             messages = (Said("system", ""), *messages)
-        return _Request(messages, asked.tools)
+        return Request(messages, asked.tools)
 
     def _history(self, answer: str) -> tuple[Said, ...]:
         for track in self.tracks:
@@ -243,7 +207,7 @@ class Session:
                 return track.said[: track.names.index(answer) + 1]
         raise Refused(f"this session has no answer {answer}")
 
-    def _continued(self, request: _Request) -> Track | None:
+    def _continued(self, request: Request) -> Track | None:
         """The longest conversation that the request goes on, if nobody else does so just now."""
         found = [
             track
@@ -254,7 +218,7 @@ class Session:
         ]
         return max(found, key=lambda track: len(track.said), default=None)
 
-    def _written(self, request: _Request, track: Track | None) -> Transcript:
+    def _written(self, request: Request, track: Track | None) -> Transcript:
         """Behind a copy of the track's segment, or from the beginning."""
         try:
             if track is None:
@@ -271,7 +235,7 @@ class Session:
             raise Refused(f"the model's chat cannot hold this conversation: {error}") from error
         return transcript
 
-    def _write(self, transcript: Transcript, request: _Request, index: int) -> None:
+    def _write(self, transcript: Transcript, request: Request, index: int) -> None:
         said = request.messages[index]
         if said.role == "assistant":
             ids = self._sampled_before(request, index) or [*self.chat.answer(said.text, said.calls), self.chat.end_id]
@@ -281,9 +245,9 @@ class Session:
         text, tools = said.text, request.tools
         if index == 0 and tools and not self.chat.tells_tools:
             text = "\n\n".join(filter(None, (text, telling(tools))))
-        transcript.add(said.role, text, _status(request, index) if said.role == "tool" else None)
+        transcript.add(said.role, text, answer_status(request, index) if said.role == "tool" else None)
 
-    def _sampled_before(self, request: _Request, index: int) -> list[int]:
+    def _sampled_before(self, request: Request, index: int) -> list[int]:
         """The ids of such a message of this session, of one at the same place if there is one."""
         said = request.messages[index]
         for track in sorted(self.tracks, key=lambda one: -num_shared(one.said, request.messages)):
@@ -325,7 +289,7 @@ class Session:
         finally:
             line.close()
 
-    def _given_again(self, request: _Request) -> Completion | None:
+    def _given_again(self, request: Request) -> Completion | None:
         for place, (before, completion) in enumerate(self._taken_back):
             if before.is_like(request):
                 del self._taken_back[place]
@@ -333,7 +297,7 @@ class Session:
         return None
 
     def _keep(
-        self, name: str, track: Track | None, written: Transcript, request: _Request, completion: Completion
+        self, name: str, track: Track | None, written: Transcript, request: Request, completion: Completion
     ) -> Answer:
         num_prompt = len(written.prompt())
         message = written.add_sampled(completion)
@@ -418,13 +382,3 @@ class Session:
                     usage.invalid_calls += status in INVALID
                     events += [Event(index, status, problem, number)] if status in INVALID else []
         return events
-
-
-def _status(request: _Request, index: int) -> CallStatus:
-    """How the call went that a tool's message answers: answers stand behind the calls in their order."""
-    begin = index
-    while request.messages[begin].role == "tool":
-        begin -= 1
-    calls, place = request.messages[begin].calls, index - begin - 1
-    status = status_of(calls[place], request.tools)[0] if place < len(calls) else "ok"
-    return "failed" if status == "ok" and request.messages[index].failed else status
