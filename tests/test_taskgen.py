@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -18,6 +19,11 @@ from little_repo import deps, feature, little, with_deps
 from test_remote import reply, serving
 from test_tasks import run_script
 
+from offbook.config import Config
+from offbook.loop.beside import Harder, harder_tasks
+from offbook.loop.slots import Slots, read_journal
+from offbook.loop.tasks import Selected
+from offbook.runfolder import RunFolder
 from offbook.sandbox import BoxSpec, open_box
 from offbook.taskgen.audit.corpus import Corpus, Leak, audit_all, given_away
 from offbook.taskgen.delete.delete import delete
@@ -41,7 +47,7 @@ from offbook.tasks.folder import instructions_of, write_files, write_whole
 from offbook.tasks.git import applied, gold_patch
 from offbook.tasks.grade import grade
 from offbook.tasks.perturbed import FEWEST, read_cases
-from offbook.types import OffbookError, Task
+from offbook.types import OffbookError, Reward, Rollout, Task
 
 __all__ = ["deps"]
 
@@ -539,6 +545,46 @@ def test_each_way_of_making_a_task_harder(
     assert (there.refused, there.evidence) == (THERE, str(tasks["terser"].folder))
     (nowhere,) = asyncio.run(harden(named(made[1], "squeeze"), tmp_path / "harder", BOX, ["widen"], workshop))
     assert (nowhere.refused, nowhere.evidence) == (NO_WAY, "nothing that could be deleted too uses it")
+
+
+def test_easy_tasks_are_made_harder_during_a_run(made: tuple[Path, Path, list[Made]], tmp_path: Path) -> None:
+    """By a solver that always solves one of them. Killed in the middle, the run takes it up again; none comes twice."""
+    config = Config.model_validate({"tasks": {"harden": 0.8, "order": "select"}})
+    tasks, run = {task.id: task for task in load_tasks(made[1] / "train")}, RunFolder(tmp_path / "run")
+    task = named(made[1], "plural")
+    solved, unsolved = (
+        [Rollout(f"r/{number}", task.id, "g", (), reward=Reward({"outcome": share})) for number in range(4)]
+        for share in (1.0, 0.0)
+    )
+    added: list[Task] = []
+
+    def begun() -> Harder:
+        return Harder(config, Slots(run, 4), dict(tasks), added.append)
+
+    first = begun()
+    first.look_at([unsolved, solved, solved])  # and is killed before it comes to it
+
+    async def until_made(harder: Harder, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                work = asyncio.create_task(harder.run())
+                while not any(line["state"] == "harder" for line in read_journal(run.path)) and not work.done():
+                    await asyncio.sleep(0.05)
+        work.cancel()
+
+    asyncio.run(until_made(begun(), 120))
+    assert {one.id.rpartition("-")[2] for one in added} == {"terser", "widen", "merge"}
+    assert not {one.id for one in added} & {*tasks}
+    assert {one.id for one in harder_tasks(run.path)} == {one.id for one in added}
+    again = begun()
+    again.look_at([solved])
+    assert again._easy.empty(), "it was made harder before"
+    run.config_file.write_text(config.to_toml())
+    order = Selected(list(tasks.values()), 0, run, 0, tasks)
+    for one in added:
+        order.add(one)
+    drawn = order.tasks_of(1, len(added))
+    assert {one.id for one in drawn} == {one.id for one in added}
 
 
 def test_names_that_were_stubs_go(made: tuple[Path, Path, list[Made]], workshop: Workshop, tmp_path: Path) -> None:

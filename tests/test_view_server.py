@@ -211,6 +211,15 @@ def test_what_was_looked_at_is_told(run: RunIndex) -> None:
     ]
 
 
+def test_where_rollouts_are_is_told_while_they_are_sampled(run: RunIndex) -> None:
+    assert answer([run], "api/runs")["runs"][0]["now"] == {}
+    (run.root / "slots").mkdir()
+    (run.root / "slots" / "now.json").write_text('{"slots running": 3, "load": "none"}')
+    run._looked = 0.0
+    told = answer([run], "api/runs")["runs"][0]
+    assert (told["now"], "now" in told["evals"]) == ({"slots running": 3}, False)
+
+
 def test_what_cannot_be_read_is_counted(run: RunIndex) -> None:
     assert answer([run], "api/runs")["runs"][0]["unreadable"] == {}
     for name in (

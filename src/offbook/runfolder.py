@@ -12,6 +12,8 @@ ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DO
 aside/step_00003.samples.jsonl    what step 3 would have trained on, where that gave no number
 data.json                of imitation: what it is trained on, by content
 .lock                    the process that writes here
+slots/                   rollouts that are in no step yet, and the journal of all of them: loop/slots.py
+harder/ID                tasks that were made during the run
 trackers.json            how far each tracker of --log has followed metrics.jsonl
 logs/
 """

@@ -45,6 +45,20 @@ class TasksConfig(Section):
         default=True, description="shuffle only: tasks come again when all were trained on; if not, the run ends there"
     )
 
+    harden: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="select only: the share of a task's rollouts that solve it from which harder ones are made of it "
+        "during the run, as in 0.8; 0 is never",
+    )
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if self.harden and self.order != "select":
+            raise ValueError("tasks.order is shuffle, so no harder task would be drawn; give --tasks.order select")
+        return self
+
     @field_validator("order", mode="before")
     @classmethod
     def _renamed(cls, order: object) -> object:
@@ -468,6 +482,23 @@ class SftConfig(Section):
     hold_out_rules: list[str] = Field(default=[], description="no reminder states these")
 
 
+class LoopConfig(Section):
+    """Sampling beside training: docs/async.md."""
+
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        description="steps that a rollout may begin before the one that it is trained in; 0: training waits for "
+        "rollouts, and they for it; lockstep takes at most 1",
+    )
+    deadline_s: float = Field(
+        default=7200.0, gt=0, description="without any sign of life, after which a run ends and says what it waited for"
+    )
+    eval_every: int = Field(
+        default=0, ge=0, description="steps between evaluations on the held-out tasks, beside training; 0 is never"
+    )
+
+
 class EvalConfig(Section):
     samples: int = Field(default=2, ge=1, description="rollouts a held-out task")
 
@@ -488,6 +519,7 @@ class Config(Section):
     monitors: MonitorsConfig = MonitorsConfig()
     sft: SftConfig = SftConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    loop: LoopConfig = LoopConfig()
     eval: EvalConfig = EvalConfig()
 
     @model_validator(mode="before")
@@ -526,7 +558,20 @@ class Config(Section):
                 raise ValueError("harness.kind command does not work in containers: leave sandbox.backend bwrap")
         if self.tools.add and self.harness.profile == "bash":
             raise ValueError("the profile bash has one tool, so tools.add is never used; take another harness.profile")
+        if self.loop.max_staleness and (problem := self._unfit_beside_training()):
+            raise ValueError(f"loop.max_staleness is {self.loop.max_staleness}, and {problem}")
         return self
+
+    def _unfit_beside_training(self) -> str:
+        """What cannot be while the trainer works and weights change in the middle of rollouts."""
+        engine, judge = self.engine, self.feedback.judge
+        if engine.kind == "local" and engine.mode == "lockstep" and self.loop.max_staleness > 1:
+            return "lockstep samples one batch at a time; give 1, or --engine.mode continuous"
+        if engine.kind == "vllm" and engine.vllm.sleep:
+            return "vLLM is to sleep while the trainer works; give --engine.vllm.sleep false"
+        if self.feedback.weight and judge.url == LOCAL and not judge.name:
+            return "the judge would read with weights that change; give feedback.judge.name another model"
+        return ""
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump())

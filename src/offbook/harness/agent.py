@@ -11,12 +11,12 @@ import difflib
 import errno
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from offbook.client import NoAnswer
 from offbook.harness.context import first_message
-from offbook.harness.tool import Tool, ToolFailed, Workbench
+from offbook.harness.tool import TodoItem, Tool, ToolFailed, Workbench
 from offbook.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.sandbox import HISTORY, Box, PathRefused
 from offbook.sandbox.access import MAX_KEPT, Opened, describe, notable, own_packages
@@ -46,6 +46,19 @@ OnTurn = Callable[[Rollout], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Midway:
+    """A rollout between two turns. With its box as that is then, it is all that is needed to go on."""
+
+    rollout: Rollout
+    todos: list[dict[str, str]] = field(default_factory=list)
+    interrupted: bool = False
+    stop: StopReason | None = None  # it has ended, and is not scored yet
+
+
+Keep = Callable[[Midway], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
 class Harness:
     """The world a rollout happens in, apart from its task: limits, how tools are shown, what tokens cost."""
 
@@ -72,17 +85,24 @@ async def run_agent(
     rollout_id: str,
     group: str,
     on_turn: OnTurn = lambda rollout: None,
+    keep: Keep | None = None,
+    midway: Midway | None = None,
 ) -> Rollout:
-    """One rollout, unscored. What goes wrong in the policy or the box is on it; only a lost model makes it none."""
+    """One rollout, unscored. What goes wrong in the policy or the box is on it; only a lost model makes it none.
+
+    `keep` is given it after every turn. One that was kept goes on from there, in a box that is as it was.
+    """
     toolset = harness.toolset(task)
-    rollout = Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
+    rollout = midway.rollout if midway else Rollout(id=rollout_id, task=task.id, group=group, tools=toolset.names)
     rollout.own_names = {name: tool.own_name for name, tool in toolset.tools.items()}
     bench = Workbench(box, harness.limits, test_command=task.test_command)
     episode = _Episode(task, rollout, bench, toolset, chat, policy, harness, on_turn)
-    started = time.monotonic()
+    episode.started = started = time.monotonic() - rollout.usage.seconds
+    episode.keep = keep
+    episode.begin(midway)
     try:
-        async with asyncio.timeout(harness.limits.wall_s):
-            rollout.stop = await episode.run()
+        async with asyncio.timeout(harness.limits.wall_s - rollout.usage.seconds):
+            rollout.stop = (midway and midway.stop) or await episode.run()
     except TimeoutError:
         rollout.stop = "wall"
         if harness.told and not rollout.usage.turns:  # it waited for the server's first word, and for nothing else
@@ -187,10 +207,28 @@ class _Episode:
     packages: frozenset[str] = field(init=False)
     fed: list[int] = field(default_factory=list)  # the ids of this segment that the policy has seen and written
     interrupted: bool = False
+    keep: Keep | None = None
+    started: float = 0.0
 
-    def __post_init__(self) -> None:
+    def begin(self, midway: Midway | None) -> None:
         self.packages = own_packages(self.task.tree)
-        self._open_segment(first_message(self.task))
+        if midway is None:
+            self._open_segment(first_message(self.task))
+            return
+        segment = self.rollout.segments[-1]
+        self.transcript = Transcript.after(segment, self.chat, self.toolset.specs())
+        self.fed = (
+            segment.ids[: len(segment.sampled) - segment.sampled[::-1].index(True)] if any(segment.sampled) else []
+        )
+        self.bench.todos = [TodoItem(text=item["text"], status=item["status"]) for item in midway.todos]  # type: ignore[typeddict-item]
+        self.interrupted = midway.interrupted
+
+    async def _keep(self, stop: StopReason | None = None) -> None:
+        if self.keep is None:
+            return
+        self.rollout.usage.seconds = time.monotonic() - self.started
+        todos = [{"text": item["text"], "status": item["status"]} for item in self.bench.todos]
+        await self.keep(Midway(self.rollout, todos, self.interrupted, stop))
 
     def record(self, kind: str, detail: str) -> None:
         record_at_end(self.rollout, kind, detail)
@@ -205,6 +243,7 @@ class _Episode:
             begun = any(self.transcript.segment.sampled)
             if begun and limits.summarize_at and (len(ids) >= limits.summarize_at or window <= 0):
                 await self._summarize()
+                await self._keep()
                 continue
             budget = limits.tokens - sum(len(segment.ids) for segment in self.rollout.segments)
             room = min(limits.message_tokens, budget, window)
@@ -215,12 +254,12 @@ class _Episode:
             finished = await self._answer(message)
             interrupted = self._interrupt(ending=finished or not message.calls)
             self.on_turn(self.rollout)
-            if interrupted:
-                continue
-            if finished:
-                return "finish"
-            if not message.calls:
-                return "answer"
+            stop: StopReason | None = None
+            if not interrupted:
+                stop = "finish" if finished else None if message.calls else "answer"
+            await self._keep(stop)
+            if stop:
+                return stop
         return "turns"
 
     def _interrupt(self, ending: bool) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -17,15 +18,18 @@ from transformers import PreTrainedModel
 from offbook.client import Client
 from offbook.config import Config
 from offbook.engine import LocalEngine, RemoteEngine, Session, VllmEngine
+from offbook.engine.apart import ApartEngine, ApartSession
+from offbook.engine.local import LocalSession
 from offbook.engine.vllm import Server, find_vllm
 from offbook.feedback import rules_of
 from offbook.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
 from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
+from offbook.loop.slots import Seat
 from offbook.monitors.policy import Monitors, monitors_of, withhold
 from offbook.recorder import Session as Recorder
 from offbook.rewards import Grader, Rewards, compose
 from offbook.runfolder import is_adapter
-from offbook.sandbox import Box, BoxSpec
+from offbook.sandbox import Box, BoxSpec, BwrapBox
 from offbook.taskgen.pocket import level_named
 from offbook.tasks.grade import Grade
 from offbook.tasks.suite import suite_box
@@ -44,7 +48,8 @@ from offbook.types import (
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
 Judges = tuple[Rewards, Monitors | None]
-AnyEngine = LocalEngine | VllmEngine | RemoteEngine
+AnyEngine = LocalEngine | ApartEngine | VllmEngine | RemoteEngine
+FREE: AbstractAsyncContextManager[Any] = nullcontext()  # as many at once as there are
 
 
 def unwatched(rollout: Rollout, over: bool) -> None:
@@ -78,12 +83,22 @@ def chat_of(model: Path | None, config: Config) -> Chat:
     return chat_for(chat_folder(model), "bash" if is_bash else "auto")
 
 
+class Job(NamedTuple):
+    """A rollout to be had. With a seat it is kept after every turn, and goes on from there."""
+
+    task: Task
+    id: str
+    group: str
+    seat: Seat | None = None
+
+
 class Collector:
     """Yields scored groups of rollouts. Owns engine, chat format, harness, boxes, grader, rewards and monitors.
 
     The model is in the folder `model` or, without one, behind the URL `config.model`, where it is called `remote_name`.
     It is loaded when the first rollout asks for it: where all are there from before, none does. `loaded` is there
-    already, as beside a trainer. `lent` is an engine of somebody else's, who closes it.
+    already, as beside a trainer. `lent` is an engine of somebody else's, who closes it. `apart`: a local one is in a
+    process of its own.
     """
 
     def __init__(
@@ -95,9 +110,10 @@ class Collector:
         progress: Progress = quiet,
         loaded: PreTrainedModel | None = None,
         lent: AnyEngine | None = None,
+        apart: bool = False,
     ):
         self.config, self.model, self.remote_name = config, model, remote_name
-        self._progress, self._loaded, self._lent = progress, loaded, lent
+        self._progress, self._loaded, self._lent, self._apart = progress, loaded, lent, apart
         self._reread_before = lent.tokens_reread if isinstance(lent, LocalEngine) else 0
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
@@ -145,6 +161,8 @@ class Collector:
             if is_adapter(self.model):
                 vllm.apply(stored_adapter(self.model))
             return vllm
+        if self.model is not None and self._apart:
+            return ApartEngine(self.config, self.model, chat.stop_ids)
         if self.model is not None:
             torch.set_num_threads(self.config.threads)
             network = self._loaded or load_model(self.model, settings.precision)
@@ -185,7 +203,7 @@ class Collector:
         aside = {} if self.monitors is None else {"quarantined": len(self.monitors.quarantined)}
         engine = self.__dict__.get("engine")  # where no rollout was wanted there is none
         reread = {}
-        if isinstance(engine, LocalEngine):
+        if isinstance(engine, LocalEngine | ApartEngine):
             reread = {"reread_tokens": engine.tokens_reread - self._reread_before}
             self._reread_before = engine.tokens_reread
         return {"grades": self._grader.runs, **reread, **aside}
@@ -211,46 +229,56 @@ class Collector:
         left = [of_task for of_task in missing if of_task]
         in_lockstep = self.model is not None and self.config.engine.kind == "local"
         wave = max(1, parallel // size if parallel and in_lockstep else len(left))
-        slots = asyncio.Semaphore(parallel) if parallel and not in_lockstep else nullcontext()
+        places = asyncio.Semaphore(parallel) if parallel and not in_lockstep else FREE
         new: list[Rollout] = []
         for start in range(0, len(left), wave):
-            new += await self._wave(list(chain(*left[start : start + wave])), name, watch, slots)
+            jobs = [Job(task, id, f"{name}/{task.id}") for task, id in chain(*left[start : start + wave])]
+            new += await self.rollouts(jobs, watch, places)
         in_order = iter(new)
         groups = [[before.get(id) or next(in_order) for id in rollout_ids(name, task, size)] for task in tasks]
-        if self.monitors is not None:
-            for group in groups:
-                self.monitors.settle(group)
+        for group in groups:
+            self.settle(group)
         return groups
 
-    async def _wave(
-        self, missing: list[tuple[Task, str]], name: str, watch: Watch, slots: asyncio.Semaphore | nullcontext[None]
+    def settle(self, group: Sequence[Rollout]) -> None:
+        """After the last rollout of a group."""
+        if self.monitors is not None:
+            self.monitors.settle(group)
+
+    async def rollouts(
+        self, jobs: Sequence[Job], watch: Watch = unwatched, places: AbstractAsyncContextManager[Any] = FREE
     ) -> list[Rollout]:
-        async def one(task: Task, id: str, session: Session) -> Rollout:
-            async with slots:
-                rollout = await self._rollout(task, id, f"{name}/{task.id}", session, watch)
+        """Scored, in the order of the jobs. `places` is entered by each while it works."""
+
+        async def one(job: Job, session: Session) -> Rollout:
+            async with places:
+                rollout = await self._rollout(job, session, watch)
             watch(rollout, True)
             return rollout
 
         # All are opened before the first asks: they decode together.
-        opened = [(task, id, self.engine.open(id)) for task, id in missing]
+        opened = [(job, self.engine.open(job.id)) for job in jobs]
         try:
-            async with asyncio.TaskGroup() as jobs:
-                running = [jobs.create_task(one(*each)) for each in opened]
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(one(*each)) for each in opened]
         except ExceptionGroup as problems:
             for problem in problems.exceptions:
                 if isinstance(problem, OffbookError):  # a reward that broke, a server that is lost: one sentence
                     raise problem from None
             raise
-        return [job.result() for job in running]
+        return [each.result() for each in running]
 
-    async def _rollout(self, task: Task, id: str, group: str, session: Session, watch: Watch) -> Rollout:
+    async def _rollout(self, job: Job, session: Session, watch: Watch) -> Rollout:
         """One that is over and scored. Where the machine ended it, there is one fresh attempt in a new box.
 
         That has the same RNG: an agent that broke the machine itself does so again, and gains no second draw by it.
         """
-        rollout = first = await self._work(task, id, group, session, watch)
+        task = job.task
+        rollout = first = await self._work(job, session, watch)
         if fault := _machine_fault(first):
-            rollout = await self._work(task, id, group, self.engine.open(id), watch)
+            if job.seat is not None:
+                job.seat.clear()
+            rollout = await self._work(job, self.engine.open(job.id), watch)
             if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
                 rollout = first  # whoever had acted and is struck twice is judged by what it did
             _settle(rollout, fault)
@@ -260,23 +288,36 @@ class Collector:
         rollout.usage.scoring_seconds = time.monotonic() - began
         return rollout
 
-    async def _work(self, task: Task, id: str, group: str, session: Session, watch: Watch) -> Rollout:
+    async def _work(self, job: Job, session: Session, watch: Watch) -> Rollout:
         """One attempt, not graded yet. Without a box it is a crashed one, of which nothing but the fault is known."""
-        rollout = Rollout(id, task.id, group, task.tools)
+        task, seat = job.task, job.seat
+        rollout = Rollout(job.id, task.id, job.group, task.tools)
         try:
-            mounts = self._door.mounts() if self.harness.command else None
-            async with await suite_box(task.tree, task.suite, self.box, mounts=mounts) as box:
+            seat = None if self.harness.command else seat  # another agent cannot be begun in the middle
+            midway = seat.midway() if seat else None
+            async with self._box(task, seat) as box:
                 if self.harness.command:
-                    rollout = await self._commanded(task, rollout, box, session, watch)
-                else:
-                    rollout = await run_agent(
-                        task, box, session, self.chat, self.harness, id, group, lambda rollout: watch(rollout, False)
-                    )
+                    return await self._commanded(task, rollout, box, session, watch)
+                if midway is not None and isinstance(session, LocalSession | ApartSession):
+                    session.turn = midway.rollout.usage.turns + midway.rollout.usage.summaries
+                keep = partial(seat.keep, box) if seat else None
+                agent = task, box, session, self.chat, self.harness, job.id, job.group
+                rollout = await run_agent(*agent, lambda rollout: watch(rollout, False), keep, midway)
         except OSError as error:  # no space, no processes, a box that was killed from outside
             record_crash(rollout, error)
         finally:
             session.close()
         return rollout
+
+    @asynccontextmanager
+    async def _box(self, task: Task, seat: Seat | None) -> AsyncIterator[Box]:
+        """One with a seat stays there, whatever ends the rollout, until that is scored."""
+        mounts = self._door.mounts() if self.harness.command else None
+        box = await suite_box(task.tree, task.suite, self.box, seat.box if seat else None, mounts=mounts)
+        try:
+            yield box
+        finally:
+            await (box.leave() if isinstance(box, BwrapBox) and seat else box.close())
 
     async def _commanded(self, task: Task, rollout: Rollout, box: Box, session: Session, watch: Watch) -> Rollout:
         """By somebody else's agent."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from offbook.client import Client
 from offbook.config import LOCAL, Config, FeedbackConfig
 from offbook.engine import Engine, LocalEngine, VllmEngine
+from offbook.engine.apart import ApartEngine
 from offbook.feedback import MISTAKES
 from offbook.judge import Judge, Judgement, TooLong
 from offbook.loop.models import Progress, chat_folder, load_model, model_folder, quiet
@@ -26,7 +27,7 @@ def judge_of(settings: FeedbackConfig) -> Judge | None:
 
 
 def local_judge(
-    config: Config, engine: LocalEngine | VllmEngine, chat: Chat, progress: Progress = quiet
+    config: Config, engine: LocalEngine | ApartEngine | VllmEngine, chat: Chat, progress: Progress = quiet
 ) -> Judge | None:
     """The one that runs here: what the engine has, as it is when it is asked, or a model of its own."""
     settings = config.feedback
@@ -38,6 +39,7 @@ def local_judge(
     elif isinstance(engine, VllmEngine):
         return _judge(engine.at(GREEDY), chat, settings)
     else:
+        assert isinstance(engine, LocalEngine)  # beside training it would read with weights that change
         model = engine.model
     return _judge(LocalEngine(model, chat.stop_ids, GREEDY, config.engine.kv_tokens, config.seed), chat, settings)
 

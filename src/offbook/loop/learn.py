@@ -45,14 +45,13 @@ def recall_look(by: Lessons, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def learn(step: int, groups: list[list[Rollout]], judgement: Judgement, by: Lessons) -> dict[str, Any]:
-    """One optimizer step on scored rollouts. They and what the hints did to them go to the run folder."""
+    """One optimizer step on scored rollouts. What the hints did to them goes to the run folder."""
     config, folder, chat = by.config, by.folder, by.chat
     counts: Counter[str] = Counter()
     temperature, written = config.engine.temperature, hints_in(judgement)
     samples, feedback = annotate(
         groups, config.feedback, chat, step, by.tasks, written, counts, temperature, by.rules, by.unhelpful
     )
-    folder.write_rollouts(step, [rollout for group in groups for rollout in group])
     try:
         result = by.trainer.step(samples, lr_scale=learning_rate_share(config.train, step))
     except NotFinite as problem:

@@ -8,6 +8,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, suppress
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,9 +33,9 @@ from offbook.config import Config, Precision, cache_folder, is_url
 from offbook.pocket.model import make_pocket, shape_of
 from offbook.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
 from offbook.train.checkpoint import copy_tokenizer
-from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged, refuse_unusable
+from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged, refuse_unusable, stored_adapter
 from offbook.train.teachers import sharing_copy
-from offbook.types import OffbookError
+from offbook.types import OffbookError, Weights
 
 Progress = Callable[[str, float], None]  # what is being done, and how much of it is done (0 to 1)
 
@@ -181,6 +182,13 @@ def load_weights(model: PreTrainedModel, checkpoint: Path) -> None:
     else:  # by way of the host: a GPU may have no room for a second model
         precision: Precision = "bfloat16" if model.dtype == torch.bfloat16 else "float32"
         model.load_state_dict(load_model(checkpoint, precision, "cpu").state_dict())
+
+
+def weights_in(checkpoint: Path, version: int) -> Weights:
+    """As an engine takes them."""
+    if is_adapter(checkpoint):
+        return replace(stored_adapter(checkpoint), version=version)
+    return Weights(version, load_model(checkpoint, "auto", "cpu").state_dict())
 
 
 def write_merged(checkpoint: Path, out: Path) -> None:

@@ -14,7 +14,8 @@ import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a s
 # Where a run lies, when it ends, when it is kept. What imitation reads is known by its content.
 PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes",
           "sft.data", "sft.epochs")  # fmt: skip
-FREE = (*PLACED, *COMPUTED, "engine.vllm.gpu_share")
+FREE = (*PLACED, *COMPUTED, "engine.vllm.gpu_share", "loop.deadline_s", "loop.eval_every")
 OWN_FILES = ("rewards.files", "tools.files", "feedback.files")  # of the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
 BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times
@@ -108,7 +109,7 @@ def _is_same(key: str, then: Any, now: Any) -> bool:
     places = Path(then), Path(now)
     if not all(place.is_dir() for place in places):
         return False
-    return places[0].samefile(places[1]) or (key != "tasks.source" and len(set(map(_weights, places))) == 1)
+    return places[0].samefile(places[1]) or (key != "tasks.source" and len(set(map(weights_digest, places))) == 1)
 
 
 def claim_run(folder: RunFolder, config: Config) -> int:
@@ -124,6 +125,17 @@ def claim_run(folder: RunFolder, config: Config) -> int:
         if not (path / "DONE").exists():
             shutil.rmtree(path)
     return done
+
+
+def claim_of_work(config: Config, start: Path) -> str:
+    """Of what is not in a checkpoint yet: rollouts of another model, or of other settings, are no part of a run."""
+    settings = config.model_dump()
+    for key in FREE:
+        *sections, name = key.split(".")
+        reduce(getitem, sections, settings).pop(name)
+    contents = {key: list(map(_content, files)) for key, files in _own_files(config).items()}
+    told = json.dumps([settings, contents, _times(start)], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +254,7 @@ def claim_of(collector: Collector, tasks: Sequence[Task]) -> dict[str, Any]:
         settings[section]["files"] = [_content(file) for file in settings[section]["files"]]
     return {
         "model": f"{config.model} {collector.remote_name}" if model is None else "",
-        "weights": "" if model is None else _weights(model),
+        "weights": "" if model is None else weights_digest(model),
         "tasks": hashlib.sha256("".join(map(_task_fingerprint, tasks)).encode()).hexdigest(),
         **settings,
     }
@@ -276,14 +288,14 @@ def _model_files(model: Path) -> list[Path]:
     return sorted(path for path in model.iterdir() if path.suffix in (".safetensors", ".json", ".bin", ".jinja"))
 
 
-def _weights(model: Path) -> str:
+def weights_digest(model: Path) -> str:
     """Of all that decides what a model says, by content. All bytes are read: about a second for a gigabyte."""
     files = [path for path in _model_files(model) if not any(path.match(state) for state in STATE)]
     told = "\n".join(f"{path.name} {_content(path)}" for path in files)
     if is_adapter(model):
         from offbook.loop.models import base_folder  # torch comes with it
 
-        told += f"\nbase {_weights(base_folder(model))}"
+        told += f"\nbase {weights_digest(base_folder(model))}"
     return BY_CONTENT + hashlib.sha256(told.encode()).hexdigest()
 
 

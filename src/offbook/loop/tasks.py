@@ -115,9 +115,9 @@ class Shuffled:
 class Selected:
     """By what this run's rollouts have shown so far of tasks of the same kind, and none twice (tasks/select.py)."""
 
-    def __init__(self, tasks: list[Task], seed: int, folder: RunFolder, done: int):
+    def __init__(self, tasks: list[Task], seed: int, folder: RunFolder, done: int, drawn: Iterable[str] = ()):
         self._history = History.of_runs([folder.path], before_step=done + 1)
-        self._sampler = Sampler(tasks, seed, self._history.records)
+        self._sampler = Sampler(tasks, seed, {*self._history.records, *drawn})
 
     def tasks_of(self, step: int, groups: int) -> list[Task]:
         return self._sampler.draw(groups, self._history)
@@ -129,11 +129,17 @@ class Selected:
         for group in groups:
             self._history.add(group)
 
+    def add(self, task: Task) -> None:
+        self._sampler.add(task)
 
-def task_order(config: Config, tasks: list[Task], folder: RunFolder, done: int) -> Shuffled | Selected:
-    """Which tasks a step trains on. The same run picks the same ones, also when it was killed in between."""
+
+def task_order(
+    config: Config, tasks: list[Task], folder: RunFolder, done: int, drawn: Iterable[str]
+) -> Shuffled | Selected:
+    """Which tasks a batch is of. The same run picks the same ones, also when it was killed in between: those that were
+    `drawn` for later steps are on record."""
     if config.tasks.order == "select":
-        return Selected(tasks, config.seed, folder, done)
+        return Selected(tasks, config.seed, folder, done, drawn)
     return Shuffled(tasks, config.seed, config.tasks.repeat)
 
 

@@ -1,8 +1,9 @@
 """The circle on one machine: rollouts, rewards, feedback, samples, one optimizer step, new weights to the engine.
 
-Synchronous: every rollout of a step is sampled by the weights that the step before left. All randomness comes from
-(seed, step, task, number, turn), never from a generator that lives on, so a run that was killed goes on exactly where
-its last checkpoint is and ends at the same weights.
+Rollouts are sampled beside the steps (loop/reconcile.py), which are in a thread of their own, and by default each waits
+for the other: all of a step's are sampled by the weights that the step before left. All randomness comes from (seed,
+batch, task, number, turn), never from a generator that lives on. A run that was killed goes on from its last checkpoint
+with what is in its folder beyond that (loop/slots.py).
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from offbook.feedback.coach import Found
 from offbook.judge import Judge, Judgement
 from offbook.lock import only_writer
 from offbook.loop.annotate import teachers_of
+from offbook.loop.beside import Evaluations, Harder, harder_tasks
 from offbook.loop.collector import AnyEngine, Collector, judges_of, refuse_missing_engine
 from offbook.loop.judge import judge_of, local_judge
 from offbook.loop.learn import Lessons, learn, recall_look
@@ -40,16 +43,20 @@ from offbook.loop.models import (
     model_to_sample,
     model_to_train,
     quiet,
+    weights_in,
 )
 from offbook.loop.plan import as_planned, make_plan, refuse_too_large, this_device
-from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
+from offbook.loop.reconcile import Reconciler, told
+from offbook.loop.resume import claim_of_work, claim_run, computed_as_before, refuse_another_run
+from offbook.loop.slots import Slots, forget_other_work, holds_boxes, recall
 from offbook.loop.tasks import Selected, Shuffled, record_tasks, refuse_missing_tasks, task_order, task_sets
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.tasks.select import TasksUsedUp
 from offbook.train.checkpoint import load_training_state
+from offbook.train.lora import adapter_of
 from offbook.train.trainer import NotFinite, Trainer, WeightsLost, weights_of
 from offbook.train.writing import Checkpoints
-from offbook.types import Feedback, OffbookError, Rollout, Task
+from offbook.types import Feedback, OffbookError, Rollout, Weights
 
 OnStep = Callable[[dict[str, Any]], None]
 Tell = Callable[[str], None]  # a line for people
@@ -108,34 +115,41 @@ class _Run:
     engine: Trainable
     judge: Judge | None
     order: Shuffled | Selected
+    reconciler: Reconciler
+    evaluations: Evaluations
+    harder: Harder | None
     checkpoints: Checkpoints
     tell: Tell
     done: int  # steps, before this process began
+    thread: ThreadPoolExecutor  # the trainer's
 
 
 def _train(
     config: Config, folder: RunFolder, on_step: OnStep, progress: Progress, tell: Tell, held: Held | None
 ) -> None:
     run = _prepared(config, folder, progress, tell, held)
+    with run.checkpoints, run.thread, asyncio.Runner() as runner:
+        runner.run(_circle(run, on_step))
+
+
+async def _circle(run: _Run, on_step: OnStep) -> None:
     last = run.lessons.config.train.steps
-    with run.checkpoints, asyncio.Runner() as runner, _closed(run.collector, runner):
+    async with aclosing(run.collector), aclosing(run.reconciler):
+        run.engine.apply(_first_weights(run))
+        run.reconciler.start()
+        run.reconciler.beside(run.evaluations.run())
+        if run.harder:
+            run.reconciler.beside(run.harder.run())
         for step in range(run.done + 1, last + 1):
             try:
-                tasks = run.order.tasks_of(step, config.train.groups)
+                row = await _step(run, step)
             except TasksUsedUp as reason:
                 if step == 1:
                     raise
-                _keep_all_steps(run, step - 1)
                 log.warning("the run ends after step %d of %d: %s", step - 1, last, reason)
                 return
-            row = _step(run, step, tasks, runner)
-            is_due = run.checkpoints.is_due(step) or step == last
-            if is_due and (waited := run.checkpoints.wait()):
-                row["checkpoint_wait_s"] = waited
-            folder.append_metrics(row)
-            if is_due:
-                run.checkpoints.save(step)
             on_step(row)
+        await run.reconciler.until(lambda: run.evaluations.are_over, lambda: "the last evaluation")
 
 
 def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell, held: Held | None) -> _Run:
@@ -159,7 +173,9 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell,
     if held is None:
         trained = model_to_train(config, start)
         sampled = model_to_sample(config, start, trained)
-        collector = Collector(config, start, judges=judges, progress=progress, loaded=sampled)
+        beside = config.loop.max_staleness > 0 and config.engine.kind == "local"
+        apart = beside and sampled is None and not torch.cuda.is_available()
+        collector = Collector(config, start, judges=judges, progress=progress, loaded=sampled, apart=apart)
     else:
         trained = held.load(config, start, progress)
         collector = Collector(config, start, judges=judges, progress=progress, lent=held.engine)
@@ -168,57 +184,124 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell,
     done = claim_run(folder, config)
     if 0 < done < config.train.steps:
         tell(f"resuming at step {done + 1}")
-    record_tasks(folder, {"train": sets.train, "heldout": sets.heldout})
+    claim = claim_of_work(config, start)
+    forget_other_work(folder, done, claim)
+    to_train = [*sets.train, *harder_tasks(folder.path)]
+    record_tasks(folder, {"train": to_train, "heldout": sets.heldout})
     trainer = Trainer(trained, config.train, teachers_of(config.feedback, reference=config.train.reference_kl > 0))
     if done:
         path = latest_checkpoint(folder)
         load_weights(trainer.model, path)
         load_training_state(trainer, path)
+    slots, tasks = _slots(config, folder, claim), {task.id: task for task in to_train}
     for step in (step for step in folder.steps() if step <= done):
-        collector.recall(folder.rollouts(step)[0])
+        before, _ = folder.rollouts(step)
+        collector.recall(before)
+        slots.already(before)
+    recalled = recall(slots, done, tasks)
     judge = judge or local_judge(config, engine, chat, progress)
-    order = task_order(config, sets.train, folder, done)
+    order = task_order(config, to_train, folder, done, recalled.tasks())
     checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), config.checkpoint)
     tell(str(checkpoints))
-    lessons = Lessons(config, folder, {task.id: task for task in sets.train}, rules, chat, trainer)
+    lessons = Lessons(config, folder, tasks, rules, chat, trainer)
     recall_look(lessons, folder.looks(done))
-    return _Run(lessons, collector, engine, judge, order, checkpoints, tell, done)
+    reconciler = Reconciler(config, collector, engine, slots, order, recalled)
+    evaluations = Evaluations(config, folder, slots, tell)
+    harder = Harder(config, slots, tasks, reconciler.added) if config.tasks.harden else None
+    thread = ThreadPoolExecutor(1, "train", torch.set_num_threads, (config.threads,))
+    return _Run(
+        lessons, collector, engine, judge, order, reconciler, evaluations, harder, checkpoints, tell, done, thread
+    )
 
 
-def _step(run: _Run, step: int, tasks: list[Task], runner: asyncio.Runner) -> dict[str, Any]:
-    """Once around the circle. What fails outside of the optimizer's step loses none of those before it."""
-    lessons, collector, order = run.lessons, run.collector, run.order
-    settings, started = lessons.config.train, time.monotonic()
+def _slots(config: Config, folder: RunFolder, claim: str) -> Slots:
+    """In lockstep turns are not kept: what goes on in other company than before is not what it would have been."""
+    is_lockstep = config.engine.kind == "local" and config.engine.mode == "lockstep"
+    keeps_turns = not is_lockstep and config.sandbox.backend == "bwrap"
+    if keeps_turns and not asyncio.run(holds_boxes(folder.path / "slots")):
+        log.warning("no box can live in %s: rollouts that are not over begin anew after a restart", folder.path)
+        keeps_turns = False
+    return Slots(folder, config.train.group_size, keeps_turns, claim)
+
+
+def _first_weights(run: _Run) -> Weights:
+    """Those that the next batch is sampled by: in lockstep the ones that it would have been, had nothing ended the run
+    before, as long as their checkpoint is there."""
+    trainer, older = run.lessons.trainer, run.done - run.lessons.config.loop.max_staleness
+    path = run.lessons.folder.checkpoints().get(older)
+    if older == 0 and adapter_of(trainer.model) is None:
+        path = run.collector.model
+    if path is None or not run.reconciler.in_lockstep or older == run.done or run.reconciler.has_batch(run.done + 1):
+        return trainer.publish(run.done)
+    return weights_in(path, older)
+
+
+async def _step(run: _Run, step: int) -> dict[str, Any]:
+    """Once around the circle. Whatever ends the run, the steps before are kept; one that has begun is ended first."""
+    lessons, trainer, started = run.lessons, run.lessons.trainer, time.monotonic()
     try:
-        run.engine.apply(lessons.trainer.publish(version=step - 1))
-        groups = runner.run(collector.groups(tasks, settings.group_size, f"step{step}"))
+        if run.engine.version != step - 1:
+            await run.reconciler.publish(trainer.publish(version=step - 1))
+        groups = await run.reconciler.take(step)
         run.checkpoints.check()
         collected = time.monotonic()
-        order.learn(groups)
+        run.order.learn(groups)
+        if run.harder:
+            run.harder.look_at(groups)
         read = [(rollout, lessons.tasks.get(rollout.task)) for group in groups for rollout in group]
-        judgement = Judgement() if run.judge is None else runner.run(run.judge.read(read))
+        judgement = Judgement() if run.judge is None else await run.judge.read(read)
         began = time.monotonic()
         if is_look := lessons.config.feedback.is_look_due(step):
-            _look(run, step, groups, runner)
+            async with run.reconciler.quiet():
+                await _look(run, step, groups)
         looked_s = time.monotonic() - began
-        collector.rest()
+        if not lessons.config.loop.max_staleness:
+            run.collector.rest()
     except BaseException:  # also Ctrl-C
         _keep_all_steps(run, step - 1)
         raise
+    row, stopped = await _learned(run, step, groups, judgement)
+    row |= {"epoch": run.order.epoch(step, lessons.config.train.groups), "skipped_steps": step - trainer.steps}
+    row |= run.reconciler.metrics(step, groups) | run.collector.metrics() | _slowest(groups)
+    row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected - looked_s}
+    row |= {"look_s": looked_s} if is_look else {}
+    in_thread = asyncio.get_running_loop().run_in_executor(run.thread, _keep, run, step, row)
+    await told(in_thread, f"the checkpoint before that of step {step}")
+    run.evaluations.saved(step)
+    if stopped:
+        raise stopped
+    return row
+
+
+async def _learned(
+    run: _Run, step: int, groups: list[list[Rollout]], judgement: Judgement
+) -> tuple[dict[str, Any], asyncio.CancelledError | None]:
+    """The step's metrics, and what would have ended it in the middle: between steps alone the weights are whole."""
+    lessons, stopped = run.lessons, None
+    job = asyncio.get_running_loop().run_in_executor(run.thread, learn, step, groups, judgement, lessons)
     try:
-        row = {"step": step, **learn(step, groups, judgement, lessons)}
+        try:
+            row = await told(job, f"step {step} to be trained")
+        except asyncio.CancelledError as reason:
+            row, stopped = await job, reason
     except NotFinite as problem:
         _keep_all_steps(run, step - 1)
         raise _stopped(run, step, problem, "--train.on_nonfinite skip goes on without such a step") from None
     except WeightsLost as problem:  # they are not those of any step that can be kept
         raise _stopped(run, step, problem, "try a lower train.learning_rate") from None
-    row |= {"epoch": order.epoch(step, settings.groups), "skipped_steps": step - lessons.trainer.steps}
-    row |= collector.metrics() | _slowest(groups)
-    took = {"rollout_s": collected - started, "train_s": time.monotonic() - collected - looked_s}
-    return row | took | ({"look_s": looked_s} if is_look else {})
+    return {"step": step, **row}, stopped
 
 
-def _look(run: _Run, step: int, groups: list[list[Rollout]], runner: asyncio.Runner) -> None:
+def _keep(run: _Run, step: int, row: dict[str, Any]) -> None:
+    is_due = run.checkpoints.is_due(step) or run.evaluations.is_due(step) or step == run.lessons.config.train.steps
+    if is_due and (waited := run.checkpoints.wait()):
+        row["checkpoint_wait_s"] = waited
+    run.lessons.folder.append_metrics(row)
+    if is_due:
+        run.checkpoints.save(step)
+
+
+async def _look(run: _Run, step: int, groups: list[list[Rollout]]) -> None:
     """Whether hints help on the faults of this step, before any of them teaches."""
     lessons, settings = run.lessons, run.lessons.config.feedback
     rollouts = [rollout for group in groups for rollout in group if not rollout.fault]
@@ -229,17 +312,17 @@ def _look(run: _Run, step: int, groups: list[list[Rollout]], runner: asyncio.Run
         if settings.rule_weights.get(target.rule, 1.0)
     ]
     look = Look(run.collector, lessons.tasks, lessons.rules, settings.look_samples)
-    sampled = runner.run(look.sampled(found, f"look{step}"))
+    sampled = await look.sampled(found, f"look{step}")
     run.collector.rest()  # the trainer reads next
     own = lessons.trainer.teachers[settings.teacher].own
-    looked = look.measured(sampled, found, own.decoder if own else lessons.trainer.student)
+    decoder = own.decoder if own else lessons.trainer.student
+    looked = await asyncio.get_running_loop().run_in_executor(run.thread, look.measured, sampled, found, decoder)
     rows = [one.row() for one in looked]
     lessons.folder.write_look(step, rows)
     for line in look_table(looked) if looked else ["no rule was broken, so there was no hint to look at"]:
         run.tell(line)
     recall_look(lessons, rows)
     if step == 1 and looked and all(one.why_not for one in looked):
-        lessons.folder.write_rollouts(step, rollouts)  # for `offbook coach`
         raise NoHintHelps(", ".join(one.rule for one in looked))
 
 
@@ -252,15 +335,6 @@ def _slowest(groups: list[list[Rollout]]) -> dict[str, float]:
         "slowest/tools_s": tools_s,
         "slowest/scoring_s": usage.scoring_seconds,
     }
-
-
-@contextmanager
-def _closed(collector: Collector, runner: asyncio.Runner) -> Iterator[None]:
-    """A server that was started for the run goes with it, whatever ends it."""
-    try:
-        yield
-    finally:
-        runner.run(collector.aclose())
 
 
 def _keep_all_steps(run: _Run, last: int) -> None:

@@ -35,6 +35,7 @@ DEADLINE_S, ALONE_S = 5.0, 15.0  # of CPU, for one monitor, and where it is trie
 WAITED = 24  # times as long by the clock, which is for a process that does nothing at all
 START_S = 120.0
 MEMORY_BYTES = 2 << 30
+STARTS = 3  # attempts, before it is given up
 GIVE_UP_AFTER = 2  # monitors that missed it twice: the rest is not tried
 Done = tuple[str, list[Flag], str]
 JOB = TypeAdapter(tuple[Task | None, Rollout, list[str]], config=ConfigDict(ser_json_inf_nan="constants"))
@@ -93,7 +94,10 @@ class Worker:
         return done, ""
 
     def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
+        """One that dies on its way up, as whatever is killed from outside may, is started again."""
+        for left in reversed(range(STARTS)):
+            if self._process is not None:
+                break
             roots = [str(Path(offbook.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(roots), "OPENBLAS_NUM_THREADS": "1"}
             command = [sys.executable, "-c", "from offbook.monitors.worker import main; main()", str(self._memory)]
@@ -105,10 +109,12 @@ class Worker:
                 _receive(self._process.stdout, START_S)
             except (TimeoutError, EOFError) as error:
                 self.close()
-                raise OffbookError(
-                    "the process that judges rollouts does not start; look at its words above, or turn monitors off "
-                    "with --monitors.on false"
-                ) from error
+                if not left:
+                    raise OffbookError(
+                        "the process that judges rollouts does not start; look at its words above, or turn monitors "
+                        "off with --monitors.on false"
+                    ) from error
+        assert self._process is not None
         return self._process
 
     def close(self) -> None:

@@ -76,6 +76,11 @@ class Sampler:
         self._all = {task.id: task for task in tasks}
         self._seed = seed
 
+    def add(self, task: Task) -> None:
+        """One that came later. In the order of a sampler that had it from the start."""
+        self._all[task.id] = task
+        self._left = dict(sorted([*self._left.items(), (task.id, task)]))
+
     def draw(self, count: int, history: History) -> list[Task]:
         if count > len(self._left):
             raise TasksUsedUp(

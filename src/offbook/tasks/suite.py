@@ -48,9 +48,14 @@ def make_interpreter(folder: Path, base: Path) -> None:
     (library / "site-packages").symlink_to(Path("..", "..", "..", "deps"))
 
 
-async def suite_box(tree: Path, suite: Suite, spec: BoxSpec, *, mounts: Mapping[str, Path] | None = None) -> Box:
-    """A box around the tree, in which `python` is the suite's interpreter and what the tests need has been started."""
-    box = await open_box(tree, spec, suite.environment, mounts)
+async def suite_box(
+    tree: Path, suite: Suite, spec: BoxSpec, place: Path | None = None, *, mounts: Mapping[str, Path] | None = None
+) -> Box:
+    """A box around the tree, in which `python` is the suite's interpreter and what the tests need has been started.
+
+    `place` is where it lives, for who wants to come back to it. One that was left there goes on from its last snapshot.
+    """
+    box = await open_box(tree, spec, suite.environment, mounts, place)
     if suite.start:
         result = await box.exec(suite.start, START_S)
         if result.exit_code or result.timed_out:

@@ -84,7 +84,10 @@ class Transcript:
     def after(cls, segment: Segment, chat: Chat, tools: Tools = ()) -> Transcript:
         """One that goes on behind a segment which ends where the model is to speak. The segment grows with it."""
         transcript = cls(chat, tools)
-        transcript.segment, transcript._settled = segment, len(segment.ids)
+        said = [place for place, message in enumerate(segment.messages) if segment.is_own(message)]
+        transcript.segment = segment
+        transcript._settled = segment.messages[said[-1]].end if said else 0
+        transcript._lines = segment.messages[said[-1] + 1 if said else 0 :]
         return transcript
 
     def add(self, role: Role, text: str, status: CallStatus | None = None) -> Message:

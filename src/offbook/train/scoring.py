@@ -62,7 +62,7 @@ class Ledger:
     counts: Counts
     sums: dict[str, list[Tensor]] = field(default_factory=dict)
     over: dict[str, int] = field(default_factory=dict)  # what each sum is divided by
-    apart: list[Tensor] = field(default_factory=list)  # trainer from engine, of each sampled token; else -1
+    apart: list[Tensor] = field(default_factory=list)  # log(pi / mu) of each sampled token; else NaN
     reports: list[BranchReport] = field(default_factory=list)
     split: frozenset[str] = frozenset()  # contests whose branches are in several micro-batches
     entered: Counter[str] = field(default_factory=Counter)  # branches of those so far
@@ -75,9 +75,10 @@ class Ledger:
     def means(self) -> dict[str, float]:
         """`rl/loss` is a mean over the tokens of that part, `PART/kl` over those of a part that branches name."""
         means = {name: sum(torch.stack(values).tolist()) / self.over[name] for name, values in self.sums.items()}
-        apart = torch.cat([values[values >= 0] for values in self.apart]) if self.apart else torch.empty(0)
+        apart = torch.cat([values[~values.isnan()] for values in self.apart]) if self.apart else torch.empty(0)
         if len(apart):
-            means["rl/mismatch_p99"] = float(apart.kthvalue(math.ceil(0.99 * len(apart))).values)
+            means["rl/mismatch_p99"] = _percentile(apart.abs(), 99)
+            means |= {f"rl/ratio_p{percent}": math.exp(_percentile(apart, percent)) for percent in (1, 50, 99)}
         return means
 
     def measured(self) -> dict[str, Measured]:
@@ -166,7 +167,7 @@ class Scoring:
             self.ledger.add("rl/signal_tokens", sampled_N * (rows.advantage_N != 0), 1)
             self.ledger.add("rl/mismatch", above_N.abs() * sampled_N, count)
             self.ledger.add("rl/truncated", (above_N > math.log(self.ratio_cap)) * sampled_N, count)
-            self.ledger.apart.append(torch.where(sampled_N > 0, above_N.abs(), -1.0))
+            self.ledger.apart.append(torch.where(sampled_N > 0, above_N.detach(), math.nan))
             self.ledger.add("rl/entropy", terms.entropy_N * sampled_N, count)
             if rows.reference_N is not None:
                 self.ledger.add("rl/reference_kl", k1(terms.logp_N, rows.reference_N) * sampled_N, count)
@@ -243,6 +244,10 @@ class Scoring:
                 taught = (verdict_B[number] == 0).long()
                 ledger.taken[branch.contest] = ledger.taken.get(branch.contest, torch.zeros_like(taught)) + taught
                 ledger.entered[branch.contest] += 1
+
+
+def _percentile(values: Tensor, percent: int) -> float:
+    return float(values.kthvalue(max(1, math.ceil(percent / 100 * len(values)))).values)
 
 
 def _joined(parts: list[TargetScores]) -> TargetScores:

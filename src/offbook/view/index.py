@@ -57,6 +57,7 @@ class RunIndex:
         self.changed_at = 0.0  # when the folder last changed, by the clock of its files
         self.config: dict[str, Any] = {}
         self.evals: dict[str, dict[str, Any]] = {}
+        self.now: dict[str, Any] = {}  # slots of a run that samples, as they were a moment ago
         self.metrics: Files = {}  # one, as of the tasks
         self.tasks: Files = {}
         self.looks: Files = {}
@@ -123,16 +124,18 @@ class RunIndex:
     def _refresh_small(self) -> bool:
         changed, evals = False, {}
         results = [path for path in self.root.glob("eval/*.json") if "." not in path.stem]  # NAME.claim.json is none
-        for path in [self.folder.config_file, self.root / "results.json", *results]:
+        now = self.root / "slots" / "now.json"
+        for path in [self.folder.config_file, self.root / "results.json", now, *results]:
             if not self._is_ours(path):
                 continue
             stamp = path.stat().st_mtime_ns
             if self._small.get(path, (0, None))[0] != stamp:
                 self._small[path] = stamp, _read_small(path)
                 changed = True
-            if path.suffix == ".json" and self._small[path][1] is not None:
+            if path.suffix == ".json" and path != now and self._small[path][1] is not None:
                 evals["final" if path.parent == self.root else path.stem] = self._small[path][1]
         self.config = self._small.get(self.folder.config_file, (0, None))[1] or {}
+        self.now = self._small.get(now, (0, None))[1] or {}
         self.evals = evals
         return changed
 

@@ -258,7 +258,8 @@ class BwrapBox(Box):
                 layer.users += 1
             return box
 
-    async def snapshot(self) -> None:
+    async def snapshot(self, note: str = "") -> None:
+        """With a word of the caller's that is in place exactly when the snapshot is."""
         self._refuse_if_closed()
         async with self._lock:
             await self._freeze()
@@ -270,6 +271,7 @@ class BwrapBox(Box):
                 "python": self._view.python,
                 "mounts": self._view.mounts,
                 "spec": asdict(self.spec),
+                "note": note,
             }
             partial = Path(place, f".{next_name()}")
             partial.write_text(json.dumps(saved))
@@ -303,6 +305,16 @@ class BwrapBox(Box):
                     self._finalizer()
                 else:
                     await asyncio.to_thread(self._finalizer)
+
+    async def leave(self) -> None:
+        """Kill what runs and leave the files: `restore` finds the box as its last snapshot has it."""
+        self._closed = True
+        if self._held.launch is not None:
+            self._held.launch.kill()
+        async with self._lock:
+            self._finalizer.detach()
+            if self._held.group is not None:
+                self._held.group.remove()
 
     def _new_path(self, kind: str) -> str:
         """In a folder that an earlier process began, a number may be taken."""

@@ -110,6 +110,12 @@ function lookTable(rows) {
     h("p", { class: "aside" }, "Messages sampled where a rule was broken, judged by the rule. Nats: what the hint adds to the log-probability of the faulty message.")];
 }
 
+// How rollouts stand while a run samples them.
+function nowTable(now) {
+  const line = ([name, value]) => h("tr", null, h("th", { scope: "row" }, spaced(name)), h("td", null, number(value)));
+  return h("div", { class: "scroll" }, h("table", { class: "parts" }, h("tbody", null, Object.entries(now).map(line))));
+}
+
 const measured = (key, value) => (key === "solved" ? share(value) : key === "tokens" ? whole(value) : value.toFixed(1));
 
 // How far it went from the measurement before training; bold where that is better, in the colour of faults where worse.
@@ -186,7 +192,8 @@ async function runPage(page, run) {
       h("p", { class: "doors" }, doorsOf(about, run)));
     const open = [...body.querySelectorAll("details")].map((one) => one.open);
     const focused = [...body.querySelectorAll("svg")].indexOf(document.activeElement);
-    put(body, rows.length > 0 && section("result", "Measured on held-out tasks", resultTable(rows)), curveSections(run, curves),
+    put(body, about.live && Object.keys(about.now).length > 0 && section("now", "Rollouts now", nowTable(about.now)),
+      rows.length > 0 && section("result", "Measured on held-out tasks", resultTable(rows)), curveSections(run, curves),
       about.look.length > 0 && section("look", "Looked at first", lookTable(about.look)), configSection(about));
     [...body.querySelectorAll("details")].forEach((one, index) => { one.open = open[index] || false; });
     if (focused >= 0) body.querySelectorAll("svg")[focused]?.focus({ preventScroll: true });

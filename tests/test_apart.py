@@ -1,0 +1,81 @@
+"""The local engine in a process of its own: the same tokens, and a kill that is told to whoever waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_model
+
+from offbook.config import load_config
+from offbook.engine import LocalEngine
+from offbook.engine.apart import ApartEngine
+from offbook.train.trainer import weights_of
+from offbook.types import Completion, ModelLost, Prompt, PromptTooLong
+
+PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [5, 6, 7, 12, 13]]
+NO_STOP: frozenset[int] = frozenset()
+
+
+async def written(engine: LocalEngine | ApartEngine, turns: int = 2, count: int = 12) -> list[list[Completion]]:
+    """By three sessions side by side, each behind what it wrote before."""
+    sessions = [engine.open(str(number)) for number in range(len(PROMPTS))]
+
+    async def one(number: int) -> list[Completion]:
+        ids, said = list(PROMPTS[number]), list[Completion]()
+        for _ in range(turns):
+            said.append(await sessions[number].complete(Prompt(ids), count))
+            ids = [*ids, *said[-1].ids, 3]
+        sessions[number].close()
+        return said
+
+    return await asyncio.gather(*map(one, range(len(PROMPTS))))
+
+
+def test_it_writes_what_the_engine_here_writes_and_comes_back_after_a_kill(tmp_path: Path) -> None:
+    first, second = tiny_model("qwen3"), tiny_model("qwen3", seed=1)
+    first.save_pretrained(tmp_path / "model")
+    config = load_config(["standard"], {"out": str(tmp_path / "run"), "seed": "3"})
+    apart = ApartEngine(config, tmp_path / "model", NO_STOP)
+
+    async def main() -> None:
+        apart.apply(weights_of(first, 0))
+        here = LocalEngine(tiny_model("qwen3"), NO_STOP, seed=3)
+        assert await written(apart) == await written(here)
+        await asyncio.to_thread(apart.apply, weights_of(second, 1))
+        here.apply(weights_of(second, 1))
+        after = await written(apart)
+        assert after == await written(here)
+        assert {version for said in after for one in said for version in one.versions} == {1} == {apart.version}
+
+        waiting = apart.open("long")
+        idle = apart.open("idle")  # in lockstep nothing is written while it is open
+        asked = asyncio.create_task(waiting.complete(Prompt([1, 2, 3]), 50))
+        await asyncio.sleep(0.1)
+        assert apart._process is not None
+        os.kill(apart._process.pid, signal.SIGKILL)
+        with pytest.raises(ModelLost, match="the engine's process ended with code -9") as lost:
+            await asked
+        idle.close()
+        assert await written(apart) == after, "it has the weights it had"
+        assert apart.starts == 2
+        with pytest.raises(ModelLost) as again:
+            await waiting.complete(Prompt([1]), 1)
+        assert again.value is lost.value, "one death"
+
+        late = apart.open("late")
+        other = apart.open("other")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(late.complete(Prompt([1]), 5), 0.2)
+        late.close()
+        assert len((await other.complete(Prompt([1]), 5)).ids) == 5, "whoever gave up is not waited for"
+        with pytest.raises(PromptTooLong):
+            await other.complete(Prompt([1] * 200_000), 5)
+        await apart.aclose()
+
+    torch.set_num_threads(1)
+    asyncio.run(main())

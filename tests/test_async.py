@@ -1,0 +1,256 @@
+"""Sampling beside training: what a run is given follows from the seed or stays young, and nothing is lost or redone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_held import given
+from test_summaries import LIMITS, Forgetful
+
+from offbook.config import load_config
+from offbook.engine import LocalEngine
+from offbook.harness import Harness, run_agent
+from offbook.loop import reconcile
+from offbook.loop.slots import Seat, Slots, holds_boxes, read_journal
+from offbook.loop.train import train
+from offbook.runfolder import RunFolder, latest_checkpoint
+from offbook.sandbox import BwrapBox, isolation
+from offbook.tasks.suite import suite_box
+from offbook.tokens import ChatFormat, render_call
+from offbook.types import Completion, Interrupt, ModelLost, OffbookError, Prompt, Rollout, Suite, Task
+
+__all__ = ["given"]  # a fixture
+needs_isolation = pytest.mark.skipif(not isolation().works, reason="; ".join(isolation().missing))
+TOOLS = ("read_file", "edit_file", "run_command", "todo", "finish")
+
+
+def run(
+    given: dict[str, str], out: Path, on_step: Callable[[dict[str, Any]], None] = lambda row: None, **more: str
+) -> RunFolder:
+    return train(load_config(["standard"], {**given, **more, "out": str(out)}), on_step)
+
+
+def weights(folder: RunFolder) -> dict[str, torch.Tensor]:
+    return load_file(latest_checkpoint(folder) / "model.safetensors")
+
+
+def are_same(one: RunFolder, other: RunFolder) -> bool:
+    ours, theirs = weights(one), weights(other)
+    return all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+LOCKSTEP = {"loop.max_staleness": "1", "train.steps": "4", "train.groups": "2", "checkpoint.keep": "9"}
+CONTINUOUS = {"engine.mode": "continuous", "loop.max_staleness": "2", "train.steps": "6"}
+
+
+class Stopped(Exception):
+    """What ends a run from outside."""
+
+
+def test_in_lockstep_all_follows_from_the_seed_and_a_restart_changes_nothing(
+    given: dict[str, str], tmp_path: Path
+) -> None:
+    straight = run(given, tmp_path / "straight", **LOCKSTEP)
+    versions = [
+        {version for rollout in straight.rollouts(step)[0] for version in rollout.segments[0].versions} - {-1}
+        for step in (1, 2, 3, 4)
+    ]
+    assert versions == [{0}, {0}, {1}, {2}], "each batch by the weights of the step before the last"
+    rows, _ = straight.metrics()
+    assert [row["staleness"] for row in rows] == [0.0, 1.0, 1.0, 1.0]
+
+    def stop(row: dict[str, Any]) -> None:
+        if row["step"] == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(given, tmp_path / "stopped", stop, **LOCKSTEP)
+    again = run(given, tmp_path / "stopped", **LOCKSTEP)
+    assert are_same(again, straight)
+    assert not list((again.path / "slots").glob("*.*.*")), "all of them are in steps"
+
+
+def test_a_step_that_was_given_its_rollouts_gets_them_again(given: dict[str, str], tmp_path: Path) -> None:
+    """Also where it is trained anew, because its checkpoint is older: nothing is sampled a second time."""
+    settings = {"train.steps": "3", "checkpoint.every": "3"}
+    straight = run(given, tmp_path / "straight", **settings)
+    copy = RunFolder(tmp_path / "copy")
+    shutil.copytree(straight.path, copy.path)
+    shutil.rmtree(copy.path / "ckpt")
+    (copy.path / "rollouts" / "step_00003.jsonl").unlink()
+    before = Counter(line["state"] for line in read_journal(copy.path))
+    assert are_same(run(given, copy.path, **settings), straight)
+    after = Counter(line["state"] for line in read_journal(copy.path))
+    assert after["scored"] - before["scored"] == 2, "those of the step that had no file"
+
+
+def test_in_the_continuous_mode_every_group_is_trained_once_and_none_too_old(
+    given: dict[str, str], tmp_path: Path
+) -> None:
+    folder = run(given, tmp_path / "run", **CONTINUOUS)
+    rollouts = [rollout for step in folder.steps() for rollout in folder.rollouts(step)[0]]
+    assert len({rollout.id for rollout in rollouts}) == len(rollouts) == 6 * 2
+    rows, _ = folder.metrics()
+    assert all(row["staleness/max"] <= 2 and row["staleness/too_old"] == 0 for row in rows)
+    assert max(row["staleness/max"] for row in rows) > 0
+    assert {"rl/ratio_p1", "rl/ratio_p50", "rl/ratio_p99", "lengths/sampled_p90", "lengths/trained_p90"} <= {*rows[-1]}
+    assert rows[-1]["rl/ratio_p1"] <= rows[-1]["rl/ratio_p50"] <= rows[-1]["rl/ratio_p99"]
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "continuous"])
+def test_a_model_that_is_lost_once_is_asked_again(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    straight = run(given, tmp_path / "straight", **{"engine.mode": mode})
+    real, calls = LocalEngine._write if mode == "lockstep" else LocalEngine._go_on, Counter[str]()
+
+    def lost_at(*numbers: int) -> Callable[..., Any]:
+        def write(*arguments: Any) -> Any:
+            calls["all"] += 1
+            if calls["all"] in numbers or not numbers:
+                raise RuntimeError("the device is gone")
+            return real(*arguments)
+
+        return write
+
+    monkeypatch.setattr(LocalEngine, real.__name__, lost_at(1))
+    folder = run(given, tmp_path / "run", **{"engine.mode": mode})
+    assert [line["why"] for line in read_journal(folder.path) if line["state"] == "died"]
+    assert folder.metrics()[0][0]["deaths"] == 1
+    if mode == "lockstep":
+        assert are_same(folder, straight)
+    monkeypatch.setattr(LocalEngine, real.__name__, lost_at())
+    with pytest.raises(ModelLost, match="the device is gone"):
+        run(given, tmp_path / "lost", **{"engine.mode": mode})
+    died = [line for line in read_journal(tmp_path / "lost") if line["state"] == "died"]
+    assert len(died) == reconcile.DEATHS
+
+
+def test_nothing_is_waited_for_without_end_or_word(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def never(*_: Any) -> list[Rollout]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(reconcile, "TELL_S", 0.05)
+    monkeypatch.setattr("offbook.loop.collector.Collector.rollouts", never)
+    reason = r"nothing has happened for \d+ s .*waiting for the rollouts of step 1 \(0 of 1 groups are over"
+    with pytest.raises(OffbookError, match=reason):
+        run(given, tmp_path / "run", **{"loop.deadline_s": "0.2"})
+    assert "waiting for the rollouts of step 1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"loop.max_staleness": "2"}, "lockstep samples one batch at a time; give 1, or --engine.mode continuous"),
+        ({"loop.max_staleness": "1", "engine.kind": "vllm", "engine.vllm.sleep": "true"}, "vLLM is to sleep"),
+        (
+            {"loop.max_staleness": "1", "feedback.judge.url": "local", "feedback.judge.rate": "1"},
+            "the judge would read with weights that change",
+        ),
+        ({"tasks.harden": "0.8"}, "tasks.order is shuffle, so no harder task would be drawn"),
+    ],
+)
+def test_what_cannot_be_beside_training_is_refused(settings: dict[str, str], sentence: str) -> None:
+    with pytest.raises(OffbookError, match=sentence):
+        load_config(["standard"], settings)
+
+
+# --- turns that are kept
+
+
+class Dying:
+    """A policy whose process dies each time it is asked, before it answers; the next one does."""
+
+    def __init__(self, inner: Forgetful):
+        self.inner, self.is_dying = inner, False
+
+    async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
+        self.is_dying = not self.is_dying
+        if self.is_dying:
+            raise ModelLost("killed")
+        return await self.inner.complete(prompt, max_tokens)
+
+
+async def lived(task: Task, seat: Seat, policy: Any, chat: ChatFormat) -> Rollout:
+    midway = seat.midway()
+    box = await suite_box(task.tree, task.suite, BwrapBox(task.tree).spec, seat.box)
+    assert isinstance(box, BwrapBox)
+    try:
+        harness = Harness(LIMITS, profile="pocket")
+        return await run_agent(
+            task, box, policy, chat, harness, "r", "g", keep=lambda state: seat.keep(box, state), midway=midway
+        )
+    finally:
+        await box.leave()
+
+
+@needs_isolation
+def test_a_rollout_that_dies_at_every_turn_is_the_one_that_never_did(tmp_path: Path, chat: ChatFormat) -> None:
+    """With todos, a summary, an interrupt, files, and a start command that runs again."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "long.txt").write_text("many words " * 200)
+    read = render_call("read_file", {"path": "long.txt"})
+    todo = render_call("todo", {"items": [{"text": "write the parser", "status": "pending"}]})
+    count = render_call("run_command", {"command": "echo x >> count; wc -l < count; cat ~/up; ls /history"})
+    lines = [count, todo, read, read, count, read, read, count]
+    task = Task("t", tree, "Read it all.", tree, tree, (), (), (), TOOLS, "test")
+    task = replace(task, suite=Suite(start="echo up > ~/up"), interrupt=Interrupt(99, "Is that all?"))
+    found = []
+    for name, policy in (("straight", Forgetful(chat, *lines)), ("dying", Dying(Forgetful(chat, *lines)))):
+        slots = Slots(RunFolder(tmp_path / name), size=1, keeps_turns=True)
+        ((seat,),) = (group.seats for group in slots.request(1, [task]))
+        for _ in range(40):
+            try:
+                found.append(asyncio.run(lived(task, seat, policy, chat)))
+                break
+            except ModelLost:
+                continue
+        turns = [line["turn"] for line in read_journal(tmp_path / name) if line["state"] == "turn"]
+        assert turns == list(range(1, len(turns) + 1)), "each once"
+        slots.close()
+    straight, dying = found
+    for one in found:
+        one.usage.seconds = one.usage.model_seconds = 0.0
+    assert straight.usage.summaries > 0
+    assert (dying.segments, dying.usage, dying.changed) == (straight.segments, straight.usage, straight.changed)
+    assert (dying.stop, dying.usage.drift, dying.changed["count"]) == ("answer", 0, "x\nx\nx\n")
+
+
+@needs_isolation
+def test_where_boxes_can_live(tmp_path: Path) -> None:
+    assert asyncio.run(holds_boxes(tmp_path / "slots"))
+    assert not asyncio.run(holds_boxes(Path("/proc/self"))), "no folder can be made there"
+
+
+# --- beside training
+
+
+@pytest.mark.slow
+def test_a_version_is_measured_while_training_goes_on(given: dict[str, str], tmp_path: Path) -> None:
+    source = Path(given["tasks.source"])
+    shutil.copytree(source / "train", source / "heldout")
+    toml = next((source / "heldout").glob("*/task.toml"))
+    id = toml.parent.name
+    toml.write_text(toml.read_text().replace(id, f"{id}-held"))
+    toml.parent.rename(toml.parent.with_name(f"{id}-held"))
+    folder = run(given, tmp_path / "run", **{"loop.eval_every": "1", "eval.samples": "1"})
+    for step in (1, 2):
+        result = json.loads((folder.path / "eval" / f"step_{step:05d}.json").read_text())
+        assert (result["step"], result["rollouts"]) == (step, 1)
+        assert not (folder.path / "eval" / f"step_{step:05d}").exists()
+    evaluated = [line["step"] for line in read_journal(folder.path) if line["state"] == "evaluated"]
+    assert evaluated == [1, 2]

@@ -1,0 +1,50 @@
+"""kill -9 at the worst moments, with the real pocket model: what `offbook drill` finds lost is nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_loop import SMALL, offbook
+
+from offbook.cli.drill import BLOWS, Report, _is_well
+
+
+@pytest.mark.slow
+def test_nothing_is_lost(cache: Path, model: Path, tmp_path: Path) -> None:
+    more = ["--model", str(model), "--train.steps", "6", "--checkpoint.keep", "9", *SMALL]
+    done = offbook(cache, "drill", "--out", "drill", "--json", *more, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lockstep, continuous = json.loads(done.stdout)
+    assert lockstep["struck"] == continuous["struck"] == [blow.name for blow in BLOWS]
+    assert lockstep["same_weights"] is True
+    assert (continuous["rollouts_again"], continuous["turns_again"], continuous["counted_twice"]) == (0, 0, 0)
+    assert continuous["turns"] > continuous["rollouts"] == 6 * 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_well"),
+    [
+        ({}, True),
+        ({"turns_again": 1}, False),
+        ({"rollouts_again": 1}, False),
+        ({"rollouts_again": 1, "same_weights": True}, True),  # in lockstep, where bits count
+        ({"same_weights": False}, False),
+        ({"counted_twice": 1, "same_weights": True}, False),
+        ({"missed": ["engine"]}, False),
+    ],
+)
+def test_what_counts_as_lost(changed: dict[str, object], is_well: bool) -> None:
+    report = {
+        "schedule": "s", "struck": [], "missed": [], "rollouts": 9, "rollouts_again": 0, "turns": 9, "turns_again": 0,
+        "counted_twice": 0, "steps": 2, "same_weights": None,
+    }  # fmt: skip
+    assert _is_well(Report(**{**report, **changed})) is is_well  # type: ignore[arg-type]
+
+
+def test_a_folder_with_something_in_it_is_refused(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "drill").mkdir()
+    (tmp_path / "drill" / "notes").touch()
+    done = offbook(cache, "drill", "--out", "drill", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "offbook: drill is not empty; give another --out\n")

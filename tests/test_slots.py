@@ -1,0 +1,219 @@
+"""Slots without a model: what is written down of them, which groups a step is given, how many rollouts work at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offbook.harness import Midway
+from offbook.loop.pace import LEAST, LOOK_S, Pace
+from offbook.loop.reconcile import choose
+from offbook.loop.slots import Group, Slots, add_length, forget_other_work, quantile, read_journal, recall
+from offbook.runfolder import RunFolder
+from offbook.types import Rollout, Segment, Task, Usage
+
+
+def task(id: str) -> Task:
+    nowhere = Path("/nowhere")
+    return Task(id, nowhere, "x", nowhere, nowhere, (), (), (), (), "origin")
+
+
+def rollout_of(group: Group, number: int, tokens: int = 100) -> Rollout:
+    usage = Usage(turns=2, sampled_tokens=tokens)
+    return Rollout(group.seats[number].id, group.task.id, group.name, (), [Segment([1])], "finish", usage)
+
+
+def over(slots: Slots, group: Group, version: int = 0, tokens: int = 100) -> Group:
+    slots.running(group, version)
+    for number in range(len(group.seats)):
+        slots.scored(group, number, rollout_of(group, number, tokens))
+    slots.grouped(group)
+    return group
+
+
+@pytest.fixture
+def slots(tmp_path: Path) -> Iterator[Slots]:
+    slots = Slots(RunFolder(tmp_path), size=2, claim="c")
+    yield slots
+    slots.close()
+
+
+def again(slots: Slots, done: int, *tasks: str) -> tuple[Slots, list[Group], dict[int, list[list[Rollout]]]]:
+    """As another process finds them."""
+    slots.close()
+    with open(slots.folder / "journal.jsonl", "ab") as journal:
+        journal.write(b'{"at": 1, "state": "sco')  # torn
+    new = Slots(slots.run, 2, claim="c")
+    assert [line["state"] for line in read_journal(slots.run.path)][-1] == "claimed", "not behind half a line"
+    for step in slots.run.steps():
+        if step <= done:
+            new.already(slots.run.rollouts(step)[0])
+    found = recall(new, done, {id: task(id) for id in tasks})
+    return new, found.groups, found.stored
+
+
+def test_what_was_scored_is_there_after_a_kill_and_what_a_step_was_given_is_given_again(slots: Slots) -> None:
+    first, second = slots.request(1, [task("a"), task("b")])
+    (third, fourth) = slots.request(2, [task("c"), task("d")])
+    over(slots, first)
+    over(slots, second, tokens=900)
+    slots.given(1, [first, second])
+    slots.running(third, 0)
+    slots.scored(third, 1, rollout_of(third, 1))
+    assert slots.counts["trained"] == 4
+    new, groups, stored = again(slots, 0, *"abcd")
+    assert [[one.id for one in group] for group in stored[1]] == [
+        ["step1/a/0", "step1/a/1"],
+        ["step1/b/0", "step1/b/1"],
+    ]
+    assert [(group.name, list(group.rollouts), group.version) for group in groups] == [
+        ("step2/c", [1], 0),
+        ("step2/d", [], None),
+    ]
+    assert new.lengths()["lengths/sampled_p90"] == slots.lengths()["lengths/sampled_p90"] > 800
+    _, groups, stored = again(new, 1, *"abcd")
+    assert ([group.name for group in groups], stored) == (["step2/c", "step2/d"], {}), "step 1 is in a checkpoint"
+    assert not fourth.rollouts
+
+
+def test_a_task_that_comes_twice_in_a_batch_is_two_groups(slots: Slots) -> None:
+    one, other = slots.request(1, [task("a"), task("a")])
+    over(slots, one)
+    slots.given(1, [one])
+    _, groups, stored = again(slots, 0, "a")
+    assert (len(groups), [len(group) for group in stored[1]]) == (1, [2])
+    assert other.name == groups[0].name
+
+
+def test_work_for_another_configuration_is_forgotten_and_steps_that_are_kept_are_not(slots: Slots) -> None:
+    one, other = slots.request(1, [task("a"), task("b")])
+    for step, group in enumerate((over(slots, one), over(slots, other)), 1):
+        slots.given(step, [group])
+    slots.close()
+    forget_other_work(slots.run, 1, "c")
+    assert slots.run.steps() == [1, 2]
+    forget_other_work(slots.run, 1, "another")
+    assert (slots.run.steps(), slots.folder.exists()) == ([1], False)
+
+
+def test_what_a_lost_model_was_writing_is_asked_for_again_and_nothing_else(slots: Slots) -> None:
+    (group,) = slots.request(1, [task("a")])
+    slots.running(group, 3)
+    slots.scored(group, 0, rollout_of(group, 0))
+    slots.failed(group, "lost", whole=False)
+    assert ([seat.state for seat in group.seats], list(group.rollouts)) == (["scored", "requested"], [0])
+    slots.failed(group, "lost", whole=True)
+    assert (group.rollouts, group.version, slots.sampled[104]) == ({}, None, 0)
+    failed = [line["slot"] for line in read_journal(slots.run.path) if line["state"] == "failed"]
+    assert failed == ["1.0.1", "1.0.0"]
+
+
+def test_a_seat_without_a_whole_snapshot_begins_anew(slots: Slots) -> None:
+    (group,) = slots.request(1, [task("a")])
+    seat = group.seats[0]
+    (seat.folder / "box").mkdir(parents=True)
+    (seat.folder / "turn-1.json").write_text("{")
+    assert seat.midway() is None
+    assert not seat.folder.exists()
+
+
+def test_midway_is_kept_to_the_last_digit(slots: Slots) -> None:
+    from offbook.loop.slots import MIDWAY
+
+    (group,) = slots.request(1, [task("a")])
+    rollout = rollout_of(group, 0)
+    rollout.segments[0].logprobs = [-0.1234567890123456, float("nan")]
+    (read,) = MIDWAY.validate_json(
+        MIDWAY.dump_json([Midway(rollout, [{"text": "t", "status": "done"}], True, "answer")])
+    )
+    assert read.rollout.segments[0].logprobs[0] == -0.1234567890123456
+    assert (read.todos, read.interrupted, read.stop) == ([{"text": "t", "status": "done"}], True, "answer")
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6), count=st.integers(1, 4), staleness=st.integers(0, 4), slow=st.floats(0, 0.9)
+)  # fmt: skip
+def test_every_group_is_trained_once_and_none_too_old(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, staleness: int, slow: float
+) -> None:
+    """Whatever takes how long: rollouts end in any order, steps take what they are given."""
+    rng, steps = random.Random(seed), 12
+    slots = Slots(RunFolder(tmp_path_factory.mktemp("run")), size=1)
+    window, waiting, trained = int(0.3 * staleness * count), list[Group](), list[Group]()
+    version, batch = 0, 1
+    while version < steps:
+        while batch <= min(steps, version + staleness + 1):
+            new = slots.request(batch, [task(f"{batch}-{place}") for place in range(count)])
+            for group in new:
+                slots.running(group, version)
+            waiting += new
+            batch += 1
+        running = [group for group in waiting if not group.is_over]
+        for group in running:
+            if rng.random() > slow or group is running[-1]:
+                slots.scored(group, 0, rollout_of(group, 0))
+                slots.grouped(group)
+        chosen = choose(waiting, version + 1, count, window, staleness)
+        if not chosen:
+            continue
+        assert len(chosen) == count
+        assert all(version - (group.version or 0) <= staleness for group in chosen)
+        assert waiting.index(chosen[-1]) < count + window
+        waiting = [group for group in waiting if group not in chosen]
+        trained += chosen
+        version += 1
+    slots.close()
+    assert len({group.name for group in trained}) == len(trained) == steps * count
+    if not staleness:
+        assert [group.batch for group in trained] == sorted(group.batch for group in trained)
+
+
+def test_lengths_are_told_by_bucket() -> None:
+    lengths: dict[int, int] = {}
+    for tokens in (0, 1, 15, 100, 101, 1000, 5000):
+        add_length(lengths, tokens)
+    assert quantile(lengths, 0.5) == 104
+    assert 5000 <= quantile(lengths, 1.0) <= 5632
+
+
+def test_pace_follows_what_is_full() -> None:
+    use = [0.0, 0.0]
+    pace = Pace(lambda: (use[0], use[1]), limit=8)
+
+    async def main() -> None:
+        done, most = asyncio.Event(), 0
+
+        async def one() -> None:
+            nonlocal most
+            async with pace:
+                most = max(most, pace.running)
+                await done.wait()
+
+        jobs = [asyncio.create_task(one()) for _ in range(40)]
+        await asyncio.sleep(0)
+        assert pace.running == 8
+        pace._looked -= LOOK_S
+        pace.look()
+        assert (pace.limit, pace.running) == (12, 12)
+        use[0] = 0.95
+        pace._looked -= LOOK_S
+        pace.look()
+        assert pace.limit == 8
+        use[:] = 0.0, 9.0
+        for _ in range(9):
+            pace._looked -= LOOK_S
+            pace.look()
+        assert pace.limit == LEAST
+        jobs[20].cancel()
+        done.set()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        assert (pace.running, most) == (0, 12)
+
+    asyncio.run(main())
