@@ -237,7 +237,8 @@ def test_mini_swe_agent_on_a_real_model(task: Path, mini: Path) -> None:  # noqa
         return rollout
 
     rollout = asyncio.run(main())
-    assert (rollout.stop, rollout.usage.turns) == ("turns", 3), rollout.events
+    assert rollout.usage.turns == 3, rollout.events
+    assert rollout.stop in ("turns", "finish"), "it gives up after three messages without a call"
     decoder = Decoder(load_model(folder))
     for segment in rollout.segments:
         scored = token_logprobs(decoder, segment.ids, 1.0)

@@ -114,6 +114,8 @@ def test_messages(streams: bool) -> None:
         tools: Any = [{"name": "shell", "description": "runs", "input_schema": SCHEMA}]
         messages: list[Any] = [{"role": "user", "content": "hello"}]
         asked: Any = {"model": "m", "max_tokens": 500, "system": "be terse", "tools": tools}
+        plain = {name: value for name, value in asked.items() if name != "max_tokens"}
+        counted = await client.messages.count_tokens(messages=messages, **plain)
         if streams:
             pieces, kinds = [], []
             async with client.messages.stream(messages=messages, **asked) as stream:
@@ -128,6 +130,7 @@ def test_messages(streams: bool) -> None:
             assert kinds[-1] == "message_stop"
         else:
             first = await client.messages.create(messages=messages, **asked)
+        assert counted.input_tokens == len(here.engine.log[0][0])
         assert first.stop_reason == "tool_use"
         assert [block.type for block in first.content] == ["thinking", "text", "tool_use"]
         use = first.content[2]

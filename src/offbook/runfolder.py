@@ -10,7 +10,8 @@ feedback/coach.jsonl     what `offbook coach` found in the stored rollouts, in t
 eval/NAME.json, eval/NAME.rollouts.jsonl    a measurement and the rollouts behind it
 ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DONE is an unfinished write
 aside/step_00003.samples.jsonl    what step 3 would have trained on, where that gave no number
-data.json                of imitation: what it is trained on, by content
+data.json                of imitation and distillation: what it is trained on, by content
+mismatch.json            of distillation: how far the model was from what it learned on
 .lock                    the process that writes here
 slots/                   rollouts that are in no step yet, and the journal of all of them: loop/slots.py
 harder/ID                tasks that were made during the run

@@ -111,6 +111,11 @@ class Session:
             done.cancel()
             self.touched = time.monotonic()
 
+    def count(self, asked: Asked) -> int:
+        """The tokens of the prompt that this request would be."""
+        request = self._request(asked)
+        return len(self._written(request, self._continued(request)).prompt())
+
     async def _before(self, request: Request) -> Answer | None:
         """What a first attempt that still goes on comes to. If one was answered, the answer did not arrive."""
         for done in [done for done, flying in self._flying.items() if flying.is_like(request)]:

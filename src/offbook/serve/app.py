@@ -186,7 +186,17 @@ def make_app(sessions: Sessions) -> Starlette:
     async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": MODEL}]})
 
+    async def counted(request: Request) -> Response:
+        dialect = Messages()
+        try:
+            session = sessions.asking(request)
+            body = await _body(request, _most(session))
+            return JSONResponse({"input_tokens": session.count(_read(lambda: dialect.read(body)))})
+        except Exception as error:
+            return _refusal(error, dialect)
+
     routes = [*map(speaks, DIALECTS), Route("/v1/models", models)]
+    routes.append(Route(f"{Messages.path}/count_tokens", counted, methods=["POST"]))
     for path, does in (
         ("/sessions", opened),
         ("/sessions/{id:path}/reward", rewarded),
@@ -199,13 +209,18 @@ def make_app(sessions: Sessions) -> Starlette:
 
 async def _answered(request: Request, dialect: Dialect, sessions: Sessions) -> Response:
     session = sessions.asking(request)
-    body = await _body(request, max(LEAST_BYTES, TOKEN_BYTES * session.limits.context))
+    body = await _body(request, _most(session))
     is_retry = request.headers.get(RETRIES, "0") != "0"
     asked = replace(_read(lambda: dialect.read(body)), retry=is_retry)
     model = str(body.get("model") or MODEL)
     if asked.stream:
         return await Streamed.begun(request, session, asked, dialect, model)
     return JSONResponse(dialect.whole(await while_there(request, session.answer(asked)), model))
+
+
+def _most(session: Session) -> int:
+    """Bytes of a body."""
+    return max(LEAST_BYTES, TOKEN_BYTES * session.limits.context)
 
 
 async def _body(request: Request, most: int) -> Json:
