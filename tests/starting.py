@@ -64,6 +64,10 @@ class Started:
                 return None
         return self.returncode
 
+    def said(self) -> str:
+        """What it has printed so far."""
+        return Path(f"/proc/self/fd/{self._output[0].fileno()}").read_text()
+
     def communicate(self, timeout: float = 240) -> tuple[str, str]:
         if self.returncode is None:
             try:

@@ -162,6 +162,20 @@ async def one_message(session: LocalSession, max_tokens: int = 4, prompt: tuple[
         session.close()
 
 
+def test_whoever_listens_hears_a_message_as_it_is_written() -> None:
+    engine = LocalEngine(tiny_model(), frozenset(), mode="continuous")
+    heard: list[list[int]] = []
+
+    async def main() -> Completion:
+        session = engine.open("one")
+        return await session.complete(Prompt([1, 2, 3], heard=heard.append), 40)
+
+    whole = asyncio.run(main())
+    assert len(heard) >= 3
+    assert all(ids == whole.ids[: len(ids)] for ids in heard)
+    assert [len(ids) for ids in heard] == sorted({len(ids) for ids in heard})
+
+
 def test_the_event_loop_goes_on_while_the_model_writes() -> None:
     engine = engine_that(lambda: time.sleep(0.02))
 

@@ -10,7 +10,8 @@ feedback/coach.jsonl     what `offbook coach` found in the stored rollouts, in t
 eval/NAME.json, eval/NAME.rollouts.jsonl    a measurement and the rollouts behind it
 ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DONE is an unfinished write
 aside/step_00003.samples.jsonl    what step 3 would have trained on, where that gave no number
-data.json                of imitation: what it is trained on, by content
+data.json                of imitation and distillation: what it is trained on, by content
+mismatch.json            of distillation: how far the model was from what it learned on
 .lock                    the process that writes here
 slots/                   rollouts that are in no step yet, and the journal of all of them: loop/slots.py
 harder/ID                tasks that were made during the run
@@ -172,6 +173,17 @@ class RunFolder:
 
     def write_rollouts(self, step: int, rollouts: list[Rollout]) -> None:
         write_atomic(self._step_file("rollouts", step), dump_lines(rollouts))
+
+    def append_rollout(self, step: int, rollout: Rollout) -> None:
+        """It is on the disk when this returns. What a crash left of a line before it stays a line of its own."""
+        path = self._step_file("rollouts", step)
+        with writing(path), open(path, "a+b") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                file.write(b"" if file.read() == b"\n" else b"\n")
+            file.write(dump_lines([rollout]))
+            file.flush()
+            os.fsync(file.fileno())
 
     def write_feedback(self, step: int, feedback: list[Feedback]) -> None:
         write_atomic(self._step_file("feedback", step), dump_lines(feedback))

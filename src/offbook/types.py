@@ -6,7 +6,7 @@ Tokens are the truth: a Segment holds the ids exactly as they were fed and sampl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
@@ -269,7 +269,7 @@ class Rollout:
     reward: Reward = field(default_factory=Reward)
     flags: list[Flag] = field(default_factory=list)
     own_names: dict[str, str] = field(default_factory=dict)  # of tools, by the names that this agent was shown
-    foreign: bool = False  # another agent's work: its tools and its box are not ours, and it has no tokens
+    foreign: bool = False  # another agent's work: its tools and its box are not ours; with tokens where it was recorded
 
     @property
     def solved(self) -> bool:
@@ -325,6 +325,7 @@ class Prompt:
     ids: list[int]
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
+    heard: Callable[[list[int]], None] | None = None  # is told the ids so far, by an engine that can tell
 
 
 class Policy(Protocol):

@@ -1,4 +1,4 @@
-"""Other agents' work as rollouts: files of ATIF v1 (JSON), of messages as OpenAI's API has them, or of our rollouts.
+"""Other agents' work as rollouts: ATIF v1 (JSON), messages as OpenAI's or Anthropic's API has them, or our rollouts.
 
 Files are told apart by what is in them and not by their names. What cannot be read is counted. Left out of ATIF: token
 ids, images, and the trajectories of subagents that live in files of their own.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,8 @@ def _tools(value: Any) -> tuple[ToolSpec, ...]:
         if not isinstance(one, dict):  # a name alone tells of nothing
             continue
         function = one.get("function") or one
-        name, about_it, parameters = function["name"], function.get("description"), function.get("parameters")
+        name, about_it = function["name"], function.get("description")
+        parameters = function.get("parameters", function.get("input_schema"))
         if not isinstance(name, str) or not isinstance(parameters, dict | None):
             raise ValueError("a tool needs a name, and a schema of its parameters")
         found.append(ToolSpec(name, str(about_it or ""), parameters or {"type": "object", "properties": {}}))
@@ -171,13 +173,32 @@ def from_messages(value: Any, name: str) -> Rollout:
     if not listed:
         raise ValueError("no messages")
     messages: list[Message] = []
+    if about.get("system"):  # beside the messages, as Anthropic has it
+        messages.append(_message("system", about["system"]))
     for one in listed:
+        blocks = one["content"] if isinstance(one.get("content"), list) else []
+        kinds = [block.get("type") if isinstance(block, dict) else "text" for block in blocks]
+        if "tool_use" in kinds or "tool_result" in kinds:
+            messages += _from_blocks(one["role"], blocks)
+            continue
         functions = [call.get("function", call) for call in one.get("tool_calls") or ()]
         functions += [one["function_call"]] if one.get("function_call") else []
         calls = tuple(_call(function["name"], function.get("arguments")) for function in functions)
         messages.append(_message(ROLES[one["role"]], one.get("content"), calls))
     id = next((str(about[key]) for key in ("id", "session_id", "instance_id") if about.get(key)), name)
     return _rollout(id, str(about.get("task") or about.get("instance_id") or name), messages)
+
+
+def _from_blocks(role: str, blocks: list[Any]) -> Iterator[Message]:
+    """A message of Anthropic's: answers of tools come before the words of the user."""
+    of = {kind: [block for block in blocks if block["type"] == kind] for kind in ("tool_result", "tool_use", "text")}
+    for block in of["tool_result"]:
+        answer = _message("tool", block.get("content"))
+        answer.status = "failed" if block.get("is_error") else "ok"
+        yield answer
+    if of["text"] or of["tool_use"]:
+        calls = tuple(_call(block["name"], block.get("input")) for block in of["tool_use"])
+        yield _message(ROLES[role], of["text"], calls)
 
 
 def _call(name: Any, arguments: Any) -> ToolCall:

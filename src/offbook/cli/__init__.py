@@ -15,6 +15,7 @@ from offbook.cli import (
     audit,
     coach,
     compare,
+    distill,
     doctor,
     drill,
     evaluate,
@@ -22,6 +23,7 @@ from offbook.cli import (
     plan,
     quickstart,
     rollout,
+    serve,
     sft,
     tasks,
     train,
@@ -40,7 +42,7 @@ app = typer.Typer(
 )
 INTERRUPTED = 130
 STOPPED = "stopped; everything so far is kept, and the same command goes on from there"
-RESUMED = ("quickstart", "tasks", "rollout", "sft", "train", "eval")  # the verbs for which that is true
+RESUMED = ("quickstart", "tasks", "rollout", "sft", "distill", "train", "eval")  # the verbs for which that is true
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}
 # The base of all usage errors. For some versions of typer it is click's, for others that of their own copy of click.
@@ -72,8 +74,10 @@ def _verb(name: str, does: Any, example: str, **how: Any) -> None:
 _verb("quickstart", quickstart.quickstart, " --out runs/quickstart", context_settings=CONFIGURED)
 app.add_typer(tasks.app, name="tasks")
 _verb("rollout", rollout.rollout, " pocket --limit 2", cls=Configured, context_settings=CONFIGURED)
+_verb("serve", serve.serve, " --model pocket --out runs/serve", context_settings=CONFIGURED)
 _verb("plan", plan.plan, " Qwen/Qwen3-0.6B --gpu-memory 80", cls=Configured, context_settings=CONFIGURED)
 _verb("sft", sft.sft, " --model pocket --data runs/train --out runs/sft", context_settings=CONFIGURED)
+_verb("distill", distill.distill, " logs.jsonl --model pocket", cls=Configured, context_settings=CONFIGURED)
 _verb("train", train.train, " --model pocket --out runs/train --train.steps 10", context_settings=CONFIGURED)
 _verb("eval", evaluate.evaluate, " runs/train", cls=Configured, context_settings=CONFIGURED)
 _verb("compare", compare.compare, " runs/eval-a runs/eval-b")

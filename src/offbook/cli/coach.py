@@ -190,7 +190,10 @@ def _measure(
             result.notes.append(f"{what} measured on ids of {folder.name}, not their own")
         result.unmeasured += counts
         result.models.append(str(folder))
-        if samples and not again and stored.folder is not None:
+        has_own_tools = stored.setting("harness", "kind", "own") == "own" and not any(
+            rollout.foreign for rollout in stored.rollouts
+        )
+        if samples and not again and stored.folder is not None and has_own_tools:  # which answer what is sampled
             found = [one for one in result.found if one.source == stored.source]
             result.looked[stored.source] = _look(
                 stored, found, folder, decoder, _tasks_of(stored, tasks), rules, samples

@@ -69,6 +69,16 @@ class TasksConfig(Section):
 class HarnessConfig(Section):
     """The limits of one rollout, how its tools are shown, and what its tokens cost."""
 
+    kind: Literal["own", "command"] = Field(
+        default="own", description="who does the work: offbook's own agent, or a command of yours: docs/serve.md"
+    )
+    command: str = Field(
+        default="",
+        description="your agent, as a shell command that runs in the box; what is asked for is in $OFFBOOK_INSTRUCTION",
+    )
+    mounts: dict[str, str] = Field(
+        default={}, description="what your agent is made of: folders that boxes see, and can only read, by where"
+    )
     turns: int = Field(default=30, ge=1, description="messages that the agent may write")
     tokens: int = Field(default=131_072, ge=1, description="of all segments together")
     context: int = Field(default=32_768, ge=1, description="tokens of one segment")
@@ -85,6 +95,13 @@ class HarnessConfig(Section):
         description="how tools are shown: described, by worked turns, as one shell, or as the pocket model knows them",
     )
     variation: float = Field(default=0.0, ge=0, le=1, description="how much tools differ from task to task")
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if (self.kind == "command") != bool(self.command):
+            missing = "--harness.command is empty" if self.kind == "command" else "--harness.kind is own"
+            raise ValueError(f"{missing}: an agent of yours takes --harness.kind command and --harness.command COMMAND")
+        return self
 
     def limits(self) -> Limits:
         return Limits(**self.model_dump(include={field.name for field in dataclasses.fields(Limits)}))
@@ -521,8 +538,28 @@ class Config(Section):
             return tree
         return {**tree, "engine": {"precision": precision, **engine}}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_look(cls, tree: Any) -> Any:
+        """What a look samples is answered by offbook's own tools, which other agents do not have."""
+        if not isinstance(tree, dict):
+            return tree
+        harness, feedback = tree.get("harness", {}), tree.get("feedback", {})
+        if not isinstance(harness, dict) or harness.get("kind") != "command" or not isinstance(feedback, dict):
+            return tree
+        return {**tree, "feedback": {"look": False, **feedback}}
+
     @model_validator(mode="after")
     def _refuse_idle(self) -> Self:
+        if self.harness.kind == "command":
+            if self.feedback.look:
+                raise ValueError(
+                    "feedback.look answers by offbook's own tools: with harness.kind command leave it false"
+                )
+            if self.engine.kind == "local" and self.engine.mode == "lockstep":
+                raise ValueError("your agents ask when they like: harness.kind command needs engine.mode continuous")
+            if self.sandbox.backend == "container":
+                raise ValueError("harness.kind command does not work in containers: leave sandbox.backend bwrap")
         if self.tools.add and self.harness.profile == "bash":
             raise ValueError("the profile bash has one tool, so tools.add is never used; take another harness.profile")
         if self.loop.max_staleness and (problem := self._unfit_beside_training()):

@@ -49,6 +49,7 @@ class _Request:
     key: str
     row: Row
     done: asyncio.Future[Completion]
+    heard: Callable[[list[int]], None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +71,7 @@ class LocalSession:
             raise PromptTooLong(f"the prompt has {length} tokens and {held}")
         count = min(max_tokens, room)
         row = Row(self, prompt.ids, count, uniforms(engine.seed, self.key, self.turn, count))
-        request = _Request(self.key, row, asyncio.get_running_loop().create_future())
+        request = _Request(self.key, row, asyncio.get_running_loop().create_future(), prompt.heard)
         self.turn += 1
         engine.waiting.append(request)
         engine.decode_if_due()
@@ -259,6 +260,8 @@ class LocalEngine:
             for request in asked:
                 if request.row.over:
                     _answer(request)
+                elif request.heard and request.row.ids and not request.row.abandoned:
+                    request.heard([*request.row.ids])
             asked[:] = [request for request in asked if not request.row.over]
 
     def _go_on(self, rows: list[Row], closed: list[LocalSession], wished: int) -> None:

@@ -118,7 +118,8 @@ def by_rules(
 def not_looked_for(stored: Stored, tasks: Mapping[str, Task]) -> Counter[tuple[str, str]]:
     """Rules with the reason why they could not be looked for, and in how many rollouts."""
     counts = Counter({NO_TREE: sum(rollout.task not in tasks for rollout in stored.rollouts)})
-    counts[NO_STATUS] = counts[NO_TOKENS] = sum(rollout.foreign for rollout in stored.rollouts)
+    unseen = [one for one in stored.rollouts if one.foreign and not any(segment.ids for segment in one.segments)]
+    counts[NO_STATUS] = counts[NO_TOKENS] = len(unseen)
     return +counts
 
 

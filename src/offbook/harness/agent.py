@@ -11,8 +11,7 @@ import difflib
 import errno
 import time
 import traceback
-from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from offbook.client import NoAnswer
@@ -20,9 +19,9 @@ from offbook.harness.context import first_message
 from offbook.harness.tool import TodoItem, Tool, ToolFailed, Workbench
 from offbook.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.sandbox import HISTORY, Box, PathRefused
-from offbook.sandbox.access import MAX_KEPT, describe, notable, own_packages
+from offbook.sandbox.access import MAX_KEPT, Opened, describe, notable, own_packages
 from offbook.sandbox.box import HOST_ERRORS
-from offbook.tokens import Chat, Transcript
+from offbook.tokens import Chat, Transcript, count_tokens
 from offbook.types import (
     INVALID,
     CallStatus,
@@ -39,7 +38,6 @@ from offbook.types import (
     StopReason,
     Task,
     ToolCall,
-    Usage,
 )
 
 OUTPUT_CUT = "\n[the rest was cut: the context is nearly full]"
@@ -71,6 +69,7 @@ class Harness:
     told: bool = False  # the model's server tells it of its tools
     own_tools: Mapping[str, Tool] = field(default_factory=dict)  # the user's, for tasks that name them
     added: tuple[str, ...] = ()  # tools that every task has beside its own
+    command: str = ""  # another agent, in the place of this one
 
     def toolset(self, task: Task) -> Toolset:
         more = (name for name in self.added if name not in task.tools)
@@ -117,16 +116,20 @@ async def run_agent(
             episode.record("server_fault", "the first prompt and its answer do not fit the model's context")
     except Exception as error:  # the border of a rollout: one crash is one rollout's event, never the run's
         record_crash(rollout, error)
+    await take_changes(rollout, task, box)
+    rollout.usage.seconds = time.monotonic() - started
+    count_tokens(rollout.segments, chat, rollout.usage)
+    return rollout
+
+
+async def take_changes(rollout: Rollout, task: Task, box: Box) -> None:
     try:
         rollout.changed = await box.changes()
     except OSError as error:
         record_crash(rollout, error)
     except Exception:  # the box is gone; the rollout is scored for what is left of it, which is nothing
-        episode.record("box_lost", traceback.format_exc(limit=-2))
+        record_at_end(rollout, "box_lost", traceback.format_exc(limit=-2))
     rollout.diff = diff_of(task, rollout.changed)
-    rollout.usage.seconds = time.monotonic() - started
-    _count_tokens(rollout.segments, chat, rollout.usage)
-    return rollout
 
 
 def record_crash(rollout: Rollout, error: Exception) -> None:
@@ -136,17 +139,28 @@ def record_crash(rollout: Rollout, error: Exception) -> None:
     about, once there were some.
     """
     rollout.stop = "crash"
+    record_at_end(rollout, "crash", "".join(traceback.format_exception(error, limit=-4)))
+    if isinstance(error, NoAnswer):
+        record_at_end(rollout, "server_fault", error.reason)
+    elif isinstance(error, OSError) and (error.errno in ENDED_FROM_OUTSIDE or not rollout.has_acted):
+        record_at_end(rollout, "machine_fault", error.strerror or str(error) or type(error).__name__)
+
+
+def record_at_end(rollout: Rollout, kind: str, detail: str, place: str = "", paths: tuple[str, ...] = ()) -> None:
+    """At its last message so far."""
     segment = len(rollout.segments) - 1
     message = len(rollout.segments[segment].messages) - 1 if rollout.segments else -1
+    rollout.events.append(Event(message, kind, detail, max(0, segment), place, paths))
 
-    def record(kind: str, detail: str) -> None:
-        rollout.events.append(Event(message, kind, detail, max(0, segment)))
 
-    record("crash", "".join(traceback.format_exception(error, limit=-4)))
-    if isinstance(error, NoAnswer):
-        record("server_fault", error.reason)
-    elif isinstance(error, OSError) and (error.errno in ENDED_FROM_OUTSIDE or not rollout.has_acted):
-        record("machine_fault", error.strerror or str(error) or type(error).__name__)
+def record_opened(rollout: Rollout, opened: Iterable[Opened], packages: Collection[str]) -> None:
+    """What commands opened that is worth a second look, at the last message."""
+    opened = [*opened]
+    paths = dict.fromkeys(path for one in opened for path in one.paths)
+    for place, found in notable(paths, packages).items():
+        record_at_end(rollout, "opened", describe(place, found), place, tuple(found[:MAX_KEPT]))
+    if num_cut := sum(one.num_cut for one in opened):
+        record_at_end(rollout, "opened_unseen", f"{num_cut} opens of files were not kept")
 
 
 def unrecorded(kind: str, detail: str) -> None:
@@ -216,9 +230,8 @@ class _Episode:
         todos = [{"text": item["text"], "status": item["status"]} for item in self.bench.todos]
         await self.keep(Midway(self.rollout, todos, self.interrupted, stop))
 
-    def record(self, kind: str, detail: str, place: str = "", paths: tuple[str, ...] = ()) -> None:
-        message, segment = len(self.transcript.segment.messages) - 1, len(self.rollout.segments) - 1
-        self.rollout.events.append(Event(message, kind, detail, segment, place, paths))
+    def record(self, kind: str, detail: str) -> None:
+        record_at_end(self.rollout, kind, detail)
 
     async def run(self) -> StopReason:
         limits, usage = self.harness.limits, self.rollout.usage
@@ -285,7 +298,8 @@ class _Episode:
         answers = await asyncio.gather(
             *(run_call(call, self.toolset, self.bench, self.record) for call in message.calls)
         )
-        self._record_opened()
+        opened, self.bench.opened = self.bench.opened, []
+        record_opened(self.rollout, opened, self.packages)
         finished = False
         for call, (status, text) in zip(message.calls, answers, strict=True):
             self.transcript.add("tool", self._fitting(text), status)
@@ -295,15 +309,6 @@ class _Episode:
                 self.record(status, text)
             finished |= status == "ok" and self.toolset.finishes(call, text)
         return finished
-
-    def _record_opened(self) -> None:
-        """What the message's commands opened that is worth a second look, at the message."""
-        opened, self.bench.opened = self.bench.opened, []
-        paths = dict.fromkeys(path for one in opened for path in one.paths)
-        for place, found in notable(paths, self.packages).items():
-            self.record("opened", describe(place, found), place, tuple(found[:MAX_KEPT]))
-        if num_cut := sum(one.num_cut for one in opened):
-            self.record("opened_unseen", f"{num_cut} opens of files were not kept")
 
     async def _summarize(self) -> None:
         """Ask for a summary at the end of this segment and go on from it in a new one."""
@@ -354,31 +359,6 @@ class _Episode:
             return text
         self.record("output_cut", f"{len(text)} characters to {len(fitting)}")
         return fitting + OUTPUT_CUT
-
-
-def _count_tokens(segments: list[Segment], chat: Chat, usage: Usage) -> None:
-    usage.sampled_tokens = sum(sum(segment.sampled) for segment in segments)
-    usage.prompt_tokens = sum(len(segment.ids) for segment in segments) - usage.sampled_tokens
-    for segment in segments:
-        for index, message in enumerate(segment.messages):
-            if message.role == "tool":
-                usage.output_tokens += message.body_end - message.body
-            if message.role != "assistant":
-                continue
-            sampled = sum(segment.sampled[message.body : message.end])
-            if index == segment.summary:
-                usage.summary_tokens += sampled
-            elif message.calls:
-                thinking = _tokens_before(chat, segment.ids[message.body : message.body_end], message.calls[0].start)
-                usage.thinking_tokens += thinking
-                usage.call_tokens += sampled - thinking
-            else:
-                usage.final_tokens += sampled
-
-
-def _tokens_before(chat: Chat, ids: list[int], offset: int) -> int:
-    """How many of the tokens end at or before a place in their text."""
-    return bisect_right(range(1, len(ids) + 1), offset, key=lambda count: len(chat.decode(ids[:count])))
 
 
 def _readable(segment: Segment) -> str:

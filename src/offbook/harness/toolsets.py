@@ -6,7 +6,6 @@ They vary from task to task, so that going by the list of tools that is given is
 from __future__ import annotations
 
 import difflib
-import json
 import random
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from offbook.harness.tool import Tool, ToolFailed, Workbench
 from offbook.harness.tools import BASH, TOOLS, submitted
 from offbook.harness.wordings import WORDINGS
 from offbook.sandbox.box import HOST_ERRORS, PathRefused
-from offbook.tokens import as_json, render_call
+from offbook.tokens import render_call, telling
 from offbook.types import OffbookError, Role, ToolCall, ToolSpec
 
 PROMPTS = resources.files("offbook.harness") / "prompts"
@@ -105,8 +104,7 @@ class Toolset:
         words = prompt("standard").format(strictness=STRICTNESS[self.strict])
         if told:
             return words
-        tools = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_json(self.specs()))
-        return f"{words}\n\n" + prompt("hermes").format(tools=tools)
+        return f"{words}\n\n{telling(self.specs())}"
 
 
 def make_toolset(

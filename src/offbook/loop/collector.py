@@ -22,10 +22,11 @@ from offbook.engine.apart import ApartEngine, ApartSession
 from offbook.engine.local import LocalSession
 from offbook.engine.vllm import Server, find_vllm
 from offbook.feedback import rules_of
-from offbook.harness import Harness, own_tools, record_crash, run_agent
+from offbook.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
 from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
 from offbook.loop.slots import Seat
 from offbook.monitors.policy import Monitors, monitors_of, withhold
+from offbook.recorder import Session as Recorder
 from offbook.rewards import Grader, Rewards, compose
 from offbook.runfolder import is_adapter
 from offbook.sandbox import Box, BoxSpec, BwrapBox
@@ -38,6 +39,7 @@ from offbook.types import (
     MENDED_FAULT,
     OWN_FAULT,
     Event,
+    Limits,
     OffbookError,
     Prices,
     Rollout,
@@ -124,7 +126,9 @@ class Collector:
             told=model is None,
             own_tools=own_tools(config.tools.files),
             added=tuple(config.tools.add),
+            command=settings.command,
         )
+        self._door = Door({where: Path(folder) for where, folder in settings.mounts.items()})
         self.box = replace(spec, watch=self.monitors is not None and self.monitors.watch)
         rewards = config.rewards
         grades = pocket_cache() / "grades" if level_named(config.tasks.source) else None
@@ -133,6 +137,13 @@ class Collector:
     @cached_property
     def chat(self) -> Chat:
         return chat_of(self.model, self.config)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """Of agents other than offbook's own: they are told how much the model reads before they ask."""
+        limits = self.harness.limits
+        most = limits.context if self.model is None else positions(chat_folder(self.model))
+        return replace(limits, context=min(limits.context, most))
 
     @cached_property
     def engine(self) -> AnyEngine:
@@ -173,6 +184,7 @@ class Collector:
         )
 
     async def aclose(self) -> None:
+        await self._door.aclose()
         if self._lent is None and "engine" in self.__dict__ and not isinstance(self.engine, LocalEngine):
             await self.engine.aclose()
 
@@ -281,8 +293,11 @@ class Collector:
         task, seat = job.task, job.seat
         rollout = Rollout(job.id, task.id, job.group, task.tools)
         try:
+            seat = None if self.harness.command else seat  # another agent cannot be begun in the middle
             midway = seat.midway() if seat else None
             async with self._box(task, seat) as box:
+                if self.harness.command:
+                    return await self._commanded(task, rollout, box, session, watch)
                 if midway is not None and isinstance(session, LocalSession | ApartSession):
                     session.turn = midway.rollout.usage.turns + midway.rollout.usage.summaries
                 keep = partial(seat.keep, box) if seat else None
@@ -297,11 +312,19 @@ class Collector:
     @asynccontextmanager
     async def _box(self, task: Task, seat: Seat | None) -> AsyncIterator[Box]:
         """One with a seat stays there, whatever ends the rollout, until that is scored."""
-        box = await suite_box(task.tree, task.suite, self.box, *([seat.box] if seat else []))
+        mounts = self._door.mounts() if self.harness.command else None
+        box = await suite_box(task.tree, task.suite, self.box, seat.box if seat else None, mounts=mounts)
         try:
             yield box
         finally:
             await (box.leave() if isinstance(box, BwrapBox) and seat else box.close())
+
+    async def _commanded(self, task: Task, rollout: Rollout, box: Box, session: Session, watch: Watch) -> Rollout:
+        """By somebody else's agent."""
+        rollout.tools = ()  # those that it says it has
+        settings = self.limits, self.harness.prices, lambda rollout: watch(rollout, False)
+        recorder = Recorder(rollout, self.chat, self.engine.open, *settings, line=session)
+        return await run_command(task, box, recorder, self.harness.command, self._door)
 
     async def _graded(self, task: Task, rollout: Rollout) -> tuple[float, Grade | None]:
         """A grading that broke off is done once more. What the agent's changes do to it, they do again."""

@@ -38,12 +38,12 @@ AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|((?:[A-Za-z0-9_-]{1,63}\.)*[A-Z
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 HOP_BY_HOP = {"connection", "host", "keep-alive", "proxy-authorization", "proxy-connection", "te", "trailer", "upgrade"}
 
-FORWARDER = f"""
+FORWARDER = """
 import contextlib, os, socket, subprocess, sys, threading
 
 def pump(source, target):
     with contextlib.suppress(OSError):
-        while data := source.recv({CHUNK_BYTES}):
+        while data := source.recv(65536):
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
 
@@ -60,22 +60,25 @@ def listen(listener):
         client, _ = listener.accept()
         threading.Thread(target=forward, args=(client,), daemon=True).start()
 
-listener = socket.create_server(("127.0.0.1", {PROXY_PORT}))
+listener = socket.create_server(("127.0.0.1", int(sys.argv[2])))
 threading.Thread(target=listen, args=(listener,), daemon=True).start()
-address = "http://127.0.0.1:{PROXY_PORT}"
-names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
-environment = {{**os.environ, **dict.fromkeys(names, address), "no_proxy": "localhost", "NO_PROXY": "localhost"}}
-code = subprocess.call(["/bin/sh", "-c", sys.argv[2]], env=environment, close_fds=False)
+code = subprocess.call(["/bin/sh", "-c", sys.argv[3]], close_fds=False)
 os._exit(code if code >= 0 else 128 - code)
 """
+PROXIED = {
+    **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), f"http://127.0.0.1:{PROXY_PORT}"),
+    **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost"),
+}
 
 
-def forwarded(command: str, socket_in_box: str) -> str:
-    """The shell command that runs `command` in the box with the proxy's variables set, and ends with its exit code.
+def forwarded(command: str, socket_in_box: str, port: int = PROXY_PORT, variables: Mapping[str, str] = PROXIED) -> str:
+    """The shell command that runs `command` in the box with these variables set, and ends with its exit code. What
+    connects to the port of the box's loopback meanwhile is connected to the socket.
 
     The forwarder is the parent of the command: it listens before the command starts and ends when the command does.
     """
-    return shlex.join(["python3", "-I", "-c", FORWARDER, socket_in_box, command])
+    settings = [f"{name}={value}" for name, value in variables.items()]
+    return shlex.join(["env", *settings, "python3", "-I", "-c", FORWARDER, socket_in_box, str(port), command])
 
 
 class OutwardBox(BwrapBox):
@@ -86,11 +89,11 @@ class OutwardBox(BwrapBox):
 
     def __init__(self, tree: Path, spec: BoxSpec, door: Path, variables: Mapping[str, str], **more: Any):
         super().__init__(tree, spec, mounts={DOOR: door, **more.pop("mounts", {})}, **more)
-        self._variables = [f"{name}={value}" for name, value in variables.items()]
+        self._variables = {**variables, **PROXIED}
 
     async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
-        through = forwarded(command, f"{DOOR}/{SOCKET}")
-        return await super().exec(shlex.join(["env", *self._variables]) + f" {through}", timeout_s, report)
+        through = forwarded(command, f"{DOOR}/{SOCKET}", variables=self._variables)
+        return await super().exec(through, timeout_s, report)
 
 
 class _Refused(Exception):

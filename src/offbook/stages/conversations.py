@@ -6,7 +6,6 @@ The ids of our own rollouts are taken as they are where they are of the model's 
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from array import array
 from collections import Counter
@@ -17,12 +16,11 @@ from offbook.acts import with_siblings
 from offbook.algo import up_to
 from offbook.config import Config
 from offbook.feedback import Rule
-from offbook.harness.toolsets import prompt
 from offbook.loop.models import Progress, quiet
 from offbook.stages.reminders import WITHOUT_EFFECT, Conversation, Pair, read
 from offbook.stages.sources import Source, Tools
 from offbook.stages.wordings import WORDINGS
-from offbook.tokens import Chat, as_json, is_in, written_again
+from offbook.tokens import Chat, is_in, telling, written_again
 from offbook.types import Segment
 
 WINDOW = 16  # batches' worth of conversations, of which those of like length go together
@@ -50,7 +48,7 @@ class Writing:
                     conversation = Conversation(
                         key=f"{place}/{number}/{index}",
                         task=f"{place}/{rollout.task}" if rollout.foreign else rollout.task,
-                        segment=self._written(segment, tools, counts),
+                        segment=self.written(segment, tools, counts),
                         tools=rollout.tools,
                         kept={at[1]: rules for at, rules in reading.kept.items() if at[0] == index},
                         broken={at[1]: rule for at, rule in reading.broken.items() if at[0] == index},
@@ -63,14 +61,13 @@ class Writing:
             _hold_out(conversation, [*held_out, *(name for name in self.rules if name not in WORDINGS)])
         return found
 
-    def _written(self, segment: Segment, tools: Tools, counts: Counter[str]) -> Segment:
+    def written(self, segment: Segment, tools: Tools, counts: Counter[str]) -> Segment:
         if is_in(segment, self.chat, self.vocabulary):
             return segment
         if segment.ids:
             counts["written again"] += 1
         if tools and not self.chat.tells_tools:
-            told = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_json(tools))
-            segment = _with_words(segment, prompt("hermes").format(tools=told))
+            segment = _with_words(segment, telling(tools))
         return written_again(segment, self.chat, tools)
 
     def _fit(self, conversation: Conversation, config: Config, counts: Counter[str]) -> bool:

@@ -13,7 +13,7 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,14 @@ def make_interpreter(folder: Path, base: Path) -> None:
     (library / "site-packages").symlink_to(Path("..", "..", "..", "deps"))
 
 
-async def suite_box(tree: Path, suite: Suite, spec: BoxSpec, place: Path | None = None) -> Box:
+async def suite_box(
+    tree: Path, suite: Suite, spec: BoxSpec, place: Path | None = None, *, mounts: Mapping[str, Path] | None = None
+) -> Box:
     """A box around the tree, in which `python` is the suite's interpreter and what the tests need has been started.
 
     `place` is where it lives, for who wants to come back to it. One that was left there goes on from its last snapshot.
     """
-    box = await open_box(tree, spec, python=suite.environment, place=place)
+    box = await open_box(tree, spec, suite.environment, mounts, place)
     if suite.start:
         result = await box.exec(suite.start, START_S)
         if result.exit_code or result.timed_out:

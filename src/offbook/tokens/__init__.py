@@ -6,10 +6,12 @@ from offbook.tokens.calls import HERMES
 from offbook.tokens.chat import Chat, Transcript
 from offbook.tokens.chatml import ChatFormat, byte_chat
 from offbook.tokens.hermes import render as render_call
+from offbook.tokens.hermes import telling
 from offbook.tokens.hub import chat_for
 from offbook.tokens.rendered import RenderedChat
 from offbook.tokens.strict import CALL_END, CALL_START
 from offbook.tokens.template import BLOCK_END, BLOCK_START, as_json
+from offbook.tokens.usage import count_tokens
 
 __all__ = [
     "BLOCK_END",
@@ -25,7 +27,9 @@ __all__ = [
     "as_json",
     "byte_chat",
     "chat_for",
+    "count_tokens",
     "is_in",
     "render_call",
+    "telling",
     "written_again",
 ]

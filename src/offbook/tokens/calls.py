@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbook.tokens import bash, hermes, xml
-from offbook.tokens.strict import Tools
+from offbook.tokens.strict import CALL_END, CALL_START, Tools
 from offbook.types import OffbookError, ToolCall
 
 
@@ -18,6 +18,7 @@ class Dialect:
     name: str
     parse: Callable[[str, Tools, bool], tuple[ToolCall, ...]]
     render: Callable[[str, dict[str, Any]], str]
+    marks: tuple[str, ...] = (CALL_START, CALL_END)  # what an attempt begins with
 
     def write(self, call: ToolCall) -> str:
         """One that this dialect has no way to write is hermes'."""
@@ -34,7 +35,7 @@ def spoken(text: str, calls: Sequence[str]) -> str:
 
 HERMES = Dialect("hermes", hermes.parse, hermes.render)
 XML = Dialect("xml", xml.parse, xml.render)
-BASH = Dialect("bash", bash.parse, bash.render)
+BASH = Dialect("bash", bash.parse, bash.render, (bash.FENCE,))
 
 
 def dialect_named(name: str) -> Dialect:

@@ -32,6 +32,7 @@ class Chat(Protocol):
     stop_ids: frozenset[int]  # what a model may end its message with
     assistant_header: list[int]  # what a prompt ends with: the model continues here
     tells_tools: bool  # the format itself tells the model of its tools, so that no prompt has to
+    call_marks: tuple[str, ...]  # what an attempted call begins with in a message's text; empty: that is not known
 
     def encode(self, text: str) -> list[int]: ...
 

@@ -73,6 +73,7 @@ class ChatFormat(Chat):
         self.tokenizer = tokenizer
         self.tokenizer.encode_special_tokens = True  # control tokens in outside text become ordinary characters
         self.dialect = dialect_named(dialect)
+        self.call_marks = self.dialect.marks
         self.results = results
         self.template = template
         self.tells_tools = "tools" in template

@@ -22,14 +22,32 @@ from offbook.tokens.strict import (
     read_calls,
     read_json,
 )
+from offbook.tokens.template import as_json
 from offbook.types import ToolCall
 
 KEYS = {"name", "arguments"}
+TELLING = """\
+These are all the tools that you have, with their parameters as JSON schemas:
+
+<tools>
+{tools}
+</tools>
+
+To call a tool, write a JSON object between two tags:
+
+<tool_call>
+{{"name": "the tool's name", "arguments": {{"parameter": "value"}}}}
+</tool_call>"""
 NAME = re.compile(r'"name"\s*:\s*"(\w+)"')
 
 
 def render(name: str, arguments: dict[str, Any]) -> str:
     return f"{CALL_START}{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}{CALL_END}"
+
+
+def telling(tools: Tools) -> str:
+    """For a system prompt, where the chat does not tell of tools itself."""
+    return TELLING.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_json(tools)))
 
 
 def parse(text: str, tools: Tools = (), thinking: bool = False) -> tuple[ToolCall, ...]:

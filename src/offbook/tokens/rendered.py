@@ -44,6 +44,7 @@ class RenderedChat(Chat):
         self.renderer = renderer
         self.tokenizer = tokenizer
         self.dialect = dialect
+        self.call_marks = dialect.marks if dialect else ()
         self.tells_tools = dialect is None
         self.family: str = renderer.config.name
         self.stop_ids = frozenset(renderer.get_stop_token_ids())

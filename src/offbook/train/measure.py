@@ -9,7 +9,7 @@ import torch
 from offbook.train import head
 from offbook.train.batches import Batch, BranchBatch, micro_batches
 from offbook.train.forward import Decoder
-from offbook.train.targets import BranchReport, Compared, Measured, Scorers
+from offbook.train.targets import BranchReport, Compared, Measured, Scorers, sampled_logp
 from offbook.types import Direction, Sample
 
 
@@ -19,6 +19,17 @@ def measure_branches(
     """By the branch's key, micro-batch by micro-batch. Teacher and student are the same model."""
     for micro in micro_batches(samples, micro_tokens):
         yield _measured(decoder, Batch.collate(micro, decoder.model.device), direction)
+
+
+@torch.no_grad()
+def token_logprobs(decoder: Decoder, ids: list[int], temperature: float) -> list[float]:
+    """What the model makes of each token, after all those before it; 0 for the first."""
+    device, chunk_rows = decoder.model.device, max(1, head.CHUNK_ENTRIES // decoder.model.config.vocab_size)
+    ids_BT = torch.tensor([ids], device=device)
+    hidden_BTD, _ = decoder.hidden(ids_BT)
+    temperature_N = torch.full((len(ids) - 1,), temperature, device=device)
+    logp_N = sampled_logp((decoder.head, hidden_BTD[0, :-1]), ids_BT[0, 1:], temperature_N, chunk_rows)
+    return [0.0, *logp_N.tolist()]
 
 
 @torch.no_grad()

@@ -1,0 +1,118 @@
+"""offbook serve: a model for anybody's agent, and a record of what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from offbook.cli.options import Json, Plain, config_from, console, progress_display, say
+from offbook.types import OffbookError, Rollout
+
+if TYPE_CHECKING:
+    from offbook.loop.collector import Collector
+    from offbook.runfolder import RunFolder
+
+SWEEP_S = 10.0
+# Whoever uses an endpoint decides when the work is done; and no session waits for another one's.
+DEFAULTS = {
+    "out": "runs/serve",
+    "engine.mode": "continuous",
+    "harness.turns": "100000",
+    "harness.tokens": "100000000",
+}
+
+
+def serve(
+    ctx: typer.Context,
+    model: Annotated[
+        str, typer.Option(help="`pocket`, `smollm2-135m`, a run or model folder, a hub id, or a URL.")
+    ] = "",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On this machine alone; 0 is any that is free.")] = 8630,
+    name: Annotated[str, typer.Option(help="The model's name, where --model is a URL.")] = "",
+    out: Annotated[str, typer.Option(help="The run folder; runs/serve if not given.")] = "",
+    idle_s: Annotated[
+        float, typer.Option("--idle-s", min=1, help="Seconds after which a session that nobody uses ends.")
+    ] = 3600.0,
+    plain: Plain = False,
+    as_json: Json = False,
+) -> None:
+    """Serve a model to any agent that takes a base URL, and keep every session as a rollout, until Ctrl-C.
+
+    Speaks OpenAI's chat completions and responses, and Anthropic's messages. Takes configuration like `train` does.
+    """
+    own = {key: value for key, value in (("model", model), ("out", out)) if value}
+    config = config_from(ctx, own, defaults={"model": "pocket", **DEFAULTS})
+    if config.engine.kind == "local" and config.engine.mode != "continuous":
+        raise OffbookError("in lockstep all sessions would wait for the slowest agent: leave engine.mode continuous")
+    from offbook.lock import only_writer
+    from offbook.loop.collector import Collector
+    from offbook.loop.models import local_or_remote
+    from offbook.runfolder import RunFolder
+    from offbook.serve.client import KEY, agent_environment
+    from offbook.serve.server import listen
+
+    folder = RunFolder(config.out)
+    folder.refuse_file()
+    if folder.checkpoints():
+        raise OffbookError(f"{folder.path} holds a run that was trained; give another --out")
+    listener = listen(port)
+    with progress_display(plain) as progress:
+        collector = Collector(config, local_or_remote(config.model, name, config.seed, progress), name)
+        _ = collector.engine  # loaded before anybody asks
+    url, owner = f"http://127.0.0.1:{listener.getsockname()[1]}", os.environ.get(KEY) or secrets.token_urlsafe(24)
+
+    def began(session: str, key: str) -> None:
+        variables = agent_environment(url, key)
+        if as_json:
+            print(json.dumps({"url": url, "key": owner, "session": session, "env": variables}), flush=True)
+            return
+        words = " ".join(f"{name}={value}" for name, value in variables.items())
+        print(f"{url}  (Ctrl-C ends it)\nthe owner's key: {owner}", flush=True)
+        say(f"session {session} is open; for its agent:\nexport {words}")
+
+    with only_writer(folder.path), suppress(KeyboardInterrupt, asyncio.CancelledError):  # how one leaves it
+        asyncio.run(_serve(collector, folder, listener, owner, idle_s, began))
+    say(f"{config.out}: {len(folder.rollouts(0)[0])} sessions kept", to=console)
+
+
+async def _serve(
+    collector: Collector,
+    folder: RunFolder,
+    listener: socket.socket,
+    owner: str,
+    idle_s: float,
+    began: Callable[[str, str], None],
+) -> None:
+    from offbook.recorder import Session
+    from offbook.runfolder import write_atomic
+    from offbook.serve.app import Sessions, make_app
+    from offbook.serve.server import Serving
+
+    task, limits = asyncio.current_task(), collector.limits
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    write_atomic(folder.config_file, collector.config.to_toml())
+
+    def make(rollout: Rollout) -> Session:
+        return Session(rollout, collector.chat, collector.engine.open, limits, collector.harness.prices)
+
+    sessions = Sessions(make, partial(folder.append_rollout, 0), owner)
+    async with aclosing(collector), aclosing(Serving(make_app(sessions), listener)):
+        session, key = sessions.open()
+        began(session.rollout.id, key)
+        try:
+            while True:
+                await asyncio.sleep(SWEEP_S)
+                sessions.end_idle(idle_s)
+        finally:
+            sessions.end_all()

@@ -1,0 +1,6 @@
+"""What agents ask of a model and what it answers, kept to the token: rollouts of any agent behind an endpoint."""
+
+from offbook.recorder.said import Answer, Asked, Refused, Said, Shown
+from offbook.recorder.session import Over, Session
+
+__all__ = ["Answer", "Asked", "Over", "Refused", "Said", "Session", "Shown"]

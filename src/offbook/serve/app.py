@@ -1,0 +1,274 @@
+"""The routes. Whoever has a session's key speaks to the model in that session and can do nothing else: what a session
+earned, and that it is over, is said by whoever has the owner's key, so that no agent rewards itself."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from offbook.recorder import Over, Refused, Session
+from offbook.serve.chat_completions import ChatCompletions
+from offbook.serve.dialect import MODEL, Dialect, Json
+from offbook.serve.messages import Messages
+from offbook.serve.responses import Responses
+from offbook.serve.streaming import Gone, Streamed, while_there
+from offbook.types import ModelLost, OffbookError, PromptTooLong, Rollout, StopReason
+
+T = TypeVar("T")
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
+BODY_S = 60.0  # that a request has to arrive in
+TOKEN_BYTES = 64  # a body with more for each token of the context holds no prompt that fits
+LEAST_BYTES = 1 << 20
+SESSION = "x-offbook-session"  # the header that names a session, for whoever has the owner's key
+RETRIES = "x-stainless-retry-count"  # of the clients of OpenAI and Anthropic
+NAME = re.compile(r"[\w./-]{0,200}")
+log = logging.getLogger(__name__)
+
+
+class NoKey(OffbookError):
+    """Nobody that is known here."""
+
+
+class TooLong(Refused):
+    """Longer than anything that fits."""
+
+
+STATUSES: dict[type[Exception], tuple[int, str]] = {
+    NoKey: (401, "authentication_error"),
+    Over: (403, "permission_error"),
+    TooLong: (413, "request_too_large"),
+    PromptTooLong: (400, "context_length_exceeded"),
+    ModelLost: (503, "overloaded_error"),
+    OffbookError: (400, "invalid_request_error"),
+    Gone: (499, "client_gone"),
+    ClientDisconnect: (499, "client_gone"),
+}
+
+
+class Sessions:
+    """Those that are open. `make` takes a rollout to fill; `keep` is given the ones that are over. Without an owner's
+    key none can be opened or ended from outside."""
+
+    def __init__(
+        self,
+        make: Callable[[Rollout], Session] | None = None,
+        keep: Callable[[Rollout], None] = lambda rollout: None,
+        owner: str = "",
+    ):
+        self._make, self._keep, self._owner = make, keep, owner
+        self._open: dict[str, Session] = {}
+        self._keys: dict[str, str] = {}  # by their digests, so that a look-up tells nothing about a key
+        self._ended: set[str] = set()
+
+    def open(self, id: str = "", task: str = "", group: str = "") -> tuple[Session, str]:
+        """A new one, and the key of its agent."""
+        id = id or secrets.token_hex(8)
+        if id in self._open or id in self._ended:
+            raise Refused(f"there is a session {id} already")
+        rollout = Rollout(id, task or id, group or task or id, (), foreign=True)
+        assert self._make is not None
+        session = self._make(rollout)
+        return session, self.add(session)
+
+    def add(self, session: Session) -> str:
+        """One that somebody else ends. Returns the key of its agent."""
+        key = f"ob-{secrets.token_urlsafe(24)}"
+        self._open[session.rollout.id] = session
+        self._keys[_digest(key)] = session.rollout.id
+        return key
+
+    def remove(self, id: str) -> None:
+        del self._open[id]
+        self._keys = {key: owner for key, owner in self._keys.items() if owner != id}
+
+    def end(self, id: str, stop: StopReason | None = None) -> Rollout:
+        """It is kept when this returns, if anything was said in it."""
+        session = self.named(id)
+        rollout = session.end(stop)
+        if rollout.segments:
+            self._keep(rollout)
+        self.remove(id)
+        self._ended.add(id)
+        return rollout
+
+    def end_idle(self, idle_s: float) -> list[Rollout]:
+        """Nobody has asked anything for so long."""
+        before = time.monotonic() - idle_s
+        idle = [id for id, session in self._open.items() if session.touched < before and not session.is_asked]
+        return [self.end(id, "wall") for id in idle]
+
+    def end_all(self) -> list[Rollout]:
+        """The server stops."""
+        return [self.end(id, "wall") for id in [*self._open]]
+
+    def named(self, id: str) -> Session:
+        if id not in self._open:
+            raise Over(f"the session {id} has ended" if id in self._ended else f"there is no session {id}")
+        return self._open[id]
+
+    def asking(self, request: Request) -> Session:
+        """Whose request it is, by the key; the owner says so by a header."""
+        key, name = _key(request), request.headers.get(SESSION, "")
+        if self.is_owner(key):
+            if not name:
+                raise NoKey(
+                    f"the owner's key opens no session by itself: give a session's key, or its name as {SESSION}"
+                )
+            return self.named(name) if name in self._open or name in self._ended else self.open(_name(name))[0]
+        id = self._keys.get(_digest(key), "")
+        if not id:
+            raise NoKey("there is no open session with this key")
+        if name not in ("", id):
+            raise NoKey("this key is another session's")
+        return self.named(id)
+
+    def is_owner(self, key: str) -> bool:
+        return bool(self._owner) and secrets.compare_digest(key.encode(), self._owner.encode())
+
+
+def make_app(sessions: Sessions) -> Starlette:
+    def speaks(dialect: Dialect) -> Route:
+        async def answered(request: Request) -> Response:
+            try:
+                return await _answered(request, dialect, sessions)
+            except Exception as error:
+                return _refusal(error, dialect)
+
+        return Route(dialect.path, answered, methods=["POST"])
+
+    def owned(path: str, does: Callable[[str, Json], Json]) -> Route:
+        async def done(request: Request) -> Response:
+            try:
+                if not sessions.is_owner(_key(request)):
+                    raise NoKey("this takes the key of whoever started the server")
+                body = await _body(request, LEAST_BYTES)
+                return JSONResponse(_read(lambda: does(request.path_params.get("id", ""), body)))
+            except Exception as error:
+                return _refusal(error, DIALECTS[0])
+
+        return Route(path, done, methods=["POST"])
+
+    def opened(_: str, body: Json) -> Json:
+        session, key = sessions.open(*(_name(body.get(name, "")) for name in ("id", "task", "group")))
+        return {"id": session.rollout.id, "key": key}
+
+    def rewarded(id: str, body: Json) -> Json:
+        value, weight = float(body["value"]), float(body.get("weight", 1.0))
+        if not (math.isfinite(value) and math.isfinite(weight)):
+            raise Refused("a reward is a finite number")
+        reward, name = sessions.named(id).rollout.reward, _name(body.get("name", "outcome"))
+        reward.parts[name], reward.weights[name] = value, weight
+        return {"total": reward.total}
+
+    def told(id: str, body: Json) -> Json:
+        answer = str(body.get("answer", "")).rpartition("_")[2].rpartition("-")[2]
+        sessions.named(id).note("feedback", str(body["text"]), answer)
+        return {}
+
+    def ended(id: str, body: Json) -> Json:
+        rollout = sessions.end(id)
+        return {"stop": rollout.stop, "segments": len(rollout.segments), "turns": rollout.usage.turns}
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": MODEL}]})
+
+    async def counted(request: Request) -> Response:
+        dialect = Messages()
+        try:
+            session = sessions.asking(request)
+            body = await _body(request, _most(session))
+            return JSONResponse({"input_tokens": session.count(_read(lambda: dialect.read(body)))})
+        except Exception as error:
+            return _refusal(error, dialect)
+
+    routes = [*map(speaks, DIALECTS), Route("/v1/models", models)]
+    routes.append(Route(f"{Messages.path}/count_tokens", counted, methods=["POST"]))
+    for path, does in (
+        ("/sessions", opened),
+        ("/sessions/{id:path}/reward", rewarded),
+        ("/sessions/{id:path}/feedback", told),
+        ("/sessions/{id:path}/end", ended),
+    ):
+        routes.append(owned(path, does))
+    return Starlette(routes=routes)
+
+
+async def _answered(request: Request, dialect: Dialect, sessions: Sessions) -> Response:
+    session = sessions.asking(request)
+    body = await _body(request, _most(session))
+    is_retry = request.headers.get(RETRIES, "0") != "0"
+    asked = replace(_read(lambda: dialect.read(body)), retry=is_retry)
+    model = str(body.get("model") or MODEL)
+    if asked.stream:
+        return await Streamed.begun(request, session, asked, dialect, model)
+    return JSONResponse(dialect.whole(await while_there(request, session.answer(asked)), model))
+
+
+def _most(session: Session) -> int:
+    """Bytes of a body."""
+    return max(LEAST_BYTES, TOKEN_BYTES * session.limits.context)
+
+
+async def _body(request: Request, most: int) -> Json:
+    size, parts = 0, list[bytes]()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise TooLong(f"the request has more than {most} bytes, which no prompt of this model has")
+                parts.append(part)
+    except TimeoutError:
+        raise Refused(f"the request did not arrive within {BODY_S:g} s") from None
+    body = _read(lambda: json.loads(b"".join(parts) or b"{}"))
+    if not isinstance(body, dict):
+        raise Refused("a request is a JSON object")
+    return body
+
+
+def _read(read: Callable[[], T]) -> T:
+    """The border to what anybody may send."""
+    try:
+        return read()
+    except KeyError as error:
+        raise Refused(f"the request has no {error}") from None
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise Refused(f"the request cannot be read: {error}") from None
+
+
+def _key(request: Request) -> str:
+    """As either vendor's client sends it."""
+    return request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise Refused("names are up to 200 letters, digits and ./_-")
+    return text
+
+
+def _refusal(error: Exception, dialect: Dialect) -> Response:
+    """Clients ask again after a 5xx, and after nothing else of these."""
+    for kind, (status, code) in STATUSES.items():
+        if isinstance(error, kind):
+            return JSONResponse(dialect.error(code, str(error)), status)
+    log.error("a request failed", exc_info=error)
+    return JSONResponse(dialect.error("api_error", f"the server failed: {type(error).__name__}"), 500)

@@ -1,0 +1,145 @@
+"""offbook distill: faults in anybody's logs are taught by hints, and it is said how far the model is from the logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offbook.acts.trajectories import read_trajectories
+from offbook.config import load_config
+from offbook.engine import LocalEngine
+from offbook.loop.models import load_model
+from offbook.recorder import Asked, Said, Session
+from offbook.runfolder import RunFolder, dump_lines
+from offbook.stages.distill import distill
+from offbook.tokens import chat_for
+from offbook.types import Limits, OffbookError, Rollout
+
+READ = {"name": "read_file", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}
+
+
+def openai_log(number: int) -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": {"name": "open_file", "arguments": '{"path": "a.py"}'}}
+    return {
+        "id": f"log-{number}",
+        "tools": [{"type": "function", "function": READ}],
+        "messages": [
+            {"role": "user", "content": f"look at a.py, {number}"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "error: no such tool"},
+            {"role": "assistant", "content": "<tool_call>{broken"},
+        ],
+    }
+
+
+TEXT = {"type": "text", "text": "no"}
+ANTHROPIC = {
+    "system": "you read files",
+    "tools": [{"name": "read_file", "description": "reads", "input_schema": READ["parameters"]}],
+    "messages": [
+        {"role": "user", "content": "look at a.py"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "t", "name": "read_file", "input": {"path": "a.py"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t",
+                    "content": [{"type": "text", "text": "no"}],
+                    "is_error": True,
+                },
+                {"type": "text", "text": "so?"},
+            ],
+        },
+        {"role": "assistant", "content": [{"type": "text", "text": "It is not there."}]},
+    ],
+}
+
+
+def test_anthropic_s_messages_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps(ANTHROPIC))
+    loaded = read_trajectories(path)
+    ((segment,),) = (rollout.segments for rollout in loaded.rollouts)
+    assert [(message.role, message.text) for message in segment.messages] == [
+        ("system", "you read files"), ("user", "look at a.py"), ("assistant", "I look."), ("tool", "no"),
+        ("user", "so?"), ("assistant", "It is not there."),
+    ]  # fmt: skip
+    assert segment.messages[2].calls[0].arguments == {"path": "a.py"}
+    assert segment.messages[3].status == "failed"
+    assert loaded.tools[0][0].parameters == READ["parameters"]
+
+
+def recorded(model: Path, count: int) -> list[Rollout]:
+    """Sessions of the model itself, about each of which somebody said something."""
+    chat = chat_for(model)
+
+    async def main() -> list[Rollout]:
+        engine = LocalEngine(load_model(model), chat.stop_ids, mode="continuous")
+        found = []
+        for number in range(count):
+            rollout = Rollout(f"own-{number}", "t", "t", (), foreign=True)
+            session = Session(rollout, chat, engine.open, Limits(message_tokens=24))
+            await session.answer(Asked((Said("user", f"read pkg/core.py {number}"),)))
+            session.note("feedback", "Reminder: say what you do first.")
+            found.append(session.end())
+        return found
+
+    return asyncio.run(main())
+
+
+def test_faults_are_taught_and_the_distance_is_told(model: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "openai.jsonl").write_text("\n".join(json.dumps(openai_log(number)) for number in range(4)))
+    (logs / "own.jsonl").write_bytes(dump_lines(recorded(model, 4)))
+    told: list[str] = []
+    given = {
+        "model": str(model),
+        "sft.data": json.dumps([str(logs)]),
+        "out": str(tmp_path / "run"),
+        "train.groups": "2",
+        "train.group_size": "2",
+        "feedback.gate": "0",
+    }
+    config = load_config([], given)
+    folder = distill(config, epochs=2, tell=told.append)
+    rows, _ = folder.metrics()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert sum(row["hinted_targets"] for row in rows) == 2 * (4 + 4), "a call that cannot be read, or what was said"
+    assert all(row["gradient_norm"] > 0 for row in rows)
+    mismatch = json.loads((folder.path / "mismatch.json").read_text())
+    assert (mismatch["segments"], mismatch["written_again"]) == (8, 4)
+    assert mismatch["recorded"] > 0
+    assert mismatch["difference"] < 1e-3, "its own tokens, by the same weights"
+    assert mismatch["ratio_outside"] == 0
+    assert any("4 of them written again" in line for line in told)
+    feedback = [item for step in (1, 2, 3, 4) for item in folder.feedback(step)[0]]
+    assert {item.target.rule for item in feedback} == {"malformed_arguments", "said"}
+    assert all(item.divergence for item in feedback)
+    assert RunFolder.open(folder.path).checkpoints().keys() >= {4}
+    (logs / "own.jsonl").write_bytes(dump_lines(recorded(model, 3)))
+    with pytest.raises(OffbookError, match="other data"):
+        distill(config, epochs=2)
+
+
+def test_logs_without_a_fault_teach_nothing(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    said = [{"role": role, "content": "hi"} for role in ("user", "assistant")]
+    path.write_text(json.dumps({"messages": said}))
+    given = {"model": str(model), "sft.data": json.dumps([str(path)]), "out": str(tmp_path / "run")}
+    with pytest.raises(OffbookError, match="nothing can be taught"):
+        distill(load_config([], given))
