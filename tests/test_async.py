@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +19,7 @@ from safetensors.torch import load_file
 from test_held import given
 from test_summaries import LIMITS, Forgetful
 
+from offbook.cli.drill import ENGINE, _children
 from offbook.config import load_config
 from offbook.engine import LocalEngine
 from offbook.harness import Harness, run_agent
@@ -97,7 +100,14 @@ def test_a_step_that_was_given_its_rollouts_gets_them_again(given: dict[str, str
 def test_in_the_continuous_mode_every_group_is_trained_once_and_none_too_old(
     given: dict[str, str], tmp_path: Path
 ) -> None:
-    folder = run(given, tmp_path / "run", **CONTINUOUS)
+    """Also where the engine's process is killed on the way."""
+
+    def strike(row: dict[str, Any]) -> None:
+        if row["step"] == 2:
+            (engine,) = _children(os.getpid(), ENGINE)
+            os.kill(engine, signal.SIGKILL)
+
+    folder = run(given, tmp_path / "run", strike, **CONTINUOUS)
     rollouts = [rollout for step in folder.steps() for rollout in folder.rollouts(step)[0]]
     assert len({rollout.id for rollout in rollouts}) == len(rollouts) == 6 * 2
     rows, _ = folder.metrics()
