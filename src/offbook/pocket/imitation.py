@@ -21,7 +21,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3ForCausalLM
 
 from offbook.config import TrainConfig
-from offbook.train.muon import Muon
+from offbook.train.optim.muon import Muon
+from offbook.train.optim.newton_schulz import CLASSIC
+from offbook.train.optim.units import units_of
 from offbook.train.schedule import learning_rate_share
 from offbook.types import Sample
 
@@ -42,7 +44,8 @@ def imitate(
     settings = TrainConfig(
         steps=len(batches), learning_rate=learning_rate, schedule="cosine", warmup_steps=20, final_share=0.0
     )
-    optimizers = [Muon(half, lr=learning_rate, weight_decay=0.01) for half in _halves(model)]
+    how: dict[str, Any] = {"lr": learning_rate, "method": CLASSIC, "scale": 7.0, "weight_decay": 0.01}
+    optimizers = [Muon(half, units_of(half), **how) for half in _halves(model)]
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     parameters = list(model.parameters())
     with ThreadPoolExecutor(2, "imitation", torch.set_num_threads, (1,)) as threads:

@@ -23,7 +23,8 @@ from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens,
 from offbook.train.forward import Decoder
 from offbook.train.lora import adapter_of, adapter_tensors
 from offbook.train.masters import Masters
-from offbook.train.muon import Muon
+from offbook.train.optim.muon import Muon
+from offbook.train.optim.units import units_of
 from offbook.train.scoring import Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
@@ -62,7 +63,7 @@ class Trainer:
         if settings.reference_kl and REFERENCE not in self.teachers:
             raise ValueError(f"train.reference_kl needs a teacher called {REFERENCE}: Frozen()")
         self.masters = Masters(model)
-        self.optimizer = _optimizer(self.masters, settings)
+        self.optimizer = _optimizer(self.masters, model, settings)
         self.steps = 0
         self.policy_norm = 0.0  # of RL's gradient in the last step that had one and in which it was taken by itself
 
@@ -225,8 +226,9 @@ def _split_contests(batches: list[list[Sample]]) -> frozenset[str]:
     return frozenset(contest for contest, count in places.items() if count > 1)
 
 
-def _optimizer(masters: Masters, settings: TrainConfig) -> torch.optim.Optimizer:
+def _optimizer(masters: Masters, model: PreTrainedModel, settings: TrainConfig) -> torch.optim.Optimizer:
     lr, decay, betas = settings.learning_rate, settings.weight_decay, (0.9, 0.95)
     if settings.optimizer == "muon":
-        return Muon(masters.named.items(), lr=lr, betas=betas, weight_decay=decay)
+        units = units_of(masters.named.items(), model.config)
+        return Muon(masters.named.items(), units, lr, betas=betas, weight_decay=decay)
     return torch.optim.AdamW(masters.named.values(), lr=lr, betas=betas, weight_decay=decay, fused=True)
