@@ -11,10 +11,11 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
@@ -27,6 +28,7 @@ from offbook.types import Branch, Sample
 
 Recompute = Literal["none", "layers", "all"]
 Rotary = tuple[Tensor, Tensor]
+T = TypeVar("T")
 ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position is encoded otherwise in a longer sequence, as a branch makes it
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class Decoder:
         if plain:
             attention.install(model)
         self.head = output_of(model)
+        self.inside: Callable[[Callable[[], Any]], Any] = _run  # where a sharded model has its weights gathered
         if not self.plain and recompute != "none":
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
@@ -109,6 +112,7 @@ class Decoder:
         if branches is None:
             for layer in base.layers:
                 hidden_BTD = self._base_layer(layer, hidden_BTD, rotary, None)
+                _give_up(layer)
             return base.norm(hidden_BTD), None
         with torch.no_grad():
             hidden_1LD, branch_rotary = _embed(base, branches.ids_1L, branches.positions_1L)
@@ -127,6 +131,7 @@ class Decoder:
                 hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, kv, True)
             self.plain = self.plain and kv.plain
             kv.close()
+            _give_up(layer)
         with torch.no_grad():
             hidden_MD = base.norm(hidden_1LD)[0, branches.predictors]
         return hidden_BTD if only_targets else base.norm(hidden_BTD), hidden_MD
@@ -138,6 +143,16 @@ class Decoder:
         if self.recompute == "layers":
             options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_attention)
         return checkpoint(self.run_layer, layer, hidden, rotary, kv, False, **options)
+
+
+def _run(work: Callable[[], T]) -> T:
+    return work()
+
+
+def _give_up(layer: nn.Module) -> None:
+    """What was gathered of a sharded layer."""
+    if isinstance(layer, FSDPModule):
+        layer.reshard()
 
 
 @torch.no_grad()

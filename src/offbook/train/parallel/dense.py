@@ -1,0 +1,61 @@
+"""Weights sharded over ranks by FSDP2, on a mesh of replicas and shards (HSDP).
+
+A layer's weights are gathered when its base rows come, kept for the branch rows that follow, and given up right after;
+so a rank without branches starts as many collectives as one with them. What is left of the model (embeddings, the last
+norm, the head) is the root's: it is gathered for the whole of a micro-batch, since scoring goes through the head again
+and again. Losses are divided by global counts already, so gradients are summed over ranks and not averaged.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import MethodType
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from offbook.train.forward import Decoder
+from offbook.types import OffbookError
+
+
+def make_mesh(replicate: int, shard: int, device: str) -> DeviceMesh:
+    world = dist.get_world_size()
+    if replicate * shard != world:
+        raise OffbookError(f"{replicate} replicas of {shard} shards are not the {world} ranks that there are")
+    return init_device_mesh(device, (replicate, shard), mesh_dim_names=("replicate", "shard"))
+
+
+def shard(decoder: Decoder, mesh: DeviceMesh) -> None:
+    """In place. Whoever runs the decoder from now on does so `inside` it."""
+    if not decoder.plain:
+        raise OffbookError(
+            f"{decoder.model.config.model_type} has layers that are not plain attention, which cannot be sharded here: "
+            "train it in one process, or take a model of another family"
+        )
+    model: Any = decoder.model
+    for layer in model.base_model.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction
+    # By default the order of forward calls says what to gather ahead, and with branches a layer is called twice.
+    for before, layer in pairwise([model, *model.base_model.layers]):
+        before.set_modules_to_forward_prefetch([layer])
+        layer.set_modules_to_backward_prefetch([before])
+    model.set_modules_to_backward_prefetch([model.base_model.layers[-1]])
+    model.run_inside = MethodType(lambda _, work: work(), model)
+    register_fsdp_forward_method(model, "run_inside")
+    decoder.inside = model.run_inside
+
+
+def whole(model: PreTrainedModel) -> dict[str, Tensor]:
+    """All weights by name, each gathered on every rank."""
+    state = model.state_dict()
+    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}

@@ -1,0 +1,102 @@
+"""What ranks have to agree on before a step, so that none of them waits for a collective that another never starts.
+
+Every rank has samples of its own. All of them run as many micro-batches as the one that has most, ask every teacher
+with weights of its own as often, and differentiate the same parts of the loss in the same order; whoever has nothing to
+do there does it on one token that counts for nothing. A fault in one rank's samples is raised on all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from offbook.train.scoring import Counts
+from offbook.types import Sample
+
+T = TypeVar("T")
+FILLER = Sample(ids=[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """A micro-batch, as far as it decides what is computed: how often each teacher is asked, by the name of its
+    weights, and the parts of the loss."""
+
+    asked: Counter[str] = field(default_factory=Counter)
+    parts: tuple[str, ...] = ()
+
+    def joined(self, other: Micro) -> Micro:
+        return Micro(self.asked | other.asked, tuple(sorted({*self.parts, *other.parts})))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    counts: Counts
+    micro: list[Micro]
+    bounds: dict[str, float]  # of parts of the loss, where they have one
+    fault: Exception | None = None
+
+    def joined(self, other: Plan) -> Plan:
+        micro = [one.joined(two) for one, two in zip_longest(self.micro, other.micro, fillvalue=Micro())]
+        return Plan(self.counts + other.counts, micro, self.bounds | other.bounds, self.fault or other.fault)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """`mesh` has all ranks of the training, in dimensions `replicate` and `shard`; None is this process alone."""
+
+    mesh: DeviceMesh | None = None
+
+    def gathered(self, own: T) -> list[T]:
+        if self.mesh is None:
+            return [own]
+        found: list[T] = [own] * dist.get_world_size()
+        dist.all_gather_object(found, own)
+        return found
+
+    def agreed(self, own: Plan) -> Plan:
+        first, *others = self.gathered(own)
+        for other in others:
+            first = first.joined(other)
+        return first
+
+    def summed(self, means: Mapping[str, float], largest: Sequence[str] = ()) -> dict[str, float]:
+        """Figures of all ranks, each a share of the whole already; of some only the largest means anything."""
+        total: dict[str, float] = {}
+        for each in self.gathered(dict(means)):
+            for name, value in each.items():
+                before = total.get(name, 0.0)
+                total[name] = max(before, value) if name in largest else before + value
+        return total
+
+
+ALONE = Ranks()
+
+
+@torch.no_grad()
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Over all entries, wherever they are. What is replicated counts once."""
+    whole = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
+    squares = []
+    if whole:
+        squares.append(torch.nn.utils.get_total_norm(whole).float().square())
+    sharded: dict[tuple[DeviceMesh, tuple[int, ...]], list[Tensor]] = {}
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            cut = tuple(number for number, placement in enumerate(tensor.placements) if not placement.is_replicate())
+            sharded.setdefault((tensor.device_mesh, cut), []).append(tensor.to_local())
+    for (mesh, cut), parts in sharded.items():
+        square = torch.nn.utils.get_total_norm(parts).float().square()
+        for number in cut:
+            dist.all_reduce(square, group=mesh.get_group(number))
+        squares.append(square)
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())

@@ -1,0 +1,164 @@
+"""Sharded training against one process: the same loss, gradients and weights, on forked gloo ranks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from conftest import distilled, tiny_model
+from ranks import on_ranks
+from test_branches import plain_sample, sample_with_branches
+from test_muon import random_gradients, tiny_moe
+from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from offbook.config import TrainConfig
+from offbook.train.optim.muon import Muon
+from offbook.train.optim.units import units_of
+from offbook.train.parallel.dense import make_mesh, whole
+from offbook.train.parallel.ranks import Ranks
+from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
+from offbook.train.trainer import NotFinite, Trainer
+from offbook.types import Sample
+
+KINDS: dict[str, Mapping[str, Kind]] = {
+    "live": {"live": Live()},
+    "ema": {"live": Ema(0.5)},
+    "mix": {"live": Mix(Frozen(), 0.3)},
+}
+
+
+def samples_of(ranks: int) -> list[list[Sample]]:
+    """Of each rank: the first has branches, the second none, the third more micro-batches than others, the last one
+    nothing at all."""
+    rng = random.Random(3)
+    found = [
+        [sample_with_branches(rng, 60), plain_sample(rng, 40)],
+        [plain_sample(rng, 50)],
+        [sample_with_branches(rng, 60) for _ in range(3)],
+        [],
+    ]
+    return [found[rank % 4] for rank in range(ranks)]
+
+
+def whole_gradients(trainer: Trainer) -> dict[str, Tensor]:
+    return {
+        name: master.grad.full_tensor() if isinstance(master.grad, DTensor) else master.grad
+        for name, master in trainer.masters.named.items()
+    }
+
+
+def assert_close(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tolerance: float = 1e-5) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        apart = float((found[name] - tensor).norm() / tensor.norm().clamp(min=1e-12))
+        assert apart < tolerance, (name, apart)
+
+
+def sharded_gradients(layout: tuple[int, int], settings: TrainConfig, teachers: Any, samples: Any) -> Any:
+    torch.manual_seed(0)
+    ranks = Ranks(make_mesh(*layout, "cpu"))
+    trainer = Trainer(tiny_model(), settings, teachers, ranks)
+    mine = samples[torch.distributed.get_rank()]
+    gradients = trainer.gradients(mine)
+    assert gradients is not None
+    return whole_gradients(trainer), ranks.summed(gradients.ledger.means()), gradients.of_parts
+
+
+@pytest.mark.parametrize(
+    ("layout", "teachers", "recompute", "bound"),
+    [((1, 4), "live", "layers", 0.0), ((2, 2), "mix", "all", 0.0), ((4, 1), "live", "none", 0.2)],
+)
+def test_gradients_are_those_of_one_process(
+    layout: tuple[int, int], teachers: str, recompute: str, bound: float
+) -> None:
+    """With branches on some ranks only, another number of micro-batches on each, and one rank that has nothing."""
+    samples = [distilled(mine, bound=bound) for mine in samples_of(4)]
+    settings = TrainConfig(micro_tokens=64, recompute=recompute)
+    alone = Trainer(tiny_model(), settings, KINDS[teachers])
+    wanted = alone.gradients([sample for mine in samples for sample in mine])
+    assert wanted is not None
+    for found, means, of_parts in on_ranks(4, sharded_gradients, layout, settings, KINDS[teachers], samples):
+        assert_close(found, whole_gradients(alone))
+        for name in ("rl/loss", "distill/kl", "distill/taught"):
+            assert means[name] == pytest.approx(wanted.ledger.means()[name], rel=1e-4)
+        assert of_parts == pytest.approx(wanted.of_parts, rel=1e-4)
+
+
+def five_steps(layout: tuple[int, int], optimizer: str, samples: Any) -> Any:
+    trainer = Trainer(tiny_model(), steady(optimizer), KINDS["ema"], Ranks(make_mesh(*layout, "cpu")))
+    mine = samples[torch.distributed.get_rank()]
+    metrics = [trainer.step(mine).metrics for _ in range(5)]
+    (own,) = trainer.own_weights().values()
+    return whole(trainer.model), whole(own.decoder.model), metrics
+
+
+def steady(optimizer: str) -> TrainConfig:
+    return TrainConfig(optimizer=optimizer, learning_rate=1e-3, weight_decay=0.1, micro_tokens=128)
+
+
+@pytest.mark.parametrize("layout", [(1, 4), (2, 2)])  # replicas, shards
+def test_five_steps_of_muon_are_those_of_one_process(layout: tuple[int, int]) -> None:
+    """The teacher too, which follows the student on every rank. Heads of 12 rows lie across ranks."""
+    samples = samples_of(4)
+    alone = Trainer(tiny_model(), steady("muon"), KINDS["ema"])
+    wanted = [alone.step([sample for mine in samples for sample in mine]).metrics for _ in range(5)]
+    (own,) = alone.own_weights().values()
+    for weights, teacher, metrics in on_ranks(4, five_steps, layout, "muon", samples):
+        assert_close(weights, alone.model.state_dict())
+        assert_close(teacher, own.decoder.model.state_dict())
+        for found, one in zip(metrics, wanted, strict=True):
+            assert found["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
+            assert found["train_tokens"] == one["train_tokens"]
+
+
+def raised_by(samples: Any) -> str:
+    trainer = Trainer(tiny_model(), TrainConfig(), KINDS["live"], Ranks(make_mesh(1, 2, "cpu")))
+    try:
+        trainer.step(samples[torch.distributed.get_rank()])
+    except NotFinite as error:
+        return str(error)
+    return ""
+
+
+def test_a_fault_in_one_rank_is_raised_on_all() -> None:
+    good = plain_sample(random.Random(0), 20)
+    bad = replace(good, logprobs=[float("nan")] * 20)
+    first, second = on_ranks(2, raised_by, [[good], [bad]])
+    assert "not finite" in first
+    assert first == second
+
+
+def muon_steps(layout: tuple[int, int]) -> dict[str, Tensor]:
+    """Five on gradients that are given, on a mixture of experts whose experts are sharded by expert."""
+    mesh = make_mesh(*layout, "cpu")
+    model, source = tiny_moe(), tiny_moe()
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    named = dict(model.named_parameters())
+    optimizer = Muon(named.items(), units_of(named.items(), model.config), lr=0.01, weight_decay=0.1)
+    for step in range(5):
+        random_gradients(source, step)
+        for name, parameter in source.named_parameters():
+            like = named[name]
+            named[name].grad = distribute_tensor(parameter.grad, like.device_mesh, like.placements)
+        optimizer.step()
+    return whole(model)
+
+
+@pytest.mark.parametrize("layout", [(1, 8), (2, 4), (4, 2)])
+def test_sharded_muon_is_muon(layout: tuple[int, int]) -> None:
+    """On eight ranks: units that are whole, that lie across two ranks and across all of them, and ranks with none."""
+    alone = tiny_moe()
+    optimizer = Muon(alone.named_parameters(), units_of(alone.named_parameters(), alone.config), 0.01, weight_decay=0.1)
+    for step in range(5):
+        random_gradients(alone, step)
+        optimizer.step()
+    for found in on_ranks(8, muon_steps, layout):
+        assert_close(found, alone.state_dict())
