@@ -186,7 +186,7 @@ def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, kv: 
         far = _flat(base_key), _flat(base_value)
         return compile_once(in_parts)(query, far, (key, value), kv.blocks, scaling, _kernel_options(query.device))
     assert kv.groups is not None
-    out = torch.empty_like(query)
+    out = query.new_empty(*query.shape[:3], value.shape[3])
     for group in kv.groups:
         keys, values = (
             torch.cat([_flat(base)[0, :, group.base_NK], own[0, :, group.own_NL]], dim=2).transpose(0, 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -59,6 +59,7 @@ class Decoder:
         if plain:
             attention.install(model)
         self.head = output_of(model)
+        self.free_routing: Callable[[], AbstractContextManager[None]] = nullcontext  # where experts are replayed
         self.inside: Callable[[Callable[[], Any]], Any] = _run  # where a sharded model has its weights gathered
         if not self.plain and recompute != "none":
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -83,7 +84,10 @@ class Decoder:
         if self.plain:
             return self._in_lockstep(ids_BT, branches)
         hidden_BTD = self.model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
-        return hidden_BTD, None if branches is None else reencoded(self.model, ids_BT, branches)
+        if branches is None:
+            return hidden_BTD, None
+        with self.free_routing():
+            return hidden_BTD, reencoded(self.model, ids_BT, branches)
 
     @torch.no_grad()
     def targets(self, batch: Batch, branches: BranchBatch) -> Tensor:
@@ -127,7 +131,7 @@ class Decoder:
                 else:
                     groups = attention.branch_groups(branches.rows, length, device)
             kv.groups, kv.blocks = groups, blocks
-            with torch.no_grad():
+            with torch.no_grad(), self.free_routing():
                 hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, kv, True)
             self.plain = self.plain and kv.plain
             kv.close()

@@ -29,6 +29,7 @@ from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
 from offbook.train.parallel.dense import shard
 from offbook.train.parallel.ranks import ALONE, FILLER, Micro, Plan, Ranks, total_norm
+from offbook.train.replay import Replay
 from offbook.train.scoring import MISMATCH_P99, Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
@@ -81,6 +82,8 @@ class Trainer:
         self.teachers = make_teachers(self.student, teachers)
         if settings.reference_kl and REFERENCE not in self.teachers:
             raise ValueError(f"train.reference_kl needs a teacher called {REFERENCE}: Frozen()")
+        self.replay = Replay(model)
+        self.student.free_routing = self.replay.free
         self.ranks = ranks
         if ranks.mesh is not None:
             for decoder in (self.student, *(own.decoder for own in self.own_weights().values())):
@@ -115,7 +118,7 @@ class Trainer:
         used = sum(len(sample.ids) for micro in batches for sample in micro)
         padding = 1 - used / max(1, padded)
         shares = {**ledger.means(), "train_tokens": used, "padding_share": padding}
-        metrics = {**self._of_all(shares), "gradient_norm": gradient_norm}
+        metrics = {**self._of_all(shares), "gradient_norm": gradient_norm, **self.replay.figures()}
         if isinstance(self.optimizer, Muon):
             metrics["muon/fallbacks"] = self.optimizer.fallbacks
         return StepResult({**metrics, **of_parts}, ledger.measured())
@@ -229,6 +232,7 @@ class Trainer:
     def _losses(self, batch: Batch, ledger: Ledger, micro: Micro, apart: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
         """The sum of its parts, or some of them one by one."""
         output, settings = self.student.head, self.settings
+        self.replay.begin(batch)
         hidden_BTD, teachers = self._forward(batch, micro)
         tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
         hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
