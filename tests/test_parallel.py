@@ -12,15 +12,18 @@ import torch
 from conftest import distilled, tiny_model
 from ranks import on_ranks
 from test_branches import plain_sample, sample_with_branches
+from test_moe import make as mixture
 from test_muon import random_gradients, tiny_moe
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
 
 from offbook.config import TrainConfig
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import units_of
 from offbook.train.parallel.dense import make_mesh, whole
+from offbook.train.parallel.experts import make_expert_mesh
 from offbook.train.parallel.ranks import Ranks
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import NotFinite, Trainer
@@ -31,6 +34,8 @@ KINDS: dict[str, Mapping[str, Kind]] = {
     "ema": {"live": Ema(0.5)},
     "mix": {"live": Mix(Frozen(), 0.3)},
 }
+
+STEADY = TrainConfig(optimizer="muon", learning_rate=1e-3, weight_decay=0.1, micro_tokens=128)
 
 
 def samples_of(ranks: int) -> list[list[Sample]]:
@@ -60,10 +65,18 @@ def assert_close(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tole
         assert apart < tolerance, (name, apart)
 
 
-def sharded_gradients(layout: tuple[int, int], settings: TrainConfig, teachers: Any, samples: Any) -> Any:
-    torch.manual_seed(0)
-    ranks = Ranks(make_mesh(*layout, "cpu"))
-    trainer = Trainer(tiny_model(), settings, teachers, ranks)
+def make(kind: str) -> PreTrainedModel:
+    return tiny_model() if kind == "dense" else mixture()
+
+
+def ranks_of(layout: tuple[int, ...]) -> Ranks:
+    """Replicas and shards of dense weights; where there are more numbers, replicas, shards and parts of experts."""
+    return Ranks(make_mesh(*layout[:2], "cpu"), make_expert_mesh(*layout[2:], "cpu") if layout[2:] else None)
+
+
+def sharded_gradients(kind: str, layout: tuple[int, ...], settings: TrainConfig, teachers: Any, samples: Any) -> Any:
+    ranks = ranks_of(layout)
+    trainer = Trainer(make(kind), settings, teachers, ranks)
     mine = samples[torch.distributed.get_rank()]
     gradients = trainer.gradients(mine)
     assert gradients is not None
@@ -71,45 +84,55 @@ def sharded_gradients(layout: tuple[int, int], settings: TrainConfig, teachers: 
 
 
 @pytest.mark.parametrize(
-    ("layout", "teachers", "recompute", "bound"),
-    [((1, 4), "live", "layers", 0.0), ((2, 2), "mix", "all", 0.0), ((4, 1), "live", "none", 0.2)],
+    ("kind", "layout", "teachers", "recompute", "bound"),
+    [
+        ("dense", (1, 4), "live", "layers", 0.0),
+        ("dense", (2, 2), "mix", "all", 0.0),
+        ("dense", (4, 1), "live", "none", 0.2),
+        ("moe", (2, 2), "live", "none", 0.0),
+        ("moe", (1, 4, 1, 1, 4), "live", "layers", 0.2),
+        ("moe", (2, 2, 1, 2, 2), "mix", "all", 0.0),
+        ("moe", (2, 4, 1, 1, 8), "live", "all", 0.0),
+        ("moe", (1, 8, 2, 2, 2), "live", "none", 0.0),
+        ("moe", (4, 2, 1, 2, 4), "ema", "layers", 0.0),
+    ],
 )
 def test_gradients_are_those_of_one_process(
-    layout: tuple[int, int], teachers: str, recompute: str, bound: float
+    kind: str, layout: tuple[int, ...], teachers: str, recompute: str, bound: float
 ) -> None:
     """With branches on some ranks only, another number of micro-batches on each, and one rank that has nothing."""
-    samples = [distilled(mine, bound=bound) for mine in samples_of(4)]
+    world = layout[0] * layout[1]
+    samples = [distilled(mine, bound=bound) for mine in samples_of(world)]
     settings = TrainConfig(micro_tokens=64, recompute=recompute)
-    alone = Trainer(tiny_model(), settings, KINDS[teachers])
+    alone = Trainer(make(kind), settings, KINDS[teachers])
     wanted = alone.gradients([sample for mine in samples for sample in mine])
     assert wanted is not None
-    for found, means, of_parts in on_ranks(4, sharded_gradients, layout, settings, KINDS[teachers], samples):
+    for found, means, of_parts in on_ranks(world, sharded_gradients, kind, layout, settings, KINDS[teachers], samples):
         assert_close(found, whole_gradients(alone))
         for name in ("rl/loss", "distill/kl", "distill/taught"):
             assert means[name] == pytest.approx(wanted.ledger.means()[name], rel=1e-4)
         assert of_parts == pytest.approx(wanted.of_parts, rel=1e-4)
 
 
-def five_steps(layout: tuple[int, int], optimizer: str, samples: Any) -> Any:
-    trainer = Trainer(tiny_model(), steady(optimizer), KINDS["ema"], Ranks(make_mesh(*layout, "cpu")))
+def five_steps(kind: str, layout: tuple[int, ...], samples: Any) -> Any:
+    trainer = Trainer(make(kind), STEADY, KINDS["ema"], ranks_of(layout))
     mine = samples[torch.distributed.get_rank()]
     metrics = [trainer.step(mine).metrics for _ in range(5)]
     (own,) = trainer.own_weights().values()
     return whole(trainer.model), whole(own.decoder.model), metrics
 
 
-def steady(optimizer: str) -> TrainConfig:
-    return TrainConfig(optimizer=optimizer, learning_rate=1e-3, weight_decay=0.1, micro_tokens=128)
-
-
-@pytest.mark.parametrize("layout", [(1, 4), (2, 2)])  # replicas, shards
-def test_five_steps_of_muon_are_those_of_one_process(layout: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("dense", (1, 4)), ("dense", (2, 2)), ("moe", (2, 2, 1, 2, 2)), ("moe", (1, 8, 2, 1, 4))]
+)
+def test_five_steps_of_muon_are_those_of_one_process(kind: str, layout: tuple[int, ...]) -> None:
     """The teacher too, which follows the student on every rank. Heads of 12 rows lie across ranks."""
-    samples = samples_of(4)
-    alone = Trainer(tiny_model(), steady("muon"), KINDS["ema"])
+    world = layout[0] * layout[1]
+    samples = samples_of(world)
+    alone = Trainer(make(kind), STEADY, KINDS["ema"])
     wanted = [alone.step([sample for mine in samples for sample in mine]).metrics for _ in range(5)]
     (own,) = alone.own_weights().values()
-    for weights, teacher, metrics in on_ranks(4, five_steps, layout, "muon", samples):
+    for weights, teacher, metrics in on_ranks(world, five_steps, kind, layout, samples):
         assert_close(weights, alone.model.state_dict())
         assert_close(teacher, own.decoder.model.state_dict())
         for found, one in zip(metrics, wanted, strict=True):

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from offbook.config import TrainConfig
 from offbook.train.optim.muon import Muon
@@ -32,7 +32,7 @@ Named = tuple[str, nn.Parameter]
 
 
 def imitate(
-    model: Qwen3ForCausalLM,
+    model: PreTrainedModel,
     samples: Sequence[Sample],
     size: int,
     learning_rate: float,
@@ -67,7 +67,7 @@ def _finish(work: list[Future[Any]]) -> None:
         each.result()
 
 
-def _backward(model: Qwen3ForCausalLM, samples: Sequence[Sample], count: int) -> None:
+def _backward(model: PreTrainedModel, samples: Sequence[Sample], count: int) -> None:
     """Add the gradient of these samples' share of the step, in which `count` tokens are predicted."""
     ids_BT = pad_sequence([torch.tensor(sample.ids) for sample in samples], batch_first=True).to(model.device)
     weight_BT = pad_sequence([torch.tensor(sample.ce_weight) for sample in samples], batch_first=True).to(model.device)

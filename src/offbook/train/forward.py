@@ -155,8 +155,9 @@ def _run(work: Callable[[], T]) -> T:
 
 def _give_up(layer: nn.Module) -> None:
     """What was gathered of a sharded layer."""
-    if isinstance(layer, FSDPModule):
-        layer.reshard()
+    for module in layer.modules() if isinstance(layer, FSDPModule) else ():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from offbook.train.masters import Masters
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
 from offbook.train.parallel.dense import shard
-from offbook.train.parallel.ranks import ALONE, FILLER, Micro, Plan, Ranks, total_norm
+from offbook.train.parallel.ranks import ALONE, FILLER, IDLE, Micro, Plan, Ranks, total_norm
 from offbook.train.replay import Replay
 from offbook.train.scoring import MISMATCH_P99, Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
@@ -87,7 +87,7 @@ class Trainer:
         self.ranks = ranks
         if ranks.mesh is not None:
             for decoder in (self.student, *(own.decoder for own in self.own_weights().values())):
-                shard(decoder, ranks.mesh)
+                shard(decoder, ranks.mesh, ranks.experts)
         self.masters = Masters(model)
         self.optimizer = _optimizer(self.masters, model, settings)
         self.steps = 0
@@ -144,7 +144,8 @@ class Trainer:
         for samples in batches:
             batch = Batch.collate(samples, torch.device("cpu"))
             asked = Counter(name for group in batch.groups if (name := self._own_name(group.distill.teacher)))
-            micro.append(Micro(asked, batch.parts))
+            rides = any(self.teachers[group.distill.teacher].rides for group in batch.groups)
+            micro.append(Micro(asked, batch.parts, rides))
         distills = {branch.distill for samples in batches for sample in samples for branch in sample.branches}
         return Plan(counts, micro, {distill.part: distill.bound for distill in distills if distill.bound})
 
@@ -274,9 +275,11 @@ class Trainer:
         scorers = [found[number] for number in range(len(teachers))]
         riding = [number for number, teacher in enumerate(teachers) if teacher.rides]
         along = [branch for number in riding for branch in batch.groups[number].branches]
+        if not along and micro.rides and self.ranks.experts is not None:
+            along = [(0, IDLE)]
         branches = BranchBatch.collate(batch, along) if along else None
         hidden_BTD, branch_MD = self.student.hidden(batch.ids_BT, branches)
-        if branch_MD is not None:
+        if branch_MD is not None and riding:
             sizes = [sum(branch.num_targets for _, branch in batch.groups[number].branches) for number in riding]
             for number, part_MD in zip(riding, branch_MD.split(sizes), strict=True):
                 scorers[number].models.append((self.student.head, part_MD))
@@ -287,7 +290,7 @@ class Trainer:
         """Another rank needs this teacher's weights: take part in gathering them."""
         decoder = self.own_weights()[name].decoder
         filler = Batch.collate([FILLER], self.model.device)
-        decoder.inside(lambda: decoder.hidden(filler.ids_BT))
+        decoder.inside(lambda: decoder.targets(filler, BranchBatch.collate(filler, [(0, IDLE)])))
 
     @property
     def _chunk_rows(self) -> int:

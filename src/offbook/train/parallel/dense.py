@@ -8,7 +8,7 @@ and again. Losses are divided by global counts already, so gradients are summed 
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import MethodType
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from offbook.train.forward import Decoder
+from offbook.train.parallel.experts import shard_experts
 from offbook.types import OffbookError
 
 
@@ -30,14 +31,16 @@ def make_mesh(replicate: int, shard: int, device: str) -> DeviceMesh:
     return init_device_mesh(device, (replicate, shard), mesh_dim_names=("replicate", "shard"))
 
 
-def shard(decoder: Decoder, mesh: DeviceMesh) -> None:
-    """In place. Whoever runs the decoder from now on does so `inside` it."""
+def shard(decoder: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None = None) -> None:
+    """In place; experts on a mesh of their own, if there is one. Whoever runs it from now on does so `inside`."""
     if not decoder.plain:
         raise OffbookError(
             f"{decoder.model.config.model_type} has layers that are not plain attention, which cannot be sharded here: "
             "train it in one process, or take a model of another family"
         )
     model: Any = decoder.model
+    if experts is not None:
+        shard_experts(model, experts)
     for layer in model.base_model.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=False)
     fully_shard(model, mesh=mesh)
@@ -46,10 +49,11 @@ def shard(decoder: Decoder, mesh: DeviceMesh) -> None:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction
     # By default the order of forward calls says what to gather ahead, and with branches a layer is called twice.
-    for before, layer in pairwise([model, *model.base_model.layers]):
-        before.set_modules_to_forward_prefetch([layer])
-        layer.set_modules_to_backward_prefetch([before])
-    model.set_modules_to_backward_prefetch([model.base_model.layers[-1]])
+    layers = [[one for one in layer.modules() if isinstance(one, FSDPModule)] for layer in model.base_model.layers]
+    for before, after in pairwise([model, *chain.from_iterable(layers)]):
+        before.set_modules_to_forward_prefetch([after])
+    for before, after in pairwise([model, *chain.from_iterable(reversed(layers)), model]):
+        before.set_modules_to_backward_prefetch([after])
     model.run_inside = MethodType(lambda _, work: work(), model)
     register_fsdp_forward_method(model, "run_inside")
     decoder.inside = model.run_inside

@@ -20,22 +20,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from offbook.train.scoring import Counts
-from offbook.types import Sample
+from offbook.types import Branch, Sample
 
 T = TypeVar("T")
-FILLER = Sample(ids=[0])
+FILLER = Sample(ids=[0, 0])
+IDLE = Branch(1, [0], ((1, 2),))  # of any sample, for nobody
 
 
 @dataclass(frozen=True, slots=True)
 class Micro:
     """A micro-batch, as far as it decides what is computed: how often each teacher is asked, by the name of its
-    weights, and the parts of the loss."""
+    weights, the parts of the loss, and whether branches ride along."""
 
     asked: Counter[str] = field(default_factory=Counter)
     parts: tuple[str, ...] = ()
+    rides: bool = False
 
     def joined(self, other: Micro) -> Micro:
-        return Micro(self.asked | other.asked, tuple(sorted({*self.parts, *other.parts})))
+        parts = tuple(sorted({*self.parts, *other.parts}))
+        return Micro(self.asked | other.asked, parts, self.rides or other.rides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """`mesh` has all ranks of the training, in dimensions `replicate` and `shard`; None is this process alone."""
+    """`mesh` has all ranks of the training, in dimensions `replicate` and `shard`; None is this process alone.
+    `experts` has the same ranks in dimensions `replicate`, `shard` and `ep`, where experts are dealt out."""
 
     mesh: DeviceMesh | None = None
+    experts: DeviceMesh | None = None
 
     def gathered(self, own: T) -> list[T]:
         if self.mesh is None:
