@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from offbook.routers import TRIED_IDS, routers_of
 from offbook.train.batches import Batch
+from offbook.train.parallel.context import Context
 from offbook.types import OffbookError
 
 PLAUSIBLE = 0.25  # of what the router's own choice weighs: a recorded choice that weighs less is taken for a mistake
@@ -61,9 +62,15 @@ class Replay:
         for number, router in enumerate(self.routers):
             router.register_forward_hook(partial(self._replace, number))
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch, context: Context | None = None) -> None:
         self._counted.clear()
-        self.routes_LNK = batch.routes(len(self.routers)) if self.routers else None
+        self.routes_LNK = routes_LNK = batch.routes(len(self.routers)) if self.routers else None
+        if context is not None and routes_LNK is not None:
+            routes_LBTK = routes_LNK.unflatten(1, tuple(batch.ids_BT.shape))
+            filler = -routes_LBTK.shape[2] % (2 * context.size)
+            routes_LBTK = torch.nn.functional.pad(routes_LBTK, (0, 0, 0, filler), value=NONE)
+            own_T = context.own(routes_LBTK.shape[2], routes_LBTK.device)
+            self.routes_LNK = routes_LBTK[:, :, own_T].flatten(1, 2)
 
     @contextmanager
     def free(self) -> Iterator[None]:

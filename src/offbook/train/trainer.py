@@ -87,7 +87,7 @@ class Trainer:
         self.ranks = ranks
         if ranks.mesh is not None:
             for decoder in (self.student, *(own.decoder for own in self.own_weights().values())):
-                shard(decoder, ranks.mesh, ranks.experts)
+                shard(decoder, ranks.mesh, ranks.experts, ranks.context)
         self.masters = Masters(model)
         self.optimizer = _optimizer(self.masters, model, settings)
         self.steps = 0
@@ -233,7 +233,7 @@ class Trainer:
     def _losses(self, batch: Batch, ledger: Ledger, micro: Micro, apart: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
         """The sum of its parts, or some of them one by one."""
         output, settings = self.student.head, self.settings
-        self.replay.begin(batch)
+        self.replay.begin(batch, self.ranks.context)
         hidden_BTD, teachers = self._forward(batch, micro)
         tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
         hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
@@ -249,7 +249,7 @@ class Trainer:
         losses = head.in_chunks(hidden_ND, output, scoring.losses, tokens.chunks, apart)
         if batch.branches:
             scoring.record_targets(target_rows)
-        return losses
+        return tuple(loss / self.ranks.sharing for loss in losses) if self.ranks.sharing > 1 else losses
 
     @torch.no_grad()
     def _with_reference(self, batch: Batch, tokens: Tokens) -> Tokens:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from offbook.train.forward import Decoder
+from offbook.train.parallel.context import Context
 from offbook.train.parallel.experts import shard_experts
 from offbook.types import OffbookError
 
@@ -31,7 +32,9 @@ def make_mesh(replicate: int, shard: int, device: str) -> DeviceMesh:
     return init_device_mesh(device, (replicate, shard), mesh_dim_names=("replicate", "shard"))
 
 
-def shard(decoder: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None = None) -> None:
+def shard(
+    decoder: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None = None, context: Context | None = None
+) -> None:
     """In place; experts on a mesh of their own, if there is one. Whoever runs it from now on does so `inside`."""
     if not decoder.plain:
         raise OffbookError(
@@ -56,7 +59,7 @@ def shard(decoder: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None = None)
         before.set_modules_to_backward_prefetch([after])
     model.run_inside = MethodType(lambda _, work: work(), model)
     register_fsdp_forward_method(model, "run_inside")
-    decoder.inside = model.run_inside
+    decoder.inside, decoder.context = model.run_inside, context
 
 
 def whole(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from offbook.train.parallel.context import Context
 from offbook.train.scoring import Counts
-from offbook.types import Branch, Sample
+from offbook.types import Branch, OffbookError, Sample
 
 T = TypeVar("T")
 FILLER = Sample(ids=[0, 0])
@@ -60,6 +61,11 @@ class Ranks:
 
     mesh: DeviceMesh | None = None
     experts: DeviceMesh | None = None
+    context: Context | None = None  # those that share rows, and so have the same samples
+
+    @property
+    def sharing(self) -> int:
+        return self.context.size if self.context is not None else 1
 
     def gathered(self, own: T) -> list[T]:
         if self.mesh is None:
@@ -69,7 +75,11 @@ class Ranks:
         return found
 
     def agreed(self, own: Plan) -> Plan:
-        first, *others = self.gathered(own)
+        plans = self.gathered(own)
+        first, *others = plans[:: self.sharing]
+        for number, plan in enumerate(plans):
+            if plan.counts != plans[number - number % self.sharing].counts:
+                raise OffbookError("ranks that share rows were given different samples; give them the same")
         for other in others:
             first = first.joined(other)
         return first
@@ -77,7 +87,7 @@ class Ranks:
     def summed(self, means: Mapping[str, float], largest: Sequence[str] = ()) -> dict[str, float]:
         """Figures of all ranks, each a share of the whole already; of some only the largest means anything."""
         total: dict[str, float] = {}
-        for each in self.gathered(dict(means)):
+        for each in self.gathered(dict(means))[:: self.sharing]:
             for name, value in each.items():
                 before = total.get(name, 0.0)
                 total[name] = max(before, value) if name in largest else before + value
