@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +27,10 @@ from offbook.train.parallel.context import Context
 from offbook.train.parallel.dense import make_mesh, whole
 from offbook.train.parallel.experts import make_expert_mesh
 from offbook.train.parallel.ranks import Ranks
+from offbook.train.parallel.saving import load, save
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import NotFinite, Trainer
-from offbook.types import Sample
+from offbook.types import OffbookError, Sample
 
 KINDS: dict[str, Mapping[str, Kind]] = {
     "live": {"live": Live()},
@@ -191,3 +193,44 @@ def test_sharded_muon_is_muon(layout: tuple[int, int]) -> None:
         optimizer.step()
     for found in on_ranks(8, muon_steps, layout):
         assert_close(found, alone.state_dict())
+
+
+def two_steps_saved(layout: tuple[int, ...], samples: Any, folder: Path) -> None:
+    trainer = Trainer(make("moe"), STEADY, KINDS["ema"], ranks_of(layout))
+    for _ in range(2):
+        trainer.step(samples[torch.distributed.get_rank()])
+    wait = save(trainer, folder, 2)
+    trainer.step(samples[torch.distributed.get_rank()])  # while it is being written
+    wait()
+
+
+def two_steps_more(layout: tuple[int, ...], samples: Any, folder: Path) -> Any:
+    trainer = Trainer(make("moe"), STEADY, KINDS["ema"], ranks_of(layout))
+    assert load(trainer, folder) == 2
+    for _ in range(2):
+        trainer.step(samples[torch.distributed.get_rank()])
+    (own,) = trainer.own_weights().values()
+    return whole(trainer.model), whole(own.decoder.model)
+
+
+def test_a_checkpoint_goes_on_at_another_world_size(tmp_path: Path) -> None:
+    """From four ranks to two with another layout, and to one process."""
+    samples, folder = samples_of(4), tmp_path / "step"
+    together = [sample for mine in samples for sample in mine]
+    straight = Trainer(make("moe"), STEADY, KINDS["ema"])
+    for _ in range(4):
+        straight.step(together)
+    on_ranks(4, two_steps_saved, (1, 4, 1, 2, 2), samples, folder)
+    (own,) = straight.own_weights().values()
+    halves = [samples[0] + samples[1], samples[2]]
+    for weights, teacher in on_ranks(2, two_steps_more, (2, 1, 1, 1, 2), halves, folder):
+        assert_close(weights, straight.model.state_dict())
+        assert_close(teacher, own.decoder.model.state_dict())
+    alone = Trainer(make("moe"), STEADY, KINDS["ema"])
+    assert load(alone, folder) == 2
+    for _ in range(2):
+        alone.step(together)
+    assert_close(alone.model.state_dict(), straight.model.state_dict())
+    (folder / "DONE").unlink()
+    with pytest.raises(OffbookError, match="not finished"):
+        load(alone, folder)
