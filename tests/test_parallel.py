@@ -95,12 +95,12 @@ def sharded_gradients(kind: str, layout: tuple[int, ...], settings: TrainConfig,
         ("dense", (1, 4), "live", "layers", 0.0),
         ("dense", (2, 2), "mix", "all", 0.0),
         ("dense", (4, 1), "live", "none", 0.2),
-        ("moe", (2, 2), "live", "none", 0.0),
+        pytest.param("moe", (2, 2), "live", "none", 0.0, marks=pytest.mark.slow),
         ("moe", (1, 4, 1, 1, 4), "live", "layers", 0.2),
         ("moe", (2, 2, 1, 2, 2), "mix", "all", 0.0),
         ("moe", (2, 4, 1, 1, 8), "live", "all", 0.0),
         ("moe", (1, 8, 2, 2, 2), "live", "none", 0.0),
-        ("moe", (4, 2, 1, 2, 4), "ema", "layers", 0.0),
+        pytest.param("moe", (4, 2, 1, 2, 4), "ema", "layers", 0.0, marks=pytest.mark.slow),
         ("moe", (1, 8, 1, 1, 8, 2), "live", "layers", 0.0),
         ("moe", (2, 2, 1, 4, 1, 4), "mix", "all", 0.2),
     ],
@@ -130,9 +130,7 @@ def five_steps(kind: str, layout: tuple[int, ...], samples: Any) -> Any:
     return whole(trainer.model), whole(own.decoder.model), metrics
 
 
-@pytest.mark.parametrize(
-    ("kind", "layout"), [("dense", (1, 4)), ("dense", (2, 2)), ("moe", (2, 2, 1, 2, 2)), ("moe", (1, 8, 2, 1, 4))]
-)
+@pytest.mark.parametrize(("kind", "layout"), [("dense", (1, 4)), ("dense", (2, 2)), ("moe", (1, 8, 2, 1, 4))])
 def test_five_steps_of_muon_are_those_of_one_process(kind: str, layout: tuple[int, ...]) -> None:
     """The teacher too, which follows the student on every rank. Heads of 12 rows lie across ranks."""
     world = layout[0] * layout[1]

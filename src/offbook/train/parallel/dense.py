@@ -44,9 +44,10 @@ def shard(
     model: Any = decoder.model
     if experts is not None:
         shard_experts(model, experts)
+    over = mesh if mesh.size(0) > 1 else mesh["shard"]  # or gradients would be reduced over one replica
     for layer in model.base_model.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=over, reshard_after_forward=False)
+    fully_shard(model, mesh=over)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -49,7 +49,8 @@ def shard_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
             cut = distribute_tensor(whole.detach(), mesh["ep"], [Shard(0)])
             setattr(module, key, nn.Parameter(cut, requires_grad=whole.requires_grad))
         module.forward = MethodType(_Experts(group, count), module)
-        fully_shard(module, mesh=mesh["replicate", "shard"], reshard_after_forward=False)
+        over = mesh["replicate", "shard"] if mesh.size(0) > 1 else mesh["shard"]
+        fully_shard(module, mesh=over, reshard_after_forward=False)
 
 
 class _Travel(torch.autograd.Function):
