@@ -104,8 +104,8 @@ def by_gram(x: Tensor, method: Method, precision: torch.dtype) -> tuple[Tensor, 
     torch.mul(x, rows**0.5 / norm.clamp(min=TINY), out=y)
     gram = symmetric_product(y, y)
     bound = torch.linalg.matrix_norm(gram, dtype=torch.float32, keepdim=True).clamp(min=1.0)  # less is 0
-    gram = (gram / bound).to(precision)
-    scale, total, restarted = bound.rsqrt(), None, gram
+    gram.div_(bound)
+    total, restarted = None, gram
     last = len(method.coefficients) - 1
     for number, (a, b, c) in enumerate(method.coefficients):
         poly = symmetric_product(gram, gram, alpha=c, add=gram, beta=b, diagonal=a)
@@ -113,7 +113,7 @@ def by_gram(x: Tensor, method: Method, precision: torch.dtype) -> tuple[Tensor, 
         if number == last:
             break
         if number + 1 == method.restart:
-            y, scale, total = torch.bmm((total * scale).to(precision), y), torch.ones_like(scale), None
+            y, total = torch.bmm(total.mul_(bound.rsqrt()), y), None
             gram = restarted = symmetric_product(y, y)
         else:
             gram = symmetric_product(poly, symmetric_product(poly, gram))
@@ -121,7 +121,9 @@ def by_gram(x: Tensor, method: Method, precision: torch.dtype) -> tuple[Tensor, 
     largest_N = torch.ones(len(x), device=x.device)
     if precision != torch.float32:
         largest_N = _largest(total, restarted)
-    return torch.bmm((total * scale).to(precision), y), largest_N
+    if method.restart > last:
+        total.mul_(bound.rsqrt())
+    return torch.bmm(total, y), largest_N
 
 
 def _largest(total: Tensor, gram: Tensor) -> Tensor:
