@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import distilled, tiny_model
+from conftest import distilled, in_bfloat16, tiny_model
 from ranks import on_ranks
 from test_branches import plain_sample, sample_with_branches
 from test_moe import make as mixture
@@ -20,7 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from offbook.config import TrainConfig
+from offbook.config import LoraConfig, TrainConfig
+from offbook.train.lora import make_trainable
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import units_of
 from offbook.train.parallel.context import Context
@@ -70,7 +71,17 @@ def assert_close(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tole
 
 
 def make(kind: str) -> PreTrainedModel:
-    return tiny_model() if kind == "dense" else mixture()
+    """`lora` has adapters that do something."""
+    if kind == "moe":
+        return mixture()
+    model = tiny_model()
+    if kind == "lora":
+        make_trainable(model, LoraConfig(rank=2), "", seed=0)
+        rng = torch.Generator().manual_seed(0)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_(std=0.1, generator=rng)
+    return model if kind != "bfloat16" else in_bfloat16(model)
 
 
 def ranks_of(layout: tuple[int, ...]) -> Ranks:
@@ -95,6 +106,7 @@ def sharded_gradients(kind: str, layout: tuple[int, ...], settings: TrainConfig,
         ("dense", (1, 4), "live", "layers", 0.0),
         ("dense", (2, 2), "mix", "all", 0.0),
         ("dense", (4, 1), "live", "none", 0.2),
+        ("lora", (1, 2), "mix", "all", 0.0),
         pytest.param("moe", (2, 2), "live", "none", 0.0, marks=pytest.mark.slow),
         ("moe", (1, 4, 1, 1, 4), "live", "layers", 0.2),
         ("moe", (2, 2, 1, 2, 2), "mix", "all", 0.0),
@@ -144,6 +156,23 @@ def test_five_steps_of_muon_are_those_of_one_process(kind: str, layout: tuple[in
         for found, one in zip(metrics, wanted, strict=True):
             assert found["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
             assert found["train_tokens"] == one["train_tokens"]
+
+
+def a_step_in_bfloat16(samples: Any) -> Any:
+    settings = STEADY.model_copy(update={"precision": "bfloat16"})
+    trainer = Trainer(make("bfloat16"), settings, KINDS["live"], ranks_of((2, 2)))
+    metrics = trainer.step(samples[torch.distributed.get_rank()]).metrics
+    return whole(trainer.model), metrics["gradient_norm"]
+
+
+def test_masters_of_bfloat16_weights_are_sharded_too() -> None:
+    samples = samples_of(4)
+    alone = Trainer(make("bfloat16"), STEADY.model_copy(update={"precision": "bfloat16"}), KINDS["live"])
+    norm = alone.step([sample for mine in samples for sample in mine]).metrics["gradient_norm"]
+    for weights, found in on_ranks(4, a_step_in_bfloat16, samples):
+        assert found == pytest.approx(norm, rel=0.02)
+        assert weights["model.embed_tokens.weight"].dtype == torch.bfloat16
+        assert_close(weights, alone.model.state_dict(), 0.01)
 
 
 def raised_by(samples: Any) -> str:

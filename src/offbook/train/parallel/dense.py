@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from offbook.train.forward import Decoder
 from offbook.train.parallel.context import Context
-from offbook.train.parallel.experts import shard_experts
+from offbook.train.parallel.experts import SUMMED, shard_experts
 from offbook.types import OffbookError
 
 
@@ -46,8 +46,8 @@ def shard(
         shard_experts(model, experts)
     over = mesh if mesh.size(0) > 1 else mesh["shard"]  # or gradients would be reduced over one replica
     for layer in model.base_model.layers:
-        fully_shard(layer, mesh=over, reshard_after_forward=False)
-    fully_shard(model, mesh=over)
+        fully_shard(layer, mesh=over, reshard_after_forward=False, mp_policy=SUMMED)
+    fully_shard(model, mesh=over, mp_policy=SUMMED)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
 from offbook.types import OffbookError
 
+SUMMED = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients of many ranks vanish in bfloat16
 WEIGHTS = {"gate_up_proj", "down_proj"}
 
 
@@ -50,7 +51,7 @@ def shard_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
             setattr(module, key, nn.Parameter(cut, requires_grad=whole.requires_grad))
         module.forward = MethodType(_Experts(group, count), module)
         over = mesh["replicate", "shard"] if mesh.size(0) > 1 else mesh["shard"]
-        fully_shard(module, mesh=over, reshard_after_forward=False)
+        fully_shard(module, mesh=over, reshard_after_forward=False, mp_policy=SUMMED)
 
 
 class _Travel(torch.autograd.Function):
