@@ -136,7 +136,7 @@ def test_gradients_are_those_of_one_process(
 
 def five_steps(kind: str, layout: tuple[int, ...], samples: Any) -> Any:
     trainer = Trainer(make(kind), STEADY, KINDS["ema"], ranks_of(layout))
-    mine = samples[torch.distributed.get_rank()]
+    mine = trainer.ranks.share_of([sample for one in samples for sample in one], 48)
     metrics = [trainer.step(mine).metrics for _ in range(5)]
     (own,) = trainer.own_weights().values()
     return whole(trainer.model), whole(own.decoder.model), metrics
@@ -156,6 +156,7 @@ def test_five_steps_of_muon_are_those_of_one_process(kind: str, layout: tuple[in
         for found, one in zip(metrics, wanted, strict=True):
             assert found["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
             assert found["train_tokens"] == one["train_tokens"]
+            assert found["ranks/cost_spread"] >= 1.0
 
 
 def a_step_in_bfloat16(samples: Any) -> Any:

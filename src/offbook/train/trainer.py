@@ -27,6 +27,7 @@ from offbook.train.lora import adapter_of, adapter_tensors
 from offbook.train.masters import Masters
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
+from offbook.train.parallel.dealing import cost_of
 from offbook.train.parallel.dense import shard
 from offbook.train.parallel.ranks import ALONE, FILLER, IDLE, Micro, Plan, Ranks, total_norm
 from offbook.train.replay import Replay
@@ -119,6 +120,8 @@ class Trainer:
         padding = 1 - used / max(1, padded)
         shares = {**ledger.means(), "train_tokens": used, "padding_share": padding}
         metrics = {**self._of_all(shares), "gradient_norm": gradient_norm, **self.replay.figures()}
+        width = self.model.config.get_text_config().hidden_size
+        metrics |= self.ranks.spread(sum(cost_of(sample, width) for micro in batches for sample in micro))
         if isinstance(self.optimizer, Muon):
             metrics["muon/fallbacks"] = self.optimizer.fallbacks
         return StepResult({**metrics, **of_parts}, ledger.measured())

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from offbook.train.parallel.context import Context
+from offbook.train.parallel.dealing import dealt
 from offbook.train.scoring import Counts
 from offbook.types import Branch, OffbookError, Sample
 
@@ -73,6 +74,18 @@ class Ranks:
         found: list[T] = [own] * dist.get_world_size()
         dist.all_gather_object(found, own)
         return found
+
+    def share_of(self, samples: Sequence[Sample], width: int) -> list[Sample]:
+        """This rank's, where every rank has the samples of all."""
+        if self.mesh is None:
+            return list(samples)
+        number, of = dist.get_rank() // self.sharing, dist.get_world_size() // self.sharing
+        return dealt(samples, of, width)[number]
+
+    def spread(self, cost: float) -> dict[str, float]:
+        """The largest cost of a rank by the mean: how long others wait."""
+        costs = self.gathered(cost)
+        return {"ranks/cost_spread": max(costs) * len(costs) / max(sum(costs), 1.0)} if len(costs) > 1 else {}
 
     def agreed(self, own: Plan) -> Plan:
         plans = self.gathered(own)
