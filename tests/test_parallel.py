@@ -139,7 +139,7 @@ def five_steps(kind: str, layout: tuple[int, ...], samples: Any) -> Any:
     mine = trainer.ranks.share_of([sample for one in samples for sample in one], 48)
     metrics = [trainer.step(mine).metrics for _ in range(5)]
     (own,) = trainer.own_weights().values()
-    return whole(trainer.model), whole(own.decoder.model), metrics
+    return trainer.publish(1).tensors, whole(own.decoder.model.state_dict()), metrics
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("dense", (1, 4)), ("dense", (2, 2)), ("moe", (1, 8, 2, 1, 4))])
@@ -163,7 +163,7 @@ def a_step_in_bfloat16(samples: Any) -> Any:
     settings = STEADY.model_copy(update={"precision": "bfloat16"})
     trainer = Trainer(make("bfloat16"), settings, KINDS["live"], ranks_of((2, 2)))
     metrics = trainer.step(samples[torch.distributed.get_rank()]).metrics
-    return whole(trainer.model), metrics["gradient_norm"]
+    return whole(trainer.model.state_dict()), metrics["gradient_norm"]
 
 
 def test_masters_of_bfloat16_weights_are_sharded_too() -> None:
@@ -208,7 +208,7 @@ def muon_steps(layout: tuple[int, int]) -> dict[str, Tensor]:
             like = named[name]
             named[name].grad = distribute_tensor(parameter.grad, like.device_mesh, like.placements)
         optimizer.step()
-    return whole(model)
+    return whole(model.state_dict())
 
 
 @pytest.mark.parametrize("layout", [(1, 8), (2, 4), (4, 2)])
@@ -238,7 +238,7 @@ def two_steps_more(layout: tuple[int, ...], samples: Any, folder: Path) -> Any:
     for _ in range(2):
         trainer.step(samples[torch.distributed.get_rank()])
     (own,) = trainer.own_weights().values()
-    return whole(trainer.model), whole(own.decoder.model)
+    return whole(trainer.model.state_dict()), whole(own.decoder.model.state_dict())
 
 
 def test_a_checkpoint_goes_on_at_another_world_size(tmp_path: Path) -> None:

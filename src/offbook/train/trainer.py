@@ -28,7 +28,7 @@ from offbook.train.masters import Masters
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
 from offbook.train.parallel.dealing import cost_of
-from offbook.train.parallel.dense import shard
+from offbook.train.parallel.dense import shard, whole
 from offbook.train.parallel.ranks import ALONE, FILLER, IDLE, Micro, Plan, Ranks, total_norm
 from offbook.train.replay import Replay
 from offbook.train.scoring import MISMATCH_P99, Counts, Ledger, Scoring
@@ -217,8 +217,9 @@ class Trainer:
         return None
 
     def publish(self, version: int) -> Weights:
-        """They are not copied: apply them before the next step."""
-        return weights_of(self.model, version)
+        """They are not copied, unless they are sharded: apply them before the next step. All ranks have to call it."""
+        weights = weights_of(self.model, version)
+        return weights if self.ranks.mesh is None else replace(weights, tensors=whole(weights.tensors))
 
     def own_weights(self) -> dict[str, OwnWeights]:
         """The teachers' own, each once, by the first name that it goes by."""

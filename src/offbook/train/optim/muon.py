@@ -70,8 +70,8 @@ class Muon(torch.optim.Optimizer):
 
     def _step_matrices(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         for parameter in parameters:
-            if not self.state[parameter]:
-                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+            if "momentum" not in self.state[parameter]:  # checkpoints may have another optimizer's state of it
+                self.state[parameter] = {"momentum": torch.zeros_like(parameter)}
         if not parameters:
             return
         momenta = [local(self.state[parameter]["momentum"]) for parameter in parameters]

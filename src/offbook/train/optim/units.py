@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import PretrainedConfig
+from transformers import PreTrainedConfig
 
 from offbook.types import OffbookError
 
@@ -33,7 +33,7 @@ FUSED = "gate_up_proj"
 
 
 def units_of(
-    named_parameters: Iterable[tuple[str, Tensor]], config: PretrainedConfig | None = None
+    named_parameters: Iterable[tuple[str, Tensor]], config: PreTrainedConfig | None = None
 ) -> dict[str, Block]:
     """The shape of each matrix's units, by name. Without `config` nothing is known of heads: they stay together."""
     told: dict[str, Any] = {}

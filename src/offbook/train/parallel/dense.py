@@ -8,6 +8,7 @@ and again. Losses are divided by global counts already, so gradients are summed 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain, pairwise
 from types import MethodType
 from typing import Any
@@ -17,7 +18,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 
 from offbook.train.forward import Decoder
 from offbook.train.parallel.context import Context
@@ -63,7 +63,6 @@ def shard(
     decoder.inside, decoder.context = model.run_inside, context
 
 
-def whole(model: PreTrainedModel) -> dict[str, Tensor]:
-    """All weights by name, each gathered on every rank."""
-    state = model.state_dict()
-    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
+def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By name, each gathered on every rank."""
+    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in tensors.items()}
