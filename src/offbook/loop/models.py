@@ -204,8 +204,7 @@ def positions(folder: Path) -> int:
 def _named_on_hub(name: str, config_alone: bool = False) -> Path:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise OffbookError(
-            f"there is no model folder {name}; give `pocket`, `pocket-moe`, `{SMOLLM2}`, a folder or a hub id "
-            "(Qwen/Qwen3-0.6B)"
+            f"there is no model folder {name}; give `pocket`, `{SMOLLM2}`, a folder or a hub id (Qwen/Qwen3-0.6B)"
         )
     try:
         return _from_hub(name, config_alone)
