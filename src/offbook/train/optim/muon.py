@@ -22,7 +22,7 @@ from offbook.train.optim.exchange import Exchange, plan_exchanges
 from offbook.train.optim.newton_schulz import OURS, Method, orthogonalize
 from offbook.train.optim.units import Block, as_units, holds_whole_units, local
 
-WORKSPACE = {"cuda": 2**31, "cpu": 2**27}  # bytes of a batch, all that is computed on the way included
+WORKSPACE = {"cuda": 3 * 2**30, "cpu": 2**27}  # bytes of a batch, all that is computed on the way included
 IN_FLIGHT = 3  # exchanges
 
 
