@@ -15,14 +15,12 @@ from transformers import PreTrainedModel
 
 from offbook.config import FeedbackConfig, LoraConfig, TrainConfig
 from offbook.loop.annotate import distill_of
-from offbook.train.balance import PartGradients, scales_of
-from offbook.train.batches import Batch, micro_batches
+from offbook.train.balance import scales_of
 from offbook.train.checkpoint import load_training_state
 from offbook.train.forward import Decoder
 from offbook.train.lora import make_trainable
 from offbook.train.losses import divergence
 from offbook.train.measure import measure_branches
-from offbook.train.scoring import Counts, Ledger
 from offbook.train.trainer import Trainer
 from offbook.types import Sample
 
@@ -91,7 +89,9 @@ def test_gradients_equal_reencoding(way: str, micro_tokens: int, kind: str) -> N
     scale = min(1.0, 0.2 * norm(parts["rl"]) / norm(parts["distill"])) if way == "bounded" else 1.0
     assert scale < 1.0 or way != "bounded", "the bound has to bind, or this shows nothing"
     trainer = Trainer(student(kind), TrainConfig(micro_tokens=micro_tokens), TEACHERS["live"])
-    found = trainer._gradients(samples, micro_batches(samples, micro_tokens), Ledger(Counts.of(samples)))
+    gradients = trainer.gradients(samples)
+    assert gradients is not None
+    found = gradients.of_parts
     for name, ours in trained(trainer.model).items():
         wanted = parts["rl"][name] + scale * parts["distill"][name]
         assert (ours.grad - wanted).abs().max() < 2e-4 * max(1e-2, float(wanted.abs().max())), name
@@ -106,7 +106,7 @@ def test_what_is_recomputed_can_be_taken_apart(recompute: str) -> None:
     found = []
     for mode in ("none", recompute):
         trainer = Trainer(tiny_model(), TrainConfig(recompute=mode), TEACHERS["frozen"])
-        trainer._gradients(samples := batch_of("bounded"), [samples], Ledger(Counts.of(samples)))
+        trainer.gradients(batch_of("bounded"))
         found.append([parameter.grad for parameter in trainer.model.parameters()])
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
 
@@ -121,30 +121,6 @@ def test_compiled_layers_can_be_taken_apart() -> None:
     for way in ("own", "bounded"):
         theirs, ours = (trainer.step(batch_of(way)).metrics for trainer in (plain, compiled))
         assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-3)
-
-
-@pytest.mark.parametrize("way", list(WAYS))
-def test_two_ranks_with_counts_of_both_step_as_one(way: str) -> None:
-    """One of them has no target at all."""
-    samples = batch_of(way)
-    counts = Counts.of(samples[:3]) + Counts.of(samples[3:])
-    whole = Trainer(tiny_model(), TrainConfig(), TEACHERS["live"])
-    whole._gradients(samples, [samples], Ledger(Counts.of(samples)))
-    ranks = []
-    for mine in (samples[:3], samples[3:]):
-        trainer = Trainer(tiny_model(), TrainConfig(), TEACHERS["live"])
-        gradients, batch = PartGradients(trainer.masters), Batch.collate(mine, CPU)
-        losses = trainer._losses(batch, Ledger(counts), batch.parts)
-        gradients.add(dict(zip(batch.parts, losses, strict=True)))
-        ranks.append(gradients)
-    first, second = ranks
-    assert set(second.of) == {"rl"}
-    for name, gradient in second.of["rl"].items():
-        first.of["rl"][name] += gradient
-    first.join(scales_of(first.norms(), {"distill": 0.2} if way == "bounded" else {}, 0.0))
-    for name, ours in first.masters.named.items():
-        reference = whole.masters.named[name].grad
-        assert (ours.grad - reference).abs().max() < 1e-5 * max(1.0, float(reference.abs().max()))
 
 
 def test_divided_by_rl_tokens_hints_fade_as_faults_get_rare() -> None:

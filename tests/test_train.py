@@ -22,51 +22,11 @@ from offbook.config import CheckpointConfig, Precision, TrainConfig
 from offbook.train import writing
 from offbook.train.checkpoint import checkpoint_path, finished_steps, load_training_state
 from offbook.train.memory import free_host_memory
-from offbook.train.muon import Muon, orthogonalize
 from offbook.train.schedule import learning_rate_share
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import NotFinite, Trainer, WeightsLost
 from offbook.train.writing import Checkpoints
 from offbook.types import Sample
-
-
-def test_orthogonalize_keeps_singular_vectors_and_evens_their_values() -> None:
-    torch.manual_seed(0)
-    for shape in ((3, 16, 40), (2, 40, 16)):
-        matrices = torch.randn(*shape)
-        out = orthogonalize(matrices)
-        assert ((torch.linalg.svdvals(out) > 0.6) & (torch.linalg.svdvals(out) < 1.3)).all()
-        u, _, vh = torch.linalg.svd(matrices, full_matrices=False)
-        inside = u.mT @ out @ vh.mT
-        assert (inside - torch.diag_embed(inside.diagonal(dim1=-2, dim2=-1))).abs().max() < 1e-4
-
-
-def test_muon_agrees_with_torch_on_matrices() -> None:
-    """torch.optim.Muon orthogonalises in bfloat16, so agreement is to its rounding."""
-    torch.manual_seed(0)
-    ours, theirs = (torch.nn.Parameter(torch.ones(24, 24)) for _ in range(2))
-    optimizer = Muon([("w", ours)], lr=0.01, matrix_lr_scale=1.0)
-    reference = torch.optim.Muon([theirs], lr=0.01, weight_decay=0.0, adjust_lr_fn="original")
-    for _ in range(3):
-        ours.grad = torch.randn(24, 24)
-        theirs.grad = ours.grad.clone()
-        optimizer.step()
-        reference.step()
-    assert (ours - theirs).abs().max() < 2e-3
-    assert (ours - 1).abs().max() > 1e-3
-
-
-def test_muon_agrees_with_adamw_on_the_rest() -> None:
-    torch.manual_seed(0)
-    ours, theirs = (torch.nn.Parameter(torch.ones(7)) for _ in range(2))
-    optimizer = Muon([("norm", ours)], lr=0.01, weight_decay=0.1)
-    reference = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
-    for _ in range(5):
-        ours.grad = torch.randn(7)
-        theirs.grad = ours.grad.clone()
-        optimizer.step()
-        reference.step()
-    assert (ours - theirs).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Tokens are the truth: a Segment holds the ids exactly as they were fed and sampl
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -164,6 +165,26 @@ class Message:
     status: CallStatus | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The experts that tokens went to, from the first token on: in each of some layers `top` of them, token after
+    token, as 16-bit numbers in base64. The last token that was sampled has gone nowhere yet."""
+
+    layers: int
+    top: int
+    ids: str
+
+    @classmethod
+    def pack(cls, layers: int, top: int, ids: bytes) -> Routes:
+        return cls(layers, top, base64.b64encode(ids).decode())
+
+    def unpack(self) -> bytes:
+        return base64.b64decode(self.ids)
+
+    def upto(self, tokens: int) -> Routes:
+        return Routes.pack(self.layers, self.top, self.unpack()[: 2 * self.layers * self.top * tokens])
+
+
 @dataclass(slots=True)
 class Segment:
     """One context window. Its first four lists run in parallel, one entry a token."""
@@ -174,6 +195,7 @@ class Segment:
     versions: list[int] = field(default_factory=list)  # policy version that sampled the token; -1 where not sampled
     messages: list[Message] = field(default_factory=list)
     summary: int | None = None  # the message that sums up this segment for the next one
+    routes: Routes | None = None  # of a mixture of experts
 
     def is_own(self, message: Message) -> bool:
         """The agent wrote it: a worked example is not its own. Rollouts of other agents have no tokens to tell by."""
@@ -307,6 +329,7 @@ class Completion:
     logprobs: list[float]
     versions: list[int]
     billed: tuple[int, int] | None = None  # prompt and sampled tokens, where the model's server counts them itself
+    routes: Routes | None = None  # of the prompt and of these, where the engine knows them
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +457,7 @@ class Sample:
     branches: list[Branch] = field(default_factory=list)
     temperature: float = 1.0  # that it was sampled at
     versions: list[int] = field(default_factory=list)  # policy version that sampled each token; -1 where not sampled
-    experts: list[list[list[int]]] = field(default_factory=list)  # token, layer, chosen experts; empty: not an MoE
+    routes: Routes | None = None  # of a mixture of experts: where the engine sent these tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ def _samples(rollout: Rollout, advantage: float, temperature: float) -> list[Sam
             rl_weight=[float(sampled) for sampled in segment.sampled],
             temperature=temperature,
             versions=segment.versions,
+            routes=segment.routes,
         )
         for segment in rollout.segments
     ]

@@ -48,6 +48,7 @@ def up_to(segment: Segment, count: int) -> Segment:
         sampled=segment.sampled[:end],
         logprobs=segment.logprobs[:end],
         versions=segment.versions[:end],
+        routes=segment.routes.upto(end) if segment.routes else None,
         messages=segment.messages[:count],
     )
 

@@ -40,7 +40,7 @@ def recipe_for(model: str) -> str:
     folders = _folders(model)
     folders += [Path(base) for adapter in _adapters(model) if (base := adapter.get("base_model_name_or_path"))]
     described = [path for folder in folders for path in folder.glob("config.json")]
-    if model == "pocket" or any("offbook_profile" in path.read_text() for path in described):
+    if model in ("pocket", "pocket-moe") or any("offbook_profile" in path.read_text() for path in described):
         return "pocket"
     if is_url(model):
         return "remote"

@@ -509,7 +509,9 @@ class EvalConfig(Section):
 
 class Config(Section):
     out: str = Field(default="runs/train", description="the run folder")
-    model: str = Field(default="", description="`pocket`, `smollm2-135m`, a run or model folder, a hub id, or a URL")
+    model: str = Field(
+        default="", description="`pocket`, `pocket-moe`, `smollm2-135m`, a run or model folder, a hub id, or a URL"
+    )
     seed: int = Field(default=0, description="of everything that is drawn")
     threads: int = Field(default=1, ge=1, description="torch threads; sandboxes use the other cores")
     tasks: TasksConfig = TasksConfig()

@@ -13,16 +13,20 @@ import logging
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from offbook.engine.places import SHORTEST, NewTokens, NextTokens, Part, Places, bucket, install
+from offbook.engine.places import NO_LAYER, SHORTEST, NewTokens, NextTokens, Part, Places, bucket, install
 from offbook.engine.prefill import Fill, common_prefix, plan_fills
 from offbook.engine.sampling import sample
+from offbook.routers import routers_of
+from offbook.types import Routes
 
 PREFILL_TOKENS = 16_384  # in one forward
 STEPS = 8  # between two looks, where looking is dear
@@ -42,6 +46,7 @@ class Row:
     versions: list[int] = field(default_factory=list)
     abandoned: bool = False  # nobody waits any more
     over: bool = False
+    routes: Routes | None = None  # of what was fed
 
     @property
     def need(self) -> int:
@@ -97,6 +102,10 @@ class Decoder:
         self.tokens_reread = 0  # of those prefilled: kept before, and lost for want of room
         self._most = 0  # rollouts that were open at once
         self.places = Places(budget)
+        self._routers = routers_of(model)
+        self._tokens: NewTokens | NextTokens | None = None  # that a forward is over
+        for layer, router in enumerate(self._routers):
+            router.register_forward_hook(partial(self._note_routes, layer))
         self.reset()
 
     def reset(self) -> None:
@@ -232,7 +241,7 @@ class Decoder:
     def _forward(self, ids: list[int], parts: list[Part], ends: dict[int, Tensor]) -> None:
         """The last logits of every part go to `ends`; of a row in several parts those of the last one stay."""
         device = self.model.device
-        tokens = NewTokens(self.places, parts, device)
+        tokens = self._tokens = NewTokens(self.places, parts, device)
         logits_PV = self.model(
             input_ids=torch.tensor([ids], device=device),
             position_ids=tokens.position_T[None],
@@ -241,7 +250,7 @@ class Decoder:
             use_cache=False,
             tokens=tokens,
         ).logits[0]
-        if len(self.places.layers) < self.model.config.get_text_config().num_hidden_layers:
+        if sum(layer >= 0 for layer in self.places.layers) < self.model.config.get_text_config().num_hidden_layers:
             raise RuntimeError(f"{type(self.model).__name__} hides its keys and values from the local engine")
         ends.update(zip((part.place for part in parts), logits_PV, strict=True))
         self.tokens_prefilled += len(ids)
@@ -270,7 +279,7 @@ class Decoder:
         """Nothing here depends on a value of a tensor, and nothing is left behind but in the same memory."""
         carried, top = self._carried, self.places.length - 1
         token_R, position_R, count_R = (tensor[:rows] for tensor in carried.tensors()[:3])
-        tokens = NextTokens(self.places, position_R, length, self._dtype)
+        tokens = self._tokens = NextTokens(self.places, position_R, length, self._dtype)
         logits_RV = self.model(
             input_ids=token_R[:, None],
             position_ids=position_R[:, None],
@@ -307,7 +316,21 @@ class Decoder:
             self.tokens_sampled += new
             if row.ids[-1] in self.stop_ids or len(row.ids) >= row.max_tokens or row.abandoned:
                 self.rows[place], row.over = None, True
+                row.routes = self._routes_of(place, len(row.fed))
                 self.places.ids[place] = row.fed if math.isfinite(sum(row.logprobs)) else []
+
+    @torch.compiler.disable
+    def _note_routes(self, layer: int, _router: nn.Module, _inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        if self._tokens is not None:
+            self._tokens.keep_routes(layer, output[2])
+
+    def _routes_of(self, place: int, count: int) -> Routes | None:
+        if not self._routers:
+            return None
+        kept = [self.places.layers[NO_LAYER - layer][0][place, 0, :count] for layer in range(len(self._routers))]
+        routes_TLK = torch.stack(kept, dim=1).cpu()
+        _, layers, top = routes_TLK.shape
+        return Routes.pack(layers, top, routes_TLK.numpy().tobytes())
 
     def _close_ranks(self, wholly: bool = False) -> None:
         """Rows that write to the first places. Not for each that ends: moving what it keeps has its price too."""

@@ -289,7 +289,7 @@ class LocalEngine:
 def _answer(request: _Request) -> None:
     if not request.done.done():
         row = request.row
-        request.done.set_result(Completion(row.ids, row.logprobs, row.versions))
+        request.done.set_result(Completion(row.ids, row.logprobs, row.versions, routes=row.routes))
 
 
 def _free_tokens(model: PreTrainedModel) -> int:

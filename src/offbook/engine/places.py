@@ -30,6 +30,7 @@ SHORTEST = 256
 GPU_CALL, CPU_CALL = 2**20, 2**13
 MASK_ENTRIES = 2**26  # ... in one mask there are at most so many,
 KEY_ENTRIES = 2**27  # and so many of keys, which are copied where places do not lie side by side
+NO_LAYER = -1  # from here down: experts of the layers with a router, which lie and move as keys do
 FEWEST = 64  # queries of a part, however long its row is
 
 
@@ -118,6 +119,12 @@ class Places:
         self.ids = [*(ids if len(ids) < length else [] for ids in self.ids[:kept]), *([] for _ in range(count - kept))]
         self.count, self.length = count, length
         return True
+
+    def keep_routes(self, layer: int, experts_NK: Tensor, where_N: Tensor) -> None:
+        """Of the layers that have a router, in the order of their own."""
+        new = experts_NK.to(torch.int16)[None, None]
+        kept, _ = self.layer(NO_LAYER - layer, new, new[..., :0])
+        kept.view(-1, kept.shape[3]).index_copy_(0, where_N, new[0, 0])
 
     def layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Zeros at first: what is masked is still multiplied."""
@@ -211,6 +218,9 @@ class NextTokens:
             self._index[heads] = (first_RH + self.position_R[:, None]).flatten()
         return self._index[heads]
 
+    def keep_routes(self, layer: int, experts_NK: Tensor) -> None:
+        self.places.keep_routes(layer, experts_NK, self._where(1))
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         rows, heads = key.shape[:2]
         pair = self.places.layer(layer, key, value)
@@ -265,6 +275,9 @@ class NewTokens:
             first_HT = (self.place_T * heads + head_H[:, None]) * self.places.length
             self._index[heads] = (first_HT + self.position_T).flatten()
         return self._index[heads]
+
+    def keep_routes(self, layer: int, experts_NK: Tensor) -> None:
+        self.places.keep_routes(layer, experts_NK, self._where(1))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         pair = self.places.layer(layer, key, value)

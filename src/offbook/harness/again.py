@@ -88,5 +88,6 @@ def _cut(segment: Segment, message: int) -> Segment:
         sampled=segment.sampled[:start],
         logprobs=segment.logprobs[:start],
         versions=segment.versions[:start],
+        routes=segment.routes.upto(start) if segment.routes else None,
         messages=segment.messages[:message],
     )

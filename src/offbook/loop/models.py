@@ -30,7 +30,7 @@ from transformers.utils import logging as transformers_logging
 
 import offbook
 from offbook.config import Config, Precision, cache_folder, is_url
-from offbook.pocket.model import make_pocket, shape_of
+from offbook.pocket.model import POCKETS, make_pocket, shape_of
 from offbook.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
 from offbook.train.checkpoint import copy_tokenizer
 from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged, refuse_unusable, stored_adapter
@@ -78,12 +78,12 @@ def pocket_cache() -> Path:
 
 
 def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
-    """A local folder with the named model; `pocket` and `smollm2-135m` are made if they are not there yet.
+    """A local folder with the named model; `pocket`, `pocket-moe` and `smollm2-135m` are made if they are not there.
 
     A run folder stands for its newest checkpoint.
     """
-    if name == "pocket":
-        return make_pocket(pocket_cache(), seed, progress)
+    if name in POCKETS:
+        return make_pocket(pocket_cache(), seed, progress, POCKETS[name])
     if name == SMOLLM2:
         return _smollm2(progress)
     if name and Path(name).is_dir():
@@ -93,8 +93,8 @@ def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
 
 def described(name: str) -> PreTrainedConfig:
     """The shape of a model as its config.json has it. No weight is read, downloaded or made."""
-    if name == "pocket":
-        return shape_of()
+    if name in POCKETS:
+        return shape_of(POCKETS[name])
     if name == SMOLLM2:
         return LlamaConfig(**SMOLLM2_SHAPE)
     place = Path(checkpoint_named(name)) if name and Path(name).exists() else _named_on_hub(name, config_alone=True)

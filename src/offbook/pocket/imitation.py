@@ -18,10 +18,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from offbook.config import TrainConfig
-from offbook.train.muon import Muon
+from offbook.train.optim.muon import Muon
+from offbook.train.optim.newton_schulz import CLASSIC
+from offbook.train.optim.units import units_of
 from offbook.train.schedule import learning_rate_share
 from offbook.types import Sample
 
@@ -30,7 +32,7 @@ Named = tuple[str, nn.Parameter]
 
 
 def imitate(
-    model: Qwen3ForCausalLM,
+    model: PreTrainedModel,
     samples: Sequence[Sample],
     size: int,
     learning_rate: float,
@@ -42,7 +44,8 @@ def imitate(
     settings = TrainConfig(
         steps=len(batches), learning_rate=learning_rate, schedule="cosine", warmup_steps=20, final_share=0.0
     )
-    optimizers = [Muon(half, lr=learning_rate, weight_decay=0.01) for half in _halves(model)]
+    how: dict[str, Any] = {"lr": learning_rate, "method": CLASSIC, "scale": 7.0, "weight_decay": 0.01}
+    optimizers = [Muon(half, units_of(half), **how) for half in _halves(model)]
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     parameters = list(model.parameters())
     with ThreadPoolExecutor(2, "imitation", torch.set_num_threads, (1,)) as threads:
@@ -64,7 +67,7 @@ def _finish(work: list[Future[Any]]) -> None:
         each.result()
 
 
-def _backward(model: Qwen3ForCausalLM, samples: Sequence[Sample], count: int) -> None:
+def _backward(model: PreTrainedModel, samples: Sequence[Sample], count: int) -> None:
     """Add the gradient of these samples' share of the step, in which `count` tokens are predicted."""
     ids_BT = pad_sequence([torch.tensor(sample.ids) for sample in samples], batch_first=True).to(model.device)
     weight_BT = pad_sequence([torch.tensor(sample.ce_weight) for sample in samples], batch_first=True).to(model.device)

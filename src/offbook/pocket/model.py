@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 from transformers.utils import logging as transformers_logging
 
 from offbook.feedback import RULES, write_hint
@@ -41,10 +41,12 @@ class Recipe:
     episodes: int = 6000
     episodes_a_step: int = 4
     learning_rate: float = 2.5e-3
+    experts: int = 0  # in each layer, two for a token; 0 is one feed-forward for all
     habits: Habits = field(default_factory=Habits)
 
 
 POCKET = Recipe()
+POCKETS = {"pocket": POCKET, "pocket-moe": Recipe(experts=8)}  # by the names that a run can give
 
 
 def make_pocket(cache: Path, seed: int, progress: Callable[[str, float], None], recipe: Recipe = POCKET) -> Path:
@@ -58,8 +60,8 @@ def make_pocket(cache: Path, seed: int, progress: Callable[[str, float], None], 
         tokenizer, seed, recipe.episodes, recipe.habits, lambda share: progress("pocket: demonstrations", share)
     )
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(shape_of(recipe, tokenizer.get_vocab_size(), tokenizer.token_to_id(BLOCK_END)))
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    shape = shape_of(recipe, tokenizer.get_vocab_size(), tokenizer.token_to_id(BLOCK_END))
+    model = AutoModelForCausalLM.from_config(shape).to("cuda" if torch.cuda.is_available() else "cpu")
     steps = recipe.episodes_a_step, recipe.learning_rate, seed
     imitate(model, samples, *steps, lambda share: progress("pocket: imitation", share))
     transformers_logging.disable_progress_bar()
@@ -113,8 +115,13 @@ def _phrases(recipe: Recipe) -> Iterator[str]:
     yield from (RULES[rule].text.partition("{tools}")[0] for rule in learned_rules(recipe.habits))
 
 
-def shape_of(recipe: Recipe = POCKET, vocabulary: int = POCKET.vocabulary, end: int | None = None) -> Qwen3Config:
-    return Qwen3Config(
+def shape_of(
+    recipe: Recipe = POCKET, vocabulary: int = POCKET.vocabulary, end: int | None = None
+) -> Qwen3Config | Qwen3MoeConfig:
+    experts = {"num_experts": recipe.experts, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    experts["moe_intermediate_size"] = recipe.width
+    kind, more = (Qwen3MoeConfig, experts) if recipe.experts else (Qwen3Config, {})
+    return kind(
         vocab_size=vocabulary,
         hidden_size=recipe.width,
         intermediate_size=3 * recipe.width,
@@ -126,5 +133,6 @@ def shape_of(recipe: Recipe = POCKET, vocabulary: int = POCKET.vocabulary, end: 
         tie_word_embeddings=True,
         eos_token_id=end,
         initializer_range=0.05,
+        **more,
         offbook_profile="pocket",  # how tools are shown to it; a checkpoint made from it says so too
     )

@@ -117,6 +117,7 @@ class Transcript:
         self.segment.sampled.extend([True] * len(completion.ids))
         self.segment.logprobs.extend(completion.logprobs)
         self.segment.versions.extend(completion.versions)
+        self.segment.routes = completion.routes
         words = completion.ids[:-1] if set(completion.ids[-1:]) & self.chat.stop_ids else completion.ids
         body_end = body + len(words)
         self._feed(self.chat.closing(completion.ids))

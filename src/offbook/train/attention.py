@@ -25,6 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from offbook.train.host import BLOCK, compile_once, round_length, sent
+from offbook.train.parallel.context import Context
 
 Pair = tuple[Tensor, Tensor]  # keys and values
 MASK_SIZE = 1 << 26  # entries, of branches that are read side by side
@@ -116,19 +117,31 @@ def _attention(
     scaling: float | None = None,
     kv: LayerKV | None = None,
     reads: bool = False,
+    context: Context | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """`reads`: the rows are branches, and `kv` holds what their base left for them."""
+    """`reads`: the rows are branches, and `kv` holds what their base left for them. `context`: the queries are some
+    of a row's, and other ranks have the rest of its keys."""
     if kv is not None and any(others.get(name) is not None for name in NOT_PLAIN):
         kv.plain = False
     if reads:
         assert kv is not None
         out = _read(query, key, value, scaling, kv)
     else:
+        if context is not None:
+            key, value = context.gathered(key, 2), context.gathered(value, 2)
         if kv is not None and kv.wanted:
             kv.keys, kv.values = key.detach(), value.detach()
         if kv is not None and kv.only:
-            out = value[:, :1].expand(-1, query.shape[1], -1, -1)  # of the right shape, and nobody looks at it
+            shape = *query.shape[:3], value.shape[3]
+            out = value[:, :1, :1].expand(shape)  # nobody looks at it
+        elif context is not None:
+            seen = context.chunks(key.shape[2], query.device)
+            parts = zip(query.chunk(2, dim=2), seen, strict=True)
+            out = torch.cat(
+                [attend(part, key[:, :, :upto], value[:, :, :upto], mask, scaling) for part, (upto, mask) in parts],
+                dim=2,
+            )
         else:
             out = attend(query, key, value, None, scaling)
     return out.transpose(1, 2).contiguous(), None
@@ -186,7 +199,7 @@ def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, kv: 
         far = _flat(base_key), _flat(base_value)
         return compile_once(in_parts)(query, far, (key, value), kv.blocks, scaling, _kernel_options(query.device))
     assert kv.groups is not None
-    out = torch.empty_like(query)
+    out = query.new_empty(*query.shape[:3], value.shape[3])
     for group in kv.groups:
         keys, values = (
             torch.cat([_flat(base)[0, :, group.base_NK], own[0, :, group.own_NL]], dim=2).transpose(0, 1)

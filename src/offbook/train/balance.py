@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from offbook.train.batches import POLICY
 from offbook.train.masters import Masters
+from offbook.train.parallel.ranks import total_norm
 
 
 class PartGradients:
@@ -36,7 +36,7 @@ class PartGradients:
             self.of[part] = {name: master.grad for name, master in named.items() if master.grad is not None}
 
     def norms(self) -> dict[str, float]:
-        return {part: float(torch.nn.utils.get_total_norm(grads.values())) for part, grads in self.of.items()}
+        return {part: float(total_norm(list(grads.values()))) for part, grads in self.of.items()}
 
     def join(self, scales: Mapping[str, float]) -> None:
         """Their sum, some of them scaled, is the gradient of the step. They are used up by it."""

@@ -111,6 +111,21 @@ class Batch:
             chunks=_chunks([group.tokens for group in self.groups], sizes, len(place_N), chunk_rows),
         )
 
+    def routes(self, layers: int) -> Tensor | None:
+        """Recorded experts [layers, tokens, experts a token], -1 where there are none; None if nothing was recorded."""
+        known = [(row, sample.routes) for row, sample in enumerate(self.samples) if sample.routes is not None]
+        if not known:
+            return None
+        length, top = self.ids_BT.shape[1], known[0][1].top
+        routes_BTLK = torch.full((len(self.samples), length, layers, top), -1, dtype=torch.int16)
+        for row, routes in known:
+            if (routes.layers, routes.top) != (layers, top):
+                raise ValueError(f"recorded routes are of {routes.layers} layers and the model has {layers}")
+            of_sample = torch.frombuffer(bytearray(routes.unpack()), dtype=torch.int16).view(-1, layers, top)
+            count = min(len(of_sample), len(self.samples[row].ids))
+            routes_BTLK[row, :count] = of_sample[:count]
+        return sent(routes_BTLK.flatten(0, 1).transpose(0, 1).contiguous(), self.ids_BT.device)
+
     def _flat(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """A stream of all samples, padded, row after row."""
         return _padded([getattr(sample, name) for sample in self.samples], self.ids_BT.shape[1], dtype).flatten()

@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
@@ -23,11 +24,13 @@ from offbook.train.attention import BranchRow, LayerKV
 from offbook.train.batches import Batch, BranchBatch
 from offbook.train.host import compile_once, round_length
 from offbook.train.output import output_of
+from offbook.train.parallel.context import Context
 from offbook.types import Branch, Sample
 
 Recompute = Literal["none", "layers", "all"]
 Rotary = tuple[Tensor, Tensor]
 TRIED_LAYERS = 4
+T = TypeVar("T")
 ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position is encoded otherwise in a longer sequence, as a branch makes it
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,9 @@ class Decoder:
         if plain:
             attention.install(model)
         self.head = output_of(model)
+        self.free_routing: Callable[[], AbstractContextManager[None]] = nullcontext  # where experts are replayed
+        self.context: Context | None = None  # ranks that share rows
+        self.inside: Callable[[Callable[[], Any]], Any] = _run  # where a sharded model has its weights gathered
         if not self.plain and recompute != "none":
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
@@ -81,7 +87,10 @@ class Decoder:
         if self.plain:
             return self._in_lockstep(ids_BT, branches)
         hidden_BTD = self.model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
-        return hidden_BTD, None if branches is None else reencoded(self.model, ids_BT, branches)
+        if branches is None:
+            return hidden_BTD, None
+        with self.free_routing():
+            return hidden_BTD, reencoded(self.model, ids_BT, branches)
 
     @torch.no_grad()
     def targets(self, batch: Batch, branches: BranchBatch) -> Tensor:
@@ -104,13 +113,19 @@ class Decoder:
         self, ids_BT: Tensor, branches: BranchBatch | None, only_targets: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         base = self.model.base_model
-        hidden_BTD, rotary = _embed(base, ids_BT, torch.arange(ids_BT.shape[1], device=ids_BT.device)[None])
+        length, context = ids_BT.shape[1], self.context
+        if context is not None:
+            ids_BT = context.filled(ids_BT)
+        place_T = (context.own if context else torch.arange)(ids_BT.shape[1], device=ids_BT.device)
+        mine_BT = ids_BT[:, place_T] if context else ids_BT
+        hidden_BTD, rotary = _embed(base, mine_BT, place_T[None])
         if self.compiled and torch.is_grad_enabled():
             hidden_BTD.requires_grad_()  # under adapters it does not; the first layer would be compiled as another one
         if branches is None:
             for layer in base.layers:
                 hidden_BTD = self._base_layer(layer, hidden_BTD, rotary, None)
-            return base.norm(hidden_BTD), None
+                _give_up(layer)
+            return self._whole(base.norm(hidden_BTD), length), None
         with torch.no_grad():
             hidden_1LD, branch_rotary = _embed(base, branches.ids_1L, branches.positions_1L)
         groups = blocks = None
@@ -118,27 +133,42 @@ class Decoder:
             kv = LayerKV(only=only_targets and layer is base.layers[-1])
             hidden_BTD = self._base_layer(layer, hidden_BTD, rotary, kv)
             if groups is None and blocks is None:  # now, while a GPU is busy with the first layer
-                (num_rows, length), device = ids_BT.shape, ids_BT.device
+                (num_rows, filled), device = ids_BT.shape, ids_BT.device
                 if self.compiled and ids_BT.is_cuda:
-                    blocks = attention.branch_blocks(branches.rows, num_rows, length, device)
+                    blocks = attention.branch_blocks(branches.rows, num_rows, filled, device)
                 else:
-                    groups = attention.branch_groups(branches.rows, length, device)
+                    groups = attention.branch_groups(branches.rows, filled, device)
             kv.groups, kv.blocks = groups, blocks
-            with torch.no_grad():
+            with torch.no_grad(), self.free_routing():
                 hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, kv, True)
             self.plain = self.plain and kv.plain
             kv.close()
+            _give_up(layer)
         with torch.no_grad():
             hidden_MD = base.norm(hidden_1LD)[0, branches.predictors]
-        return hidden_BTD if only_targets else base.norm(hidden_BTD), hidden_MD
+        return hidden_BTD if only_targets else self._whole(base.norm(hidden_BTD), length), hidden_MD
+
+    def _whole(self, hidden_BTD: Tensor, length: int) -> Tensor:
+        return hidden_BTD if self.context is None else self.context.gathered(hidden_BTD, 1)[:, :length]
 
     def _base_layer(self, layer: nn.Module, hidden: Tensor, rotary: Rotary, kv: LayerKV | None) -> Tensor:
         if self.recompute == "none" or not torch.is_grad_enabled():
-            return self.run_layer(layer, hidden, rotary, kv, False)
+            return self.run_layer(layer, hidden, rotary, kv, False, self.context)
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         if self.recompute == "layers":
             options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_attention)
-        return checkpoint(self.run_layer, layer, hidden, rotary, kv, False, **options)
+        return checkpoint(self.run_layer, layer, hidden, rotary, kv, False, self.context, **options)
+
+
+def _run(work: Callable[[], T]) -> T:
+    return work()
+
+
+def _give_up(layer: nn.Module) -> None:
+    """What was gathered of a sharded layer."""
+    for module in layer.modules() if isinstance(layer, FSDPModule) else ():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 @torch.no_grad()
@@ -158,9 +188,11 @@ def _embed(base: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rot
     return hidden, base.rotary_emb(hidden, positions)
 
 
-def _run_layer(layer: nn.Module, hidden: Tensor, rotary: Rotary, kv: LayerKV | None, reads: bool) -> Tensor:
+def _run_layer(
+    layer: nn.Module, hidden: Tensor, rotary: Rotary, kv: LayerKV | None, reads: bool, context: Context | None = None
+) -> Tensor:
     """As a module, so that hooks on it (sharding, adapters) are run too."""
-    return layer(hidden, attention_mask=None, position_embeddings=rotary, kv=kv, reads=reads)
+    return layer(hidden, attention_mask=None, position_embeddings=rotary, kv=kv, reads=reads, context=context)
 
 
 def _keep_attention(_context: Any, operation: Callable[..., Any], *_: Any, **__: Any) -> CheckpointPolicy:

@@ -13,6 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from offbook.train.optim.units import local
+from offbook.train.parallel.ranks import total_norm
+
 HOOK = "_hands_gradient_over"  # of a working copy: what takes its gradient
 
 
@@ -33,13 +36,14 @@ class Masters:
     def write_back(self) -> None:
         """After a step: each working copy is its master, rounded."""
         if self.copies:
-            torch._foreach_copy_(list(self.copies.values()), [self.named[name] for name in self.copies])
+            masters = [local(self.named[name]) for name in self.copies]
+            torch._foreach_copy_([local(working) for working in self.copies.values()], masters)
 
     @torch.no_grad()
     def norm(self) -> Tensor:
         """Of all weights, as the model has them."""
         working = [self.copies.get(name, master) for name, master in self.named.items()]
-        return torch.stack([norm.float() for norm in torch._foreach_norm(working)]).norm()
+        return total_norm(working)
 
 
 def _hand_to(master: nn.Parameter, working: nn.Parameter) -> None:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from offbook.train import head
+from offbook.train.optim.units import units_of
 
 # What is measured and not derived. Everything else follows from shapes.
 COMPILED_SHARE = {2: 0.66, 4: 0.74}  # by bytes an entry: of an eager layer's saved bytes (the partitioner, Qwen3)
@@ -89,6 +90,7 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
     shared = getattr(config, "num_key_value_heads", None) or heads  # older families have none
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
+    named = dict(model.named_parameters())
     output = model.get_output_embeddings().weight
     tables = {id(output), id(model.get_input_embeddings().weight)}
     head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -102,7 +104,7 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         width_bytes=width_bytes,
         parameters=sum(parameter.numel() for parameter in parameters),
         trained=sum(parameter.numel() for parameter in trained),
-        matrices=sum(one.numel() for one in trained if one.ndim == 2 and id(one) not in tables),
+        matrices=sum(named[name].numel() for name in units_of(named.items()) if named[name].requires_grad),
         width=config.hidden_size,
         layers=config.num_hidden_layers,
         saved=saved,

@@ -17,6 +17,8 @@ from offbook.train.losses import k1
 from offbook.train.targets import BranchReport, Compared, Measured, Scorer, Scorers
 from offbook.types import Sample
 
+MISMATCH_P99 = "rl/mismatch_p99"
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -77,7 +79,7 @@ class Ledger:
         means = {name: sum(torch.stack(values).tolist()) / self.over[name] for name, values in self.sums.items()}
         apart = torch.cat([values[~values.isnan()] for values in self.apart]) if self.apart else torch.empty(0)
         if len(apart):
-            means["rl/mismatch_p99"] = _percentile(apart.abs(), 99)
+            means[MISMATCH_P99] = _percentile(apart.abs(), 99)
             means |= {f"rl/ratio_p{percent}": math.exp(_percentile(apart, percent)) for percent in (1, 50, 99)}
         return means
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from offbook.train.batches import Batch, BranchAt, BranchBatch
 from offbook.train.forward import Decoder
 from offbook.train.lora import switch_off_idle
+from offbook.train.optim.units import local
 from offbook.train.targets import Scorers
 
 
@@ -80,7 +81,7 @@ class OwnWeights:
         apart = [(mine, its) for mine, its in both if mine is not its]
         for rounds in (True, False):
             pairs = [pair for pair in apart if (pair[0].dtype == torch.bfloat16) == rounds]
-            slow, fast = ([pair[place] for pair in pairs] for place in (0, 1))
+            slow, fast = ([local(pair[place]) for pair in pairs] for place in (0, 1))
             if rounds and share < 1:
                 _lerp_by_chance(slow, fast, share, self.steps)
             elif pairs:
@@ -108,7 +109,8 @@ class Teacher:
         if self.own is None:
             return Scorers([], self.shares)
         decoder, bare = self.own.decoder, [(row, replace(branch, inserted=[])) for row, branch in branches]
-        hidden_MD = decoder.targets(batch, BranchBatch.collate(batch, [*branches, *(bare if plain else [])]))
+        read = BranchBatch.collate(batch, [*branches, *(bare if plain else [])])
+        hidden_MD = decoder.inside(lambda: decoder.targets(batch, read))
         size = sum(branch.num_targets for _, branch in branches)
         hinted = decoder.head, hidden_MD[:size]
         return Scorers([hinted], self.shares, [(decoder.head, hidden_MD[size:])] if plain else ())

@@ -10,10 +10,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from offbook.config import TrainConfig
@@ -23,14 +25,20 @@ from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens,
 from offbook.train.forward import Decoder
 from offbook.train.lora import adapter_of, adapter_tensors
 from offbook.train.masters import Masters
-from offbook.train.muon import Muon
-from offbook.train.scoring import Counts, Ledger, Scoring
+from offbook.train.optim.muon import Muon
+from offbook.train.optim.units import local, units_of
+from offbook.train.parallel.dealing import cost_of
+from offbook.train.parallel.dense import shard, whole
+from offbook.train.parallel.ranks import ALONE, FILLER, IDLE, Micro, Plan, Ranks, total_norm
+from offbook.train.replay import Replay
+from offbook.train.scoring import MISMATCH_P99, Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
 from offbook.types import OffbookError, Sample, Weights
 
 NO_TEACHERS: Mapping[str, Kind] = MappingProxyType({})
 REFERENCE = "start"  # the teacher that `reference_kl` is taken to
+ALONE_ASKED = Micro()
 
 
 class NotFinite(OffbookError):
@@ -48,9 +56,23 @@ class StepResult:
     skipped: str = ""  # why nothing was applied
 
 
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    ledger: Ledger
+    batches: list[list[Sample]]
+    of_parts: dict[str, float]  # what is known of the parts of the loss, where they were taken apart
+
+
 class Trainer:
-    def __init__(self, model: PreTrainedModel, settings: TrainConfig, teachers: Mapping[str, Kind] = NO_TEACHERS):
-        """`teachers` by the names that branches call them. What `settings` leave to be chosen is what a CPU takes."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: TrainConfig,
+        teachers: Mapping[str, Kind] = NO_TEACHERS,
+        ranks: Ranks = ALONE,
+    ):
+        """`teachers` by the names that branches call them. What `settings` leave to be chosen is what a CPU takes. With
+        other `ranks` the weights are sharded, and each steps on samples of its own."""
         if model.dtype != getattr(torch, settings.precision):
             raise ValueError(f"train.precision is {settings.precision} and the model is in {model.dtype}; load it so")
         self.model = model
@@ -61,25 +83,26 @@ class Trainer:
         self.teachers = make_teachers(self.student, teachers)
         if settings.reference_kl and REFERENCE not in self.teachers:
             raise ValueError(f"train.reference_kl needs a teacher called {REFERENCE}: Frozen()")
+        self.replay = Replay(model)
+        self.student.free_routing = self.replay.free
+        self.ranks = ranks
+        if ranks.mesh is not None:
+            for decoder in (self.student, *(own.decoder for own in self.own_weights().values())):
+                shard(decoder, ranks.mesh, ranks.experts, ranks.context)
         self.masters = Masters(model)
-        self.optimizer = _optimizer(self.masters, settings)
+        self.optimizer = _optimizer(self.masters, model, settings)
         self.steps = 0
         self.policy_norm = 0.0  # of RL's gradient in the last step that had one and in which it was taken by itself
 
-    def step(self, samples: list[Sample], lr_scale: float = 1.0, counts: Counts | None = None) -> StepResult:
-        """`counts` are those of all ranks together, where others train on other samples of the same step."""
-        counts = counts or Counts.of(samples)
-        if not counts.tokens.total():
+    def step(self, samples: list[Sample], lr_scale: float = 1.0) -> StepResult:
+        gradients = self.gradients(samples)
+        if gradients is None:
             return StepResult({"train_tokens": 0}, skipped="no tokens were sampled")
-        self._refuse_faulty(samples)
-        samples = [one for one in samples if one.branches or any(one.rl_weight) or any(one.ce_weight)]
-        batches = micro_batches(samples, self.settings.micro_tokens)
-        ledger = Ledger(counts, split=_split_contests(batches))
-        of_parts = self._gradients(samples, batches, ledger)
-        gradient_norm = torch.nn.utils.clip_grad_norm_(self.masters.named.values(), self.settings.gradient_clip)
+        ledger, batches, of_parts = gradients.ledger, gradients.batches, gradients.of_parts
+        gradient_norm = self._clip()
         if not math.isfinite(gradient_norm):
             self.optimizer.zero_grad()
-            broken = [name for name, value in ledger.means().items() if not math.isfinite(value)]
+            broken = [name for name, value in self._of_all(ledger.means()).items() if not math.isfinite(value)]
             raise NotFinite(f"the gradient is {float(gradient_norm)} ({', '.join(broken) or 'every loss is finite'})")
         self.steps += 1
         self.policy_norm = of_parts.get(f"{POLICY}/gradient_norm", 0.0) or self.policy_norm
@@ -93,53 +116,110 @@ class Trainer:
         for weights in self.own_weights().values():
             weights.follow(self.model)
         padded = sum(len(micro) * row_length(micro, self.model.device) for micro in batches)
-        used = sum(len(sample.ids) for sample in samples)
+        used = sum(len(sample.ids) for micro in batches for sample in micro)
         padding = 1 - used / max(1, padded)
-        metrics = {"gradient_norm": float(gradient_norm), "train_tokens": used, "padding_share": padding}
-        return StepResult({**ledger.means(), **metrics, **of_parts}, ledger.measured())
+        shares = {**ledger.means(), "train_tokens": used, "padding_share": padding}
+        metrics = {**self._of_all(shares), "gradient_norm": gradient_norm, **self.replay.figures()}
+        width = self.model.config.get_text_config().hidden_size
+        metrics |= self.ranks.spread(sum(cost_of(sample, width) for micro in batches for sample in micro))
+        if isinstance(self.optimizer, Muon):
+            metrics["muon/fallbacks"] = self.optimizer.fallbacks
+        return StepResult({**metrics, **of_parts}, ledger.measured())
 
-    def _gradients(self, samples: list[Sample], batches: list[list[Sample]], ledger: Ledger) -> dict[str, float]:
-        """Of all micro-batches together. Returns what is known of the parts of the loss, where they are taken apart."""
-        distills = {branch.distill for sample in samples for branch in sample.branches}
-        bounds = {distill.part: distill.bound for distill in distills if distill.bound}
-        every = self.settings.log_parts
+    def gradients(self, samples: list[Sample]) -> Gradients | None:
+        """Of the loss over all ranks' samples, in the masters. None where there is nothing to learn from."""
+        counts, fault = Counts.of(samples), self._fault_of(samples)
+        samples = [one for one in samples if one.branches or any(one.rl_weight) or any(one.ce_weight)]
+        batches = micro_batches(samples, self.settings.micro_tokens)
+        plan = self.ranks.agreed(self._plan(counts, batches, fault))
+        if not plan.counts.tokens.total():
+            return None
+        if plan.fault is not None:
+            raise plan.fault
+        ledger = Ledger(plan.counts, split=_split_contests(batches))
+        return Gradients(ledger, batches, self._differentiate(batches, plan, ledger))
+
+    def _plan(self, counts: Counts, batches: list[list[Sample]], fault: Exception | None) -> Plan:
+        """What other ranks have to know of these micro-batches."""
+        if fault is not None:
+            return Plan(counts, [], {}, fault)
+        micro = []
+        for samples in batches:
+            batch = Batch.collate(samples, torch.device("cpu"))
+            asked = Counter(name for group in batch.groups if (name := self._own_name(group.distill.teacher)))
+            rides = any(self.teachers[group.distill.teacher].rides for group in batch.groups)
+            micro.append(Micro(asked, batch.parts, rides))
+        distills = {branch.distill for samples in batches for sample in samples for branch in sample.branches}
+        return Plan(counts, micro, {distill.part: distill.bound for distill in distills if distill.bound})
+
+    def _own_name(self, teacher: str) -> str:
+        """Of a teacher's own weights: the first name that they go by; none is empty."""
+        own = self.teachers[teacher].own
+        return next((name for name, weights in self.own_weights().items() if weights is own), "")
+
+    def _of_all(self, figures: Mapping[str, float]) -> dict[str, float]:
+        return self.ranks.summed(figures, largest=(MISMATCH_P99, "padding_share"))
+
+    def _clip(self) -> float:
+        """Gradients, to the norm that they may have. Returns the norm that they had."""
+        gradients = [master.grad for master in self.masters.named.values() if master.grad is not None]
+        norm = total_norm(gradients)
+        share = (self.settings.gradient_clip / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([local(gradient) for gradient in gradients], share)
+        return float(norm)
+
+    def _differentiate(self, batches: list[list[Sample]], plan: Plan, ledger: Ledger) -> dict[str, float]:
+        """All micro-batches, one after the other. Returns what is known of the parts, where they are taken apart."""
+        every, bounds = self.settings.log_parts, plan.bounds
+        filled = [*batches, *([FILLER] for _ in plan.micro[len(batches) :])]
+        device, both = self.model.device, zip(filled, plan.micro, strict=True)
+        collated = ((Batch.collate(samples, device), micro) for samples, micro in both)
         if not bounds and not (every and self.steps % every == 0):
-            for micro in batches:
-                self.loss(Batch.collate(micro, self.model.device), ledger).backward()
+            for batch, micro in collated:
+                self.loss(batch, ledger, micro).backward()
+                self._give_up()
             return {}
         parts = PartGradients(self.masters)
         with self.student.differentiable_twice():
-            for micro in batches:
-                batch = Batch.collate(micro, self.model.device)
-                losses = self._losses(batch, ledger, batch.parts)
-                parts.add(dict(zip(batch.parts, losses, strict=True)))
+            for batch, micro in collated:
+                losses = self.student.inside(partial(self._losses, batch, ledger, micro, micro.parts))
+                parts.add(dict(zip(micro.parts, losses, strict=True)))
+                self._give_up()
         norms = parts.norms()
         scales = scales_of(norms, bounds, self.policy_norm)
         parts.join(scales)
         found = {f"{part}/gradient_norm": norm for part, norm in norms.items()}
         return found | {f"{part}/scale": scales.get(part, 1.0) for part in bounds}
 
-    def _refuse_faulty(self, samples: list[Sample]) -> None:
+    def _give_up(self) -> None:
+        """What was gathered of teachers, who have no backward pass that would do so."""
+        for own in self.own_weights().values():
+            if isinstance(own.decoder.model, FSDPModule):
+                own.decoder.model.reshard()
+
+    def _fault_of(self, samples: list[Sample]) -> Exception | None:
         """What an annotator can get wrong, before anything is computed."""
         for sample in samples:
             if not all(map(math.isfinite, sample.logprobs)):
-                raise NotFinite("a sampled token's log-probability under the policy that sampled it is not finite")
+                return NotFinite("a sampled token's log-probability under the policy that sampled it is not finite")
             for branch in sample.branches:
                 name, part = branch.distill.teacher, branch.distill.part
                 if name not in self.teachers:
-                    raise ValueError(
+                    return ValueError(
                         f"a branch names the teacher {name}; there are {', '.join(self.teachers) or 'none'}"
                     )
                 if part in (POLICY, IMITATION):
-                    raise ValueError(f"a branch's part of the loss cannot be called {part}")
+                    return ValueError(f"a branch's part of the loss cannot be called {part}")
                 if not 0 < branch.spans[0][0] <= branch.end <= len(sample.ids) or branch.insert > branch.spans[0][0]:
-                    raise ValueError(
+                    return ValueError(
                         f"a branch at {branch.insert} has targets {branch.spans} of {len(sample.ids)} tokens"
                     )
+        return None
 
     def publish(self, version: int) -> Weights:
-        """They are not copied: apply them before the next step."""
-        return weights_of(self.model, version)
+        """They are not copied, unless they are sharded: apply them before the next step. All ranks have to call it."""
+        weights = weights_of(self.model, version)
+        return weights if self.ranks.mesh is None else replace(weights, tensors=whole(weights.tensors))
 
     def own_weights(self) -> dict[str, OwnWeights]:
         """The teachers' own, each once, by the first name that it goes by."""
@@ -149,15 +229,16 @@ class Trainer:
                 found.setdefault(id(teacher.own), (name, teacher.own))
         return dict(found.values())
 
-    def loss(self, batch: Batch, ledger: Ledger) -> Tensor:
+    def loss(self, batch: Batch, ledger: Ledger, micro: Micro = ALONE_ASKED) -> Tensor:
         """Of one micro-batch, and what it adds to the step's figures."""
-        (loss,) = self._losses(batch, ledger)
+        (loss,) = self.student.inside(partial(self._losses, batch, ledger, micro))
         return loss
 
-    def _losses(self, batch: Batch, ledger: Ledger, apart: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    def _losses(self, batch: Batch, ledger: Ledger, micro: Micro, apart: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
         """The sum of its parts, or some of them one by one."""
         output, settings = self.student.head, self.settings
-        hidden_BTD, teachers = self._forward(batch)
+        self.replay.begin(batch, self.ranks.context)
+        hidden_BTD, teachers = self._forward(batch, micro)
         tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
         hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
         student: Scorer = output, hidden_ND.detach()[: len(tokens.weight_M)]
@@ -172,34 +253,48 @@ class Trainer:
         losses = head.in_chunks(hidden_ND, output, scoring.losses, tokens.chunks, apart)
         if batch.branches:
             scoring.record_targets(target_rows)
-        return losses
+        return tuple(loss / self.ranks.sharing for loss in losses) if self.ranks.sharing > 1 else losses
 
     @torch.no_grad()
     def _with_reference(self, batch: Batch, tokens: Tokens) -> Tokens:
         own = self.teachers[REFERENCE].own
         assert own is not None
-        hidden_BTD, _ = own.decoder.hidden(batch.ids_BT)
+        hidden_BTD, _ = own.decoder.inside(lambda: own.decoder.hidden(batch.ids_BT))
         scorer = own.decoder.head, hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
         reference_N = sampled_logp(scorer, tokens.rows.ids_N, tokens.rows.temperature_N, self._chunk_rows)
         return replace(tokens, rows=tokens.rows._replace(reference_N=reference_N))
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, list[Scorers]]:
+    def _forward(self, batch: Batch, micro: Micro = ALONE_ASKED) -> tuple[Tensor, list[Scorers]]:
         """The student's hidden states and, for each group of branches, what its teacher is scored with. Teachers with
-        weights of their own come first, before the student's forward fills the memory."""
+        weights of their own come first, before the student's forward fills the memory, all ranks in the same order."""
         teachers = [self.teachers[group.distill.teacher] for group in batch.groups]
-        scorers = [
-            teacher.own_scorers(batch, group.branches, plain=group.distill.gate > 0)
-            for teacher, group in zip(teachers, batch.groups, strict=True)
-        ]
+        owners = [self._own_name(group.distill.teacher) for group in batch.groups]
+        found: dict[int, Scorers] = {}
+        for name in sorted({*owners, *micro.asked}):
+            for number in (number for number, owner in enumerate(owners) if owner == name):
+                group = batch.groups[number]
+                found[number] = teachers[number].own_scorers(batch, group.branches, plain=group.distill.gate > 0)
+            for _ in range(micro.asked[name] - owners.count(name)):
+                self._ask_idly(name)
+        scorers = [found[number] for number in range(len(teachers))]
         riding = [number for number, teacher in enumerate(teachers) if teacher.rides]
         along = [branch for number in riding for branch in batch.groups[number].branches]
+        if not along and micro.rides and self.ranks.experts is not None:
+            along = [(0, IDLE)]
         branches = BranchBatch.collate(batch, along) if along else None
         hidden_BTD, branch_MD = self.student.hidden(batch.ids_BT, branches)
-        if branch_MD is not None:
+        if branch_MD is not None and riding:
             sizes = [sum(branch.num_targets for _, branch in batch.groups[number].branches) for number in riding]
             for number, part_MD in zip(riding, branch_MD.split(sizes), strict=True):
                 scorers[number].models.append((self.student.head, part_MD))
         return hidden_BTD, scorers
+
+    @torch.no_grad()
+    def _ask_idly(self, name: str) -> None:
+        """Another rank needs this teacher's weights: take part in gathering them."""
+        decoder = self.own_weights()[name].decoder
+        filler = Batch.collate([FILLER], self.model.device)
+        decoder.inside(lambda: decoder.targets(filler, BranchBatch.collate(filler, [(0, IDLE)])))
 
     @property
     def _chunk_rows(self) -> int:
@@ -225,8 +320,9 @@ def _split_contests(batches: list[list[Sample]]) -> frozenset[str]:
     return frozenset(contest for contest, count in places.items() if count > 1)
 
 
-def _optimizer(masters: Masters, settings: TrainConfig) -> torch.optim.Optimizer:
+def _optimizer(masters: Masters, model: PreTrainedModel, settings: TrainConfig) -> torch.optim.Optimizer:
     lr, decay, betas = settings.learning_rate, settings.weight_decay, (0.9, 0.95)
     if settings.optimizer == "muon":
-        return Muon(masters.named.items(), lr=lr, betas=betas, weight_decay=decay)
+        units = units_of(masters.named.items(), model.config)
+        return Muon(masters.named.items(), units, lr, betas=betas, weight_decay=decay)
     return torch.optim.AdamW(masters.named.values(), lr=lr, betas=betas, weight_decay=decay, fused=True)

@@ -1,0 +1,1 @@
+"""Optimizers: Muon for matrices, AdamW for the rest."""

@@ -1,0 +1,111 @@
+"""What Muon orthogonalises as one matrix.
+
+A parameter is cut into blocks of one shape, its units. A projection of many heads is as many matrices as heads, which
+have nothing to do with one another but lie in one tensor: queries, keys and values by rows, what heads are joined with
+by columns. Experts are a matrix each, and where gate and up are fused they are two. Everything else that is a matrix
+is one unit. Tables (embeddings, the head), norms, biases and convolutions are none: they are AdamW's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedConfig
+
+from offbook.types import OffbookError
+
+Block = tuple[int, int]  # rows and columns of a unit
+TABLES = ("embed", "lm_head", "wte", "wpe")
+# By the name of the layer: what of the configuration is a head's width, its parts added up; the first that is there.
+ROWS = {
+    "q_proj": (("qk_nope_head_dim", "qk_rope_head_dim"), ("head_dim",)),
+    "k_proj": (("head_dim",),),
+    "v_proj": (("head_dim",),),
+    "qkv_proj": (("head_dim",),),
+    "q_b_proj": (("qk_nope_head_dim", "qk_rope_head_dim"),),
+    "kv_b_proj": (("qk_nope_head_dim", "v_head_dim"),),
+}
+COLUMNS = {"o_proj": (("v_head_dim",), ("head_dim",))}
+FUSED = "gate_up_proj"
+
+
+def units_of(
+    named_parameters: Iterable[tuple[str, Tensor]], config: PreTrainedConfig | None = None
+) -> dict[str, Block]:
+    """The shape of each matrix's units, by name. Without `config` nothing is known of heads: they stay together."""
+    told: dict[str, Any] = {}
+    if config is not None:
+        text = config.get_text_config()
+        told = {name: value for name, value in text.to_dict().items() if isinstance(value, int)}
+        if "num_attention_heads" in told and not told.get("head_dim"):
+            told["head_dim"] = told["hidden_size"] // told["num_attention_heads"]
+    found = {}
+    for name, parameter in named_parameters:
+        is_expert = parameter.ndim == 3 and ".experts." in name
+        if not is_expert and (parameter.ndim != 2 or any(table in name for table in TABLES)):
+            continue
+        found[name] = _block(name, parameter.shape[-2], parameter.shape[-1], told)
+    return found
+
+
+def _block(name: str, rows: int, columns: int, told: Mapping[str, int]) -> Block:
+    layer = name.removesuffix(".weight").rpartition(".")[2]
+    if layer == FUSED and rows % 2 == 0:
+        return rows // 2, columns
+    if height := _width(ROWS.get(layer, ()), told):
+        return (height if rows % height == 0 else rows), columns
+    if width := _width(COLUMNS.get(layer, ()), told):
+        return rows, (width if columns % width == 0 else columns)
+    return rows, columns
+
+
+def _width(choices: Iterable[tuple[str, ...]], told: Mapping[str, int]) -> int:
+    return next((sum(told[part] for part in parts) for parts in choices if all(map(told.get, parts))), 0)
+
+
+def as_units(tensor: Tensor, block: Block) -> Tensor:
+    """[N, rows, columns] of the units that it holds, a view: what is written there is written to `tensor`."""
+    rows, columns = block
+    if columns == tensor.shape[-1]:
+        return tensor.view(-1, rows, columns)
+    return tensor.view(tensor.shape[0], -1, columns).transpose(0, 1)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def row_shard(tensor: Tensor) -> int | None:
+    """The dimension of its mesh over which its rows (of experts: the experts) are cut, if one does so alone."""
+    if not isinstance(tensor, DTensor):
+        return None
+    cut = [number for number, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    return cut[0] if len(cut) == 1 else None
+
+
+def row_bounds(rows: int, ranks: int) -> list[tuple[int, int]]:
+    """Which each of the ranks has, by the rule of torch.chunk, which DTensor follows."""
+    size = -(-rows // ranks)
+    return [(min(rank * size, rows), min((rank + 1) * size, rows)) for rank in range(ranks)]
+
+
+def holds_whole_units(parameter: Tensor, block: Block) -> bool:
+    """Whether no unit lies on two ranks. The same answer on all of them."""
+    if not isinstance(parameter, DTensor):
+        return True
+    cut = [placement for placement in parameter.placements if not placement.is_replicate()]
+    dimensions = {placement.dim for placement in cut if hasattr(placement, "dim")}
+    if parameter.ndim == 3 and dimensions <= {0}:
+        return True
+    mesh_dimension = row_shard(parameter)
+    if cut and (dimensions != {0} or mesh_dimension is None):
+        raise OffbookError(f"Muon takes matrices that are sharded by rows over one mesh dimension, not {cut}")
+    if mesh_dimension is None or parameter.device_mesh.size(mesh_dimension) == 1:
+        return True
+    ranks = parameter.device_mesh.size(mesh_dimension)
+    ends = {bound for pair in row_bounds(parameter.shape[0], ranks) for bound in pair}
+    return block[1] == parameter.shape[1] and all(end % block[0] == 0 for end in ends)

@@ -1,0 +1,1 @@
+"""The same trainer on many ranks."""

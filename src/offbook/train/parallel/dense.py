@@ -1,0 +1,68 @@
+"""Weights sharded over ranks by FSDP2, on a mesh of replicas and shards (HSDP).
+
+A layer's weights are gathered when its base rows come, kept for the branch rows that follow, and given up right after;
+so a rank without branches starts as many collectives as one with them. What is left of the model (embeddings, the last
+norm, the head) is the root's: it is gathered for the whole of a micro-batch, since scoring goes through the head again
+and again. Losses are divided by global counts already, so gradients are summed over ranks and not averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain, pairwise
+from types import MethodType
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from offbook.train.forward import Decoder
+from offbook.train.parallel.context import Context
+from offbook.train.parallel.experts import SUMMED, shard_experts
+from offbook.types import OffbookError
+
+
+def make_mesh(replicate: int, shard: int, device: str) -> DeviceMesh:
+    world = dist.get_world_size()
+    if replicate * shard != world:
+        raise OffbookError(f"{replicate} replicas of {shard} shards are not the {world} ranks that there are")
+    return init_device_mesh(device, (replicate, shard), mesh_dim_names=("replicate", "shard"))
+
+
+def shard(
+    decoder: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None = None, context: Context | None = None
+) -> None:
+    """In place; experts on a mesh of their own, if there is one. Whoever runs it from now on does so `inside`."""
+    if not decoder.plain:
+        raise OffbookError(
+            f"{decoder.model.config.model_type} has layers that are not plain attention, which cannot be sharded here: "
+            "train it in one process, or take a model of another family"
+        )
+    model: Any = decoder.model
+    if experts is not None:
+        shard_experts(model, experts)
+    over = mesh if mesh.size(0) > 1 else mesh["shard"]  # or gradients would be reduced over one replica
+    for layer in model.base_model.layers:
+        fully_shard(layer, mesh=over, reshard_after_forward=False, mp_policy=SUMMED)
+    fully_shard(model, mesh=over, mp_policy=SUMMED)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction
+    # By default the order of forward calls says what to gather ahead, and with branches a layer is called twice.
+    layers = [[one for one in layer.modules() if isinstance(one, FSDPModule)] for layer in model.base_model.layers]
+    for before, after in pairwise([model, *chain.from_iterable(layers)]):
+        before.set_modules_to_forward_prefetch([after])
+    for before, after in pairwise([model, *chain.from_iterable(reversed(layers)), model]):
+        before.set_modules_to_backward_prefetch([after])
+    model.run_inside = MethodType(lambda _, work: work(), model)
+    register_fsdp_forward_method(model, "run_inside")
+    decoder.inside, decoder.context = model.run_inside, context
+
+
+def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By name, each gathered on every rank."""
+    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in tensors.items()}

@@ -1,0 +1,159 @@
+"""Router replay: a training forward sends tokens to the experts that they went to when the engine read or wrote them.
+
+Rounding in the engine and here tips tokens that are nearly undecided to other experts, and then both compute something
+else for them. The recorded choice is taken, with gates from this forward's own logits, so that gradients reach the
+router (R3, 2510.11370). A token without a record, or with one that cannot be right, goes where the router sends it:
+all of it, so that no expert comes twice. Choices are kept by layer and token for as long as the micro-batch lasts:
+recomputation in the backward pass runs a layer again. Branches route freely.
+
+Axes: L layers with a router, N tokens of a micro-batch (padding too), K experts a token, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from offbook.routers import TRIED_IDS, routers_of
+from offbook.train.batches import Batch
+from offbook.train.parallel.context import Context
+from offbook.types import OffbookError
+
+PLAUSIBLE = 0.25  # of what the router's own choice weighs: a recorded choice that weighs less is taken for a mistake
+NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """How a family makes gates of logits."""
+
+    sigmoid: bool
+    normalised: bool
+    scale: float = 1.0
+
+    def weights(self, logits_NE: Tensor) -> Tensor:
+        return logits_NE.float().sigmoid() if self.sigmoid else logits_NE.float().softmax(-1)
+
+    def of(self, weights_NE: Tensor, chosen_NK: Tensor) -> Tensor:
+        gates_NK = weights_NE.gather(1, chosen_NK)
+        if self.normalised:
+            gates_NK = gates_NK / (gates_NK.sum(-1, keepdim=True) + 1e-20)
+        return gates_NK * self.scale
+
+
+class Replay:
+    """Of the routers of one model. `begin` says which micro-batch comes next."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.routers = routers_of(model)
+        self.gates = _find_gates(model, self.routers) if self.routers else []
+        self.routes_LNK: Tensor | None = None
+        self._free = False
+        self._counted: set[int] = set()  # layers of this micro-batch
+        self._figures: dict[str, Tensor] = {}
+        self._load_LE: dict[int, Tensor] = {}
+        for number, router in enumerate(self.routers):
+            router.register_forward_hook(partial(self._replace, number))
+
+    def begin(self, batch: Batch, context: Context | None = None) -> None:
+        self._counted.clear()
+        self.routes_LNK = routes_LNK = batch.routes(len(self.routers)) if self.routers else None
+        if context is not None and routes_LNK is not None:
+            routes_LBTK = routes_LNK.unflatten(1, tuple(batch.ids_BT.shape))
+            filler = -routes_LBTK.shape[2] % (2 * context.size)
+            routes_LBTK = torch.nn.functional.pad(routes_LBTK, (0, 0, 0, filler), value=NONE)
+            own_T = context.own(routes_LBTK.shape[2], routes_LBTK.device)
+            self.routes_LNK = routes_LBTK[:, :, own_T].flatten(1, 2)
+
+    @contextmanager
+    def free(self) -> Iterator[None]:
+        """Meanwhile tokens go where the router sends them."""
+        self._free = True
+        try:
+            yield
+        finally:
+            self._free = False
+
+    def _replace(self, layer: int, _router: nn.Module, _inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
+        logits_NE, gates_NK, own_NK = output
+        if self._free:
+            return None
+        if self.routes_LNK is None or len(own_NK) != self.routes_LNK.shape[1]:
+            nothing_N = torch.zeros(len(own_NK), dtype=torch.bool, device=own_NK.device)
+            self._count(layer, nothing_N, nothing_N, own_NK, logits_NE.shape[1])
+            return None
+        routes_NK = self.routes_LNK[layer].long()
+        weights_NE = self.gates[layer].weights(logits_NE)
+        is_there_N = routes_NK[:, 0] != NONE
+        is_right_N = is_there_N & _is_plausible(routes_NK, own_NK, weights_NE.detach())
+        chosen_NK = torch.where(is_right_N[:, None], routes_NK, own_NK)
+        self._count(layer, is_there_N, is_right_N, chosen_NK, logits_NE.shape[1])
+        return logits_NE, self.gates[layer].of(weights_NE, chosen_NK).to(gates_NK.dtype), chosen_NK
+
+    def _count(self, layer: int, is_there_N: Tensor, is_right_N: Tensor, chosen_NK: Tensor, experts: int) -> None:
+        if layer in self._counted:  # recomputed
+            return
+        self._counted.add(layer)
+        counts = {"recorded": is_there_N.sum(), "replayed": is_right_N.sum(), "tokens": torch.tensor(len(is_there_N))}
+        for name, count in counts.items():
+            self._figures[name] = self._figures.get(name, 0) + count
+        load_E = torch.bincount(chosen_NK.flatten(), minlength=experts)
+        self._load_LE[layer] = self._load_LE.get(layer, 0) + load_E
+
+    def figures(self) -> dict[str, float]:
+        """Since they were last asked for: shares of tokens and layers, and of each layer how many times the mean load
+        its busiest expert has."""
+        if not self._figures:
+            return {}
+        told = {name: float(value) for name, value in self._figures.items()}
+        found = {
+            "moe/replayed": told["replayed"] / told["tokens"],
+            "moe/implausible": 1 - told["replayed"] / max(1.0, told["recorded"]) if told["recorded"] else 0.0,
+        }
+        for layer, load_E in sorted(self._load_LE.items()):
+            found[f"moe/load.{layer:02d}"] = float(load_E.max() / load_E.float().mean())
+        self._figures, self._load_LE = {}, {}
+        return found
+
+
+def _is_plausible(routes_NK: Tensor, own_NK: Tensor, weights_NE: Tensor) -> Tensor:
+    experts = weights_NE.shape[1]
+    is_known = ((routes_NK >= 0) & (routes_NK < experts)).all(-1)
+    in_order = routes_NK.sort(-1).values
+    is_distinct = (in_order[:, 1:] != in_order[:, :-1]).all(-1)
+    known_NK = routes_NK.clamp(0, experts - 1)
+    given, own = (weights_NE.gather(1, chosen_NK).sum(-1) for chosen_NK in (known_NK, own_NK))
+    return is_known & is_distinct & (given >= PLAUSIBLE * own)
+
+
+@torch.no_grad()
+def _find_gates(model: PreTrainedModel, routers: list[nn.Module]) -> list[Gates]:
+    """By trying: every family has names of its own for it."""
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+    hooks = [router.register_forward_hook(lambda _m, _i, output: seen.append(output)) for router in routers]
+    try:
+        model.base_model(input_ids=torch.tensor([TRIED_IDS], device=model.device), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [_gates_like(*output, model.config.model_type) for output in seen]
+
+
+def _gates_like(logits_NE: Tensor, gates_NK: Tensor, chosen_NK: Tensor, kind: str) -> Gates:
+    wanted = gates_NK.float()
+    tolerance = 1e-4 if gates_NK.dtype == torch.float32 else 2e-2
+    for sigmoid in (False, True):
+        for normalised in (True, False):
+            plain = Gates(sigmoid, normalised)
+            found = plain.of(plain.weights(logits_NE), chosen_NK)
+            scale = float((wanted * found).sum() / found.square().sum())
+            if (wanted - scale * found).norm() <= tolerance * wanted.norm():
+                return Gates(sigmoid, normalised, scale if abs(scale - 1) > tolerance else 1.0)
+    raise OffbookError(f"the gates of {kind} follow from its router's logits in a way that is not known here")

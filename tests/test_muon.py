@@ -1,0 +1,267 @@
+"""Muon: what its units are, the orthogonalisation, and steps against references, in one process."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import tiny_model
+from torch import Tensor
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from offbook.config import LoraConfig
+from offbook.train.lora import make_trainable
+from offbook.train.optim import muon
+from offbook.train.optim.muon import Muon
+from offbook.train.optim.newton_schulz import (
+    CLASSIC,
+    JORDAN,
+    LARGEST,
+    OURS,
+    YOU,
+    Method,
+    by_gram,
+    classic,
+    orthogonalize,
+    step_flops,
+)
+from offbook.train.optim.units import as_units, units_of
+
+NO_RESTART = Method(restart=len(YOU))
+
+
+def tiny_moe(seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=64,
+            hidden_size=24,
+            intermediate_size=32,
+            moe_intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            num_experts=4,
+            num_experts_per_tok=2,
+            mlp_only_layers=[0],
+        )
+    )
+
+
+def test_units_are_heads_experts_and_whole_matrices() -> None:
+    model = tiny_moe()
+    units = units_of(model.named_parameters(), model.config)
+    dense, sparse = "model.layers.0", "model.layers.1"
+    assert units[f"{dense}.self_attn.q_proj.weight"] == (8, 24)
+    assert units[f"{dense}.self_attn.k_proj.weight"] == (8, 24)
+    assert units[f"{dense}.self_attn.o_proj.weight"] == (24, 8)
+    assert units[f"{dense}.mlp.down_proj.weight"] == (24, 32)
+    assert units[f"{sparse}.mlp.experts.gate_up_proj"] == (16, 24)
+    assert units[f"{sparse}.mlp.experts.down_proj"] == (24, 16)
+    left = {name for name, _ in model.named_parameters()} - set(units)
+    assert all("norm" in name or "embed" in name or "lm_head" in name for name in left)
+    assert left >= {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"}
+
+
+def test_units_of_latent_attention_are_heads() -> None:
+    config = DeepseekV3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=1,
+        first_k_dense_replace=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=24,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=6,
+    )
+    model = DeepseekV3ForCausalLM(config)
+    units = units_of(model.named_parameters(), config)
+    layer = "model.layers.0.self_attn"
+    found = {name.removeprefix(f"{layer}."): block for name, block in units.items() if layer in name}
+    assert found == {
+        "q_a_proj.weight": (24, 32),
+        "q_b_proj.weight": (12, 24),
+        "kv_a_proj_with_mqa.weight": (20, 32),
+        "kv_b_proj.weight": (14, 16),
+        "o_proj.weight": (32, 6),
+    }
+
+
+def test_adapters_are_whole_matrices() -> None:
+    model = tiny_model()
+    make_trainable(model, LoraConfig(rank=2), "", seed=0)
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained
+    for name, parameter in trained:
+        assert units_of([(name, parameter)], model.config)[name] == tuple(parameter.shape), name
+
+
+def test_units_are_views_that_write_through() -> None:
+    rows, columns = torch.arange(24.0).view(6, 4), torch.arange(24.0).view(4, 6)
+    assert torch.equal(as_units(rows, (2, 4))[1], rows[2:4])
+    assert torch.equal(as_units(columns, (4, 2))[2], columns[:, 4:])
+    as_units(columns, (4, 2))[1].zero_()
+    assert not columns[:, 2:4].any()
+    assert columns[:, 4:].all()
+
+
+def decaying(rows: int, columns: int, power: float, count: int = 2) -> Tensor:
+    """Matrices whose singular values fall as 1, 2 ** -power, 3 ** -power."""
+    left, right = (torch.linalg.qr(torch.randn(count, size, rows)).Q for size in (rows, columns))
+    return (left * torch.arange(1.0, rows + 1) ** -power) @ right.mT
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 40), (3, 40, 16), (2, 24, 24)])
+def test_the_gram_way_is_the_classic_way(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    matrices = torch.randn(*shape) * 1e-6  # as small as gradients are
+    wide = matrices if shape[1] <= shape[2] else matrices.mT
+    wanted = classic(wide, OURS)
+    found, _ = by_gram(wide, OURS, torch.float32)
+    assert (found - wanted).norm() < 1e-5 * wanted.norm()
+    assert torch.allclose(orthogonalize(matrices)[0], wanted if wide is matrices else wanted.mT, atol=1e-5)
+    u, _, vh = torch.linalg.svd(wide, full_matrices=False)
+    inside = u.mT @ wanted @ vh.mT
+    assert (inside - torch.diag_embed(inside.diagonal(dim1=-2, dim2=-1))).abs().max() < 1e-4
+    assert torch.linalg.svdvals(wanted).max() < 1.16
+    if shape[1] != shape[2]:  # a square matrix has singular values near 0
+        assert torch.linalg.svdvals(wanted).min() > 0.9
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
+def test_half_precision_holds_on_spectra_that_fall(power: float) -> None:
+    torch.manual_seed(0)
+    matrices = decaying(96, 256, power) * 1e-7
+    found, fallbacks = orthogonalize(matrices, precision=torch.float16)
+    wanted = classic(matrices, OURS)
+    assert fallbacks == 0
+    assert torch.linalg.svdvals(found.float()).max() < LARGEST
+    assert (found - wanted).norm() < (0.005 if power < 1 else 0.03) * wanted.norm()
+
+
+def test_what_blows_up_is_done_again_and_counted() -> None:
+    torch.manual_seed(0)
+    good, bad = decaying(96, 256, 0.0, 1), decaying(96, 256, 2.0, 2)
+    matrices = torch.cat([good, bad])
+    blown, largest = by_gram(matrices, NO_RESTART, torch.float16)
+    true = torch.linalg.svdvals(blown.float()).amax(1)
+    assert true[0] < LARGEST < true[1:].min()
+    assert (largest > 0.95 * true).all()  # without a restart it is of a Gram matrix that was rounded, and too large
+    found, fallbacks = orthogonalize(matrices, NO_RESTART, torch.float16)
+    wanted = classic(matrices, OURS)
+    assert fallbacks == 2
+    assert (found - wanted).norm() < 1e-3 * wanted.norm()
+
+
+def test_a_matrix_without_a_gradient_stays() -> None:
+    """An expert that no token went to."""
+    for precision in (torch.float16, torch.float32):
+        found, fallbacks = orthogonalize(torch.zeros(2, 8, 32), precision=precision)
+        assert not found.any()
+        assert fallbacks == 0
+
+
+def test_work_is_counted_as_the_products_are() -> None:
+    flops = step_flops(2048, 7168)
+    assert flops["classic"] == 5 * (4 * 2048**2 * 7168 + 2 * 2048**3)
+    assert round(flops["gram"] / flops["classic"], 2) == 0.7
+    assert round(flops["symmetric"] / flops["classic"], 2) == 0.44
+
+
+def reference_step(
+    model: PreTrainedModel, momenta: dict[str, Tensor], lr: float, decay: float, seen: set[str] | None = None
+) -> None:
+    """Muon on the units of a Qwen3-MoE, cut out by hand, one at a time."""
+
+    def pieces(name: str, tensor: Tensor) -> list[Tensor]:
+        if "gate_up_proj" in name and tensor.ndim == 3:
+            return [half for expert in tensor for half in expert.chunk(2)]
+        if tensor.ndim == 3:
+            return list(tensor)
+        if any(part in name for part in ("q_proj", "k_proj", "v_proj")):
+            return list(tensor.split(8))
+        return list(tensor.split(8, dim=1)) if "o_proj" in name else [tensor]
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 or "embed" in name or "lm_head" in name:
+                continue
+            average = momenta.setdefault(name, torch.zeros_like(parameter))
+            average.mul_(0.95).add_(parameter.grad, alpha=0.05)
+            nesterov = 0.05 * parameter.grad + 0.95 * average
+            for weight, unit in zip(pieces(name, parameter), pieces(name, nesterov), strict=True):
+                is_wide = unit.shape[0] <= unit.shape[1]
+                direction = classic((unit if is_wide else unit.T)[None], OURS)[0]
+                direction = direction if is_wide else direction.T
+                weight.mul_(1 - lr * decay).sub_(lr * 0.2 * math.sqrt(max(unit.shape)) * direction)
+
+
+def random_gradients(model: PreTrainedModel, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=rng) * 1e-3
+
+
+@pytest.mark.parametrize("workspace", [2**27, 2**13])
+def test_five_steps_equal_units_cut_by_hand(workspace: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one batch a shape, and in several that hold parts of parameters."""
+    monkeypatch.setitem(muon.WORKSPACE, "cpu", workspace)
+    ours, theirs = tiny_moe(), tiny_moe()
+    units = units_of(ours.named_parameters(), ours.config)
+    optimizer = Muon(ours.named_parameters(), units, lr=0.01, weight_decay=0.1)
+    momenta: dict[str, Tensor] = {}
+    for step in range(5):
+        random_gradients(ours, step)
+        random_gradients(theirs, step)
+        optimizer.step()
+        reference_step(theirs, momenta, 0.01, 0.1)
+    for name, parameter in theirs.named_parameters():
+        if name in units:
+            apart = (ours.get_parameter(name) - parameter).norm() / parameter.norm()
+            assert apart < 1e-5, name
+
+
+def test_an_entry_moves_as_under_adamw() -> None:
+    """By 0.2 of the learning rate, whatever the shape."""
+    torch.manual_seed(0)
+    for shape in ((16, 64), (64, 16), (48, 48)):
+        weight = torch.nn.Parameter(torch.zeros(shape))
+        weight.grad = torch.randn(shape)
+        Muon([("w", weight)], {"w": shape}, lr=0.01).step()
+        assert float(weight.detach().square().mean().sqrt()) == pytest.approx(0.002, rel=0.1)
+
+
+def test_it_agrees_with_torch_where_torch_can() -> None:
+    """torch.optim.Muon orthogonalises in bfloat16, so agreement is to its rounding."""
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(24, 24)) for _ in range(2))
+    optimizer = Muon([("w", ours)], {"w": (24, 24)}, lr=0.01, method=CLASSIC)
+    reference = torch.optim.Muon([theirs], lr=0.01, weight_decay=0.0, adjust_lr_fn="original")
+    for _ in range(3):
+        ours.grad = torch.randn(24, 24)
+        theirs.grad = ours.grad.clone()
+        optimizer.step()
+        reference.step()
+    assert (ours - theirs).abs().max() < 2e-3
+    assert (ours - 1).abs().max() > 1e-3
+    assert len(JORDAN) == len(YOU) == 5
+
+
+def test_the_rest_is_adamw() -> None:
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(7)) for _ in range(2))
+    optimizer = Muon([("norm", ours)], {}, lr=0.01, weight_decay=0.1)
+    reference = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
+    for _ in range(5):
+        ours.grad = torch.randn(7)
+        theirs.grad = ours.grad.clone()
+        optimizer.step()
+        reference.step()
+    assert (ours - theirs).abs().max() < 1e-6

@@ -1,0 +1,268 @@
+"""Sharded training against one process: the same loss, gradients and weights, on forked gloo ranks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import distilled, in_bfloat16, tiny_model
+from ranks import on_ranks
+from test_branches import plain_sample, sample_with_branches
+from test_moe import flat_model as mixture
+from test_moe import forced
+from test_muon import random_gradients, tiny_moe
+from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from offbook.config import LoraConfig, TrainConfig
+from offbook.train.lora import make_trainable
+from offbook.train.optim.muon import Muon
+from offbook.train.optim.units import units_of
+from offbook.train.parallel.context import Context
+from offbook.train.parallel.dense import make_mesh, whole
+from offbook.train.parallel.experts import make_expert_mesh
+from offbook.train.parallel.ranks import Ranks
+from offbook.train.parallel.saving import load, save
+from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
+from offbook.train.trainer import NotFinite, Trainer
+from offbook.types import OffbookError, Sample
+
+KINDS: dict[str, Mapping[str, Kind]] = {
+    "live": {"live": Live()},
+    "ema": {"live": Ema(0.5)},
+    "mix": {"live": Mix(Frozen(), 0.3)},
+}
+
+STEADY = TrainConfig(optimizer="muon", learning_rate=1e-3, weight_decay=0.1, micro_tokens=128)
+
+
+def samples_of(ranks: int) -> list[list[Sample]]:
+    """Of each rank: the first has branches, the second none, the third more micro-batches than others, the last one
+    nothing at all."""
+    rng = random.Random(3)
+    found = [
+        [sample_with_branches(rng, 60), plain_sample(rng, 40)],
+        [plain_sample(rng, 50)],
+        [sample_with_branches(rng, 60) for _ in range(3)],
+        [],
+    ]
+    return [found[rank % 4] for rank in range(ranks)]
+
+
+def whole_gradients(trainer: Trainer) -> dict[str, Tensor]:
+    return {
+        name: master.grad.full_tensor() if isinstance(master.grad, DTensor) else master.grad
+        for name, master in trainer.masters.named.items()
+    }
+
+
+def assert_close(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tolerance: float = 1e-5) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        apart = float((found[name] - tensor).norm() / tensor.norm().clamp(min=1e-12))
+        # A router's gradient is a difference of nearly equal numbers, whose rounding counts for more.
+        assert apart < (3 * tolerance if ".gate." in name else tolerance), (name, apart)
+
+
+def make(kind: str) -> PreTrainedModel:
+    """`lora` has adapters that do something."""
+    if kind == "moe":
+        return mixture()
+    model = tiny_model()
+    if kind == "lora":
+        make_trainable(model, LoraConfig(rank=2), "", seed=0)
+        rng = torch.Generator().manual_seed(0)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_(std=0.1, generator=rng)
+    return model if kind != "bfloat16" else in_bfloat16(model)
+
+
+def ranks_of(layout: tuple[int, ...]) -> Ranks:
+    """Replicas and shards of dense weights; where there are more numbers, replicas, shards and parts of experts; and
+    how many ranks share a row."""
+    experts = make_expert_mesh(*layout[2:5], "cpu") if layout[2:] else None
+    return Ranks(make_mesh(*layout[:2], "cpu"), experts, Context(layout[5], "cpu") if layout[5:] else None)
+
+
+def sharded_gradients(kind: str, layout: tuple[int, ...], settings: TrainConfig, teachers: Any, samples: Any) -> Any:
+    ranks = ranks_of(layout)
+    trainer = Trainer(make(kind), settings, teachers, ranks)
+    mine = samples[torch.distributed.get_rank() // ranks.sharing]
+    gradients = trainer.gradients(mine)
+    assert gradients is not None
+    return whole_gradients(trainer), ranks.summed(gradients.ledger.means()), gradients.of_parts
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "teachers", "recompute", "bound"),
+    [
+        ("dense", (1, 4), "live", "layers", 0.0),
+        ("dense", (2, 2), "mix", "all", 0.0),
+        ("dense", (4, 1), "live", "none", 0.2),
+        ("lora", (1, 2), "mix", "all", 0.0),
+        pytest.param("moe", (2, 2), "live", "none", 0.0, marks=pytest.mark.slow),
+        ("moe", (1, 4, 1, 1, 4), "live", "layers", 0.2),
+        ("moe", (2, 2, 1, 2, 2), "mix", "all", 0.0),
+        ("moe", (2, 4, 1, 1, 8), "live", "all", 0.0),
+        ("moe", (1, 8, 2, 2, 2), "live", "none", 0.0),
+        pytest.param("moe", (4, 2, 1, 2, 4), "ema", "layers", 0.0, marks=pytest.mark.slow),
+        ("moe", (1, 8, 1, 1, 8, 2), "live", "layers", 0.0),
+        ("moe", (2, 2, 1, 4, 1, 4), "mix", "all", 0.2),
+    ],
+)
+def test_gradients_are_those_of_one_process(
+    kind: str, layout: tuple[int, ...], teachers: str, recompute: str, bound: float
+) -> None:
+    """With branches on some ranks only, another number of micro-batches on each, and one rank that has nothing. Experts
+    are replayed, others than the router's."""
+    world = layout[0] * layout[1]
+    samples = [distilled(mine, bound=bound) for mine in samples_of(world // (layout[5] if layout[5:] else 1))]
+    if kind == "moe":
+        samples = [[forced(sample, number) for number, sample in enumerate(mine)] for mine in samples]
+    settings = TrainConfig(micro_tokens=64, recompute=recompute)
+    alone = Trainer(make(kind), settings, KINDS[teachers])
+    wanted = alone.gradients([sample for mine in samples for sample in mine])
+    assert wanted is not None
+    for found, means, of_parts in on_ranks(world, sharded_gradients, kind, layout, settings, KINDS[teachers], samples):
+        assert_close(found, whole_gradients(alone))
+        for name in ("rl/loss", "distill/kl", "distill/taught"):
+            assert means[name] == pytest.approx(wanted.ledger.means()[name], rel=1e-4)
+        assert of_parts == pytest.approx(wanted.of_parts, rel=1e-4)
+
+
+def five_steps(kind: str, layout: tuple[int, ...], samples: Any) -> Any:
+    trainer = Trainer(make(kind), STEADY, KINDS["ema"], ranks_of(layout))
+    mine = trainer.ranks.share_of([sample for one in samples for sample in one], 48)
+    metrics = [trainer.step(mine).metrics for _ in range(5)]
+    (own,) = trainer.own_weights().values()
+    return trainer.publish(1).tensors, whole(own.decoder.model.state_dict()), metrics
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("dense", (1, 4)), ("dense", (2, 2)), ("moe", (1, 8, 2, 1, 4))])
+def test_five_steps_of_muon_are_those_of_one_process(kind: str, layout: tuple[int, ...]) -> None:
+    """The teacher too, which follows the student on every rank. Heads of 12 rows lie across ranks."""
+    world = layout[0] * layout[1]
+    samples = samples_of(world)
+    alone = Trainer(make(kind), STEADY, KINDS["ema"])
+    wanted = [alone.step([sample for mine in samples for sample in mine]).metrics for _ in range(5)]
+    (own,) = alone.own_weights().values()
+    for weights, teacher, metrics in on_ranks(world, five_steps, kind, layout, samples):
+        assert_close(weights, alone.model.state_dict())
+        assert_close(teacher, own.decoder.model.state_dict())
+        for found, one in zip(metrics, wanted, strict=True):
+            assert found["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
+            assert found["train_tokens"] == one["train_tokens"]
+            assert found["ranks/cost_spread"] >= 1.0
+
+
+def a_step_in_bfloat16(samples: Any) -> Any:
+    settings = STEADY.model_copy(update={"precision": "bfloat16"})
+    trainer = Trainer(make("bfloat16"), settings, KINDS["live"], ranks_of((2, 2)))
+    metrics = trainer.step(samples[torch.distributed.get_rank()]).metrics
+    return whole(trainer.model.state_dict()), metrics["gradient_norm"]
+
+
+def test_masters_of_bfloat16_weights_are_sharded_too() -> None:
+    samples = samples_of(4)
+    alone = Trainer(make("bfloat16"), STEADY.model_copy(update={"precision": "bfloat16"}), KINDS["live"])
+    norm = alone.step([sample for mine in samples for sample in mine]).metrics["gradient_norm"]
+    for weights, found in on_ranks(4, a_step_in_bfloat16, samples):
+        assert found == pytest.approx(norm, rel=0.02)
+        assert weights["model.embed_tokens.weight"].dtype == torch.bfloat16
+        assert_close(weights, alone.model.state_dict(), 0.01)
+
+
+def raised_by(samples: Any) -> str:
+    trainer = Trainer(tiny_model(), TrainConfig(), KINDS["live"], Ranks(make_mesh(1, 2, "cpu")))
+    try:
+        trainer.step(samples[torch.distributed.get_rank()])
+    except NotFinite as error:
+        return str(error)
+    return ""
+
+
+def test_a_fault_in_one_rank_is_raised_on_all() -> None:
+    good = plain_sample(random.Random(0), 20)
+    bad = replace(good, logprobs=[float("nan")] * 20)
+    first, second = on_ranks(2, raised_by, [[good], [bad]])
+    assert "not finite" in first
+    assert first == second
+
+
+def muon_steps(layout: tuple[int, int]) -> dict[str, Tensor]:
+    """Five on gradients that are given, on a mixture of experts whose experts are sharded by expert."""
+    mesh = make_mesh(*layout, "cpu")
+    model, source = tiny_moe(), tiny_moe()
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    named = dict(model.named_parameters())
+    optimizer = Muon(named.items(), units_of(named.items(), model.config), lr=0.01, weight_decay=0.1)
+    for step in range(5):
+        random_gradients(source, step)
+        for name, parameter in source.named_parameters():
+            like = named[name]
+            named[name].grad = distribute_tensor(parameter.grad, like.device_mesh, like.placements)
+        optimizer.step()
+    return whole(model.state_dict())
+
+
+@pytest.mark.parametrize("layout", [(1, 8), (2, 4), (4, 2)])
+def test_sharded_muon_is_muon(layout: tuple[int, int]) -> None:
+    """On eight ranks: units that are whole, that lie across two ranks and across all of them, and ranks with none."""
+    alone = tiny_moe()
+    optimizer = Muon(alone.named_parameters(), units_of(alone.named_parameters(), alone.config), 0.01, weight_decay=0.1)
+    for step in range(5):
+        random_gradients(alone, step)
+        optimizer.step()
+    for found in on_ranks(8, muon_steps, layout):
+        assert_close(found, alone.state_dict())
+
+
+def two_steps_saved(layout: tuple[int, ...], samples: Any, folder: Path) -> None:
+    trainer = Trainer(make("moe"), STEADY, KINDS["ema"], ranks_of(layout))
+    for _ in range(2):
+        trainer.step(samples[torch.distributed.get_rank()])
+    wait = save(trainer, folder, 2)
+    trainer.step(samples[torch.distributed.get_rank()])  # while it is being written
+    wait()
+
+
+def two_steps_more(layout: tuple[int, ...], samples: Any, folder: Path) -> Any:
+    trainer = Trainer(make("moe"), STEADY, KINDS["ema"], ranks_of(layout))
+    assert load(trainer, folder) == 2
+    for _ in range(2):
+        trainer.step(samples[torch.distributed.get_rank()])
+    (own,) = trainer.own_weights().values()
+    return whole(trainer.model.state_dict()), whole(own.decoder.model.state_dict())
+
+
+def test_a_checkpoint_goes_on_at_another_world_size(tmp_path: Path) -> None:
+    """From four ranks to two with another layout, and to one process."""
+    samples, folder = samples_of(4), tmp_path / "step"
+    together = [sample for mine in samples for sample in mine]
+    straight = Trainer(make("moe"), STEADY, KINDS["ema"])
+    for _ in range(4):
+        straight.step(together)
+    on_ranks(4, two_steps_saved, (1, 4, 1, 2, 2), samples, folder)
+    (own,) = straight.own_weights().values()
+    halves = [samples[0] + samples[1], samples[2]]
+    for weights, teacher in on_ranks(2, two_steps_more, (2, 1, 1, 1, 2), halves, folder):
+        assert_close(weights, straight.model.state_dict())
+        assert_close(teacher, own.decoder.model.state_dict())
+    alone = Trainer(make("moe"), STEADY, KINDS["ema"])
+    assert load(alone, folder) == 2
+    for _ in range(2):
+        alone.step(together)
+    assert_close(alone.model.state_dict(), straight.model.state_dict())
+    (folder / "DONE").unlink()
+    with pytest.raises(OffbookError, match="not finished"):
+        load(alone, folder)
