@@ -19,10 +19,13 @@ from offbook.cli.options import Json, Plain, config_from, console, progress_disp
 from offbook.types import OffbookError, Rollout
 
 if TYPE_CHECKING:
+    from offbook.engine import Trainable
     from offbook.loop.collector import Collector
     from offbook.runfolder import RunFolder
+    from offbook.sync import Reader
 
 SWEEP_S = 10.0
+FOLLOW_S = 1.0  # between two looks for new weights
 # Whoever uses an endpoint decides when the work is done; and no session waits for another one's.
 DEFAULTS = {
     "out": "runs/serve",
@@ -43,6 +46,9 @@ def serve(
     idle_s: Annotated[
         float, typer.Option("--idle-s", min=1, help="Seconds after which a session that nobody uses ends.")
     ] = 3600.0,
+    follow: Annotated[
+        str, typer.Option(help="A store that a training run publishes to (loop.store): its newest weights are served.")
+    ] = "",
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
@@ -60,7 +66,9 @@ def serve(
     from offbook.runfolder import RunFolder
     from offbook.serve.client import KEY, agent_environment
     from offbook.serve.server import listen
+    from offbook.sync import Reader, open_store
 
+    reader = Reader(open_store(follow), f"serve-{secrets.token_hex(4)}") if follow else None
     folder = RunFolder(config.out)
     folder.refuse_file()
     if folder.checkpoints():
@@ -81,7 +89,7 @@ def serve(
         say(f"session {session} is open; for its agent:\nexport {words}")
 
     with only_writer(folder.path), suppress(KeyboardInterrupt, asyncio.CancelledError):  # how one leaves it
-        asyncio.run(_serve(collector, folder, listener, owner, idle_s, began))
+        asyncio.run(_serve(collector, folder, listener, owner, idle_s, began, reader))
     say(f"{config.out}: {len(folder.rollouts(0)[0])} sessions kept", to=console)
 
 
@@ -92,6 +100,7 @@ async def _serve(
     owner: str,
     idle_s: float,
     began: Callable[[str, str], None],
+    reader: Reader | None,
 ) -> None:
     from offbook.recorder import Session
     from offbook.runfolder import write_atomic
@@ -108,6 +117,7 @@ async def _serve(
 
     sessions = Sessions(make, partial(folder.append_rollout, 0), owner)
     async with aclosing(collector), aclosing(Serving(make_app(sessions), listener)):
+        following = asyncio.create_task(_follow(reader, _own_engine(collector))) if reader else None
         session, key = sessions.open()
         began(session.rollout.id, key)
         try:
@@ -115,4 +125,31 @@ async def _serve(
                 await asyncio.sleep(SWEEP_S)
                 sessions.end_idle(idle_s)
         finally:
+            if following:
+                following.cancel()
             sessions.end_all()
+
+
+def _own_engine(collector: Collector) -> Trainable:
+    from offbook.engine import RemoteEngine
+
+    engine = collector.engine
+    if isinstance(engine, RemoteEngine):
+        raise OffbookError("--follow puts weights into a model that is loaded here; --model is a URL")
+    return engine
+
+
+async def _follow(reader: Reader, engine: Trainable) -> None:
+    """New weights go in between two tokens, while sessions are open; what is being served stays until then."""
+    said = ""
+    while True:
+        try:
+            weights = await asyncio.to_thread(reader.poll)
+            if weights is not None:
+                await asyncio.to_thread(engine.apply, weights)
+                say(f"serving the weights of step {weights.version}", to=console)
+        except OffbookError as error:
+            if str(error) != said:
+                say(f"{error}; what was served is served on", to=console)
+            said = str(error)
+        await asyncio.sleep(FOLLOW_S)

@@ -501,6 +501,11 @@ class LoopConfig(Section):
     eval_every: int = Field(
         default=0, ge=0, description="steps between evaluations on the held-out tasks, beside training; 0 is never"
     )
+    store: str = Field(
+        default="",
+        description="a folder or s3://bucket/prefix that every version of the weights is published to as well, for "
+        "engines elsewhere: docs/sync.md",
+    )
 
 
 class EvalConfig(Section):

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ from offbook.loop.resume import claim_of_work, claim_run, computed_as_before, re
 from offbook.loop.slots import Slots, forget_other_work, holds_boxes, recall
 from offbook.loop.tasks import Selected, Shuffled, record_tasks, refuse_missing_tasks, task_order, task_sets
 from offbook.runfolder import RunFolder, latest_checkpoint
+from offbook.sync import Publisher, open_store
 from offbook.tasks.select import TasksUsedUp
 from offbook.train.checkpoint import load_training_state
 from offbook.train.lora import adapter_of
@@ -122,13 +123,19 @@ class _Run:
     tell: Tell
     done: int  # steps, before this process began
     thread: ThreadPoolExecutor  # the trainer's
+    publisher: Publisher | None  # for engines elsewhere
 
 
 def _train(
     config: Config, folder: RunFolder, on_step: OnStep, progress: Progress, tell: Tell, held: Held | None
 ) -> None:
     run = _prepared(config, folder, progress, tell, held)
-    with run.checkpoints, run.thread, asyncio.Runner() as runner:
+    with (
+        run.checkpoints,
+        run.thread,
+        closing(run.publisher) if run.publisher else nullcontext(),
+        asyncio.Runner() as runner,
+    ):
         runner.run(_circle(run, on_step))
 
 
@@ -136,6 +143,7 @@ async def _circle(run: _Run, on_step: OnStep) -> None:
     last = run.lessons.config.train.steps
     async with aclosing(run.collector), aclosing(run.reconciler):
         run.engine.apply(_first_weights(run))
+        _publish(run, run.done)
         run.reconciler.start()
         run.reconciler.beside(run.evaluations.run())
         if run.harder:
@@ -163,6 +171,7 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell,
     plan = make_plan(config, this_device())
     refuse_too_large(config, plan)
     config = as_planned(config, plan)
+    publisher = _publisher(config)
     start = model_folder(config.model, config.seed, progress)
     sets = task_sets(config, progress)
     tell(f"model {config.model}, loaded from {start}")
@@ -209,9 +218,16 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell,
     evaluations = Evaluations(config, folder, slots, tell)
     harder = Harder(config, slots, tasks, reconciler.added) if config.tasks.harden else None
     thread = ThreadPoolExecutor(1, "train", torch.set_num_threads, (config.threads,))
-    return _Run(
-        lessons, collector, engine, judge, order, reconciler, evaluations, harder, checkpoints, tell, done, thread
-    )
+    together = lessons, collector, engine, judge, order, reconciler, evaluations, harder, checkpoints
+    return _Run(*together, tell, done, thread, publisher)
+
+
+def _publisher(config: Config) -> Publisher | None:
+    """Matrices are written as the engines sample with them."""
+    if not config.loop.store:
+        return None
+    precision = getattr(torch, config.engine.precision)
+    return Publisher(open_store(config.loop.store), dtype=None if precision == torch.float32 else precision)
 
 
 def _slots(config: Config, folder: RunFolder, claim: str) -> Slots:
@@ -234,6 +250,12 @@ def _first_weights(run: _Run) -> Weights:
     if path is None or not run.reconciler.in_lockstep or older == run.done or run.reconciler.has_batch(run.done + 1):
         return trainer.publish(run.done)
     return weights_in(path, older)
+
+
+def _publish(run: _Run, version: int) -> None:
+    """To engines elsewhere, which take it when they look. It is copied here and written beside what follows."""
+    if run.publisher:
+        run.publisher.publish(run.lessons.trainer.publish(version))
 
 
 async def _step(run: _Run, step: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from offbook.train.targets import BranchReport, Compared, Measured, Scorer, Scor
 from offbook.types import Sample
 
 MISMATCH_P99 = "rl/mismatch_p99"
+RATIOS = {percent: f"rl/ratio_p{percent}" for percent in (1, 50, 99)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Ledger:
         apart = torch.cat([values[~values.isnan()] for values in self.apart]) if self.apart else torch.empty(0)
         if len(apart):
             means[MISMATCH_P99] = _percentile(apart.abs(), 99)
-            means |= {f"rl/ratio_p{percent}": math.exp(_percentile(apart, percent)) for percent in (1, 50, 99)}
+            means |= {name: math.exp(_percentile(apart, percent)) for percent, name in RATIOS.items()}
         return means
 
     def measured(self) -> dict[str, Measured]:

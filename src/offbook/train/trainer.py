@@ -31,7 +31,7 @@ from offbook.train.parallel.dealing import cost_of
 from offbook.train.parallel.dense import shard, whole
 from offbook.train.parallel.ranks import ALONE, FILLER, IDLE, Micro, Plan, Ranks, total_norm
 from offbook.train.replay import Replay
-from offbook.train.scoring import MISMATCH_P99, Counts, Ledger, Scoring
+from offbook.train.scoring import MISMATCH_P99, RATIOS, Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
 from offbook.types import OffbookError, Sample, Weights
@@ -158,7 +158,7 @@ class Trainer:
         return next((name for name, weights in self.own_weights().items() if weights is own), "")
 
     def _of_all(self, figures: Mapping[str, float]) -> dict[str, float]:
-        return self.ranks.summed(figures, largest=(MISMATCH_P99, "padding_share"))
+        return self.ranks.summed(figures, largest=(MISMATCH_P99, *RATIOS.values(), "padding_share"))
 
     def _clip(self) -> float:
         """Gradients, to the norm that they may have. Returns the norm that they had."""
