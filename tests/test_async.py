@@ -28,6 +28,7 @@ from offbook.loop.slots import Seat, Slots, holds_boxes, read_journal
 from offbook.loop.train import train
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.sandbox import BwrapBox, isolation
+from offbook.sync import Reader, open_store
 from offbook.tasks.suite import suite_box
 from offbook.tokens import ChatFormat, render_call
 from offbook.types import Completion, Interrupt, ModelLost, OffbookError, Prompt, Rollout, Suite, Task
@@ -63,7 +64,12 @@ class Stopped(Exception):
 def test_in_lockstep_all_follows_from_the_seed_and_a_restart_changes_nothing(
     given: dict[str, str], tmp_path: Path
 ) -> None:
-    straight = run(given, tmp_path / "straight", **LOCKSTEP)
+    store = str(tmp_path / "store")
+    straight = run(given, tmp_path / "straight", **LOCKSTEP, **{"loop.store": store})
+    published = Reader(open_store(store), "late").poll()
+    assert published is not None
+    assert published.version == 4
+    assert all(torch.equal(published.tensors[name], weight) for name, weight in weights(straight).items())
     versions = [
         {version for rollout in straight.rollouts(step)[0] for version in rollout.segments[0].versions} - {-1}
         for step in (1, 2, 3, 4)

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import torch
 from starting import Started
 
+from offbook.loop.models import load_model
 from offbook.runfolder import RunFolder, load_lines
 from offbook.serve.client import Serve
+from offbook.sync import Publisher, open_store
 from offbook.tokens import chat_for
+from offbook.train.trainer import weights_of
 from offbook.types import OffbookError, Rollout
 
 
 @contextmanager
-def served(model: Path, out: Path) -> Iterator[tuple[Serve, Started]]:
-    options = ["--model", str(model), "--out", str(out), "--port", "0", "--plain", "--json"]
+def served(model: Path, out: Path, *more: str) -> Iterator[tuple[Serve, Started]]:
+    options = ["--model", str(model), "--out", str(out), "--port", "0", "--plain", "--json", *more]
     process = Started(["serve", *options], None, None)
     try:
         while not (said := process.said()).endswith("\n"):
@@ -81,3 +86,35 @@ def test_sessions_that_ended_outlive_kill_9(model: Path, tmp_path: Path) -> None
     own = kept[-1].segments[0].messages[-1]
     assert (streamed.choices[0].message.content or "").strip() in own.text
     assert RunFolder.open(out).rollouts(0)[0] == kept
+
+
+def test_weights_that_a_run_publishes_are_served(model: Path, tmp_path: Path) -> None:
+    """They come while the server runs, and each token says which it was sampled by."""
+    store, out = tmp_path / "weights", tmp_path / "run"
+    trained = load_model(model)
+    publisher = Publisher(open_store(str(store)))
+    with served(model, out, "--follow", str(store)) as (serve, _), closing(publisher):
+        deadline, last = time.monotonic() + 60, 0
+        for number in itertools.count():
+            with (
+                serve.session(id=f"s{number}") as session,
+                openai.OpenAI(base_url=session.env["OPENAI_BASE_URL"], api_key=session.key) as client,
+            ):
+                client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hello"}], max_tokens=8)
+            kept, _unreadable = load_lines(out / "rollouts" / "step_00000.jsonl", Rollout)
+            (segment,) = kept[-1].segments
+            last = max(segment.versions)
+            if last == 7:
+                break
+            if number == 0:
+                assert last == 0
+                with torch.no_grad():
+                    for weight in trained.parameters():
+                        weight.mul_(1.01)
+                publisher.publish(weights_of(trained, 7))
+            assert time.monotonic() < deadline
+        (own,) = [message for message in segment.messages if message.role == "assistant"]
+        with torch.no_grad():
+            logits = trained(torch.tensor([segment.ids])).logits[0].log_softmax(-1)
+        for place in (place for place in range(own.start, own.end) if segment.sampled[place]):
+            assert abs(float(logits[place - 1, segment.ids[place]]) - segment.logprobs[place]) < 1e-3
