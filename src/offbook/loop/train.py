@@ -254,8 +254,13 @@ def _first_weights(run: _Run) -> Weights:
 
 def _publish(run: _Run, version: int) -> None:
     """To engines elsewhere, which take it when they look. It is copied here and written beside what follows."""
-    if run.publisher:
-        run.publisher.publish(run.lessons.trainer.publish(version))
+    if run.publisher is None:
+        return
+    try:
+        run.publisher.wait()
+    except Exception as problem:  # a store that is away ends no run, and the next version carries all that changed
+        log.warning("weights could not be published to %s: %s", run.publisher.store, problem)
+    run.publisher.publish(run.lessons.trainer.publish(version))
 
 
 async def _step(run: _Run, step: int) -> dict[str, Any]:
@@ -315,6 +320,7 @@ async def _learned(
 
 
 def _keep(run: _Run, step: int, row: dict[str, Any]) -> None:
+    _publish(run, step)
     is_due = run.checkpoints.is_due(step) or run.evaluations.is_due(step) or step == run.lessons.config.train.steps
     if is_due and (waited := run.checkpoints.wait()):
         row["checkpoint_wait_s"] = waited
