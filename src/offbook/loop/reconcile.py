@@ -18,10 +18,11 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from offbook.config import Config
-from offbook.engine import Trainable
+from offbook.engine import Trainable, VllmEngine
 from offbook.loop.collector import FREE, Collector, Job
 from offbook.loop.pace import Pace, use_of
 from offbook.loop.slots import Group, Recalled, Slots
@@ -126,7 +127,14 @@ class Reconciler:
         return [group.in_order() for group in chosen]
 
     async def publish(self, weights: Weights) -> None:
-        """To the engine. In lockstep between two batches, else at once, in the middle of rollouts."""
+        """To the engine. In lockstep between two batches, else at once, in the middle of rollouts.
+
+        vLLM's keeps them by reference for a server that has to be started again. By then the trainer may be changing
+        its own, so it gets a copy.
+        """
+        if self.settings.max_staleness and isinstance(self.engine, VllmEngine):
+            copies = {id(tensor): tensor.detach().clone() for tensor in weights.tensors.values()}
+            weights = replace(weights, tensors={name: copies[id(one)] for name, one in weights.tensors.items()})
         if self.in_lockstep:
             await self.until(lambda: not self._jobs, lambda: "the batch that is being sampled, to apply new weights")
         await told(
