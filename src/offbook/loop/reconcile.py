@@ -25,7 +25,7 @@ from offbook.config import Config
 from offbook.engine import Trainable, VllmEngine
 from offbook.loop.collector import FREE, Collector, Job
 from offbook.loop.pace import Pace, use_of
-from offbook.loop.slots import Group, Recalled, Slots
+from offbook.loop.slots import Group, Recalled, Slots, State
 from offbook.loop.tasks import Selected, Shuffled
 from offbook.tasks.select import TasksUsedUp
 from offbook.types import ModelLost, OffbookError, Rollout, Task, Weights
@@ -34,6 +34,7 @@ WINDOW = 0.3  # of the groups that may be ahead of a step: how far behind the ol
 DEATHS = 3  # of the model, between two steps, end the run
 TELL_S = 60.0  # between two words about what is waited for
 SHOW_S = 1.0  # between two looks for the viewer
+WAITING: tuple[State, ...] = ("requested", "running", "scored", "grouped")  # states of slots that no step has yet
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -295,7 +296,7 @@ class Reconciler:
             "staleness": sum(age * number for age, number in ages.items()) / count,
             "staleness/max": max(ages, default=0),
             "staleness/too_old": sum(n for age, n in ages.items() if age > self.settings.max_staleness),
-            **{f"slots/{state}": number for state, number in self.slots.counts.items() if state != "trained"},
+            **{f"slots/{state}": self.slots.counts[state] for state in WAITING},
             **self.slots.lengths(),
             "deaths": self.deaths,
             "rollouts_at_once": self.pace.limit,
