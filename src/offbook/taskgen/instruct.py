@@ -36,14 +36,11 @@ def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: 
 
 
 def complete(texts: Mapping[str, str], needs: Needs, removed: Mapping[str, str]) -> dict[str, str]:
-    """Every length that lacks something with what has to be stated besides the request."""
+    """Every length with what has to be stated besides the request."""
     stated = needs.stated()
     if shared_code(stated, removed):
         stated = needs.stated(with_values=False)
-    return {
-        name: f"{text.rstrip()}\n\n{stated}\n" if stated and needs.missing(text) else text
-        for name, text in texts.items()
-    }
+    return {name: f"{text.rstrip()}\n\n{stated}\n" if stated else text for name, text in texts.items()}
 
 
 class _Writer:

@@ -13,18 +13,19 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from offbook.taskgen.delete.names import Definition, dotted, last, plain_dotted
 from offbook.taskgen.delete.symbols import Symbols, definitions, read_symbols
 from offbook.taskgen.delete.visible import vanished
-from offbook.taskgen.examples import examples
+from offbook.taskgen.examples import RAISING, Example, examples
 from offbook.taskgen.literals import as_text, checks, has_word, parsed, removed_texts, shows, stands_in
 from offbook.taskgen.nouns import FunctionKey, is_test_code
 from offbook.taskgen.skeleton import skeleton
 from offbook.taskgen.testcode import Code, TestCode, words_of
+from offbook.taskgen.tried import Tried
 from offbook.taskgen.workshop import read_texts
 from offbook.tasks.check import gold_changes
 from offbook.types import Task
@@ -41,7 +42,6 @@ MAX_TEXT = 160  # characters
 MIN_DOCUMENTED = 4  # words of a docstring that says something
 MIN_EXAMPLES, MAX_EXAMPLES = 2, 8
 MIN_EXAMPLED_TESTS = 4  # or one in as many
-RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Evidence:
     targets: tuple[FunctionKey, ...]
     symbols: Symbols  # of the product before
     is_told: bool = False  # what it does is said by something else than docstrings: a changelog
+    tried: Tried | None = None  # which examples are true; None where nothing was run
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,21 +218,41 @@ class Needs:
         return [key for key in asked if not self._is_documented(key)]
 
     @cached_property
-    def examples(self) -> dict[FunctionKey, dict[str, str]]:
-        """Checks for each of the silent ones -> the name of the test."""
-        most = max(MIN_EXAMPLES, MAX_EXAMPLES // max(1, len(self.silent)))
-        return {
-            key: dict([*examples(self._code, self._tests, [key], self._evidence.failing).items()][:most])
-            for key in self.silent
-        }
+    def _candidates(self) -> list[Example]:
+        return examples(self._code, self._tests, self._evidence.failing, self._evidence.functions)
+
+    @cached_property
+    def examples(self) -> list[str]:
+        """Checks that are true, and show what the docstrings' own examples do not; of what no docstring describes one
+        more from every test."""
+        if self._evidence.is_told:
+            return []
+        if self._evidence.tried is None:
+            return [example.text for example in self._candidates[:MAX_EXAMPLES]] if self.silent else []
+        steps, seen = self._evidence.tried.steps, {*self._evidence.tried.documented}
+        useful = [example for example in self._candidates if steps.get(example.text)]
+        chosen: list[Example] = []
+        while len(chosen) < MAX_EXAMPLES:
+            new = [example for example in useful if steps[example.text] - seen]
+            if not new:
+                break
+            best = [example for example in new if example.rank[:2] == new[0].rank[:2]]
+            chosen.append(max(best, key=lambda example: len(steps[example.text] - seen)))
+            seen |= steps[chosen[-1].text]
+        for example in useful if self.silent else ():
+            tests = [one.test for one in chosen]
+            if len(chosen) < MIN_EXAMPLES or (
+                example.test not in tests and len(chosen) < MAX_EXAMPLES + MIN_EXAMPLED_TESTS
+            ):
+                chosen += [] if example in chosen else [example]
+        return [example.text for example in useful if example in chosen]
 
     def _is_exampled(self, instruction: str) -> bool:
-        """Each by one check, all by two at least, and out of a quarter of the failing tests or four of them."""
-        given = [{e: test for e, test in one.items() if e in instruction} for one in self.examples.values()]
+        """By two checks at least, and out of a quarter of the failing tests or four of them."""
+        given = [example for example in self._candidates if example.text in instruction]
         tests = {test.partition("[")[0] for test in self._evidence.failing}
-        named = {test for one in given for test in one.values()}
-        enough = all(given) and len({example for one in given for example in one}) >= MIN_EXAMPLES
-        return enough and len(named) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
+        named = {example.test for example in given}
+        return len(given) >= MIN_EXAMPLES and len(named) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
 
     # --- the instruction
 
@@ -259,8 +280,8 @@ class Needs:
                 f"- `{_quoted(text.value)}` ({words_of(text.test)})" for text in self.texts if _is_short(text.value)
             ]
             parts.append("Texts that the tests look for, to the letter:\n\n" + "\n".join(lines))
-        if lines := [*dict.fromkeys(example for one in self.examples.values() for example in one)]:
-            parts.append(f"For example:\n\n{_fenced(lines)}")
+        if self.examples:
+            parts.append(f"For example:\n\n{_fenced(_apart(self.examples))}")
         return "\n\n".join(parts)
 
     def missing(self, instruction: str) -> list[Missing]:
@@ -341,6 +362,14 @@ def _num_words(docstring: str) -> int:
 
 def _fenced(lines: Iterable[str]) -> str:
     return "```python\n" + "\n".join(lines) + "\n```"
+
+
+def _apart(examples: Sequence[str]) -> Iterator[str]:
+    """Empty lines around those of several lines."""
+    for number, text in enumerate(examples):
+        if number and ("\n" in text or "\n" in examples[number - 1]):
+            yield ""
+        yield text
 
 
 def _quoted(text: str) -> str:

@@ -1,0 +1,98 @@
+"""Which examples are true of the right code, and which steps of it each takes: from line to line of what is gone.
+
+The steps say what an example is worth. One that takes none is about something else, and one that takes a step which the
+docstrings' own examples do not take shows what nobody would know.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from offbook.sandbox import Box
+from offbook.taskgen.delete.symbols import Symbols, module_name
+from offbook.taskgen.examples import Example
+from offbook.taskgen.nouns import FunctionKey
+from offbook.tasks.suite import Round, run_rounds
+from offbook.types import Suite
+
+MODULE = "offbook_tried"
+MAX_TRIED = 60
+TRIED_S = 30.0
+LINES = 100_000  # a step is one number: of the file, the line it comes from, the line it goes to
+RUNNER = f"""
+import doctest, importlib, os, sys
+
+PLACES = {{os.path.realpath(path): (number, spans) for number, (path, spans) in enumerate(SPANS.items())}}
+KNOWN = {{}}
+
+def steps_of(do):
+    steps = set()
+
+    def enter(frame, event, _):
+        code = frame.f_code
+        if code not in KNOWN:
+            file, spans = PLACES.get(os.path.realpath(code.co_filename), (0, ()))
+            KNOWN[code] = file * {LINES} if any(a <= code.co_firstlineno <= b for a, b in spans) else None
+        if KNOWN[code] is None:
+            return None
+        before = [0]
+
+        def step(frame, event, _):
+            if event == "line":
+                steps.add((KNOWN[code] + before[0]) * {LINES} + frame.f_lineno)
+                before[0] = frame.f_lineno
+            return step
+
+        return step
+
+    sys.settrace(enter)
+    try:
+        do()
+    finally:
+        sys.settrace(None)
+    return sorted(steps)
+
+def check(number):
+    code = compile(CHECKS[number], "example", "exec")
+    return steps_of(lambda: exec(code, {{"__name__": "example"}}))
+
+def documented(number):
+    module, text = DOCUMENTED[number]
+    names = dict(vars(importlib.import_module(module)))
+    test = doctest.DocTestParser().get_doctest(text, names, "example", None, 0)
+    return steps_of(lambda: doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    steps: Mapping[str, frozenset[int]] = field(default_factory=dict)  # of each example that is true
+    documented: frozenset[int] = frozenset()  # steps that the docstrings' examples take
+
+
+async def tried(
+    box: Box, suite: Suite, symbols: Symbols, functions: Iterable[FunctionKey], examples: Sequence[Example]
+) -> Tried:
+    """In a box that has the right code."""
+    asked = [symbols.functions[key] for key in functions if key in symbols.functions]
+    if not asked or not examples:
+        return Tried()
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for function in asked:
+        spans.setdefault(function.key.path, []).extend(function.lines)
+    checks = ["\n".join([*example.imports, example.text]) for example in examples[:MAX_TRIED]]
+    documented = [(module_name(f.key.path, suite.import_roots), f.docstring) for f in asked if ">>>" in f.docstring]
+    text = f"SPANS = {spans!r}\nCHECKS = {checks!r}\nDOCUMENTED = {documented!r}\n{RUNNER}"
+    calls = [(MODULE, "check", repr(([number], {}))) for number in range(len(checks))]
+    calls += [(MODULE, "documented", repr(([number], {}))) for number in range(len(documented))]
+    path = str(PurePosixPath(suite.import_roots[0], f"{MODULE}.py"))
+    order = Round((), changes={path: text}, timeout_s=TRIED_S, calls=calls)
+    (run,) = await run_rounds(box, suite, [order], TRIED_S)
+    steps = {number: frozenset(ast.literal_eval(value)) for number, value in run.returned.items()}
+    return Tried(
+        {example.text: steps[number] for number, example in enumerate(examples[:MAX_TRIED]) if number in steps},
+        frozenset(step for number, one in steps.items() if number >= len(checks) for step in one),
+    )
