@@ -96,3 +96,20 @@ async def tried(
         {example.text: steps[number] for number, example in enumerate(examples[:MAX_TRIED]) if number in steps},
         frozenset(step for number, one in steps.items() if number >= len(checks) for step in one),
     )
+
+
+def best_of(examples: Sequence[Example], tried: Tried, most: int, fewest: int) -> list[Example]:
+    """True ones, each with a step that neither docstrings nor a better one shows, in the order of their ranks. With
+    `fewest` at least so many, and one from every test."""
+    steps, seen = tried.steps, {*tried.documented}
+    useful = [example for example in examples if steps.get(example.text)]
+    chosen: list[Example] = []
+    while len(chosen) < most and (new := [example for example in useful if steps[example.text] - seen]):
+        best = [example for example in new if example.rank[:2] == new[0].rank[:2]]
+        chosen.append(max(best, key=lambda example: len(steps[example.text] - seen)))
+        seen |= steps[chosen[-1].text]
+    for example in useful if fewest else ():
+        is_other = example.test not in {one.test for one in chosen} and len(chosen) < most + most // 2
+        if example not in chosen and (len(chosen) < fewest or is_other):
+            chosen.append(example)
+    return [example for example in useful if example in chosen]
