@@ -89,10 +89,10 @@ def test_what_is_false_or_about_something_else_is_not_shown(tmp_path: Path) -> N
     )
     result = run(tmp_path, candidates)
     false = "assert Bag(a=1) == {}"  # without the check before, which takes it out
-    assert {example.text for example in candidates} - result.steps.keys() == {false}
-    assert result.steps["assert Bag().other() == 1"] == frozenset()
-    assert result.steps["assert Bag(a=1).take('a') == 1"] == result.documented != frozenset()
+    assert {example.text for example in candidates} - result.lines.keys() == {false}
+    assert result.lines["assert Bag().other() == 1"] == frozenset()
+    assert result.lines["assert Bag(a=1).take('a') == 1"] == result.documented != frozenset()
     chosen = [example.text for example in best_of(candidates, result, most=8, fewest=0)]
-    assert chosen == ["assert Bag(a=1).take(['a', 'b']) == [1, None]"]  # takes all steps that the docstring does not
+    assert chosen == ["assert Bag(a=1).take(['a', 'b']) == [1, None]"]  # runs all lines that the docstring does not
     assert len(best_of(candidates, result, most=8, fewest=2)) == 2
     assert [one.text for one in best_of(candidates, Tried(), most=8, fewest=2)] == []

@@ -116,7 +116,8 @@ def test_methods_and_properties_are_called_so() -> None:
 @pytest.mark.parametrize(
     ("docstring", "told"),
     [
-        ("One. Two.\n\nThree.\n\n:param x: a number", "One. Two. Three."),
+        ("One. Two.\n\nthree\n\n:param x: a number", "One. Two. Three."),
+        ("Get it\n\nOne of:\n\n- a\n- b", "Get it. One of."),
         (":param number:\n:return: tuple", ""),
         ("Does it\n:param x: a number\n\nMore.", "Does it."),
         ("Does it:\n\n>>> it()\n1\n\nMore.", "Does it."),

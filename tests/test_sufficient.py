@@ -197,8 +197,8 @@ def test_what_examples_do_not_reach_is_refused() -> None:
     test = "from pkg.text import bare\ndef test_bare():\n    assert bare(2) == [4, 1]\n    assert bare(4) == [8, 2]\n"
     found, words = needs(test, "stub", "pkg/text.py::bare")
     for num_lines, is_refused in ((1, True), (3, False)):
-        steps = frozenset(range(num_lines))
-        evidence = replace(found.evidence, tried=Tried(dict.fromkeys(found.examples, steps)))
+        lines = frozenset(range(num_lines))
+        evidence = replace(found.evidence, tried=Tried(dict.fromkeys(found.examples, lines)))
         assert bool(Needs(evidence).missing(words["normal"])) == is_refused
     assert Needs(replace(found.evidence, tried=Tried())).stated() == ""  # none of them is true
 

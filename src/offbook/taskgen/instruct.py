@@ -22,9 +22,9 @@ from offbook.taskgen.sufficient import Needs
 PROMPTS = resources.files("offbook.taskgen") / "prompts"
 TERSE_CHARACTERS = SUMMARY_CHARACTERS = 400
 MAX_HELPERS = 3  # that are named
-# Where words end in a docstring: a field, a section, an underlined heading, an example.
+# Where words end in a docstring: a field, a section, a list, an example.
 FIELDS = re.compile(
-    r"\n\s*(?:[:@](?:param|arg|key|return|rtype|raise|type|yield)\w*\b|>>>|\.\. |"
+    r"\n\s*(?:[:@](?:param|arg|key|return|rtype|raise|type|yield)\w*\b|>>>|\.\. |[-*] |"
     r"(?:Args?|Arguments|Parameters|Inputs|Returns?|Raises|Yields|Examples?|See Also|Notes?|Usage)(?::|\n\s*-{3,}))",
     re.IGNORECASE,
 )
@@ -265,16 +265,14 @@ def plain(text: str) -> str:
 
 def summary(docstring: str) -> str:
     """What a docstring says in words, before its fields, sections and examples: the first paragraph, or some."""
-    told: list[str] = []
-    for paragraph in plain(docstring).strip().split("\n\n"):
-        words = " ".join(FIELDS.split(f"\n{paragraph}")[0].split())
-        if words and (not told or len(" ".join(told)) + len(words) <= SUMMARY_CHARACTERS):
-            told.append(words)
-        if FIELDS.search(f"\n{paragraph}") or (told and told[-1] != words):
+    told = ""
+    for paragraph in FIELDS.split(f"\n{plain(docstring).strip()}")[0].split("\n\n"):
+        words = " ".join(paragraph.split()).rstrip(":;, ")
+        if told and len(told) + len(words) > SUMMARY_CHARACTERS:
             break
-    text = " ".join(told).rstrip(":;, ")
-    text = text[:1].upper() + text[1:]
-    return text if not text or text.endswith((".", "!", "?")) else text + "."
+        ending = "" if not words or words.endswith((".", "!", "?")) else "."
+        told = f"{told} {words[:1].upper()}{words[1:]}{ending}".strip()
+    return told
 
 
 def first_sentence(docstring: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,7 +26,7 @@ from offbook.taskgen.literals import as_text, checks, defined_names, has_word, p
 from offbook.taskgen.nouns import FunctionKey, is_test_code
 from offbook.taskgen.skeleton import skeleton
 from offbook.taskgen.testcode import TestCode, read_in, words_of
-from offbook.taskgen.tried import LINES, Tried, best_of
+from offbook.taskgen.tried import Tried, best_of
 from offbook.taskgen.workshop import read_texts
 from offbook.tasks.check import gold_changes
 from offbook.types import Task
@@ -257,10 +257,11 @@ class Needs:
         """By two checks at least, out of a quarter of the failing tests or four of them, and for most of its lines."""
         given = [example for example in self._candidates if example.text in instruction]
         if self.evidence.tried is not None:
-            steps = [step for example in given for step in self.evidence.tried.steps.get(example.text, ())]
-            lines = {step % LINES for step in [*steps, *self.evidence.tried.documented]}
+            run = {*self.evidence.tried.documented}.union(
+                *(self.evidence.tried.lines.get(example.text, ()) for example in given)
+            )
             functions = [self.evidence.symbols.functions[key] for key in self.evidence.functions]
-            if len(lines) < MIN_SHOWN * sum(function.statements for function in functions):
+            if len(run) < MIN_SHOWN * sum(function.statements for function in functions):
                 return False
         tests = {test.partition("[")[0] for test in self.evidence.failing}
         named = {example.test for example in given}
@@ -295,7 +296,8 @@ class Needs:
             ]
             parts.append("Texts that the tests look for, to the letter:\n\n" + "\n".join(lines))
         if self.examples:
-            parts.append(f"For example:\n\n{_fenced(_apart(self.examples))}")
+            apart = "\n\n" if any("\n" in text for text in self.examples) else "\n"
+            parts.append(f"For example:\n\n{_fenced([apart.join(self.examples)])}")
         return "\n\n".join(parts)
 
     def missing(self, instruction: str) -> list[Missing]:
@@ -376,14 +378,6 @@ def _num_words(docstring: str) -> int:
 
 def _fenced(lines: Iterable[str]) -> str:
     return "```python\n" + "\n".join(lines) + "\n```"
-
-
-def _apart(examples: Sequence[str]) -> Iterator[str]:
-    """Empty lines around those of several lines."""
-    for number, text in enumerate(examples):
-        if number and ("\n" in text or "\n" in examples[number - 1]):
-            yield ""
-        yield text
 
 
 def _quoted(text: str) -> str:

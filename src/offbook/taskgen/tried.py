@@ -1,7 +1,7 @@
-"""Which examples are true of the right code, and which steps of it each takes: from line to line of what is gone.
+"""Which examples are true of the right code, and which lines each runs of what is gone.
 
-The steps say what an example is worth. One that takes none is about something else, and one that takes a step which the
-docstrings' own examples do not take shows what nobody would know.
+The lines say what an example is worth. One that runs none is about something else, and one that runs a line which the
+docstrings' own examples do not run shows what nobody would know.
 """
 
 from __future__ import annotations
@@ -21,56 +21,48 @@ from offbook.types import Suite
 MODULE = "offbook_tried"
 MAX_TRIED = 60
 TRIED_S = 30.0
-LINES = 100_000  # a step is one number: of the file, the line it comes from, the line it goes to
+LINES = 100_000  # a line is one number: that of its file times this, and its own
 RUNNER = f"""
-import doctest, importlib, os, sys
+import doctest, functools, importlib, os, sys
 
-PLACES = {{os.path.realpath(path): (number, spans) for number, (path, spans) in enumerate(SPANS.items())}}
-KNOWN = {{}}
+PLACES = {{os.path.realpath(path): (number * {LINES}, spans) for number, (path, spans) in enumerate(SPANS.items())}}
 
-def steps_of(do):
-    steps = set()
+@functools.cache
+def place_of(code):
+    number, spans = PLACES.get(os.path.realpath(code.co_filename), (0, ()))
+    return number if any(first <= code.co_firstlineno <= last for first, last in spans) else None
 
-    def enter(frame, event, _):
-        code = frame.f_code
-        if code not in KNOWN:
-            file, spans = PLACES.get(os.path.realpath(code.co_filename), (0, ()))
-            KNOWN[code] = file * {LINES} if any(a <= code.co_firstlineno <= b for a, b in spans) else None
-        if KNOWN[code] is None:
-            return None
-        before = [0]
+def lines_of(do):
+    lines = set()
 
-        def step(frame, event, _):
-            if event == "line":
-                steps.add((KNOWN[code] + before[0]) * {LINES} + frame.f_lineno)
-                before[0] = frame.f_lineno
-            return step
+    def trace(frame, event, _):
+        place = place_of(frame.f_code)
+        if place is not None and event == "line":
+            lines.add(place + frame.f_lineno)
+        return None if place is None else trace
 
-        return step
-
-    sys.settrace(enter)
+    sys.settrace(trace)
     try:
         do()
     finally:
         sys.settrace(None)
-    return sorted(steps)
+    return sorted(lines)
 
 def check(number):
     code = compile(CHECKS[number], "example", "exec")
-    return steps_of(lambda: exec(code, {{"__name__": "example"}}))
+    return lines_of(lambda: exec(code, {{"__name__": "example"}}))
 
 def documented(number):
     module, text = DOCUMENTED[number]
-    names = dict(vars(importlib.import_module(module)))
-    test = doctest.DocTestParser().get_doctest(text, names, "example", None, 0)
-    return steps_of(lambda: doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None))
+    test = doctest.DocTestParser().get_doctest(text, dict(vars(importlib.import_module(module))), "example", None, 0)
+    return lines_of(lambda: doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None))
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    steps: Mapping[str, frozenset[int]] = field(default_factory=dict)  # of each example that is true
-    documented: frozenset[int] = frozenset()  # steps that the docstrings' examples take
+    lines: Mapping[str, frozenset[int]] = field(default_factory=dict)  # of what is gone, of each example that is true
+    documented: frozenset[int] = frozenset()  # lines that the docstrings' examples run
 
 
 async def tried(
@@ -91,23 +83,23 @@ async def tried(
     path = str(PurePosixPath(suite.import_roots[0], f"{MODULE}.py"))
     order = Round((), changes={path: text}, timeout_s=TRIED_S, calls=calls)
     (run,) = await run_rounds(box, suite, [order], TRIED_S)
-    steps = {number: frozenset(ast.literal_eval(value)) for number, value in run.returned.items()}
+    lines = {number: frozenset(ast.literal_eval(value)) for number, value in run.returned.items()}
     return Tried(
-        {example.text: steps[number] for number, example in enumerate(examples[:MAX_TRIED]) if number in steps},
-        frozenset(step for number, one in steps.items() if number >= len(checks) for step in one),
+        {example.text: lines[number] for number, example in enumerate(examples[:MAX_TRIED]) if number in lines},
+        frozenset(line for number, one in lines.items() if number >= len(checks) for line in one),
     )
 
 
 def best_of(examples: Sequence[Example], tried: Tried, most: int, fewest: int) -> list[Example]:
-    """True ones, each with a step that neither docstrings nor a better one shows, in the order of their ranks. With
+    """True ones, each with a line that neither docstrings nor a better one runs, in the order of their ranks. With
     `fewest` at least so many, and one from every test."""
-    steps, seen = tried.steps, {*tried.documented}
-    useful = [example for example in examples if steps.get(example.text)]
+    lines, seen = tried.lines, {*tried.documented}
+    useful = [example for example in examples if lines.get(example.text)]
     chosen: list[Example] = []
-    while len(chosen) < most and (new := [example for example in useful if steps[example.text] - seen]):
+    while len(chosen) < most and (new := [example for example in useful if lines[example.text] - seen]):
         best = [example for example in new if example.rank[:2] == new[0].rank[:2]]
-        chosen.append(max(best, key=lambda example: len(steps[example.text] - seen)))
-        seen |= steps[chosen[-1].text]
+        chosen.append(max(best, key=lambda example: len(lines[example.text] - seen)))
+        seen |= lines[chosen[-1].text]
     for example in useful if fewest else ():
         is_other = example.test not in {one.test for one in chosen} and len(chosen) < most + most // 2
         if example not in chosen and (len(chosen) < fewest or is_other):
