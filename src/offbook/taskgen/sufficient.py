@@ -121,6 +121,8 @@ class Needs:
     @cached_property
     def places(self) -> list[str]:
         """Where else gone functions were named: lists of exports, and files that bind them too."""
+        if self.evidence.is_told:
+            return []
         own, names, found = {*self.evidence.functions}, {key.name for key in self.evidence.functions}, []
         for path, module in self.evidence.symbols.modules.items():
             text = self.evidence.shown.get(path, "")
