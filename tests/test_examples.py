@@ -50,6 +50,7 @@ def found(body: str, head: str = "") -> list[Example]:
         ("bag = Bag(a=1)\nassert bag.take('a') == 1", ["assert Bag(a=1).take('a') == 1"]),
         ("bag = Bag(a=1)\nbag.take('a')\nassert bag == {}", ["bag = Bag(a=1)\nbag.take('a')\nassert bag == {}"]),
         ("take = lambda key: Bag(a=1).take(key)\nassert take('a') == 1", ["assert Bag(a=1).take('a') == 1"]),
+        ("self.assertEqual(Bag(a=1).take('a'), 1)", ["assert Bag(a=1).take('a') == 1"]),
         ("old = Bag()\nnew = Bag(old)\nassert old == {}", ["assert Bag() == {}"]),  # the new one is not read
         ("for n in (1, 2):\n    assert Bag(a=n).take('a') == n", None),
         ("with pytest.raises(TypeError):\n    Bag().take({})", None),

@@ -19,6 +19,7 @@ from offbook.taskgen.testcode import Code, TestCode
 
 MAX_LINE, MAX_EXAMPLE, MAX_LINES = 160, 360, 8  # characters, and lines of one example
 MAX_ROWS = 8  # of a table of cases
+MAX_BEFORE = 20  # statements that are looked at: some tests have hundreds
 Node = TypeVar("Node", bound=ast.AST)
 EQUAL = {"assertEqual", "assertEquals", "assert_equal", "eq_"}
 RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}
@@ -63,11 +64,14 @@ def _alone(node: Definition, imported: Collection[str]) -> Iterator[tuple[str, s
     known = {*imported, *dir(builtins)}
     for values in _cases(node):
         body = [_filled(statement, values) for statement in node.body]
+        given = {argument.arg for argument in arguments_of(node.args)} - values.keys()  # `self`, and fixtures
+        names = [(part, _read(part), _bound(part)) for part in body]
         for number, statement in enumerate(body):
-            for check in _checks(statement):
-                ways = [_with_needed(body[:number], check, known, asserts=asserts) for asserts in (False, True)]
+            for check in (one for one in _checks(statement) if not _read(one) & given):
+                before = names[max(0, number - MAX_BEFORE) : number]
+                ways = [_with_needed(before, check, known, asserts=asserts) for asserts in (False, True)]
                 for parts in ways if len(ways[0]) != len(ways[1]) else ways[:1]:
-                    whole = ast.fix_missing_locations(ast.Module(copy.deepcopy(parts), []))
+                    whole = ast.fix_missing_locations(ast.Module(parts, []))
                     read = _read(whole)
                     if read - _bound(whole) <= known and (text := _short(whole)):
                         attributes = {n.attr for n in ast.walk(whole) if isinstance(n, ast.Attribute)}
@@ -135,19 +139,18 @@ def _checks(statement: ast.stmt) -> Iterator[ast.stmt]:
 
 
 def _with_needed(
-    before: Sequence[ast.stmt], check: ast.stmt, known: Collection[str], *, asserts: bool
+    before: Sequence[tuple[ast.stmt, set[str], set[str]]], check: ast.stmt, known: Collection[str], *, asserts: bool
 ) -> list[ast.stmt]:
     """A check after the statements that make or change what it reads. A value that is used once stands in its place."""
     parts, needed = [check], _read(check).difference(known)
-    for statement in reversed(before):
-        if not needed & (_read(statement) | _bound(statement)) or (isinstance(statement, ast.Assert) and not asserts):
+    for statement, read, bound in reversed(before):
+        if not needed & (read | bound) or (isinstance(statement, ast.Assert) and not asserts):
             continue
         if isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in statement.targets):
-            names = {*map(dotted, statement.targets)}
-            if not needed & names:  # it makes something else out of what is needed
+            if not needed & {*map(dotted, statement.targets)}:  # it makes something else out of what is needed
                 continue
-            needed -= names
-        needed |= _read(statement).difference(known)
+            needed -= {*map(dotted, statement.targets)}
+        needed |= read.difference(known)
         parts.insert(0, statement)
     while (number := next(_used_once(parts), None)) is not None:
         value = parts.pop(number)
