@@ -53,8 +53,10 @@ def complete(texts: Mapping[str, str], needs: Needs, removed: Mapping[str, str])
 
 def asked_for(deletion: Deletion) -> Sequence[FunctionKey]:
     """What a request names: the targets, or where all of these are private the public functions that went with them."""
-    touched = [key for key in (*deletion.stubbed, *deletion.deleted) if _is_public(key)]
-    return deletion.feature.targets if any(map(_is_public, deletion.feature.targets)) or not touched else touched
+    public = [key for key in (*deletion.stubbed, *deletion.deleted) if _is_public(key)]
+    if deletion.level == "release" or not public or any(map(_is_public, deletion.feature.targets)):
+        return deletion.feature.targets
+    return public
 
 
 def _is_public(key: FunctionKey) -> bool:
