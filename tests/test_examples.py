@@ -96,4 +96,5 @@ def test_what_is_false_or_about_something_else_is_not_shown(tmp_path: Path) -> N
     chosen = [example.text for example in best_of(candidates, result, most=8, fewest=0)]
     assert chosen == ["assert Bag(a=1).take(['a', 'b']) == [1, None]"]  # runs all lines that the docstring does not
     assert len(best_of(candidates, result, most=8, fewest=2)) == 2
+    assert all(result.lines[example.text] for example in best_of(candidates, result, most=8, fewest=20))
     assert [one.text for one in best_of(candidates, Tried(), most=8, fewest=2)] == []
