@@ -499,6 +499,7 @@ def test_an_emptied_file_stays_where_a_test_imports_it_and_goes_at_gone() -> Non
         ("   g\n   f\n   h\n", "   g\n   h\n"),  # a list of bare names
         ("| g | x |\n| `f` | y |\n| h | z |\n", "| g | x |\n| h | z |\n"),
         ("1. a\n2. `f`\n   more\n3. c\n", "1. a\n3. c\n"),
+        ("- a\n\n- `f` does.\n\n  Said of it.\n\n- c\n", "- a\n\n\n- c\n"),
         ("```\nf(1)\ng(1)\n```\n\nRest.\n", "```\ng(1)\n```\n\nRest.\n"),
         ("An f is a letter. So is half.\n", "An f is a letter. So is half.\n"),
         ("Use A.m here.\n\nA.mend it.\n", "A.mend it.\n"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from offbook.copies import shared_code
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.symbols import read_symbols
-from offbook.taskgen.instruct import instructions
+from offbook.taskgen.instruct import instructions, summary
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey, Level
 
 FILES = {
@@ -111,6 +111,49 @@ def test_methods_and_properties_are_called_so() -> None:
     text = write("stub", "pkg/text.py::Page.print")["normal"]
     assert "It is a method of `Page`: `def print(self, other=None)`." in text
     assert "`Page.show`" in text
+
+
+@pytest.mark.parametrize(
+    ("docstring", "told"),
+    [
+        ("One. Two.\n\nthree\n\n:param x: a number", "One. Two. Three."),
+        ("Get it\n\nOne of:\n\n- a\n- b", "Get it. One of."),
+        (":param number:\n:return: tuple", ""),
+        ("Does it\n:param x: a number\n\nMore.", "Does it."),
+        ("Does it:\n\n>>> it()\n1\n\nMore.", "Does it."),
+        ("Does it.\n\nArgs:\n    x: a number", "Does it."),
+        ("First.\n\nParameters\n----------\nx", "First."),
+        (f"A {'long ' * 90}one.\n\nMore.", f"A {'long ' * 90}one."),
+    ],
+)
+def test_a_summary_is_sentences_and_no_fields(docstring: str, told: str) -> None:
+    assert summary(docstring) == told
+
+
+def test_a_list_of_behaviours_is_called_whole_only_where_it_is() -> None:
+    feature, deletion = take("stub", "pkg/more.py::count")
+    for number, is_whole in ((3, True), (90, False)):
+        tests = [f"t.py::test_behaviour_{'x' * n}_{n}" for n in range(number)]
+        for text in instructions(feature, SYMBOLS, deletion, tests).values():
+            assert ("mong other things" in text) == (not is_whole and "behaviour" in text)
+
+
+def test_what_is_there_and_what_is_gone_are_told_apart() -> None:
+    text = write("stub", *WRAP)["normal"]
+    assert "Stubs as well: `_words` in `pkg/text.py`." in text  # private, and anyone finds it
+    text = write("hybrid", "pkg/text.py::_words", "pkg/text.py::wrap")["normal"]
+    assert "`wrap` in `pkg/text.py`" in text.partition("\n")[0]  # and not the helper
+    assert "removed" not in text
+    assert "(`_words`)" in text
+
+
+def test_a_caller_of_the_same_name_is_named_with_its_place() -> None:
+    files = {**FILES, "pkg/other.py": "from pkg import more\n\n\ndef count(x):\n    return more.count(x)\n"}
+    symbols = read_symbols(files, (".",))
+    key = FunctionKey("pkg/more.py", "count")
+    feature = Feature("f", "single", (key,), (key,), ())
+    text = instructions(feature, symbols, delete(files, symbols, feature, "stub"), ())["normal"]
+    assert "`count` in `pkg/other.py` " in text
 
 
 def test_a_cluster_names_all_its_targets_and_files() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.instruct import complete, instructions
 from offbook.taskgen.nouns import Feature, FunctionKey, Level, is_test_code
 from offbook.taskgen.sufficient import ERRORS, NAMES, PRIVATE, SILENT, TEXTS, Evidence, Needs
+from offbook.taskgen.tried import Tried
 
 FILES = {
     "pkg/__init__.py": "from .text import wrap\nfrom .shop import Basket\n",
@@ -123,7 +125,7 @@ def test_what_a_gone_helper_was_documented_to_do_is_said() -> None:
     _, words = needs(test, "hybrid", *WRAP, files={**FILES, "pkg/text.py": said})
     assert "So many words go on every line." in words["terse"]
     _, words = needs(test, "hybrid", *WRAP)
-    assert "_cut" not in words["detailed"]
+    assert "def _cut" not in words["detailed"]
 
 
 def test_a_class_that_is_gone_is_declared_with_its_fields_and_methods() -> None:
@@ -174,6 +176,33 @@ def test_narrow(narrow):
     assert {missing.reason for missing in found.missing("Please.")} == {TEXTS, ERRORS}
 
 
+def test_every_place_that_lost_the_name_is_said() -> None:
+    files = {
+        **FILES,
+        "pkg/text.py": '__all__ = ["bare", "wrap"]\n' + FILES["pkg/text.py"],
+        "pkg/more.py": "from pkg.text import wrap\n",
+    }
+    test = "from pkg.text import wrap\ndef test_wrap():\n    assert wrap('a b') == ['a b']\n"
+    found, words = needs(test, "gone", *WRAP, files=files)
+    assert {*found.places} == {
+        "`wrap` in `pkg/__init__.py`",
+        "`wrap` in `pkg/more.py`",
+        "`wrap` in `__all__` of `pkg/text.py`",
+    }
+    assert found.places[0] in words["terse"]
+    assert needs(test, "stub", *WRAP, files=files)[0].places == []
+
+
+def test_what_examples_do_not_reach_is_refused() -> None:
+    test = "from pkg.text import bare\ndef test_bare():\n    assert bare(2) == [4, 1]\n    assert bare(4) == [8, 2]\n"
+    found, words = needs(test, "stub", "pkg/text.py::bare")
+    for num_lines, is_refused in ((1, True), (3, False)):
+        lines = frozenset(range(num_lines))
+        evidence = replace(found.evidence, tried=Tried(dict.fromkeys(found.examples, lines)))
+        assert bool(Needs(evidence).missing(words["normal"])) == is_refused
+    assert Needs(replace(found.evidence, tried=Tried())).stated() == ""  # none of them is true
+
+
 def test_too_many_texts_make_a_refusal() -> None:
     cases = "\n".join(f"    assert wrap('a', {-n}) == 'a width of {-n} is too narrow'" for n in range(14))
     found, words = needs(f"from pkg import wrap\ndef test_wrap():\n{cases}\n", "stub", *WRAP)
@@ -207,10 +236,7 @@ def test_bare(number, result):
     assert got == result
 """
     found, words = needs(test, "stub", "pkg/text.py::bare")
-    assert [*found.examples[FunctionKey("pkg/text.py", "bare")]] == [
-        "assert bare(2) == [4, 1]",
-        "assert bare(4) == [8, 2]",
-    ]
+    assert found.examples == ["assert bare(2) == [4, 1]", "assert bare(4) == [8, 2]"]
     assert "assert bare(2) == [4, 1]" in words["terse"]
     assert not found.missing(words["normal"])
     others = "".join(f"def test_other_{n}(tmp_path):\n    assert bare(tmp_path)\n" for n in range(9))

@@ -502,7 +502,7 @@ def test_a_model_says_the_instruction_of_a_task(workshop: Workshop, tmp_path: Pa
             )
         )
     assert outcome.refused == ""
-    assert load_task(tmp_path / "it").instruction == good
+    assert load_task(tmp_path / "it").instruction.startswith(good + "\n\nFor example:")
     assert load_task(tmp_path / "it", "terse").instruction != good
 
 

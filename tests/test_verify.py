@@ -40,6 +40,7 @@ def test_what_makes_a_task_is_told_with_its_tests(workshop: Workshop) -> None:
     assert not {*result.fail_to_pass} & {*result.pass_to_pass}
     assert (result.exact, result.floor) == (True, 0.5)  # return "" passes one of the two
     assert result.test_s > 0
+    assert result.tried.lines["assert squeeze(' a   b ') == 'a b'"]
 
 
 def test_tests_that_pass_without_it_are_not_asked_for(workshop: Workshop) -> None:

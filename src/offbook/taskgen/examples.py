@@ -1,82 +1,101 @@
-"""Examples for what no docstring describes: checks out of the failing tests that read by themselves."""
+"""Examples: checks out of the failing tests that read by themselves, with the statements that they need.
+
+Which of them are true of the right code, and what they reach of it, is found by running them (tried.py).
+"""
 
 from __future__ import annotations
 
 import ast
 import builtins
 import copy
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-from offbook.taskgen.delete.names import Definition, dotted, last
+from offbook.taskgen.delete.names import Definition, arguments_of, dotted, last
+from offbook.taskgen.delete.symbols import Import
 from offbook.taskgen.nouns import FunctionKey
 from offbook.taskgen.testcode import Code, TestCode
 
-MAX_EXAMPLE = 160  # characters
-MAX_ROWS = 3  # of a table of cases
-GENERIC = {
-    "init",
-    "process",
-    "get",
-    "set",
-    "value",
-    "parse",
-    "format",
-    "handle",
-    "filter",
-    "do",
-    "to",
-    "is",
-    "make",
-    "test",
-}
+MAX_LINE, MAX_EXAMPLE, MAX_LINES = 160, 360, 8  # characters, and lines of one example
+MAX_ROWS = 8  # of a table of cases
+MAX_BEFORE = 20  # statements that are looked at: some tests have hundreds
+Node = TypeVar("Node", bound=ast.AST)
 EQUAL = {"assertEqual", "assertEquals", "assert_equal", "eq_"}
+RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    text: str
+    test: str  # the name of the function it is from
+    rank: tuple[bool, bool, int]  # indirect: it does not name what is gone; vague; its place in the test
+    imports: tuple[str, ...]  # statements that say what its names mean
 
 
 def examples(
-    code: Sequence[Code], tests: TestCode, keys: Iterable[FunctionKey], failing: Iterable[str]
-) -> dict[str, str]:
-    """Checks that use nothing but imported names and literals, and are about these functions: they name one, or the
-    test's name has a word of theirs. Every test has its turn. Each with the name of its test."""
-    asked = [*keys]
-    names = {key.simple for key in asked}
-    about = {word for key in asked for word in words(key.name)} - GENERIC
+    code: Iterable[Code], tests: TestCode, failing: Iterable[str], keys: Iterable[FunctionKey]
+) -> list[Example]:
+    """Checks that use nothing but imported names and literals: the best of every test first."""
+    asked = [{*key.name.split(".")} - {"__init__", "__call__"} for key in keys]
     test_names = {test.partition("[")[0].split("::")[-1] for test in failing}
-    found: dict[str, tuple[int, bool, str]] = {}
+    found: dict[str, Example] = {}
     for one in code:
-        node = one.node
-        if not isinstance(node, Definition) or node.name not in test_names:
-            continue
         module = tests.module(one.path)
-        imported = {i.bound for i in module.imports} if module else set()
-        place = 0  # the first of every test, then the second
-        for text, used in _alone(node, imported):
-            if text not in found and (used & names or (used & imported and about & {*words(node.name)})):
-                found[text] = (place, not used & names, node.name)
-                place += 1
-    return {text: found[text][2] for text in sorted(found, key=lambda text: found[text])}
+        if not module or not isinstance(one.node, Definition) or one.node.name not in test_names:
+            continue
+        imported = {i.bound: i for i in module.imports if i.top and i.bound != "*"}
+        for place, (text, read, is_exact) in enumerate(_alone(one.node, imported)):
+            statements = tuple(_statement(imported[name]) for name in sorted(read & imported.keys()))
+            is_direct = any(names <= read for names in asked)
+            found.setdefault(text, Example(text, one.node.name, (not is_direct, not is_exact, place), statements))
+    return sorted(found.values(), key=lambda example: example.rank)
 
 
-def words(name: str) -> list[str]:
-    """`SplitText.at_width` is split, text, at, width."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z]+", " ", name).lower().split()
+def _statement(imported: Import) -> str:
+    if imported.name:
+        return f"from {imported.module} import {imported.name} as {imported.bound}"
+    as_name = "" if imported.bound == imported.module.partition(".")[0] else f" as {imported.bound}"
+    return f"import {imported.module}{as_name}"
 
 
-def _alone(node: Definition, imported: Collection[str]) -> Iterator[tuple[str, set[str]]]:
-    """The checks of a test that read by themselves, and the names in each."""
+def _alone(node: Definition, imported: Collection[str]) -> Iterator[tuple[str, set[str], bool]]:
+    """The checks of a test that read by themselves, the names in each, and whether it says what comes out."""
     known = {*imported, *dir(builtins)}
     for values in _cases(node):
-        for check in _checks(node, values):
-            names = [part for part in ast.walk(check) if isinstance(part, ast.Name)]
-            free = {name.id for name in names if isinstance(name.ctx, ast.Load)}
-            own = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-            own |= {part.arg for part in ast.walk(check) if isinstance(part, ast.arg)}
-            try:
-                text = ast.unparse(ast.fix_missing_locations(check))
-            except ValueError:  # a backslash inside of an f-string
-                continue
-            if "isinstance(" not in text and free - own <= known and len(text) <= MAX_EXAMPLE and "\n" not in text:
-                yield text, free | {part.attr for part in ast.walk(check) if isinstance(part, ast.Attribute)}
+        body = [_filled(statement, values) for statement in node.body]
+        given = {argument.arg for argument in arguments_of(node.args)} - values.keys()  # `self`, and fixtures
+        names = [(part, _read(part), _bound(part)) for part in body]
+        for number, statement in enumerate(body):
+            for check in (one for one in _checks(statement) if not _read(one) & given):
+                before = names[max(0, number - MAX_BEFORE) : number]
+                ways = [_with_needed(before, check, known, asserts=asserts) for asserts in (False, True)]
+                for parts in ways if len(ways[0]) != len(ways[1]) else ways[:1]:
+                    whole = ast.fix_missing_locations(ast.Module(parts, []))
+                    read = _read(whole)
+                    if read - _bound(whole) <= known and (text := _short(whole)):
+                        attributes = {n.attr for n in ast.walk(whole) if isinstance(n, ast.Attribute)}
+                        yield text, read | attributes, _is_exact(check)
+
+
+def _short(whole: ast.Module) -> str:
+    """Its text, empty where that is long."""
+    try:
+        text = ast.unparse(whole)
+    except ValueError:  # a backslash inside of an f-string
+        return ""
+    lines = text.split("\n")
+    is_short = len(text) <= MAX_EXAMPLE and len(lines) <= MAX_LINES and max(map(len, lines)) <= MAX_LINE
+    return text if is_short else ""
+
+
+def _is_exact(check: ast.stmt) -> bool:
+    """It says what comes out, or which error."""
+    test = check.test if isinstance(check, ast.Assert) else None
+    if not isinstance(test, ast.Compare):
+        return isinstance(check, ast.With | ast.For)
+    sides = [test.left, *test.comparators]
+    return isinstance(test.ops[0], ast.Eq) and any(not _read(side) - {"int", "str", "float"} for side in sides)
 
 
 def _cases(node: Definition) -> Sequence[Mapping[str, ast.expr]]:
@@ -102,33 +121,87 @@ def _parameter_names(node: ast.expr) -> list[str]:
     return [str(part.value) for part in getattr(node, "elts", []) if isinstance(part, ast.Constant)]
 
 
-def _checks(node: Definition, values: Mapping[str, ast.expr]) -> Iterator[ast.stmt]:
-    """Assertions at the top level of a test, with what its names were set to in their places."""
-    known = dict(values)
-    for statement in node.body:
-        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-            target = statement.targets[0]
-            if isinstance(target, ast.Name):
-                known[target.id] = _filled(statement.value, known)
+def _checks(statement: ast.stmt) -> Iterator[ast.stmt]:
+    """Assertions at the top level of a test, and loops and expected errors that are one."""
+    if isinstance(statement, ast.Assert):
+        told = ast.Assert(statement.test)
+        if not any(isinstance(part, ast.Name) and part.id == "isinstance" for part in ast.walk(told)):
+            yield told
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        if last(dotted(call.func)) in EQUAL and len(call.args) >= 2:
+            yield ast.Assert(ast.Compare(call.args[0], [ast.Eq()], [call.args[1]]))
+    elif isinstance(statement, ast.With):
+        if all(last(dotted(item.context_expr)) in RAISING for item in statement.items):
+            yield statement
+    elif isinstance(statement, ast.For) and any(isinstance(part, ast.Assert) for part in ast.walk(statement)):
+        yield statement
+
+
+def _with_needed(
+    before: Sequence[tuple[ast.stmt, set[str], set[str]]], check: ast.stmt, known: Collection[str], *, asserts: bool
+) -> list[ast.stmt]:
+    """A check after the statements that make or change what it reads. A value that is used once stands in its place."""
+    parts, needed = [check], _read(check).difference(known)
+    for statement, read, bound in reversed(before):
+        if not needed & (read | bound) or (isinstance(statement, ast.Assert) and not asserts):
+            continue
+        if isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in statement.targets):
+            if not needed & {*map(dotted, statement.targets)}:  # it makes something else out of what is needed
                 continue
-        if isinstance(statement, ast.Assert):
-            yield ast.Assert(_filled(statement.test, known))
-        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            call = statement.value
-            if last(dotted(call.func)) in EQUAL and len(call.args) >= 2:
-                left, right = (_filled(argument, known) for argument in call.args[:2])
-                yield ast.Assert(ast.Compare(left, [ast.Eq()], [right]))
-            else:
-                known = dict(values)  # something may have changed what the names stand for
-        else:
-            known = dict(values)
+            needed -= {*map(dotted, statement.targets)}
+        needed |= read.difference(known)
+        parts.insert(0, statement)
+    while (number := next(_used_once(parts), None)) is not None:
+        value = parts.pop(number)
+        assert isinstance(value, ast.Assign)
+        parts = [_filled(part, {dotted(value.targets[0]): value.value}) for part in parts]
+    return parts
 
 
-def _filled(expression: ast.expr, known: Mapping[str, ast.expr]) -> ast.expr:
+def _used_once(parts: Sequence[ast.stmt]) -> Iterator[int]:
+    """Places of assignments whose value can stand where the name is read: nothing is done in between."""
+    if not all(isinstance(part, ast.Assign) for part in parts[:-1]):
+        return
+    for number, part in enumerate(parts):
+        if isinstance(part, ast.Assign) and len(part.targets) == 1 and isinstance(name := part.targets[0], ast.Name):
+            places = [n for one in parts for n in ast.walk(one) if isinstance(n, ast.Name) and n.id == name.id]
+            if len(places) == 2:
+                yield number
+
+
+def _read(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def _bound(node: ast.AST) -> set[str]:
+    stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    stored |= {n.name for n in ast.walk(node) if isinstance(n, Definition | ast.ClassDef)}
+    return stored | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+
+
+def _filled(node: Node, values: Mapping[str, ast.expr]) -> Node:
+    """With values in the places of names, and a function without a name that is called as what it returns."""
+
     class Fill(ast.NodeTransformer):
         def visit_Name(self, name: ast.Name) -> ast.expr:
-            return copy.deepcopy(known[name.id]) if isinstance(name.ctx, ast.Load) and name.id in known else name
+            return copy.deepcopy(values[name.id]) if isinstance(name.ctx, ast.Load) and name.id in values else name
 
-    filled = Fill().visit(copy.deepcopy(expression))
-    assert isinstance(filled, ast.expr)
+        def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
+            own = {argument.arg for argument in arguments_of(node.args)}
+            node.body = _filled(node.body, {name: value for name, value in values.items() if name not in own})
+            return node
+
+        def visit_Call(self, call: ast.Call) -> ast.expr:
+            self.generic_visit(call)
+            if not isinstance(call.func, ast.Lambda) or call.keywords:
+                return call
+            names = [argument.arg for argument in arguments_of(call.func.args)]
+            if len(names) != len(call.args) or any(isinstance(argument, ast.Starred) for argument in call.args):
+                return call
+            return _filled(call.func.body, dict(zip(names, call.args, strict=True)))
+
+    if not values:
+        return node
+    filled: Node = Fill().visit(copy.deepcopy(node))
     return filled

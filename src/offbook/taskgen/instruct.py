@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib import resources
+from itertools import accumulate
 
 from offbook.client import Client, json_part
 from offbook.copies import shared_code
@@ -19,7 +20,14 @@ from offbook.taskgen.nouns import Deletion, Feature, FunctionKey
 from offbook.taskgen.sufficient import Needs
 
 PROMPTS = resources.files("offbook.taskgen") / "prompts"
-TERSE_CHARACTERS = 400
+TERSE_CHARACTERS = SUMMARY_CHARACTERS = 400
+MAX_HELPERS = 3  # that are named
+# Where words end in a docstring: a field, a section, a list, an example.
+FIELDS = re.compile(
+    r"\n\s*(?:[:@](?:param|arg|key|return|rtype|raise|type|yield)\w*\b|>>>|\.\. |[-*] |"
+    r"(?:Args?|Arguments|Parameters|Inputs|Returns?|Raises|Yields|Examples?|See Also|Notes?|Usage)(?::|\n\s*-{3,}))",
+    re.IGNORECASE,
+)
 Rewrite = Callable[[Mapping[str, str], Deletion], Awaitable[dict[str, str]]]
 
 
@@ -36,14 +44,24 @@ def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: 
 
 
 def complete(texts: Mapping[str, str], needs: Needs, removed: Mapping[str, str]) -> dict[str, str]:
-    """Every length that lacks something with what has to be stated besides the request."""
+    """Every length with what has to be stated besides the request."""
     stated = needs.stated()
     if shared_code(stated, removed):
         stated = needs.stated(with_values=False)
-    return {
-        name: f"{text.rstrip()}\n\n{stated}\n" if stated and needs.missing(text) else text
-        for name, text in texts.items()
-    }
+    return {name: f"{text.rstrip()}\n\n{stated}\n" if stated else text for name, text in texts.items()}
+
+
+def asked_for(deletion: Deletion) -> Sequence[FunctionKey]:
+    """What a request names: the targets, or where all of these are private the public functions that went with them."""
+    public = [key for key in (*deletion.stubbed, *deletion.deleted) if _is_public(key)]
+    if deletion.level == "release" or not public or any(map(_is_public, deletion.feature.targets)):
+        return deletion.feature.targets
+    return public
+
+
+def _is_public(key: FunctionKey) -> bool:
+    parts = key.name.split(".")
+    return "<locals>" not in parts and (key.dunder or not any(part.startswith("_") for part in parts))
 
 
 class _Writer:
@@ -51,7 +69,7 @@ class _Writer:
         self._feature = feature
         self._symbols = symbols
         self._deletion = deletion
-        self._targets = [symbols.functions[key] for key in feature.targets]
+        self._targets = [symbols.functions[key] for key in asked_for(deletion)]
         self._gone = [f for f in self._targets if f.key in deletion.deleted]
         self._behaviours = behaviours(tests, self._targets)
         self._many = len(self._targets) > 1
@@ -81,7 +99,8 @@ class _Writer:
         text = self._pick("terse", choices)
         if len(text) >= TERSE_CHARACTERS:
             text = f"Please implement what is missing in {where}."
-        summary = "" if many else _summary(self._targets[0]) or self._used_by(limit=2) or self._covered(limit=2)
+        about = "" if many else first_sentence(self._targets[0].docstring)
+        summary = "" if many else about or self._used_by(limit=2) or self._covered(limit=80)
         for more in (summary, self._also_missing()):
             if more and len(text) + 1 + len(more) < TERSE_CHARACTERS:
                 text = f"{text} {more}"
@@ -90,10 +109,10 @@ class _Writer:
     def normal(self) -> str:
         parts = [self._opening()]
         if not self._many:
-            parts.append(f"{_kind(self._targets[0])} {_summary(self._targets[0])}".strip())
+            parts.append(f"{_kind(self._targets[0])} {self._summary(self._targets[0])}".strip())
         else:
-            parts.append("\n".join(f"- `{f.key.name}`: {_kind(f)} {_summary(f)}".strip() for f in self._targets))
-        parts += [self._also_missing(), self._used_by(limit=3), self._covered(limit=4)]
+            parts.append("\n".join(f"- `{f.key.name}`: {_kind(f)} {self._summary(f)}".strip() for f in self._targets))
+        parts += [self._also_missing(), self._used_by(limit=3), self._covered(limit=400)]
         return self._whole(parts)
 
     def detailed(self, documented: bool) -> str:
@@ -101,25 +120,31 @@ class _Writer:
         for function in self._targets:
             parts.append(f"## `{function.key.name}` in `{function.key.path}`")
             if function in self._gone:  # declared in full at the end
-                parts.append(_summary(function))
+                parts.append(self._summary(function))
                 continue
             parts.append(f"```python\n{function.signature}\n```")
-            parts.append((documented and plain(function.docstring).strip()) or _summary(function))
+            parts.append((documented and plain(function.docstring).strip()) or self._summary(function))
             if function.decorators:
                 parts.append(f"Decorated with {listed([f'`{name}`' for name in _unique(function.decorators)])}.")
-        if others := self._public_others():
-            lines = "\n".join(f"- `{f.key.name}` in `{f.key.path}`. {_kind(f)} {_summary(f)}".strip() for f in others)
-            parts.append(f"## Also missing\n\n{lines}")
-        parts += [self._used_by(limit=8), self._covered(limit=12)]
+        if others := self._named_others():
+            lines = (f"- `{f.key.name}` in `{f.key.path}`. {_kind(f)} {self._summary(f)}".strip() for f in others)
+            parts.append("## Also missing\n\n" + "\n".join(lines))
+        parts += [self._used_by(limit=8), self._covered(limit=1200)]
         return self._whole(parts)
 
     def _whole(self, parts: list[str]) -> str:
         return "\n\n".join(filter(None, [*parts, self._helpers(), self._closing()])) + "\n"
 
     def _opening(self) -> str:
-        names, many, files = self._names, self._many, listed([f"`{path}`" for path in self._paths])
-        it = _n(many, "it", "them")
-        if self._gone:
+        if self._gone and len(self._gone) < len(self._targets):
+            stubs = [function for function in self._targets if function not in self._gone]
+            return f"{self._opening_of(stubs, gone=False)} {self._opening_of(self._gone, gone=True)}"
+        return self._opening_of(self._targets, gone=bool(self._gone))
+
+    def _opening_of(self, functions: Sequence[Function], gone: bool) -> str:
+        names, many = listed([f"`{f.key.name}`" for f in functions]), len(functions) > 1
+        files, it = listed([f"`{path}`" for path in _unique(f.key.path for f in functions)]), _n(many, "it", "them")
+        if gone:
             choices = [
                 f"{names} {_n(many, 'has', 'have')} been removed from {files}. Write {it} again.",
                 f"This code base used to have {names}, in {files}. Bring {it} back.",
@@ -137,24 +162,30 @@ class _Writer:
     def _others(self) -> list[Function]:
         return [f for key in self._feature.functions if (f := self._symbols.functions[key]) not in self._targets]
 
-    def _public_others(self) -> list[Function]:
-        touched = {*self._deletion.stubbed, *self._deletion.deleted}
-        return [f for f in self._others() if f.public and f.key in touched]
+    def _named_others(self) -> list[Function]:
+        """Stubs, which anyone finds, and public functions that are gone."""
+        stubbed, deleted = self._deletion.stubbed, self._deletion.deleted
+        return [f for f in self._others() if not f.nested and (f.key in stubbed or (f.public and f.key in deleted))]
 
     def _also_missing(self) -> str:
-        by_file: dict[str, list[str]] = {}
-        for function in self._public_others():
-            by_file.setdefault(function.key.path, []).append(f"`{function.key.name}`")
-        if not by_file:
-            return ""
-        opening = self._pick("also", ["Also missing", "The same goes for", "Missing as well"])
-        return f"{opening}: {'; '.join(f'{listed(names)} in `{path}`' for path, names in by_file.items())}."
+        sentences = []
+        for state, opening in (("stub", "Stubs as well"), ("gone", "Removed as well")):
+            by_file: dict[str, list[str]] = {}
+            for function in self._named_others():
+                if (function.key in self._deletion.deleted) == (state == "gone"):
+                    by_file.setdefault(function.key.path, []).append(f"`{function.key.name}`")
+            if by_file:
+                places = "; ".join(f"{listed(names)} in `{path}`" for path, names in by_file.items())
+                sentences.append(f"{opening}: {places}.")
+        return " ".join(sentences)
 
     def _used_by(self, limit: int) -> str:
+        own = {function.simple for function in self._targets}
         users = _unique(
-            f"`{caller.name.replace('.<locals>', '')}`"
+            f"`{name}`" + (f" in `{caller.path}`" if caller.simple in own else "")
             for function in self._targets
             for caller in self._users(function)
+            if (name := caller.name.replace(".<locals>", ""))
         )
         if not users:
             return ""
@@ -167,22 +198,30 @@ class _Writer:
         return [caller for caller in self._symbols.callers[function.key] if caller not in self._feature.functions]
 
     def _covered(self, limit: int) -> str:
-        if not self._behaviours:
+        """What the tests' names say, in so many characters; where that is not all, it is not called so."""
+        so_far = [*accumulate(map(len, self._behaviours))]
+        if not so_far:
             return ""
-        opening = self._pick(
-            "tests", ["The tests look at", "It will be checked for", "Among other things the tests cover"]
-        )
-        return f"{opening}: {'; '.join(self._behaviours[:limit])}."
+        whole = ["The tests look at", "It will be checked for", "The tests cover"]
+        cut = ["Among other things the tests look at", "Among other things it will be checked for"]
+        opening = self._pick("tests", whole if so_far[-1] <= limit else cut)
+        num_told = sum(length <= (limit if so_far[-1] <= limit else limit / 2) for length in so_far)
+        return f"{opening}: {'; '.join(self._behaviours[: max(1, num_told)])}."
 
     def _helpers(self) -> str:
         hidden = [f for f in self._others() if f.key in self._deletion.deleted and not f.nested and not f.public]
         if not hidden:
             return ""
+        names = "" if len(hidden) > MAX_HELPERS else f" ({', '.join(f'`{f.key.name}`' for f in hidden)})"
         return self._pick("helpers", [
-            "Private helpers are gone as well; how you divide the work is up to you.",
-            "The helper functions behind this were deleted too. You need not write the same ones again.",
-            "Internal helpers went with it, so choose your own structure.",
+            f"Private helpers are gone as well{names}; how you divide the work is up to you.",
+            f"The helper functions behind this were deleted too{names}. You need not write the same ones again.",
+            f"Internal helpers went with it{names}, so choose your own structure.",
         ])  # fmt: skip
+
+    def _summary(self, function: Function) -> str:
+        """Of what is gone the whole docstring follows."""
+        return first_sentence(function.docstring) if function in self._gone else summary(function.docstring)
 
     def _about_modules(self) -> str:
         lines = []
@@ -221,24 +260,25 @@ def _kind(function: Function) -> str:
     return f"It is a method of `{function.owner}`: `{function.signature}`."
 
 
-def _summary(function: Function) -> str:
-    return first_sentence(function.docstring)
-
-
 def plain(text: str) -> str:
     """Without reStructuredText roles and doubled code marks."""
     return re.sub(r":\w+(?::\w+)?:`~?([^`]*)`", r"`\1`", text).replace("``", "`")
 
 
+def summary(docstring: str) -> str:
+    """What a docstring says in words, before its fields, sections and examples: the first paragraph, or some."""
+    told = ""
+    for paragraph in FIELDS.split(f"\n{plain(docstring).strip()}")[0].split("\n\n"):
+        words = " ".join(paragraph.split()).rstrip(":;, ")
+        if told and len(told) + len(words) > SUMMARY_CHARACTERS:
+            break
+        ending = "" if not words or words.endswith((".", "!", "?")) else "."
+        told = f"{told} {words[:1].upper()}{words[1:]}{ending}".strip()
+    return told
+
+
 def first_sentence(docstring: str) -> str:
-    paragraph = " ".join(plain(docstring).strip().split("\n\n")[0].split())
-    if not paragraph or ">>>" in paragraph:
-        paragraph = paragraph.partition(">>>")[0].strip()
-    sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph)[0].rstrip(":;, ")
-    if not sentence:
-        return ""
-    sentence = sentence[0].upper() + sentence[1:]
-    return sentence if sentence.endswith((".", "!", "?")) else sentence + "."
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", summary(docstring.strip().partition("\n\n")[0]))[0]
 
 
 def behaviours(tests: Sequence[str], targets: Sequence[Function]) -> list[str]:
@@ -279,7 +319,7 @@ def _versions(reply: str) -> dict[str, str]:
 
 def usable(name: str, text: str, deletion: Deletion) -> bool:
     """It names all that is asked for, is as short as it must be, and gives nothing away."""
-    names = [key.simple for key in deletion.feature.targets]
+    names = [key.simple for key in asked_for(deletion)]
     return (
         bool(text)
         and (name != "terse" or len(text) < TERSE_CHARACTERS)

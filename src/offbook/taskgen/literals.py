@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from offbook import syntax
-from offbook.taskgen.delete.names import dotted, last
+from offbook.taskgen.delete.names import Definition, dotted, last
+from offbook.taskgen.nouns import FunctionKey
 
 FORMATTED = re.compile(r"%(?:\(\w+\))?[-+ #0]*[\d.*]*[sdrfxieg%]|\{[^{}]*\}")
 COMPARING = ("assert", "match", "expect", "check")
@@ -100,3 +101,19 @@ def checks(node: ast.AST) -> Iterator[ast.AST]:
                 yield part
         elif isinstance(part, ast.Assign) and any("expect" in dotted(target).lower() for target in part.targets):
             yield part
+
+
+def defined_names(removed: Mapping[str, str]) -> set[str]:
+    """Names that the gone code gives to attributes, functions and fields."""
+    found: set[str] = {FunctionKey.of(where).simple for where in removed}
+    for tree in parsed(removed):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+            elif isinstance(node, Definition | ast.ClassDef):
+                found.add(node.name)
+            if isinstance(node, ast.ClassDef):
+                targets = [t for p in node.body if isinstance(p, ast.Assign) for t in p.targets]
+                targets += [p.target for p in node.body if isinstance(p, ast.AnnAssign)]
+                found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in found if not (name.startswith("__") and name.endswith("__"))}

@@ -110,6 +110,7 @@ def shown_after(workshop: Workshop, deletion: Deletion, verdict: Verdict) -> Sho
         (*deletion.stubbed, *deletion.deleted),
         deletion.feature.targets,
         workshop.symbols,
+        tried=verdict.tried,
     )
     return Shown(tree, words, hidden_of(workshop.repository), Needs(evidence))
 

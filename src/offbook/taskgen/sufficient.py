@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from offbook.taskgen.delete.names import Definition, dotted, last, plain_dotted
-from offbook.taskgen.delete.symbols import Symbols, definitions, read_symbols
+from offbook.taskgen.delete.references import Lost
+from offbook.taskgen.delete.symbols import Symbols, definitions, module_of, read_symbols
 from offbook.taskgen.delete.visible import vanished
-from offbook.taskgen.examples import examples
-from offbook.taskgen.literals import as_text, checks, has_word, parsed, removed_texts, shows, stands_in
+from offbook.taskgen.examples import RAISING, Example, examples
+from offbook.taskgen.literals import as_text, checks, defined_names, has_word, parsed, removed_texts, shows, stands_in
 from offbook.taskgen.nouns import FunctionKey, is_test_code
 from offbook.taskgen.skeleton import skeleton
-from offbook.taskgen.testcode import Code, TestCode, words_of
+from offbook.taskgen.testcode import TestCode, read_in, words_of
+from offbook.taskgen.tried import Tried, best_of
 from offbook.taskgen.workshop import read_texts
 from offbook.tasks.check import gold_changes
 from offbook.types import Task
@@ -41,7 +43,7 @@ MAX_TEXT = 160  # characters
 MIN_DOCUMENTED = 4  # words of a docstring that says something
 MIN_EXAMPLES, MAX_EXAMPLES = 2, 8
 MIN_EXAMPLED_TESTS = 4  # or one in as many
-RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}
+MIN_SHOWN = 0.6  # of the statements that no docstring describes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Evidence:
     targets: tuple[FunctionKey, ...]
     symbols: Symbols  # of the product before
     is_told: bool = False  # what it does is said by something else than docstrings: a changelog
+    tried: Tried | None = None  # which examples are true; None where nothing was run
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Needs:
     """What has to be known to pass the failing tests, and stands nowhere in the tree."""
 
     def __init__(self, evidence: Evidence):
-        self._evidence = evidence
+        self.evidence = evidence
         tests = {path: text for path, text in evidence.before.items() if is_test_code(path)}
         self._tests = TestCode(tests, evidence.symbols.import_roots)
         self._code = self._tests.reached(evidence.failing)
@@ -108,14 +111,35 @@ class Needs:
     # --- what it is
 
     @cached_property
+    def _lost(self) -> Lost:
+        """What each module of the product binds no longer."""
+        modules = self.evidence.symbols.modules
+        product = {path: text for path, text in self.evidence.before.items() if path in modules}
+        after = {path: text for path, text in self.evidence.shown.items() if path in product}
+        return vanished(product, after, self.evidence.symbols.import_roots)
+
+    @cached_property
+    def places(self) -> list[str]:
+        """Where else gone functions were named: lists of exports, and files that bind them too."""
+        if self.evidence.is_told:
+            return []
+        own, names, found = {*self.evidence.functions}, {key.name for key in self.evidence.functions}, []
+        for path, module in self.evidence.symbols.modules.items():
+            text = self.evidence.shown.get(path, "")
+            if text and text != self.evidence.before.get(path):  # what comes by a star import comes back by itself
+                now = module_of(path, text, self.evidence.symbols.import_roots)
+                bound = {name for name in names & self._lost.get(path, {}).keys() if FunctionKey(path, name) not in own}
+                exports = {*(module.exports or ())} - {*((now and now.exports) or ())}
+                found += [f"`{name}` in `{path}`" for name in sorted(bound)]
+                found += [f"`{name}` in `__all__` of `{path}`" for name in sorted(exports)]
+        return found
+
+    @cached_property
     def names(self) -> dict[tuple[str, str], str]:
         """(module, name) that the tests import or read there and that is bound there no longer -> the test file."""
-        product = {path: text for path, text in self._evidence.before.items() if path in self._evidence.symbols.modules}
-        after = {path: text for path in product if (text := self._evidence.shown.get(path)) is not None}
-        lost = vanished(product, after, self._evidence.symbols.import_roots)
-        modules = {path: module.name for path, module in self._evidence.symbols.modules.items()}
-        gone = {modules[path]: names for path, names in lost.items()}
-        files = {modules[path] for path in product if path not in after}
+        modules = {path: module.name for path, module in self.evidence.symbols.modules.items()}
+        gone = {modules[path]: names for path, names in self._lost.items()}
+        files = {name for path, name in modules.items() if path not in self.evidence.shown}
         found: dict[tuple[str, str], str] = {}
         for path in sorted({code.path for code in self._code}):
             module = self._tests.module(path)
@@ -141,19 +165,19 @@ class Needs:
         that tests reach, and helpers whose docstrings say something."""
         left = {
             FunctionKey(path, name)
-            for path in {key.path for key in self._evidence.functions} & self._evidence.shown.keys()
-            for name in definitions(self._evidence.shown[path])
+            for path in {key.path for key in self.evidence.functions} & self.evidence.shown.keys()
+            for name in definitions(self.evidence.shown[path])
         }
         attributes = {n.attr for code in self._code for n in ast.walk(code.node) if isinstance(n, ast.Attribute)}
         asked = attributes | {name for _, name in self.names}
-        functions = self._evidence.symbols.functions
+        functions = self.evidence.symbols.functions
         return sorted(
             key
-            for key in self._evidence.functions
+            for key in self.evidence.functions
             if key not in left and not functions[key].nested
             and (
                 functions[key].public
-                or key in self._evidence.targets
+                or key in self.evidence.targets
                 or key.simple in asked
                 or _num_words(functions[key].docstring) >= MIN_DOCUMENTED
             )
@@ -162,7 +186,7 @@ class Needs:
     @cached_property
     def texts(self) -> list[_Literal]:
         """Literals that the tests check, have from the code that is gone, and that are shown nowhere."""
-        parts = {part for part in removed_texts(self._evidence.removed) if not self._is_shown(part)}
+        parts = {part for part in removed_texts(self.evidence.removed) if not self._is_shown(part)}
         found: dict[str, _Literal] = {}
         for literal in self._literals() if parts else ():
             if literal.value not in found and any(
@@ -185,11 +209,11 @@ class Needs:
         """Errors that the tests expect, the gone code raises and no documentation names -> an example, or words."""
         raised = {
             last(dotted(node.exc))
-            for tree in parsed(self._evidence.removed)
+            for tree in parsed(self.evidence.removed)
             for node in ast.walk(tree)
             if isinstance(node, ast.Raise) and node.exc
         }
-        told = "\n".join(self._evidence.symbols.functions[key].docstring for key in self._evidence.functions)
+        told = "\n".join(self.evidence.symbols.functions[key].docstring for key in self.evidence.functions)
         found: dict[str, str] = {}
         for code in self._code:
             for node in ast.walk(code.node):
@@ -204,34 +228,46 @@ class Needs:
     def silent(self) -> list[FunctionKey]:
         """Targets, and what else tests use by name, that have no docstring of some length. Helpers are what their
         callers make of them."""
-        if self._evidence.is_told:
+        if self.evidence.is_told:
             return []
-        functions, targets = self._evidence.symbols.functions, self._evidence.targets
-        used = _read_in(self._code).keys() | {name for _, name in self.names}
+        functions, targets = self.evidence.symbols.functions, self.evidence.targets
+        used = read_in(self._code).keys() | {name for _, name in self.names}
         asked = [
             key
-            for key in self._evidence.functions
+            for key in self.evidence.functions
             if key in targets
             or (key.simple in used and functions[key].public and functions[key].statements > 1 and not key.dunder)
         ]
         return [key for key in asked if not self._is_documented(key)]
 
     @cached_property
-    def examples(self) -> dict[FunctionKey, dict[str, str]]:
-        """Checks for each of the silent ones -> the name of the test."""
-        most = max(MIN_EXAMPLES, MAX_EXAMPLES // max(1, len(self.silent)))
-        return {
-            key: dict([*examples(self._code, self._tests, [key], self._evidence.failing).items()][:most])
-            for key in self.silent
-        }
+    def _candidates(self) -> list[Example]:
+        return examples(self._code, self._tests, self.evidence.failing, self.evidence.functions)
+
+    @cached_property
+    def examples(self) -> list[str]:
+        """Checks that are true, and show what the docstrings' own examples do not; of what no docstring describes one
+        more from every test."""
+        if self.evidence.is_told:
+            return []
+        if self.evidence.tried is None:
+            return [example.text for example in self._candidates[:MAX_EXAMPLES]] if self.silent else []
+        chosen = best_of(self._candidates, self.evidence.tried, MAX_EXAMPLES, MIN_EXAMPLES if self.silent else 0)
+        return [example.text for example in chosen]
 
     def _is_exampled(self, instruction: str) -> bool:
-        """Each by one check, all by two at least, and out of a quarter of the failing tests or four of them."""
-        given = [{e: test for e, test in one.items() if e in instruction} for one in self.examples.values()]
-        tests = {test.partition("[")[0] for test in self._evidence.failing}
-        named = {test for one in given for test in one.values()}
-        enough = all(given) and len({example for one in given for example in one}) >= MIN_EXAMPLES
-        return enough and len(named) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
+        """By two checks at least, out of a quarter of the failing tests or four of them, and for most of its lines."""
+        given = [example for example in self._candidates if example.text in instruction]
+        if self.evidence.tried is not None:
+            run = {*self.evidence.tried.documented}.union(
+                *(self.evidence.tried.lines.get(example.text, ()) for example in given)
+            )
+            functions = [self.evidence.symbols.functions[key] for key in self.evidence.functions]
+            if len(run) < MIN_SHOWN * sum(function.statements for function in functions):
+                return False
+        tests = {test.partition("[")[0] for test in self.evidence.failing}
+        named = {example.test for example in given}
+        return len(given) >= MIN_EXAMPLES and len(named) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
 
     # --- the instruction
 
@@ -244,8 +280,10 @@ class Needs:
         if self.names:
             lines = [f"from {module} import {name}" for module, name in sorted(self.names)]
             parts.append(f"The tests find these names in these places:\n\n{_fenced(lines)}")
+        if self.places and len(self.places) <= MAX_TEXTS:
+            parts.append(f"These are gone too and have to come back: {', '.join(self.places)}.")
         aliases = [(module, name) for module, name in self.names]
-        if outline := skeleton(self._evidence.before, self._evidence.symbols, self.gone, aliases, with_values):
+        if outline := skeleton(self.evidence.before, self.evidence.symbols, self.gone, aliases, with_values):
             parts.append(f"What is missing, as it is documented:\n\n{_fenced([outline])}")
         if self.attributes:
             parts.append(
@@ -259,8 +297,9 @@ class Needs:
                 f"- `{_quoted(text.value)}` ({words_of(text.test)})" for text in self.texts if _is_short(text.value)
             ]
             parts.append("Texts that the tests look for, to the letter:\n\n" + "\n".join(lines))
-        if lines := [*dict.fromkeys(example for one in self.examples.values() for example in one)]:
-            parts.append(f"For example:\n\n{_fenced(lines)}")
+        if self.examples:
+            apart = "\n\n" if any("\n" in text for text in self.examples) else "\n"
+            parts.append(f"For example:\n\n{_fenced([apart.join(self.examples)])}")
         return "\n\n".join(parts)
 
     def missing(self, instruction: str) -> list[Missing]:
@@ -300,7 +339,7 @@ class Needs:
     # --- how it is found
 
     def _is_shown(self, text: str) -> bool:
-        return any(shows(source, text) for source in self._evidence.shown.values())
+        return any(shows(source, text) for source in self.evidence.shown.values())
 
     def _literals(self) -> Iterator[_Literal]:
         for code in self._code:
@@ -312,24 +351,24 @@ class Needs:
 
     def _attributes(self) -> Iterator[tuple[str, str]]:
         """Attributes that the tests read, the gone code sets or defines, and nothing near it shows."""
-        defined = _defined(self._evidence.removed) - {key.simple for key in self.gone}
-        touched = {where.partition("::")[0] for where in self._evidence.removed}
+        defined = defined_names(self.evidence.removed) - {key.simple for key in self.gone}
+        touched = {where.partition("::")[0] for where in self.evidence.removed}
         near = [
             text
-            for path, text in self._evidence.shown.items()
-            if path in touched or is_test_code(path) or path not in self._evidence.symbols.modules
+            for path, text in self.evidence.shown.items()
+            if path in touched or is_test_code(path) or path not in self.evidence.symbols.modules
         ]
-        for name, test in _read_in(self._code).items():
-            everywhere = near if name.startswith("_") else [*self._evidence.shown.values()]
+        for name, test in read_in(self._code).items():
+            everywhere = near if name.startswith("_") else [*self.evidence.shown.values()]
             if name in defined and not any(has_word(text, name) for text in everywhere):
                 yield name, test
 
     def _is_documented(self, key: FunctionKey) -> bool:
         """By at least as many words as it has statements, alone and with all that went with it. What a base class says
         of the method it overrides is too general to count."""
-        functions = self._evidence.symbols.functions
+        functions = self.evidence.symbols.functions
         own = functions[key]
-        whole = [functions[other] for other in self._evidence.functions if not functions[other].nested]
+        whole = [functions[other] for other in self.evidence.functions if not functions[other].nested]
         num_statements = sum(function.statements for function in whole)
         num_words = sum(_num_words(function.docstring) for function in whole)
         return _num_words(own.docstring) >= max(MIN_DOCUMENTED, own.statements) and num_words >= num_statements
@@ -368,33 +407,3 @@ def _expecting(node: ast.AST) -> Iterator[tuple[ast.Call, list[ast.stmt]]]:
 def _shortly(body: list[ast.stmt]) -> str:
     text = "; ".join(map(ast.unparse, map(ast.fix_missing_locations, body)))
     return f"`{text}`" if "\n" not in text and len(text) <= 100 and "`" not in text else ""
-
-
-def _defined(removed: Mapping[str, str]) -> set[str]:
-    """Names that the gone code gives to attributes, functions and fields."""
-    found: set[str] = {FunctionKey.of(where).simple for where in removed}
-    for tree in parsed(removed):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                found.add(node.attr)
-            elif isinstance(node, Definition | ast.ClassDef):
-                found.add(node.name)
-            if isinstance(node, ast.ClassDef):
-                targets = [t for p in node.body if isinstance(p, ast.Assign) for t in p.targets]
-                targets += [p.target for p in node.body if isinstance(p, ast.AnnAssign)]
-                found |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return {name for name in found if not (name.startswith("__") and name.endswith("__"))}
-
-
-def _read_in(code: Iterable[Code]) -> dict[str, str]:
-    """Attributes that test code reads, and names that it looks up or patches -> the test."""
-    found: dict[str, str] = {}
-    for one in code:
-        for node in ast.walk(one.node):
-            if isinstance(node, ast.Attribute):
-                found.setdefault(node.attr, one.test)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                name = last(node.value)
-                if name.startswith("_") and name.isidentifier():
-                    found.setdefault(name, one.test)
-    return found

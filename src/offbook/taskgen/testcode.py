@@ -202,3 +202,17 @@ def words_of(test: str) -> str:
     """The words of a test's name."""
     name = test.partition("[")[0].split("::")[-1]
     return " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name).lower().split()).removeprefix("test").strip()
+
+
+def read_in(code: Iterable[Code]) -> dict[str, str]:
+    """Attributes that test code reads, and names that it looks up or patches -> the test."""
+    found: dict[str, str] = {}
+    for one in code:
+        for node in ast.walk(one.node):
+            if isinstance(node, ast.Attribute):
+                found.setdefault(node.attr, one.test)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                name = last(node.value)
+                if name.startswith("_") and name.isidentifier():
+                    found.setdefault(name, one.test)
+    return found

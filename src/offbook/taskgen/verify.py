@@ -19,11 +19,14 @@ from itertools import accumulate
 
 import libcst as cst
 
-from offbook.sandbox import BoxSpec
+from offbook.sandbox import Box, BoxSpec
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.nouns import Deletion, files_of
+from offbook.taskgen.examples import examples
+from offbook.taskgen.nouns import Deletion, files_of, is_test_code
 from offbook.taskgen.perturb import answered, functions_of, perturbed, recorded, recording
+from offbook.taskgen.testcode import TestCode
+from offbook.taskgen.tried import Tried, tried
 from offbook.taskgen.twins import Trial, trial_of
 from offbook.taskgen.workshop import Workshop, product_of
 from offbook.tasks.grade import put
@@ -81,6 +84,7 @@ class Verdict:
     floor: float = 0.0  # the largest share of fail_to_pass that a trivial body passes
     twins: Twins = field(default_factory=Twins)
     cases: tuple[Case, ...] = ()
+    tried: Tried = field(default_factory=Tried)
     test_s: float = 0.0  # how long tests ran, all rounds together
     stages: dict[str, float] = field(default_factory=dict)
 
@@ -123,19 +127,21 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
         trial = await asyncio.to_thread(_trial, workshop, deletion, first, zip(ways.values(), passed, strict=True))
         listening = await asyncio.to_thread(_listening, workshop, deletion, sample, sample_s)
         rounds_s = limit_s + trial.limit_s * len(trial.rounds) + sample_s
-        *tried, again, _ = await run_rounds(  # what the last round writes stays
+        *repeated, again, _ = await run_rounds(  # what the last round writes stays
             box, repository.suite, [*trial.rounds, whole, listening], rounds_s, hash_seed=1, product=watched
         )
         runs.append(again)
         if changed := (first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed):
             return refused("flaky", min(changed))
-        twins = trial.usable(tried, tests)
+        twins = trial.usable(repeated, tests)
         twins = replace(twins, saw=tuple(sorted({*twins.saw} | first.saw | again.saw)))
         clock.mark("twins")
         await put(box, trial.right)
         calls = await recorded(box, functions_of(deletion.targets), repository.import_roots)
         cases = await answered(box, repository.suite, perturbed(calls, random.Random(deletion.feature.id)))
         clock.mark("other inputs")
+        held = await _examples(workshop, deletion, fail_to_pass, box) if deletion.level != "release" else Tried()
+        clock.mark("examples")
     return Verdict(
         fail_to_pass=fail_to_pass,
         pass_to_pass=tuple(sorted(first.passed)),
@@ -143,6 +149,7 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
         floor=max(shares, default=0.0),
         twins=twins,
         cases=tuple(cases),
+        tried=held,
         test_s=_test_s(runs),
         stages=clock.stages,
     )
@@ -166,6 +173,14 @@ def _trial(
     expected = [*failing, *first.passed]
     trial = trial_of(files, failing, expected, right, random.Random(deletion.feature.id))
     return replace(trial, trivial=[*trivial], limit_s=START_S / 3 + SLOWER * seconds)
+
+
+async def _examples(workshop: Workshop, deletion: Deletion, failing: Sequence[str], box: Box) -> Tried:
+    files = {path: text for path, text in workshop.files.items() if is_test_code(path)}
+    tests = TestCode(files, workshop.symbols.import_roots)
+    gone = (*deletion.stubbed, *deletion.deleted)
+    found = await asyncio.to_thread(lambda: examples(tests.reached(failing), tests, failing, gone))
+    return await tried(box, workshop.repository.suite, workshop.symbols, gone, found)
 
 
 def _listening(workshop: Workshop, deletion: Deletion, tests: Sequence[str], limit_s: float) -> Round:

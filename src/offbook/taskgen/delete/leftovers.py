@@ -248,7 +248,7 @@ def _end_of_indented(lines: list[str], first: int) -> int:
     end = first + 1
     while end < len(lines) and lines[end].strip() and _indent(lines[end]) > _indent(lines[first]):
         end += 1
-    if lines[first].lstrip().startswith(".. "):  # a directive's body may have empty lines in it
+    if lines[first].lstrip().startswith(".. ") or ITEM.match(lines[first]):  # both may have further paragraphs
         while end < len(lines) and (not lines[end].strip() or _indent(lines[end]) > _indent(lines[first])):
             end += 1
         while end > first + 1 and not lines[end - 1].strip():

@@ -1,0 +1,107 @@
+"""Which examples are true of the right code, and which lines each runs of what is gone.
+
+The lines say what an example is worth. One that runs none is about something else, and one that runs a line which the
+docstrings' own examples do not run shows what nobody would know.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from offbook.sandbox import Box
+from offbook.taskgen.delete.symbols import Symbols, module_name
+from offbook.taskgen.examples import Example
+from offbook.taskgen.nouns import FunctionKey
+from offbook.tasks.suite import Round, run_rounds
+from offbook.types import Suite
+
+MODULE = "offbook_tried"
+MAX_TRIED = 60
+TRIED_S = 30.0
+LINES = 100_000  # a line is one number: that of its file times this, and its own
+RUNNER = f"""
+import doctest, functools, importlib, os, sys
+
+PLACES = {{os.path.realpath(path): (number * {LINES}, spans) for number, (path, spans) in enumerate(SPANS.items())}}
+
+@functools.cache
+def place_of(code):
+    number, spans = PLACES.get(os.path.realpath(code.co_filename), (0, ()))
+    return number if any(first <= code.co_firstlineno <= last for first, last in spans) else None
+
+def lines_of(do):
+    lines = set()
+
+    def trace(frame, event, _):
+        place = place_of(frame.f_code)
+        if place is not None and event == "line":
+            lines.add(place + frame.f_lineno)
+        return None if place is None else trace
+
+    sys.settrace(trace)
+    try:
+        do()
+    finally:
+        sys.settrace(None)
+    return sorted(lines)
+
+def check(number):
+    code = compile(CHECKS[number], "example", "exec")
+    return lines_of(lambda: exec(code, {{"__name__": "example"}}))
+
+def documented(number):
+    module, text = DOCUMENTED[number]
+    test = doctest.DocTestParser().get_doctest(text, dict(vars(importlib.import_module(module))), "example", None, 0)
+    return lines_of(lambda: doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    lines: Mapping[str, frozenset[int]] = field(default_factory=dict)  # of what is gone, of each example that is true
+    documented: frozenset[int] = frozenset()  # lines that the docstrings' examples run
+
+
+async def tried(
+    box: Box, suite: Suite, symbols: Symbols, functions: Iterable[FunctionKey], examples: Sequence[Example]
+) -> Tried:
+    """In a box that has the right code."""
+    asked = [symbols.functions[key] for key in functions if key in symbols.functions]
+    if not asked or not examples:
+        return Tried()
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for function in asked:
+        spans.setdefault(function.key.path, []).extend(function.lines)
+    checks = ["\n".join([*example.imports, example.text]) for example in examples[:MAX_TRIED]]
+    documented = [(module_name(f.key.path, suite.import_roots), f.docstring) for f in asked if ">>>" in f.docstring]
+    text = f"SPANS = {spans!r}\nCHECKS = {checks!r}\nDOCUMENTED = {documented!r}\n{RUNNER}"
+    calls = [(MODULE, "check", repr(([number], {}))) for number in range(len(checks))]
+    calls += [(MODULE, "documented", repr(([number], {}))) for number in range(len(documented))]
+    path = str(PurePosixPath(suite.import_roots[0], f"{MODULE}.py"))
+    order = Round((), changes={path: text}, timeout_s=TRIED_S, calls=calls)
+    (run,) = await run_rounds(box, suite, [order], TRIED_S)
+    lines = {number: frozenset(ast.literal_eval(value)) for number, value in run.returned.items()}
+    return Tried(
+        {example.text: lines[number] for number, example in enumerate(examples[:MAX_TRIED]) if number in lines},
+        frozenset(line for number, one in lines.items() if number >= len(checks) for line in one),
+    )
+
+
+def best_of(examples: Sequence[Example], tried: Tried, most: int, fewest: int) -> list[Example]:
+    """True ones, each with a line that neither docstrings nor a better one runs, in the order of their ranks. With
+    `fewest` at least so many, and one from every test."""
+    lines, seen = tried.lines, {*tried.documented}
+    useful = [example for example in examples if lines.get(example.text)]
+    chosen: list[Example] = []
+    while len(chosen) < most and (new := [example for example in useful if lines[example.text] - seen]):
+        best = [example for example in new if example.rank[:2] == new[0].rank[:2]]
+        chosen.append(max(best, key=lambda example: len(lines[example.text] - seen)))
+        seen |= lines[chosen[-1].text]
+    for example in useful if fewest else ():
+        is_other = example.test not in {one.test for one in chosen} and len(chosen) < most + most // 2
+        if example not in chosen and (len(chosen) < fewest or is_other):
+            chosen.append(example)
+    return [example for example in useful if example in chosen]

@@ -1,0 +1,100 @@
+"""Examples: checks of tests with what they need, run with the right code and chosen by what they reach of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from offbook.sandbox import BoxSpec
+from offbook.taskgen.delete.symbols import read_symbols
+from offbook.taskgen.examples import Example, examples
+from offbook.taskgen.nouns import FunctionKey
+from offbook.taskgen.testcode import TestCode
+from offbook.taskgen.tried import Tried, best_of, tried
+from offbook.tasks.suite import suite_box
+from offbook.types import Suite
+
+CODE = '''class Bag(dict):
+    def take(self, key, default=None):
+        """Take one thing out.
+
+        >>> Bag(a=1).take("a")
+        1
+        """
+        if isinstance(key, list):
+            return [self.take(one, default) for one in key]
+        if key in self:
+            return self.pop(key)
+        return default
+
+    def other(self):
+        return 1
+'''
+KEY = FunctionKey("bags.py", "Bag.take")
+
+
+def found(body: str, head: str = "") -> list[Example]:
+    """In a test of these lines."""
+    lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    text = f"import pytest\nimport bags as b\nfrom bags import Bag\n{head}def test_take(self=0):\n{lines}"
+    tests = TestCode({"test_bags.py": text}, (".",))
+    failing = ["test_bags.py::test_take"]
+    return examples(tests.reached(failing), tests, failing, [KEY])
+
+
+@pytest.mark.parametrize(
+    ("body", "texts"),
+    [
+        ("bag = Bag(a=1)\nassert bag.take('a') == 1", ["assert Bag(a=1).take('a') == 1"]),
+        ("bag = Bag(a=1)\nbag.take('a')\nassert bag == {}", ["bag = Bag(a=1)\nbag.take('a')\nassert bag == {}"]),
+        ("take = lambda key: Bag(a=1).take(key)\nassert take('a') == 1", ["assert Bag(a=1).take('a') == 1"]),
+        ("self.assertEqual(Bag(a=1).take('a'), 1)", ["assert Bag(a=1).take('a') == 1"]),
+        ("old = Bag()\nnew = Bag(old)\nassert old == {}", ["assert Bag() == {}"]),  # the new one is not read
+        ("for n in (1, 2):\n    assert Bag(a=n).take('a') == n", None),
+        ("with pytest.raises(TypeError):\n    Bag().take({})", None),
+        ("assert Bag(self.content).take('a') == unknown", []),
+        (f"assert Bag(a=1).take('a', '{'x' * 400}') == 1", []),
+    ],
+)
+def test_a_check_stands_after_what_it_needs(body: str, texts: list[str] | None) -> None:
+    assert [example.text for example in found(body)] == ([body] if texts is None else texts)
+
+
+def test_exact_checks_that_name_the_function_come_first() -> None:
+    checks = [
+        "assert Bag()",
+        "assert Bag().take('a') is None",
+        "assert Bag(a=1).take('a') == 1",
+        "assert b.Bag() == {}",
+    ]
+    assert [example.text for example in found("\n".join(checks))] == [checks[2], checks[1], checks[3], checks[0]]
+
+
+def run(tmp_path: Path, candidates: list[Example]) -> Tried:
+    (tmp_path / "bags.py").write_text(CODE)
+
+    async def go() -> Tried:
+        suite = Suite(None, (".",))
+        async with await suite_box(tmp_path, suite, BoxSpec()) as box:
+            return await tried(box, suite, read_symbols({"bags.py": CODE}, (".",)), [KEY], candidates)
+
+    return asyncio.run(go())
+
+
+def test_what_is_false_or_about_something_else_is_not_shown(tmp_path: Path) -> None:
+    candidates = found(
+        "bag = Bag(a=1)\nassert bag.take('a') == 1\nassert bag == {}\nassert Bag().other() == 1\n"
+        "assert Bag().take('b', 7) == 7\nassert Bag(a=1).take(['a', 'b']) == [1, None]\nassert Bag().take('c') == None"
+    )
+    result = run(tmp_path, candidates)
+    false = "assert Bag(a=1) == {}"  # without the check before, which takes it out
+    assert {example.text for example in candidates} - result.lines.keys() == {false}
+    assert result.lines["assert Bag().other() == 1"] == frozenset()
+    assert result.lines["assert Bag(a=1).take('a') == 1"] == result.documented != frozenset()
+    chosen = [example.text for example in best_of(candidates, result, most=8, fewest=0)]
+    assert chosen == ["assert Bag(a=1).take(['a', 'b']) == [1, None]"]  # runs all lines that the docstring does not
+    assert len(best_of(candidates, result, most=8, fewest=2)) == 2
+    assert all(result.lines[example.text] for example in best_of(candidates, result, most=8, fewest=20))
+    assert [one.text for one in best_of(candidates, Tried(), most=8, fewest=2)] == []
