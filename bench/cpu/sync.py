@@ -33,7 +33,8 @@ from offbook.sync import MemoryStore, Publisher, Reader
 from offbook.sync.codec import _gaps, _ordered, _zigzag, decode, encode
 from offbook.sync.layout import Layout, digest
 from offbook.train.lora import adapter_tensors
-from offbook.train.muon import Muon
+from offbook.train.optim.muon import Muon
+from offbook.train.optim.units import units_of
 from offbook.types import Weights
 
 Row = dict[str, Any]
@@ -87,7 +88,7 @@ def training(name: str, options: argparse.Namespace) -> Iterator[Tensors]:
     settings = {"lr": float(rate), "betas": (0.9, 0.95), "weight_decay": 0.0}
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(masters.values(), **settings)
     if method == "muon":
-        optimizer = Muon(masters.items(), **settings)
+        optimizer = Muon(masters.items(), units_of(masters.items(), model.config), **settings)
     while True:
         ids = next(batches)
         model(input_ids=ids, labels=ids).loss.backward()
