@@ -198,7 +198,8 @@ def test_what_a_session_earned_is_kept_when_it_ends() -> None:
         at = f"/sessions/{opened['id']}"
         assert (await agent.post(f"{at}/reward", json={"value": 1})).status_code == 401, "no agent rewards itself"
         assert (await agent.post(f"{at}/end")).status_code == 401
-        assert (await owner.post(f"{at}/reward", json={"value": "nan"})).status_code == 400
+        for value in ("nan", 1e308):
+            assert (await owner.post(f"{at}/reward", json={"value": value})).status_code == 400
         assert (await owner.post(f"{at}/reward", json={"value": 1})).json() == {"total": 1.0}
         more = {"value": -0.5, "name": "style", "weight": 0.5}
         assert (await owner.post(f"{at}/reward", json=more)).json() == {"total": 0.75}
@@ -279,11 +280,13 @@ def test_a_client_s_own_retries_are_one_message() -> None:
         (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', 400, "image_url"),
         (json.dumps(chat(n=2)).encode(), 400, "n is not offered"),
         (json.dumps(chat(stop=["x"])).encode(), 400, "stop is not offered"),
+        (json.dumps(chat(max_tokens=-1)).encode(), 400, "at least 1"),
+        (json.dumps(chat(max_tokens=0)).encode(), 400, "at least 1"),
         (json.dumps(chat("x" * 30_000)).encode(), 400, "maximum context length"),
         (json.dumps(chat("x" * 10_000_000)).encode(), 413, "bytes"),
         (b"[" * 100_000, 400, "cannot be read"),
     ],
-    ids=["half", "list", "empty", "number", "role", "image", "n", "stop", "long", "10 MB", "deep"],
+    ids=["half", "list", "empty", "number", "role", "image", "n", "stop", "negative", "none", "long", "10 MB", "deep"],
 )
 def test_requests_that_are_none(body: bytes, status: int, said: str) -> None:
     async def work(here: Place) -> None:

@@ -60,6 +60,8 @@ def test_sessions_that_ended_outlive_kill_9(model: Path, tmp_path: Path) -> None
         process.send_signal(signal.SIGKILL)
         process.communicate()
     with served(model, out) as (serve, process):
+        with pytest.raises(OffbookError, match="already"):
+            serve.session(id="s1")  # of the process before
         with (
             serve.session(task="greet", id="later") as session,
             openai.OpenAI(base_url=session.env["OPENAI_BASE_URL"], api_key=session.key) as client,

@@ -21,7 +21,7 @@ from torch import Tensor
 from offbook.sync import Damaged, FolderStore, MemoryStore, Missing, Publisher, Reader, Store, open_store
 from offbook.sync.codec import decode, encode
 from offbook.sync.layout import Layout, dump_layout, load_layout
-from offbook.sync.manifest import Manifest, dump, load
+from offbook.sync.manifest import HEAD, Manifest, dump, load
 from offbook.types import OffbookError, Weights
 
 Tensors = dict[str, Tensor]
@@ -435,6 +435,20 @@ def test_a_patch_that_leads_elsewhere_is_refused() -> None:
         reader.poll()
     assert old is not None
     assert bits(old.tensors) == bits(made)
+
+
+def test_what_cannot_be_a_store_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for where in (str(tmp_path / "file"), "s3:/bucket"):
+        with pytest.raises(OffbookError) as refused:
+            Publisher(open_store(where)).look()
+        assert "\n" not in str(refused.value)
+    store = open_store(str(tmp_path / "store"))
+    Publisher(store).look()
+    store.put(HEAD, b"xx")
+    with pytest.raises(Damaged, match="head in the store cannot be read") as damaged:
+        Reader(store, "one").poll()
+    assert "\n" not in str(damaged.value)
 
 
 def test_a_name_that_is_a_path_is_refused() -> None:

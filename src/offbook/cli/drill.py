@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from offbook.runfolder import RunFolder
 
 LOOK_S = 0.02
+PDEATHSIG = 1  # of prctl
 DEADLINE_S = 1800.0  # for a run to come to where it is struck, or to its end
 ENGINE, MONITORS = b"offbook.engine.apart", b"offbook.monitors.worker"  # in the command lines of a run's processes
 SMALL = {
@@ -160,7 +162,12 @@ def _start(config: Config, schedule: str, out: Path) -> subprocess.Popen[bytes]:
     file.write_text(Config.model_validate(tree).to_toml())
     command = [sys.executable, "-m", "offbook", "train", "@", str(file), "--plain"]
     with open(out.with_suffix(".log"), "ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
+        return subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_end_with_us)
+
+
+def _end_with_us() -> None:
+    """In the run's process: whatever ends the drill ends it."""
+    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
 
 
 def _wait(process: subprocess.Popen[bytes], out: Path) -> None:

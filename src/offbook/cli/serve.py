@@ -115,7 +115,8 @@ async def _serve(
     def make(rollout: Rollout) -> Session:
         return Session(rollout, collector.chat, collector.engine.open, limits, collector.harness.prices)
 
-    sessions = Sessions(make, partial(folder.append_rollout, 0), owner)
+    ended = [rollout.id for rollout in folder.rollouts(0)[0]]
+    sessions = Sessions(make, partial(folder.append_rollout, 0), owner, ended)
     async with aclosing(collector), aclosing(Serving(make_app(sessions), listener)):
         following = asyncio.create_task(_follow(reader, _own_engine(collector))) if reader else None
         session, key = sessions.open()
@@ -141,10 +142,13 @@ def _own_engine(collector: Collector) -> Trainable:
 
 async def _follow(reader: Reader, engine: Trainable) -> None:
     """New weights go in between two tokens, while sessions are open; what is being served stays until then."""
-    said = ""
+    said, waiting = "", True
     while True:
         try:
             weights = await asyncio.to_thread(reader.poll)
+            if weights is None and waiting:
+                say(f"nothing is published in {reader.store} yet: the model is served as it is", to=console)
+            waiting = False
             if weights is not None:
                 await asyncio.to_thread(engine.apply, weights)
                 say(f"serving the weights of step {weights.version}", to=console)

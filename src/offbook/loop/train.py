@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, closing, nullcontext
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,13 +130,13 @@ def _train(
     config: Config, folder: RunFolder, on_step: OnStep, progress: Progress, tell: Tell, held: Held | None
 ) -> None:
     run = _prepared(config, folder, progress, tell, held)
-    with (
-        run.checkpoints,
-        run.thread,
-        closing(run.publisher) if run.publisher else nullcontext(),
-        asyncio.Runner() as runner,
-    ):
-        runner.run(_circle(run, on_step))
+    try:
+        with run.checkpoints, run.thread, asyncio.Runner() as runner:
+            runner.run(_circle(run, on_step))
+    finally:
+        if run.publisher:
+            with _published(run.publisher):
+                run.publisher.close()
 
 
 async def _circle(run: _Run, on_step: OnStep) -> None:
@@ -227,7 +227,9 @@ def _publisher(config: Config) -> Publisher | None:
     if not config.loop.store:
         return None
     precision = getattr(torch, config.engine.precision)
-    return Publisher(open_store(config.loop.store), dtype=None if precision == torch.float32 else precision)
+    publisher = Publisher(open_store(config.loop.store), dtype=None if precision == torch.float32 else precision)
+    publisher.look()  # before anything is trained
+    return publisher
 
 
 def _slots(config: Config, folder: RunFolder, claim: str) -> Slots:
@@ -252,14 +254,21 @@ def _first_weights(run: _Run) -> Weights:
     return weights_in(path, older)
 
 
+@contextmanager
+def _published(publisher: Publisher) -> Iterator[None]:
+    """A store that is away ends no run: the next version carries all that changed."""
+    try:
+        yield
+    except Exception as problem:
+        log.warning("weights could not be published to %s: %s", publisher.store, problem)
+
+
 def _publish(run: _Run, version: int) -> None:
     """To engines elsewhere, which take it when they look. It is copied here and written beside what follows."""
     if run.publisher is None:
         return
-    try:
+    with _published(run.publisher):
         run.publisher.wait()
-    except Exception as problem:  # a store that is away ends no run, and the next version carries all that changed
-        log.warning("weights could not be published to %s: %s", run.publisher.store, problem)
     run.publisher.publish(run.lessons.trainer.publish(version))
 
 

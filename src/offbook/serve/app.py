@@ -7,11 +7,10 @@ import asyncio
 import hashlib
 import json
 import logging
-import math
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -30,6 +29,7 @@ from offbook.types import ModelLost, OffbookError, PromptTooLong, Rollout, StopR
 
 T = TypeVar("T")
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
+MOST_REWARD = 1e6  # sums of such are still exact enough to learn from
 BODY_S = 60.0  # that a request has to arrive in
 TOKEN_BYTES = 64  # a body with more for each token of the context holds no prompt that fits
 LEAST_BYTES = 1 << 20
@@ -68,11 +68,12 @@ class Sessions:
         make: Callable[[Rollout], Session] | None = None,
         keep: Callable[[Rollout], None] = lambda rollout: None,
         owner: str = "",
+        ended: Iterable[str] = (),
     ):
         self._make, self._keep, self._owner = make, keep, owner
         self._open: dict[str, Session] = {}
         self._keys: dict[str, str] = {}  # by their digests, so that a look-up tells nothing about a key
-        self._ended: set[str] = set()
+        self._ended = {*ended}  # what a run folder holds already counts, too
 
     def open(self, id: str = "", task: str = "", group: str = "") -> tuple[Session, str]:
         """A new one, and the key of its agent."""
@@ -168,8 +169,8 @@ def make_app(sessions: Sessions) -> Starlette:
 
     def rewarded(id: str, body: Json) -> Json:
         value, weight = float(body["value"]), float(body.get("weight", 1.0))
-        if not (math.isfinite(value) and math.isfinite(weight)):
-            raise Refused("a reward is a finite number")
+        if not (abs(value) <= MOST_REWARD and abs(weight) <= MOST_REWARD):  # nor is NaN
+            raise Refused(f"a reward and its weight are numbers from {-MOST_REWARD:,.0f} to {MOST_REWARD:,.0f}")
         reward, name = sessions.named(id).rollout.reward, _name(body.get("name", "outcome"))
         reward.parts[name], reward.weights[name] = value, weight
         return {"total": reward.total}

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from offbook.recorder import Answer, Asked, Refused, Said, Shown
-from offbook.serve.dialect import Frame, Json, Pieces, call_of, functions, ignored, text_of, tool_of, written
+from offbook.serve.dialect import (
+    Frame,
+    Json,
+    Pieces,
+    call_of,
+    functions,
+    ignored,
+    most_tokens,
+    text_of,
+    tool_of,
+    written,
+)
 from offbook.types import Role
 
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
@@ -23,7 +34,7 @@ class ChatCompletions:
         return Asked(
             tuple(_said(one) for one in body["messages"]),
             tuple(tool_of(f["name"], f.get("description"), f.get("parameters")) for f in functions(body.get("tools"))),
-            int(body.get("max_completion_tokens") or body.get("max_tokens") or 0),
+            most_tokens(body, "max_completion_tokens", "max_tokens"),
             bool(body.get("stream")),
             ignored=ignored(body, KNOWN),
         )

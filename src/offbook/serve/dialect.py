@@ -85,6 +85,14 @@ def functions(tools: Iterable[Json] | None) -> Iterator[Json]:
         yield tool.get("function") or tool
 
 
+def most_tokens(body: Mapping[str, Any], *names: str) -> int:
+    """That an answer may have; 0 is as many as there is room for."""
+    given = next((body[name] for name in names if body.get(name) is not None), None)
+    if given is not None and int(given) < 1:
+        raise Refused(f"{names[0]} is at least 1")
+    return int(given or 0)
+
+
 def ignored(body: Mapping[str, Any], known: str, stops: str = "stop") -> Json:
     """What was asked for and changes nothing. What would change the meaning of an answer is refused."""
     if body.get(stops):

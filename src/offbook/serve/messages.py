@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from offbook.recorder import Answer, Asked, Refused, Said, Shown
-from offbook.serve.dialect import Frame, Json, Pieces, call_of, ignored, text_of, tool_of, written
+from offbook.serve.dialect import Frame, Json, Pieces, call_of, ignored, most_tokens, text_of, tool_of, written
 
 KNOWN = "messages system tools max_tokens metadata"
 THOUGHTS = ("thinking", "redacted_thinking")
@@ -24,7 +24,7 @@ class Messages:
         return Asked(
             (*told, *(said for one in body["messages"] for said in _said(one))),
             tuple(tool_of(tool["name"], tool.get("description"), tool.get("input_schema")) for tool in tools),
-            int(body.get("max_tokens") or 0),
+            most_tokens(body, "max_tokens"),
             bool(body.get("stream")),
             ignored=ignored(body, KNOWN, "stop_sequences"),
         )

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 
 from offbook.recorder import Answer, Asked, Refused, Said, Shown
 from offbook.serve.chat_completions import ROLES, ChatCompletions
-from offbook.serve.dialect import Frame, Json, Pieces, call_of, functions, ignored, text_of, tool_of, written
+from offbook.serve.dialect import (
+    Frame,
+    Json,
+    Pieces,
+    call_of,
+    functions,
+    ignored,
+    most_tokens,
+    text_of,
+    tool_of,
+    written,
+)
 
 KNOWN = (
     "input instructions tools max_output_tokens previous_response_id store metadata user parallel_tool_calls include"
@@ -26,7 +37,7 @@ class Responses:
         return Asked(
             (*told, *(said for item in items for said in _said(item))),
             tuple(tool_of(f["name"], f.get("description"), f.get("parameters")) for f in functions(body.get("tools"))),
-            int(body.get("max_output_tokens") or 0),
+            most_tokens(body, "max_output_tokens"),
             bool(body.get("stream")),
             after=str(body.get("previous_response_id") or "").removeprefix(NAME),
             ignored=ignored(body, KNOWN),

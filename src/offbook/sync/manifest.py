@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from offbook.sync.codec import Damaged
 from offbook.sync.layout import digest
@@ -104,7 +104,8 @@ def load(raw: bytes, kind: type[T]) -> T:
     try:
         return _ADAPTERS[kind].validate_json(raw)
     except ValueError as error:
-        raise Damaged(f"a {kind.__name__.lower()} in the store cannot be read: {error}") from None
+        why = "; ".join(one["msg"] for one in error.errors()) if isinstance(error, ValidationError) else error
+        raise Damaged(f"a {kind.__name__.lower()} in the store cannot be read: {why}") from None
 
 
 def digest_all(layout: str, shards: Sequence[str]) -> str:

@@ -89,6 +89,10 @@ class Publisher:
         self._shards = ThreadPoolExecutor(threads, "shards")
         self._running: Future[Manifest] | None = None
 
+    def look(self) -> None:
+        """Whether the store can be written to, and where it stands. Raises if not; `publish` looks by itself."""
+        self._head = self._adopt()
+
     def publish(self, weights: Weights) -> None:
         """After the one before. The weights may change as soon as this returns."""
         self.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -218,6 +219,8 @@ class BucketStore:
 
 def open_store(where: str) -> Store:
     """A folder, or a URL that obstore knows: s3://bucket/prefix, gs://, az://; its keys come from the environment."""
+    if re.match(r"[a-z0-9]+:/[^/]", where):
+        raise OffbookError(f"{where} is neither a folder nor a URL, which has two slashes: s3://bucket/prefix")
     if "://" not in where:
         return FolderStore(where)
     try:
