@@ -1,5 +1,4 @@
-"""The local engine in a process of its own, on a CPU: in one interpreter a small model and its trainer take turns more
-than they run side by side.
+"""The local engine in a process of its own, on a CPU, so that sampling and training need not share one interpreter.
 
 Messages are lengths and JSON over pipes; weights go through a file in the run folder. When the process dies, whoever
 waits for it is told that the model is lost, and the next that needs it starts it again with the weights it had.
