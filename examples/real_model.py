@@ -64,7 +64,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         },
         "train": {
             "groups": 4, "group_size": options.group_size, "steps": options.steps,
-            "learning_rate": 2e-4, "lora": {"rank": 12},
+            "learning_rate": 1e-4, "lora": {"rank": 12},
         },
         "checkpoint": {"every": 2, "keep": 1},
         "eval": {"samples": options.samples},
