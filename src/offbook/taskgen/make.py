@@ -171,27 +171,37 @@ async def task_from(
     clock.mark("leaks")
     if leaks:
         return ended(COPIED, str(leaks[0]))
-    verdict = await verify(workshop, deletion, spec, settings.verify)
-    clock.skip()  # it has a clock of its own
+    shown, words = None, dict[str, str]()
+
+    async def objection(seen: Verdict) -> tuple[str, str] | None:
+        """What is shown gives the code away, or does not say what the tests ask for."""
+        nonlocal shown, words
+        clock.skip()  # what came before is on the verdict's clock
+        shown = await asyncio.to_thread(show, workshop, deletion, seen)
+        clock.mark("words")
+        leaks = await asyncio.to_thread(
+            workshop.leaks, deletion, shown.tree, library=False
+        )  # which was searched before
+        clock.mark("leaks")
+        if leaks:
+            return COPIED, str(leaks[0])
+        words = dict(shown.words)
+        if not words:
+            return "nothing says what it is to do", ", ".join(deletion.targets)
+        words |= await settings.rewrite(words, deletion) if settings.rewrite else {}
+        words = await asyncio.to_thread(complete, words, shown.needs, deletion.removed)
+        for text in words.values():
+            if why := shared_code(text, deletion.removed):
+                return "the instruction gives it away", why
+        missing = shown.needs.missing(words[settings.wording])
+        clock.mark("words")
+        return (missing[0].reason, missing[0].evidence) if missing else None
+
+    verdict = await verify(workshop, deletion, spec, settings.verify, objection)
+    clock.skip()
     if verdict.refused:
         return ended(verdict.refused, verdict.evidence)
-    shown = await asyncio.to_thread(show, workshop, deletion, verdict)
-    clock.mark("words")
-    leaks = await asyncio.to_thread(workshop.leaks, deletion, shown.tree, library=False)  # which was searched before
-    clock.mark("leaks")
-    if leaks:
-        return ended(COPIED, str(leaks[0]))
-    words = dict(shown.words)
-    if not words:
-        return ended("nothing says what it is to do", ", ".join(deletion.targets))
-    words |= await settings.rewrite(words, deletion) if settings.rewrite else {}
-    words = await asyncio.to_thread(complete, words, shown.needs, deletion.removed)
-    clock.mark("words")
-    for text in words.values():
-        if why := shared_code(text, deletion.removed):
-            return ended("the instruction gives it away", why)
-    if missing := shown.needs.missing(words[settings.wording]):
-        return ended(missing[0].reason, missing[0].evidence)
+    assert shown is not None
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
     task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
     if settings.context or deletion.level == "release":

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from offbook.sandbox import Box
 from offbook.taskgen.delete.symbols import Symbols, module_name
 from offbook.taskgen.examples import Example
 from offbook.taskgen.nouns import FunctionKey
-from offbook.tasks.suite import Round, run_rounds
+from offbook.tasks.suite import Round, SuiteRun
 from offbook.types import Suite
 
 MODULE = "offbook_tried"
@@ -65,29 +64,41 @@ class Tried:
     documented: frozenset[int] = frozenset()  # lines that the docstrings' examples run
 
 
-async def tried(
-    box: Box, suite: Suite, symbols: Symbols, functions: Iterable[FunctionKey], examples: Sequence[Example]
-) -> Tried:
-    """In a box that has the right code."""
+@dataclass(frozen=True, slots=True)
+class Trying:
+    examples: Sequence[Example]
+    round: Round
+
+    def told(self, run: SuiteRun) -> Tried:
+        lines = {number: frozenset(ast.literal_eval(value)) for number, value in run.returned.items()}
+        return Tried(
+            {example.text: lines[number] for number, example in enumerate(self.examples) if number in lines},
+            frozenset(line for number, one in lines.items() if number >= len(self.examples) for line in one),
+        )
+
+
+def trying(
+    suite: Suite,
+    symbols: Symbols,
+    functions: Iterable[FunctionKey],
+    examples: Sequence[Example],
+    right: Mapping[str, str | None],
+) -> Trying | None:
+    """`right` is what brings the right code into the tree."""
     asked = [symbols.functions[key] for key in functions if key in symbols.functions]
     if not asked or not examples:
-        return Tried()
+        return None
     spans: dict[str, list[tuple[int, int]]] = {}
     for function in asked:
         spans.setdefault(function.key.path, []).extend(function.lines)
-    checks = ["\n".join([*example.imports, example.text]) for example in examples[:MAX_TRIED]]
+    chosen = examples[:MAX_TRIED]
+    checks = ["\n".join([*example.imports, example.text]) for example in chosen]
     documented = [(module_name(f.key.path, suite.import_roots), f.docstring) for f in asked if ">>>" in f.docstring]
     text = f"SPANS = {spans!r}\nCHECKS = {checks!r}\nDOCUMENTED = {documented!r}\n{RUNNER}"
     calls = [(MODULE, "check", repr(([number], {}))) for number in range(len(checks))]
     calls += [(MODULE, "documented", repr(([number], {}))) for number in range(len(documented))]
     path = str(PurePosixPath(suite.import_roots[0], f"{MODULE}.py"))
-    order = Round((), changes={path: text}, timeout_s=TRIED_S, calls=calls)
-    (run,) = await run_rounds(box, suite, [order], TRIED_S)
-    lines = {number: frozenset(ast.literal_eval(value)) for number, value in run.returned.items()}
-    return Tried(
-        {example.text: lines[number] for number, example in enumerate(examples[:MAX_TRIED]) if number in lines},
-        frozenset(line for number, one in lines.items() if number >= len(checks) for line in one),
-    )
+    return Trying(chosen, Round((), changes={**right, path: text}, timeout_s=TRIED_S, calls=calls))
 
 
 def best_of(examples: Sequence[Example], tried: Tried, most: int, fewest: int) -> list[Example]:

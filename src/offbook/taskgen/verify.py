@@ -13,20 +13,20 @@ import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import libcst as cst
 
-from offbook.sandbox import Box, BoxSpec
+from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.examples import examples
 from offbook.taskgen.nouns import Deletion, files_of, is_test_code
 from offbook.taskgen.perturb import answered, functions_of, perturbed, recorded, recording
 from offbook.taskgen.testcode import TestCode
-from offbook.taskgen.tried import Tried, tried
+from offbook.taskgen.tried import TRIED_S, Tried, Trying, trying
 from offbook.taskgen.twins import Trial, trial_of
 from offbook.taskgen.workshop import Workshop, product_of
 from offbook.tasks.grade import put
@@ -89,29 +89,39 @@ class Verdict:
     stages: dict[str, float] = field(default_factory=dict)
 
 
-async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings: VerifySettings) -> Verdict:
+# Asked of what fails without the feature, before the long rounds: why it makes no task all the same, and the evidence.
+Objection = Callable[[Verdict], Awaitable[tuple[str, str] | None]]
+
+
+async def no_objection(_: Verdict) -> None:
+    return None
+
+
+async def verify(
+    workshop: Workshop,
+    deletion: Deletion,
+    spec: BoxSpec,
+    settings: VerifySettings,
+    objection: Objection = no_objection,
+) -> Verdict:
     repository, needing, clock = workshop.repository, deletion.feature.tests, Clock()
     if sum(repository.seconds[test] for test in needing) > settings.feature_s:
         return Verdict("its tests take too long")
     others = impacted(workshop, deletion, settings)
     tests = [*needing, *others]
     limit_s = START_S + SLOWER * sum(repository.seconds[test] for test in tests)
-    whole = Round(files_of(tests), tests, timeout_s=limit_s)
-    sample = _sample(needing, settings.max_trivial_tests)
-    sample_s = settings.trivial_s + SLOWER * sum(repository.seconds[test] for test in sample)
-    ways = await asyncio.to_thread(lambda: dict(trivial_bodies(workshop.files, deletion)))
-    trivial = [
-        Round(files_of(sample), sample, bodies, timeout_s=sample_s, per_test_s=settings.trivial_s / 2)
-        for bodies in ways.values()
-    ]
+    whole, watched = Round(files_of(tests), tests, timeout_s=limit_s), product_of(repository)
+    trying = await asyncio.to_thread(_examples, workshop, deletion)
     clock.mark("delete")
     async with await suite_box(repository.tree, repository.suite, spec) as box:
+
+        async def run(rounds: Sequence[Round], rounds_s: float, hash_seed: int = 0) -> list[SuiteRun]:
+            return await run_rounds(box, repository.suite, rounds, rounds_s, hash_seed=hash_seed, product=watched)
+
         await put(box, deleted_tree(workshop, deletion))
-        rounds_s = limit_s + len(trivial) * sample_s
-        watched = product_of(repository)
-        *with_trivial, first = await run_rounds(box, repository.suite, [*trivial, whole], rounds_s, product=watched)
+        *with_examples, first = await run([*([trying.round] if trying else []), whole], limit_s + TRIED_S)
+        runs = [first]
         clock.mark("tests without it")
-        runs = [first, *with_trivial]
 
         def refused(why: str, evidence: str) -> Verdict:
             return Verdict(why, evidence, test_s=_test_s(runs), stages=clock.stages)
@@ -119,6 +129,27 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
         if refusal := _refusal(first, needing, others, repository.excluded):
             return refused(*refusal)
         fail_to_pass = tuple(test for test in needing if test in first.failed)
+        seen = Verdict(
+            fail_to_pass=fail_to_pass,
+            pass_to_pass=tuple(sorted(first.passed)),
+            exact=set(fail_to_pass) == {*needing},
+            tried=trying.told(with_examples[0]) if trying else Tried(),
+        )
+        if refusal := await objection(seen):
+            return refused(*refusal)
+        clock.skip()  # whoever objects has a clock of their own
+        sample = _sample(needing, settings.max_trivial_tests)
+        sample_s = settings.trivial_s + SLOWER * sum(repository.seconds[test] for test in sample)
+        ways = await asyncio.to_thread(lambda: dict(trivial_bodies(workshop.files, deletion)))
+        trivial = [
+            Round(files_of(sample), sample, bodies, timeout_s=sample_s, per_test_s=settings.trivial_s / 2)
+            for bodies in ways.values()
+        ]
+        *with_trivial, again = await run([*trivial, whole], limit_s + len(trivial) * sample_s, hash_seed=1)
+        runs += [*with_trivial, again]
+        clock.mark("trivial bodies")
+        if changed := (first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed):
+            return refused("flaky", min(changed))
         asked = {*fail_to_pass} & {*sample}
         shares = [len(run.passed & asked) / len(asked) for run in with_trivial] if asked else []
         if 1 in shares:
@@ -126,13 +157,10 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
         passed = [run.passed for run in with_trivial]
         trial = await asyncio.to_thread(_trial, workshop, deletion, first, zip(ways.values(), passed, strict=True))
         listening = await asyncio.to_thread(_listening, workshop, deletion, sample, sample_s)
-        rounds_s = limit_s + trial.limit_s * len(trial.rounds) + sample_s
-        *repeated, again, _ = await run_rounds(  # what the last round writes stays
-            box, repository.suite, [*trial.rounds, whole, listening], rounds_s, hash_seed=1, product=watched
-        )
-        runs.append(again)
-        if changed := (first.failed.keys() ^ again.failed.keys()) | (first.passed ^ again.passed):
-            return refused("flaky", min(changed))
+        rounds = trial.rounds
+        *repeated, _ = await run(
+            [*rounds, listening], trial.limit_s * len(rounds) + sample_s
+        )  # what the last writes stays
         twins = trial.usable(repeated, tests)
         twins = replace(twins, saw=tuple(sorted({*twins.saw} | first.saw | again.saw)))
         clock.mark("twins")
@@ -140,16 +168,11 @@ async def verify(workshop: Workshop, deletion: Deletion, spec: BoxSpec, settings
         calls = await recorded(box, functions_of(deletion.targets), repository.import_roots)
         cases = await answered(box, repository.suite, perturbed(calls, random.Random(deletion.feature.id)))
         clock.mark("other inputs")
-        held = await _examples(workshop, deletion, fail_to_pass, box) if deletion.level != "release" else Tried()
-        clock.mark("examples")
-    return Verdict(
-        fail_to_pass=fail_to_pass,
-        pass_to_pass=tuple(sorted(first.passed)),
-        exact=set(fail_to_pass) == {*needing},
+    return replace(
+        seen,
         floor=max(shares, default=0.0),
         twins=twins,
         cases=tuple(cases),
-        tried=held,
         test_s=_test_s(runs),
         stages=clock.stages,
     )
@@ -175,12 +198,15 @@ def _trial(
     return replace(trial, trivial=[*trivial], limit_s=START_S / 3 + SLOWER * seconds)
 
 
-async def _examples(workshop: Workshop, deletion: Deletion, failing: Sequence[str], box: Box) -> Tried:
+def _examples(workshop: Workshop, deletion: Deletion) -> Trying | None:
+    """Checks that its tests make, to be tried on the right code. What a release brings is told by its changelog."""
+    if deletion.level == "release":
+        return None
     files = {path: text for path, text in workshop.files.items() if is_test_code(path)}
-    tests = TestCode(files, workshop.symbols.import_roots)
+    tests, needing = TestCode(files, workshop.symbols.import_roots), deletion.feature.tests
     gone = (*deletion.stubbed, *deletion.deleted)
-    found = await asyncio.to_thread(lambda: examples(tests.reached(failing), tests, failing, gone))
-    return await tried(box, workshop.repository.suite, workshop.symbols, gone, found)
+    found = examples(tests.reached(needing), tests, needing, gone)
+    return trying(workshop.repository.suite, workshop.symbols, gone, found, right_files(workshop.files, deletion))
 
 
 def _listening(workshop: Workshop, deletion: Deletion, tests: Sequence[str], limit_s: float) -> Round:
