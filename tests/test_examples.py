@@ -12,7 +12,7 @@ from offbook.taskgen.delete.symbols import read_symbols
 from offbook.taskgen.examples import Example, examples
 from offbook.taskgen.nouns import FunctionKey
 from offbook.taskgen.testcode import TestCode
-from offbook.taskgen.tried import Tried, best_of, trying
+from offbook.taskgen.tried import Tried, best_of, trying_of
 from offbook.tasks.suite import run_rounds, suite_box
 from offbook.types import Suite
 
@@ -78,7 +78,7 @@ def run(tmp_path: Path, candidates: list[Example]) -> Tried:
     async def go() -> Tried:
         suite = Suite(None, (".",))
         async with await suite_box(tmp_path, suite, BoxSpec()) as box:
-            order = trying(suite, read_symbols({"bags.py": CODE}, (".",)), [KEY], candidates, {})
+            order = trying_of(suite, read_symbols({"bags.py": CODE}, (".",)), [KEY], candidates, {})
             assert order is not None
             return order.told(*await run_rounds(box, suite, [order.round], 60.0))
 

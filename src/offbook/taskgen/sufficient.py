@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -238,7 +238,7 @@ class Needs:
             if key in targets
             or (key.simple in used and functions[key].public and functions[key].statements > 1 and not key.dunder)
         ]
-        return [key for key in asked if not self._is_documented(key)]
+        return undocumented(asked, self.evidence.functions, self.evidence.symbols)
 
     @cached_property
     def _candidates(self) -> list[Example]:
@@ -256,7 +256,7 @@ class Needs:
         return [example.text for example in chosen]
 
     def _is_exampled(self, instruction: str) -> bool:
-        """By two checks at least, out of a quarter of the failing tests or four of them, and for most of its lines."""
+        """By enough checks, and for most of its lines."""
         given = [example for example in self._candidates if example.text in instruction]
         if self.evidence.tried is not None:
             run = {*self.evidence.tried.documented}.union(
@@ -265,9 +265,7 @@ class Needs:
             functions = [self.evidence.symbols.functions[key] for key in self.evidence.functions]
             if len(run) < MIN_SHOWN * sum(function.statements for function in functions):
                 return False
-        tests = {test.partition("[")[0] for test in self.evidence.failing}
-        named = {example.test for example in given}
-        return len(given) >= MIN_EXAMPLES and len(named) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
+        return are_enough(given, self.evidence.failing)
 
     # --- the instruction
 
@@ -363,15 +361,26 @@ class Needs:
             if name in defined and not any(has_word(text, name) for text in everywhere):
                 yield name, test
 
-    def _is_documented(self, key: FunctionKey) -> bool:
-        """By at least as many words as it has statements, alone and with all that went with it. What a base class says
-        of the method it overrides is too general to count."""
-        functions = self.evidence.symbols.functions
-        own = functions[key]
-        whole = [functions[other] for other in self.evidence.functions if not functions[other].nested]
-        num_statements = sum(function.statements for function in whole)
-        num_words = sum(_num_words(function.docstring) for function in whole)
-        return _num_words(own.docstring) >= max(MIN_DOCUMENTED, own.statements) and num_words >= num_statements
+
+def undocumented(asked: Iterable[FunctionKey], functions: Sequence[FunctionKey], symbols: Symbols) -> list[FunctionKey]:
+    """Those that have fewer words of docstring than statements, alone or with all `functions` that went with them. What
+    a base class says of the method it overrides is too general to count."""
+    whole = [symbols.functions[key] for key in functions if not symbols.functions[key].nested]
+    num_statements = sum(function.statements for function in whole)
+    if sum(_num_words(function.docstring) for function in whole) < num_statements:
+        return [*asked]
+    return [
+        key
+        for key in asked
+        if _num_words(symbols.functions[key].docstring) < max(MIN_DOCUMENTED, symbols.functions[key].statements)
+    ]
+
+
+def are_enough(given: Sequence[Example], failing: Iterable[str]) -> bool:
+    """Two checks at least, out of a quarter of the failing tests or four of them."""
+    tests = {test.partition("[")[0] for test in failing}
+    named = {example.test for example in given}
+    return len(given) >= MIN_EXAMPLES and len(named) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
 
 
 def _num_words(docstring: str) -> int:

@@ -77,7 +77,7 @@ class Trying:
         )
 
 
-def trying(
+def trying_of(
     suite: Suite,
     symbols: Symbols,
     functions: Iterable[FunctionKey],

@@ -22,11 +22,12 @@ import libcst as cst
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.examples import examples
+from offbook.taskgen.examples import Example, examples
 from offbook.taskgen.nouns import Deletion, files_of, is_test_code
 from offbook.taskgen.perturb import answered, functions_of, perturbed, recorded, recording
+from offbook.taskgen.sufficient import SILENT, are_enough, undocumented
 from offbook.taskgen.testcode import TestCode
-from offbook.taskgen.tried import TRIED_S, Tried, Trying, trying
+from offbook.taskgen.tried import TRIED_S, Tried, trying_of
 from offbook.taskgen.twins import Trial, trial_of
 from offbook.taskgen.workshop import Workshop, product_of
 from offbook.tasks.grade import put
@@ -107,11 +108,18 @@ async def verify(
     repository, needing, clock = workshop.repository, deletion.feature.tests, Clock()
     if sum(repository.seconds[test] for test in needing) > settings.feature_s:
         return Verdict("its tests take too long")
+    candidates = await asyncio.to_thread(_examples, workshop, deletion)
+    gone, is_told = (*deletion.stubbed, *deletion.deleted), deletion.level == "release"
+    targets = [key for key in gone if key in deletion.feature.targets and not is_told]
+    silent = undocumented(targets, gone, workshop.symbols)
+    if silent and not are_enough(candidates, needing):  # the best that can come of it
+        return Verdict(SILENT, str(silent[0]))
     others = impacted(workshop, deletion, settings)
     tests = [*needing, *others]
     limit_s = START_S + SLOWER * sum(repository.seconds[test] for test in tests)
     whole, watched = Round(files_of(tests), tests, timeout_s=limit_s), product_of(repository)
-    trying = await asyncio.to_thread(_examples, workshop, deletion)
+    right = right_files(workshop.files, deletion)
+    trying = trying_of(repository.suite, workshop.symbols, gone, candidates, right)
     clock.mark("delete")
     async with await suite_box(repository.tree, repository.suite, spec) as box:
 
@@ -198,15 +206,13 @@ def _trial(
     return replace(trial, trivial=[*trivial], limit_s=START_S / 3 + SLOWER * seconds)
 
 
-def _examples(workshop: Workshop, deletion: Deletion) -> Trying | None:
-    """Checks that its tests make, to be tried on the right code. What a release brings is told by its changelog."""
+def _examples(workshop: Workshop, deletion: Deletion) -> list[Example]:
+    """Checks that its tests make. What a release brings is told by its changelog."""
     if deletion.level == "release":
-        return None
+        return []
     files = {path: text for path, text in workshop.files.items() if is_test_code(path)}
     tests, needing = TestCode(files, workshop.symbols.import_roots), deletion.feature.tests
-    gone = (*deletion.stubbed, *deletion.deleted)
-    found = examples(tests.reached(needing), tests, needing, gone)
-    return trying(workshop.repository.suite, workshop.symbols, gone, found, right_files(workshop.files, deletion))
+    return examples(tests.reached(needing), tests, needing, (*deletion.stubbed, *deletion.deleted))
 
 
 def _listening(workshop: Workshop, deletion: Deletion, tests: Sequence[str], limit_s: float) -> Round:
