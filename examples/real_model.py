@@ -4,8 +4,9 @@
     python examples/real_model.py --model Qwen/Qwen3-0.6B --steps 12
     python examples/real_model.py --tiny                       # every stage once, on a CPU; too little to learn from
 
-  1. imitate:  scripted episodes with an agent's bad habits, so that the model can drive the tools at all. Before two in
-               five of the right messages stands a reminder: a model that imitates without them stops heeding hints.
+  1. imitate:  scripted episodes with an agent's bad habits, so that the model can drive the tools at all. Before half
+               of the messages stands a reminder of a rule that they keep: a model that imitates without stops heeding
+               hints. `heeding/own` against `heeding/other` says whether it heeds them for what they say.
   2. look:     are messages under a hint better than without one? A model that does not heed hints has nothing to teach.
   3. train:    twice from that start, on the same tasks in the same order: RL with hints on the messages that broke a
                rule, and RL alone.
@@ -83,9 +84,16 @@ def imitate(options: argparse.Namespace, shared: dict[str, Any]) -> Path:
         model=options.model,
         out=options.out / "start",
         feedback={"rules": RULES},
-        sft={"data": [f"{options.tasks}:{options.episodes}"], "reminders": 0.4, "learning_rate": 1e-3},
+        sft={
+            "data": [f"{options.tasks}:{options.episodes}"],
+            "epochs": options.epochs,
+            "batch_tokens": 8192,
+            "reminders": 0.5,
+            "pairs": 1.0,
+            "learning_rate": 1e-3,
+        },
     )
-    run = sft(config, every(20, "ce/loss", "reminded", "validation/loss"))
+    run = sft(config, every(20, "ce/loss", "reminded", "validation/loss", "heeding/own", "heeding/other"))
     return run.path
 
 
@@ -159,10 +167,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/real-model"))
     parser.add_argument("--tiny", action="store_true", help="the smallest of everything; --model pocket unless given")
     options = parser.parse_args()
-    sizes = {"episodes": 2500, "train_tasks": 48, "eval_tasks": 24, "samples": 4, "group_size": 8}
+    sizes = {"episodes": 2500, "epochs": 3, "train_tasks": 48, "eval_tasks": 24, "samples": 4, "group_size": 8}
     sizes |= {"turns": 40, "context": 6144}
     if options.tiny:
-        sizes = {"episodes": 12, "train_tasks": 4, "eval_tasks": 2, "samples": 1, "group_size": 2}
+        sizes = {"episodes": 12, "epochs": 1, "train_tasks": 4, "eval_tasks": 2, "samples": 1, "group_size": 2}
         sizes |= {"turns": 6, "context": 2048}
         options.steps = min(options.steps, 1)
         options.tasks = "pocket-long-2"

@@ -19,22 +19,24 @@ from test_trajectories import CALLS, atif, openai
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from offbook.algo import hint_branch, sft_sample
+from offbook.algo import hint_block, hint_branch, sft_sample
 from offbook.api import configure, sft
 from offbook.cli import app
 from offbook.config import Config
-from offbook.feedback import RULES
+from offbook.feedback import RULES, write_hint
 from offbook.loop.models import load_model, model_folder, quiet
 from offbook.loop.train import train
 from offbook.pocket.demonstrations import HARNESS, _rollouts
 from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.runfolder import RunFolder, dump_lines, is_adapter, latest_checkpoint, load_lines
 from offbook.stages.conversations import Writing, batches_of, find_pairs, split
+from offbook.stages.heeding import OTHER, OWN, heeding, told
 from offbook.stages.reminders import Conversation, read
 from offbook.stages.sft import Lessons, make_lessons
 from offbook.stages.sources import Source, read_sources
 from offbook.stages.wordings import WORDINGS
 from offbook.tokens import ChatFormat
+from offbook.train.forward import Decoder
 from offbook.types import Hint, OffbookError, Rollout, Target
 from offbook.view.answers import curves
 from offbook.view.index import RunIndex
@@ -330,6 +332,43 @@ def test_a_reminder_before_a_faulty_message_states_a_rule_that_it_keeps(tiny: Pa
     plain = lessons_of(settings(tiny, demonstrated, validation_share=0.0, reminders=1.0, pairs=0.0, contrast=False))
     (sample,) = plain.reminders.samples(one, 1, Counter())
     assert sample.ids == ids
+
+
+def test_heeding_is_what_reminders_do_to_faults(tiny: Path, demonstrated: Path) -> None:
+    """Against the same conversations, read with and without the reminder in their text."""
+    lessons, network = lessons_of(settings(tiny, demonstrated)), AutoModelForCausalLM.from_pretrained(tiny)
+    chat, asked = lessons.reminders.chat, lessons.learned[:6]
+
+    def nats(ids: list[int], span: slice) -> float:
+        with torch.no_grad():
+            logp = network(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return sum(float(logp[place - 1, ids[place]]) for place in range(*span.indices(len(ids))))
+
+    expected: dict[str, list[float]] = {OWN: [], OTHER: []}
+    for one in asked:
+        for index, rule in one.broken.items():
+            rules = one.spared[index]
+            message, ids = one.segment.messages[index], one.segment.ids
+            end = message.body + sum(one.segment.sampled[message.body : message.end])  # the newline is not its own
+            plain = nats(ids[:end], slice(message.body, end))
+            for key, name in ((OWN, rule), (OTHER, rules[index % len(rules)])):
+                block = hint_block(chat, write_hint(name, one.tools))
+                hinted = [*ids[: message.start], *block, *ids[message.start : end]]
+                span = slice(message.body + len(block), len(hinted))
+                expected[key].append(nats(hinted, span) - plain)
+    found = heeding(Decoder(network), asked, chat, 8192, 8192)
+    assert len(expected[OWN]) > 3
+    for key, values in expected.items():
+        assert found[key] == pytest.approx(sum(values) / len(values), abs=1e-4)
+    assert heeding(Decoder(network), [], chat, 8192, 8192) == {}
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "says"),
+    [(-0.4, 0.3, "little"), (-3.3, -3.0, "not what it says"), (-4.9, 0.7, "heeds what hints say")],
+)
+def test_what_heeding_means_is_said(own: float, other: float, says: str) -> None:
+    assert says in told(own, other)
 
 
 def test_a_faulty_message_is_paired_with_the_right_one_after_a_reminder(tiny: Path, demonstrated: Path) -> None:

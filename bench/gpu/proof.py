@@ -44,6 +44,7 @@ from offbook.loop.tasks import task_sets
 from offbook.loop.train import Held, train
 from offbook.pocket.demonstrations import LEARNED
 from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint, whole_folder, write_atomic
+from offbook.stages.heeding import OTHER, OWN
 from offbook.stages.sft import sft
 from offbook.taskgen.pocket import level_named, make_pocket_tasks
 from offbook.types import OffbookError
@@ -281,6 +282,9 @@ STEP_SHOWN = (
 )
 
 
+IMITATION_SHOWN = ("ce/loss", "validation/loss", OWN, OTHER)
+
+
 def say(line: str) -> None:
     print(line, flush=True)
 
@@ -300,16 +304,17 @@ def imitate(experiment: Experiment, seed: int, base: Path, out: Path) -> None:
     settings = experiment.settings(seed, BEFORE, "before") | {"model": str(base), "out": f"{out}.run"}
     settings |= {
         "sft.data": json.dumps([f"{options.tasks}:{options.episodes}"]),
-        "sft.reminders": "0.4",
+        # So long that a reminder is heeded for what it says: docs/results/real-model.md.
+        "sft.reminders": "0.5", "sft.pairs": "1", "sft.epochs": "3", "sft.batch_tokens": "8192",
         "sft.hold_out_rules": json.dumps([HELD_OUT]),
         "sft.learning_rate": str(options.sft_learning_rate),
         **dict(option.split("=", 1) for option in options.set if option.startswith("sft.")),
-    }
+    }  # fmt: skip
 
     def told(row: dict[str, Any]) -> None:
         if row["step"] % 25 == 1 or "validation/loss" in row:
-            losses = ", ".join(f"{key} {row[key]:.3f}" for key in ("ce/loss", "validation/loss") if key in row)
-            say(f"  imitation, step {row['step']} of {row['steps']}: {losses}")
+            numbers = ", ".join(f"{key} {row[key]:.3f}" for key in IMITATION_SHOWN if key in row)
+            say(f"  imitation, step {row['step']} of {row['steps']}: {numbers}")
 
     checkpoint = latest_checkpoint(sft(load_config(["standard"], settings), on_step=told))
     names = [path for path in checkpoint.iterdir() if path.name not in ("optimizer.safetensors", "state.json", "DONE")]

@@ -37,6 +37,7 @@ def sft(
     if not config.model:
         raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
     tracker = tracker_of(log, config) if log else None
+    from offbook.stages.heeding import OTHER, OWN, told
     from offbook.stages.sft import sft as run
     from offbook.stages.sources import refuse_missing_data
 
@@ -50,8 +51,8 @@ def sft(
             if tracker:
                 tracker.follow()
             numbers = {"loss": "ce/loss", "validation": "validation/loss", "learning rate": "learning_rate"}
-            told = ", ".join(f"{name} {row[key]:.3g}" for name, key in numbers.items() if key in row)
-            console.print(f"step {row['step']} of {row['steps']}: {told}")
+            shown = ", ".join(f"{name} {row[key]:.3g}" for name, key in numbers.items() if key in row)
+            console.print(f"step {row['step']} of {row['steps']}: {shown}")
 
         folder = run(config, on_step, progress, partial(say, to=console))
     if tracker:
@@ -61,4 +62,6 @@ def sft(
         print(json.dumps(rows[-1]))
         return
     print(f"{config.out}: {rows[-1]['step']} steps done")
+    if OWN in rows[-1]:
+        print(told(rows[-1][OWN], rows[-1][OTHER]))
     say(f"next: offbook eval {config.out}, or offbook train --model {config.out} --out runs/train", to=console)

@@ -40,6 +40,7 @@ from offbook.loop.plan import make_plan, refuse_too_large, this_device
 from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.stages.conversations import Writing, batches_of, find_pairs, fingerprint, split
+from offbook.stages.heeding import heeding
 from offbook.stages.reminders import Conversation, Reminders
 from offbook.stages.sources import read_sources, refuse_missing_data
 from offbook.train.checkpoint import load_training_state
@@ -263,4 +264,6 @@ def _step(run: _Run, step: int) -> dict[str, Any]:
     row["train_s"] = time.monotonic() - started
     if lessons.apart and (step % settings.validation_every == 0 or step == run.num_steps):
         row["validation/loss"] = imitation_loss(trainer, lessons.validation())
+        asked = lessons.reminders.chat, lessons.reminders.context, trainer.settings.micro_tokens
+        row |= heeding(trainer.student, lessons.apart, *asked)
     return row
