@@ -131,6 +131,39 @@ async def make_task(
     return replace(outcome, seconds=outcome.seconds + delete_s, stages={"delete": delete_s, **outcome.stages})
 
 
+class _Told:
+    """What the agent sees and is told. It depends on which tests fail."""
+
+    shown: Shown
+    words: dict[str, str]  # the request, complete
+
+    def __init__(self, workshop: Workshop, deletion: Deletion, settings: MakeSettings, show: Show, clock: Clock):
+        self.workshop, self.deletion, self.settings, self.show, self.clock = workshop, deletion, settings, show, clock
+
+    async def objection(self, seen: Verdict) -> tuple[str, str] | None:
+        """That it gives the code away, or does not say what the tests ask for."""
+        removed, clock = self.deletion.removed, self.clock
+        clock.skip()  # what came before is on the verdict's clock
+        self.shown = shown = await asyncio.to_thread(self.show, self.workshop, self.deletion, seen)
+        clock.mark("words")
+        library = False  # which was searched before
+        leaks = await asyncio.to_thread(self.workshop.leaks, self.deletion, shown.tree, library=library)
+        clock.mark("leaks")
+        if leaks:
+            return COPIED, str(leaks[0])
+        words = dict(shown.words)
+        if not words:
+            return "nothing says what it is to do", ", ".join(self.deletion.targets)
+        words |= await self.settings.rewrite(words, self.deletion) if self.settings.rewrite else {}
+        self.words = await asyncio.to_thread(complete, words, shown.needs, removed)
+        for text in self.words.values():
+            if why := shared_code(text, removed):
+                return "the instruction gives it away", why
+        missing = shown.needs.missing(self.words[self.settings.wording])
+        clock.mark("words")
+        return (missing[0].reason, missing[0].evidence) if missing else None
+
+
 async def task_from(
     workshop: Workshop,
     deletion: Deletion,
@@ -171,37 +204,12 @@ async def task_from(
     clock.mark("leaks")
     if leaks:
         return ended(COPIED, str(leaks[0]))
-    shown, words = None, dict[str, str]()
-
-    async def objection(seen: Verdict) -> tuple[str, str] | None:
-        """What is shown gives the code away, or does not say what the tests ask for."""
-        nonlocal shown, words
-        clock.skip()  # what came before is on the verdict's clock
-        shown = await asyncio.to_thread(show, workshop, deletion, seen)
-        clock.mark("words")
-        leaks = await asyncio.to_thread(
-            workshop.leaks, deletion, shown.tree, library=False
-        )  # which was searched before
-        clock.mark("leaks")
-        if leaks:
-            return COPIED, str(leaks[0])
-        words = dict(shown.words)
-        if not words:
-            return "nothing says what it is to do", ", ".join(deletion.targets)
-        words |= await settings.rewrite(words, deletion) if settings.rewrite else {}
-        words = await asyncio.to_thread(complete, words, shown.needs, deletion.removed)
-        for text in words.values():
-            if why := shared_code(text, deletion.removed):
-                return "the instruction gives it away", why
-        missing = shown.needs.missing(words[settings.wording])
-        clock.mark("words")
-        return (missing[0].reason, missing[0].evidence) if missing else None
-
-    verdict = await verify(workshop, deletion, spec, settings.verify, objection)
-    clock.skip()
+    told = _Told(workshop, deletion, settings, show, clock)
+    verdict = await verify(workshop, deletion, spec, settings.verify, told.objection)
+    clock.skip()  # it has a clock of its own
     if verdict.refused:
         return ended(verdict.refused, verdict.evidence)
-    assert shown is not None
+    shown, words = told.shown, told.words
     draft = folder.with_name(f".{folder.name}")  # a folder that is not complete is hidden
     task = task_of(workshop, deletion, verdict, draft, words[settings.wording])
     if settings.context or deletion.level == "release":
