@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -62,6 +63,8 @@ def train(
             console.print(f"step {row['step']}: " + ", ".join(f"{key} {row[key]:.3g}" for key in numbers))
 
         folder = run(config, on_step, progress, partial(say, to=console))
+    if int(os.environ.get("RANK", "0")):  # another rank is the run
+        return
     if tracker:
         tracker.close()
     rows, _ = folder.metrics()

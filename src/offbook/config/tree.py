@@ -190,6 +190,14 @@ class LoraConfig(Section):
         return self
 
 
+class RanksConfig(Section):
+    """How weights lie on the ranks of a run that torchrun starts: docs/scale.md. Of one process they say nothing."""
+
+    replicate: int = Field(default=1, ge=1, description="copies of the weights; each lies sharded on its ranks")
+    experts: int = Field(default=1, ge=1, description="ranks that a layer's experts are dealt out to")
+    context: int = Field(default=1, ge=1, description="ranks that share a row of tokens")
+
+
 class TrainConfig(Section):
     steps: int = Field(default=30, ge=1, description="optimizer steps; a finished run may be trained further")
     groups: int = Field(default=4, ge=1, description="tasks a step")
@@ -236,6 +244,7 @@ class TrainConfig(Section):
         description="of the model that is trained; with bfloat16 the optimizer steps on float32 master weights",
     )
     lora: LoraConfig = LoraConfig()
+    ranks: RanksConfig = RanksConfig()
 
     def settled(
         self, recompute: Literal["none", "layers", "all"] = "none", compile: bool = False, micro_tokens: int = 8192

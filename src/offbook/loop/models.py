@@ -34,6 +34,7 @@ from offbook.pocket.model import POCKETS, make_pocket, shape_of
 from offbook.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
 from offbook.train.checkpoint import copy_tokenizer
 from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged, refuse_unusable, stored_adapter
+from offbook.train.parallel.dense import put
 from offbook.train.teachers import sharing_copy
 from offbook.types import OffbookError, Weights
 
@@ -181,7 +182,9 @@ def load_weights(model: PreTrainedModel, checkpoint: Path) -> None:
         load_adapter(model, checkpoint)
     else:  # by way of the host: a GPU may have no room for a second model
         precision: Precision = "bfloat16" if model.dtype == torch.bfloat16 else "float32"
-        model.load_state_dict(load_model(checkpoint, precision, "cpu").state_dict())
+        stored = load_model(checkpoint, precision, "cpu").state_dict()
+        for name, tensor in model.state_dict().items():
+            put(tensor, stored[name])
 
 
 def weights_in(checkpoint: Path, version: int) -> Weights:

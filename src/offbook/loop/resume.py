@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from offbook.config import Config, TrainConfig, load_config, with_new_keys
+from offbook.config import Config, RanksConfig, TrainConfig, load_config, with_new_keys
 from offbook.lock import only_writer
 from offbook.runfolder import RunFolder, dump_lines, is_adapter, load_lines, write_atomic
 from offbook.types import OffbookError, Rollout, Task
@@ -35,7 +35,8 @@ COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a s
 # Where a run lies, when it ends, when it is kept. What imitation reads is known by its content.
 PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes",
           "sft.data", "sft.epochs")  # fmt: skip
-FREE = (*PLACED, *COMPUTED, "engine.vllm.gpu_share", "loop.deadline_s", "loop.eval_every")
+RANKS = tuple(f"train.ranks.{name}" for name in RanksConfig.model_fields)
+FREE = (*PLACED, *COMPUTED, *RANKS, "engine.vllm.gpu_share", "loop.deadline_s", "loop.eval_every")
 OWN_FILES = ("rewards.files", "tools.files", "feedback.files")  # of the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
 BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times

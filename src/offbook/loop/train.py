@@ -28,7 +28,6 @@ from offbook.feedback import read_all, rules_of
 from offbook.feedback.coach import Found
 from offbook.judge import Judge, Judgement
 from offbook.lock import only_writer
-from offbook.loop.annotate import teachers_of
 from offbook.loop.beside import Evaluations, Harder, harder_tasks
 from offbook.loop.collector import AnyEngine, Collector, judges_of, refuse_missing_engine
 from offbook.loop.judge import judge_of, local_judge
@@ -46,6 +45,7 @@ from offbook.loop.models import (
     weights_in,
 )
 from offbook.loop.plan import as_planned, make_plan, refuse_too_large, this_device
+from offbook.loop.ranks import follow, follows, go_on, joined, make_trainer
 from offbook.loop.reconcile import Reconciler, told
 from offbook.loop.resume import claim_of_work, claim_run, computed_as_before, refuse_another_run
 from offbook.loop.slots import Slots, forget_other_work, holds_boxes, recall
@@ -53,9 +53,8 @@ from offbook.loop.tasks import Selected, Shuffled, record_tasks, refuse_missing_
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.sync import Publisher, open_store
 from offbook.tasks.select import TasksUsedUp
-from offbook.train.checkpoint import load_training_state
 from offbook.train.lora import adapter_of
-from offbook.train.trainer import NotFinite, Trainer, WeightsLost, weights_of
+from offbook.train.trainer import NotFinite, WeightsLost, weights_of
 from offbook.train.writing import Checkpoints
 from offbook.types import Feedback, OffbookError, Rollout, Weights
 
@@ -101,9 +100,13 @@ def train(
     """Run, or go on with, the training that `config` describes. Returns when its last step is in a checkpoint."""
     folder = RunFolder(config.out)
     folder.refuse_file()
-    with only_writer(folder.path):
-        refuse_another_run(folder, config)
-        _train(config, folder, on_step, progress, tell, held)
+    with joined() as orders:
+        if follows(orders):
+            follow(orders)
+            return folder
+        with only_writer(folder.path):
+            refuse_another_run(folder, config)
+            _train(config, folder, on_step, progress, tell, held, orders)
     return folder
 
 
@@ -127,9 +130,9 @@ class _Run:
 
 
 def _train(
-    config: Config, folder: RunFolder, on_step: OnStep, progress: Progress, tell: Tell, held: Held | None
+    config: Config, folder: RunFolder, on_step: OnStep, progress: Progress, tell: Tell, held: Held | None, orders: Any
 ) -> None:
-    run = _prepared(config, folder, progress, tell, held)
+    run = _prepared(config, folder, progress, tell, held, orders)
     try:
         with run.checkpoints, run.thread, asyncio.Runner() as runner:
             runner.run(_circle(run, on_step))
@@ -160,8 +163,11 @@ async def _circle(run: _Run, on_step: OnStep) -> None:
         await run.reconciler.until(lambda: run.evaluations.are_over, lambda: "the last evaluation")
 
 
-def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell, held: Held | None) -> _Run:
-    """What can be refused is refused first, from the cheapest on; models are loaded last."""
+def _prepared(
+    config: Config, folder: RunFolder, progress: Progress, tell: Tell, held: Held | None, orders: Any
+) -> _Run:
+    """What can be refused is refused first, from the cheapest on; models are loaded last. `orders` are for other ranks,
+    if there are any."""
     torch.set_num_threads(config.threads)
     refuse_missing_tasks(config, "train")
     judges, judge = judges_of(config), judge_of(config.feedback)
@@ -169,7 +175,8 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell,
     refuse_missing_engine(config)
     config = computed_as_before(folder, config)
     plan = make_plan(config, this_device())
-    refuse_too_large(config, plan)
+    if orders is None:  # the plan is one device's
+        refuse_too_large(config, plan)
     config = as_planned(config, plan)
     publisher = _publisher(config)
     start = model_folder(config.model, config.seed, progress)
@@ -197,11 +204,9 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell,
     forget_other_work(folder, done, claim)
     to_train = [*sets.train, *harder_tasks(folder.path)]
     record_tasks(folder, {"train": to_train, "heldout": sets.heldout})
-    trainer = Trainer(trained, config.train, teachers_of(config.feedback, reference=config.train.reference_kl > 0))
+    trainer = make_trainer(config, trained, start, orders)
     if done:
-        path = latest_checkpoint(folder)
-        load_weights(trainer.model, path)
-        load_training_state(trainer, path)
+        trainer.together(go_on, latest_checkpoint(folder))
     slots, tasks = _slots(config, folder, claim), {task.id: task for task in to_train}
     for step in (step for step in folder.steps() if step <= done):
         before, _ = folder.rollouts(step)
@@ -351,9 +356,11 @@ async def _look(run: _Run, step: int, groups: list[list[Rollout]]) -> None:
     look = Look(run.collector, lessons.tasks, lessons.rules, settings.look_samples)
     sampled = await look.sampled(found, f"look{step}")
     run.collector.rest()  # the trainer reads next
-    own = lessons.trainer.teachers[settings.teacher].own
-    decoder = own.decoder if own else lessons.trainer.student
-    looked = await asyncio.get_running_loop().run_in_executor(run.thread, look.measured, sampled, found, decoder)
+    looked = list(sampled.values())
+    if lessons.trainer.ranks.mesh is None:
+        own = lessons.trainer.teachers[settings.teacher].own
+        decoder = own.decoder if own else lessons.trainer.student
+        looked = await asyncio.get_running_loop().run_in_executor(run.thread, look.measured, sampled, found, decoder)
     rows = [one.row() for one in looked]
     lessons.folder.write_look(step, rows)
     for line in look_table(looked) if looked else ["no rule was broken, so there was no hint to look at"]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbook.train.lora import adapter_of, adapter_tensors, save_adapter
+from offbook.train.parallel.dense import put
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
@@ -52,15 +53,15 @@ class Contents:
 
     @classmethod
     def of(cls, trainer: Trainer, step: int, tokenizer_from: Path) -> Contents:
-        """The trainer's own tensors: they change with its next step."""
+        """The trainer's own tensors: they change with its next step. All ranks have to call it."""
         model, tensors = trainer.model, {"optimizer.safetensors": _optimizer_tensors(trainer)}
         for name, own in trainer.own_weights().items():
             if own.kind.moves:
-                tensors[f"teacher.{name}.safetensors"] = _trained(own.decoder.model, trainer)
+                tensors[f"teacher.{name}.safetensors"] = trainer.whole(_trained(own.decoder.model, trainer))
         state = {"step": step, "updates": trainer.steps, "policy_norm": trainer.policy_norm}
         return cls(
             model=model,
-            weights=model.state_dict() if adapter_of(model) is None else adapter_tensors(model),
+            weights=trainer.whole(model.state_dict() if adapter_of(model) is None else adapter_tensors(model)),
             tensors=tensors,
             texts={"state.json": json.dumps(state) + "\n"},
             tokenizer_from=tokenizer_from,
@@ -125,7 +126,10 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
     for key, tensor in tensors.items():
         name, state = key.rsplit("/", 1)
         if state == MASTER:
-            masters[name].data.copy_(tensor)
+            put(masters[name], tensor)
+        elif tensor.shape == masters[name].shape:
+            trainer.optimizer.state[masters[name]][state] = torch.zeros_like(masters[name], dtype=tensor.dtype).detach()
+            put(trainer.optimizer.state[masters[name]][state], tensor)
         else:
             trainer.optimizer.state[masters[name]][state] = tensor.to(masters[name].device)
     state = json.loads((path / "state.json").read_text())
@@ -139,7 +143,7 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
             with torch.no_grad():
                 for key, parameter in weights.decoder.model.named_parameters():
                     if key in trainer.masters.named:
-                        parameter.copy_(slow[key])
+                        put(parameter, slow[key])
 
 
 def _trained(teacher: PreTrainedModel, trainer: Trainer) -> dict[str, Tensor]:
@@ -153,5 +157,5 @@ def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:
     tensors = {f"{name}/{MASTER}": masters.named[name].detach() for name in masters.copies}
     for name, master in masters.named.items():
         for key, value in trainer.optimizer.state.get(master, {}).items():
-            tensors[f"{name}/{key}"] = value.contiguous()
-    return tensors
+            tensors[f"{name}/{key}"] = value
+    return {name: tensor.contiguous() for name, tensor in trainer.whole(tensors).items()}

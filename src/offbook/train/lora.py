@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from offbook.config import LoraConfig
+from offbook.train.parallel.dense import put
 from offbook.types import OffbookError, Weights
 
 WEIGHTS = "adapter_model.safetensors"
@@ -112,7 +113,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their shapes differ")
     with torch.no_grad():
         for name, tensor in stored.items():
-            own[name].copy_(tensor)
+            put(own[name], tensor)
 
 
 def refuse_unusable(folder: Path) -> None:

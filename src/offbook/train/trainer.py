@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
 from offbook.types import OffbookError, Sample, Weights
 
+T = TypeVar("T")
 NO_TEACHERS: Mapping[str, Kind] = MappingProxyType({})
 REFERENCE = "start"  # the teacher that `reference_kl` is taken to
 ALONE_ASKED = Micro()
@@ -216,10 +218,18 @@ class Trainer:
                     )
         return None
 
+    def together(self, work: Callable[..., T], *arguments: Any) -> T:
+        """`work` on this trainer, on all ranks that have a part of it."""
+        return work(self, *arguments)
+
     def publish(self, version: int) -> Weights:
         """They are not copied, unless they are sharded: apply them before the next step. All ranks have to call it."""
         weights = weights_of(self.model, version)
-        return weights if self.ranks.mesh is None else replace(weights, tensors=whole(weights.tensors))
+        return replace(weights, tensors=self.whole(weights.tensors))
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gathered, where they are sharded. All ranks have to call it."""
+        return dict(tensors) if self.ranks.mesh is None else whole(tensors)
 
     def own_weights(self) -> dict[str, OwnWeights]:
         """The teachers' own, each once, by the first name that it goes by."""

@@ -53,7 +53,7 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """What the trainer holds now, after `step`. It may go on at once, unless the host has no room for a copy."""
         self.wait()
-        contents = Contents.of(self.trainer, step, self.tokenizer_from)
+        contents = self.trainer.together(Contents.of, step, self.tokenizer_from)
         new = sum(tensor.nbytes for name, tensor in contents.all_tensors() if name not in self._buffers)
         fits = new <= HOST_SHARE * free_host_memory()
         self._writing = self._thread.submit(self._write, contents.on_host(self._buffers) if fits else contents, step)

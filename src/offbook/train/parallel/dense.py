@@ -13,11 +13,13 @@ from itertools import chain, pairwise
 from types import MethodType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from offbook.train.forward import Decoder
 from offbook.train.parallel.context import Context
@@ -64,5 +66,19 @@ def shard(
 
 
 def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By name, each gathered on every rank."""
-    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in tensors.items()}
+    """By name, each gathered on every rank. What is one tensor under two names stays one."""
+    found: dict[int, Tensor] = {}
+    for value in tensors.values():
+        if id(value) not in found:
+            found[id(value)] = value.full_tensor() if isinstance(value, DTensor) else value
+    return {name: found[id(value)] for name, value in tensors.items()}
+
+
+@torch.no_grad()
+def put(place: Tensor, whole: Tensor) -> None:
+    """Values into a tensor, of which this rank may have a part."""
+    if isinstance(place, DTensor):
+        shape, offset = compute_local_shape_and_global_offset(place.shape, place.device_mesh, place.placements)
+        whole = whole[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+        place = place.to_local()
+    place.copy_(whole)

@@ -1,0 +1,76 @@
+"""The ranks of a run that torchrun has started: rank 0 is the run, the others hold parts of its trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from offbook.config import Config
+from offbook.loop.annotate import teachers_of
+from offbook.loop.models import load_weights, model_to_train
+from offbook.train.checkpoint import load_training_state
+from offbook.train.parallel.led import LedTrainer
+from offbook.train.trainer import Trainer
+
+PATIENCE = timedelta(days=7)  # that ranks have while rank 0 collects rollouts
+
+
+@contextmanager
+def joined() -> Iterator[Any]:
+    """The group that rank 0 tells others by, or None where this process is alone."""
+    is_ours = not dist.is_initialized()
+    if is_ours and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield None
+        return
+    if is_ours:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    orders = dist.new_group(backend="gloo", timeout=PATIENCE)
+    try:
+        yield orders
+    finally:
+        if dist.get_rank() == 0:
+            dist.broadcast_object_list([None], 0, orders)  # that it is over
+        if is_ours:
+            dist.destroy_process_group()
+
+
+def follows(orders: Any) -> bool:
+    """Whether another rank is the run."""
+    return orders is not None and dist.get_rank() > 0
+
+
+def make_trainer(config: Config, trained: Any, start: Path, orders: Any) -> Trainer:
+    """Of rank 0; the others make theirs of what they are told."""
+    if orders is None:
+        return Trainer(trained, config.train, _teachers(config))
+    dist.broadcast_object_list([(config, start)], 0, orders)
+    return LedTrainer(trained, config.train, _teachers(config), orders)
+
+
+def follow(orders: Any) -> None:
+    told: list[Any] = [None]
+    dist.broadcast_object_list(told, 0, orders)
+    if told[0] is None:  # it was over before it began
+        return
+    config, start = told[0]
+    torch.set_num_threads(config.threads)
+    LedTrainer(model_to_train(config, start), config.train, _teachers(config), orders).follow()
+
+
+def go_on(trainer: Trainer, checkpoint: Path) -> None:
+    """From what a checkpoint holds. All ranks have to call it."""
+    load_weights(trainer.model, checkpoint)
+    load_training_state(trainer, checkpoint)
+
+
+def _teachers(config: Config) -> Any:
+    return teachers_of(config.feedback, reference=config.train.reference_kl > 0)

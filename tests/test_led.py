@@ -1,0 +1,71 @@
+"""A run on several ranks is the run of one process, and goes on at another number of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import on_ranks
+from test_loop import SMALL, weights
+from test_loop import uninterrupted as uninterrupted
+from torch.distributed import get_rank
+
+from offbook.config import load_config, recipe_for
+from offbook.loop.train import train
+from offbook.runfolder import RunFolder
+from offbook.train.parallel.led import ranks_of
+from offbook.types import OffbookError
+
+NOT_EQUAL = ("train_s", "rollout_s", "look_s", "grades", "checkpoint_wait_s", "padding_share")  # how, and not what
+
+
+def trained(cache: Path, model: Path, out: Path, steps: int, **more: str) -> int:
+    os.environ["OFFBOOK_CACHE"] = str(cache)
+    given = dict(zip((word.removeprefix("--") for word in SMALL[::2]), SMALL[1::2], strict=True))
+    given |= {"model": str(model), "out": str(out), "train.steps": str(steps), "checkpoint.keep": "9", "threads": "1"}
+    train(load_config([recipe_for(str(model))], given | {key.replace("__", "."): value for key, value in more.items()}))
+    return get_rank()
+
+
+def assert_alike(run: Path, other: Path, steps: int) -> None:
+    rows, expected = RunFolder(run).metrics()[0], RunFolder(other).metrics()[0]
+    assert [row["step"] for row in rows] == [*range(1, steps + 1)]
+    for row, wanted in zip(rows, expected, strict=False):
+        for key in ("solved", "train_tokens", "rl/loss", "gradient_norm", "hinted_targets", "hint/kl"):
+            assert row[key] == pytest.approx(wanted[key], rel=1e-3, abs=1e-5), (row["step"], key)
+        assert {*row} ^ {*wanted} <= {"ranks/cost_spread", *NOT_EQUAL}
+    for name, tensor in weights(other, steps).items():
+        assert float((weights(run, steps)[name] - tensor).norm() / tensor.norm()) < 1e-5, name
+
+
+def test_a_run_on_ranks_is_that_of_one_process(cache: Path, model: Path, uninterrupted: Path, tmp_path: Path) -> None:  # noqa: F811
+    assert on_ranks(2, trained, cache, model, tmp_path / "two", 2) == [0, 1]
+    assert_alike(tmp_path / "two", uninterrupted, 2)
+    feedback = [RunFolder(run).feedback(1)[0] for run in (tmp_path / "two", uninterrupted)]
+    ours, theirs = ([len(item.teacher) for item in items] for items in feedback)
+    assert ours == theirs, "what hints did is gathered from whoever had the sample"
+
+
+def test_it_goes_on_at_another_number_of_ranks(cache: Path, model: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "grows"
+    for steps, ranks in ((1, 1), (2, 2), (3, 4), (4, 1)):
+        more = {"train__ranks__replicate": "2"} if ranks == 4 else {}
+        on_ranks(ranks, trained_with, cache, model, out, steps, more)
+    assert_alike(out, uninterrupted, 4)
+
+
+def trained_with(cache: Path, model: Path, out: Path, steps: int, more: dict[str, str]) -> int:
+    return trained(cache, model, out, steps, **more)
+
+
+def refused(replicate: int) -> str:
+    with pytest.raises(OffbookError) as problem:
+        ranks_of(load_config([], {"train.ranks.replicate": str(replicate)}).train.ranks)
+    return str(problem.value)
+
+
+def test_ranks_that_do_not_divide_are_refused() -> None:
+    assert on_ranks(2, refused, 3) == ["train.ranks.replicate is 3, which 2 ranks cannot be divided by"] * 2
+    assert torch.distributed.is_available()
