@@ -570,6 +570,27 @@ def test_failing_tests_go_whole_and_classes_left_empty_with_them() -> None:
     ).replace("\n\nclass TestA:\n    def test_x(self): pass\n", "").replace("    def test_y(self): pass\n", "")
 
 
+def test_what_a_removed_test_stood_in_the_place_of_does_not_come_back() -> None:
+    tests = """\
+import unittest
+from base import Shared
+
+class TestOne(Shared):
+    def test_it(self): ...
+    def test_other(self): ...
+
+class TestTwo(unittest.TestCase):
+    def test_it(self): ...
+    def test_other(self): ...
+"""
+    failing = ("test.py::TestOne::test_it", "test.py::TestTwo::test_it")
+    text = without_tests({"test.py": tests}, failing)["test.py"]
+    assert text is not None
+    assert text.count("test_it = None") == 1
+    assert text.index("test_it = None") < text.index("TestTwo")
+    assert "def test_it" not in text
+
+
 def test_an_inherited_test_is_switched_off_where_it_fails() -> None:
     text = str(without_tests({"test_v.py": VISIBLE}, ("test_v.py::Sub::test_x",))["test_v.py"])
     assert text == VISIBLE + "    test_x = None\n"

@@ -40,7 +40,7 @@ def assert_alike(run: Path, other: Path, steps: int) -> None:
         assert float((weights(run, steps)[name] - tensor).norm() / tensor.norm()) < 1e-5, name
 
 
-def test_a_run_on_ranks_is_that_of_one_process(cache: Path, model: Path, uninterrupted: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_run_on_ranks_is_that_of_one_process(cache: Path, model: Path, uninterrupted: Path, tmp_path: Path) -> None:
     assert on_ranks(2, trained, cache, model, tmp_path / "two", 2) == [0, 1]
     assert_alike(tmp_path / "two", uninterrupted, 2)
     feedback = [RunFolder(run).feedback(1)[0] for run in (tmp_path / "two", uninterrupted)]

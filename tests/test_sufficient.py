@@ -203,6 +203,20 @@ def test_what_examples_do_not_reach_is_refused() -> None:
     assert Needs(replace(found.evidence, tried=Tried())).stated() == ""  # none of them is true
 
 
+@pytest.mark.parametrize(
+    ("check", "refused"),
+    [
+        ("expected = '0 | a\\n1 | b'\n    assert '\\n'.join(wrap(data)) == expected", True),
+        ("assert wrap(data) == ['a', 'b']", False),
+        ("data = 'a\\nb'\n    assert len(wrap(data)) == 2", False),
+    ],
+)
+def test_a_layout_that_nothing_shows_is_refused(check: str, refused: bool) -> None:
+    one, words = needs(f"from pkg import wrap\n\ndef test_wrap(data):\n    {check}\n", "stub", "pkg/text.py::wrap")
+    found = [missing for missing in one.missing(words["normal"]) if "no example" in missing.evidence]
+    assert [missing.reason for missing in found] == [TEXTS] * refused
+
+
 def test_too_many_texts_make_a_refusal() -> None:
     cases = "\n".join(f"    assert wrap('a', {-n}) == 'a width of {-n} is too narrow'" for n in range(14))
     found, words = needs(f"from pkg import wrap\ndef test_wrap():\n{cases}\n", "stub", *WRAP)

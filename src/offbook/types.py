@@ -131,7 +131,8 @@ def is_test_file(path: str) -> bool:
     """By the names that pytest and people go by; a path relative to the repository."""
     parts = PurePosixPath(path).parts
     name = parts[-1] if parts else ""
-    return "tests" in parts[:-1] or name.startswith("test_") or name.endswith("_test.py") or name == "conftest.py"
+    named = name.startswith("test_") or name.endswith("_test.py") or name in ("test.py", "tests.py", "conftest.py")
+    return named or "tests" in parts[:-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,35 @@ class Needs:
         return [literal for literal in found.values() if not self._is_shown(literal.value)]
 
     @cached_property
+    def layout(self) -> _Literal | None:
+        """A text of several lines that the tests compare a result with, and that nothing shows: what stands where in
+        it cannot be computed from words."""
+        names = {key.simple for key in self.evidence.functions}
+        for code in self._code:
+            nodes = [*ast.walk(code.node)]
+            assigned = {
+                last(dotted(target)): node.value
+                for node in nodes
+                if isinstance(node, ast.Assign)
+                for target in node.targets
+            }
+            for node in nodes:
+                if not isinstance(node, ast.Compare) or len(node.comparators) != 1:
+                    continue
+                for side, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
+                    text = assigned.get(dotted(side), side)
+                    called = {last(dotted(call)) for call in ast.walk(other) if isinstance(call, ast.Call)}
+                    value = text.value if isinstance(text, ast.Constant) and isinstance(text.value, str) else ""
+                    if "\n" in value.strip() and called & names and not self._is_shown(value):
+                        return _Literal(value, code.test, True)
+        return None
+
+    @property
+    def _has_doctest(self) -> bool:
+        functions = self.evidence.symbols.functions
+        return any(">>>" in functions[key].docstring for key in self.evidence.functions)
+
+    @cached_property
     def attributes(self) -> dict[str, str]:
         """Public attributes of what is gone that the tests read -> the test."""
         return {name: test for name, test in self._attributes() if not name.startswith("_")}
@@ -328,6 +357,8 @@ class Needs:
             for text in self.texts
             if text.value not in instruction and _quoted(text.value) not in instruction
         ]
+        if self.layout and not self.examples and not self._has_doctest and self.layout.value not in instruction:
+            found.append(Missing(TEXTS, f"{self.layout.test} has {self.layout.value[:80]!r}, and no example is given"))
         if self.silent and not self._is_exampled(instruction):
             found.append(
                 Missing(SILENT, f"{self.silent[0]} has no docstring to speak of, and few tests are simple calls")

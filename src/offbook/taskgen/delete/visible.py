@@ -14,6 +14,8 @@ from offbook.taskgen.delete.surgery import Orders, Scoped, dotted, operate, pars
 from offbook.taskgen.delete.symbols import Symbols, module_of
 from offbook.taskgen.nouns import Deletion, is_test_code
 
+WITHOUT_TESTS = {"object", "TestCase", "IsolatedAsyncioTestCase"}  # classes that bring no tests
+
 
 def without_tests(
     files: Mapping[str, str],
@@ -23,7 +25,8 @@ def without_tests(
 ) -> dict[str, str | None]:
     """What becomes of the test files: path -> new text, None where one goes. `files` is the tree before the deletion.
 
-    A failing test goes as a whole function, whichever of its cases fails; one that a class inherits is switched off.
+    A failing test goes as a whole function, whichever of its cases fails; one that a class inherits is switched off,
+    and so is one that may stand in the place of an inherited one, which would come back.
     With `deletion`, imports of names that it took away are cleaned in every test file; a file that still reads such a
     name while it is imported goes. With no failing tests this is all that is done, which makes the original tests
     runnable on the deleted tree. Doctests are in product code and documents, which this leaves alone.
@@ -31,7 +34,7 @@ def without_tests(
     by_file: dict[str, set[str]] = defaultdict(set)
     for node in failing:
         path, _, name = node.partition("[")[0].partition("::")
-        if name and is_test_code(path):
+        if name and path.endswith(".py") and (is_test_code(path) or "." not in name):  # no doctest of the product
             by_file[path].add(name.replace("::", "."))
     changed: dict[str, str | None] = {}
     for path, names in sorted(by_file.items()):
@@ -83,9 +86,10 @@ def _left_empty(before: cst.ClassDef, after: cst.ClassDef) -> bool:
 
 
 def _inherited(source: str, names: set[str]) -> set[str]:
-    """The failing tests that their class does not define itself."""
-    own = {f"{node.name}.{part}" for node in ast.walk(syntax.parse(source)) if isinstance(node, ast.ClassDef)
-           for part in _defined(node)}  # fmt: skip
+    """The failing tests that their class does not define itself, or may have from another one, too."""
+    classes = [node for node in ast.walk(syntax.parse(source)) if isinstance(node, ast.ClassDef)]
+    alone = [node for node in classes if {ast.unparse(base).rpartition(".")[2] for base in node.bases} <= WITHOUT_TESTS]
+    own = {f"{node.name}.{part}" for node in alone for part in _defined(node)}
     return {name for name in names if "." in name and ".".join(name.split(".")[-2:]) not in own}
 
 
