@@ -42,6 +42,7 @@ from offbook.sync.stores import Missing, Store
 from offbook.types import OffbookError, Weights
 
 SHARD_BYTES = 64 << 20
+ANCHOR_EVERY = 32  # versions
 TRIES = 3
 
 
@@ -71,7 +72,7 @@ class Publisher:
         self,
         store: Store,
         *,
-        anchor_every: int = 32,
+        anchor_every: int = ANCHOR_EVERY,
         catch_up_every: int = 8,
         lease_s: float = 600.0,
         dtype: torch.dtype | None = None,
