@@ -486,6 +486,17 @@ class SftConfig(Section):
     hold_out_rules: list[str] = Field(default=[], description="no reminder states these")
 
 
+class RayConfig(Section):
+    """Rollouts on other machines, by Ray: docs/scale.md."""
+
+    samplers: int = Field(
+        default=0, ge=0, description="actors that sample, each with an engine and boxes of its own; 0: all is done here"
+    )
+    cpus: float = Field(default=1.0, ge=0, description="of each sampler")
+    gpus: float = Field(default=0.0, ge=0, description="of each sampler")
+    address: str = Field(default="", description="of the cluster, or `auto`; empty: Ray is started on this machine")
+
+
 class LoopConfig(Section):
     """Sampling beside training: docs/async.md."""
 
@@ -506,6 +517,7 @@ class LoopConfig(Section):
         description="a folder or s3://bucket/prefix that every version of the weights is published to as well, for "
         "engines elsewhere: docs/sync.md",
     )
+    ray: RayConfig = RayConfig()
 
 
 class EvalConfig(Section):
@@ -569,9 +581,22 @@ class Config(Section):
                 raise ValueError("harness.kind command does not work in containers: leave sandbox.backend bwrap")
         if self.tools.add and self.harness.profile == "bash":
             raise ValueError("the profile bash has one tool, so tools.add is never used; take another harness.profile")
+        if self.loop.ray.samplers and (problem := self._unfit_elsewhere()):
+            raise ValueError(f"loop.ray.samplers is {self.loop.ray.samplers}, and {problem}")
         if self.loop.max_staleness and (problem := self._unfit_beside_training()):
             raise ValueError(f"loop.max_staleness is {self.loop.max_staleness}, and {problem}")
         return self
+
+    def _unfit_elsewhere(self) -> str:
+        """What cannot be where samplers have the engine."""
+        judge = self.feedback.judge
+        if self.engine.kind == "local" and self.train.lora.rank:
+            return "a local engine elsewhere takes no adapters; give --engine.kind vllm, or --train.lora.rank 0"
+        if self.engine.kind == "vllm" and self.engine.vllm.url:
+            return "each starts a vLLM of its own; leave engine.vllm.url out"
+        if self.feedback.weight and judge.url == LOCAL and not judge.name:
+            return "the judge has no engine here to read with; give feedback.judge.name another model"
+        return ""
 
     def _unfit_beside_training(self) -> str:
         """What cannot be while the trainer works and weights change in the middle of rollouts."""

@@ -35,7 +35,8 @@ COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a s
 # Where a run lies, when it ends, when it is kept. What imitation reads is known by its content.
 PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes",
           "sft.data", "sft.epochs")  # fmt: skip
-FREE = (*PLACED, *COMPUTED, "engine.vllm.gpu_share", "loop.deadline_s", "loop.eval_every")
+FREE = (*PLACED, *COMPUTED, "engine.vllm.gpu_share", "loop.deadline_s", "loop.eval_every",
+        "loop.ray.samplers", "loop.ray.cpus", "loop.ray.gpus", "loop.ray.address")  # fmt: skip
 OWN_FILES = ("rewards.files", "tools.files", "feedback.files")  # of the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
 BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times
