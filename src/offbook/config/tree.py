@@ -25,12 +25,12 @@ class Section(BaseModel):
 
 class TasksConfig(Section):
     """Where tasks come from: `pocket` and `pocket-long` are made on the spot, a folder has `train/` and `heldout/` task
-    folders."""
+    folders. Of others' tasks, Harbor's or those of verifiers, about a fifth is held out."""
 
     source: str = Field(
         default="pocket",
-        description="`pocket`, `pocket-long` (several functions a task, `pocket-long-3-8` says how many), or a folder "
-        "with `train/` and `heldout/` task folders",
+        description="`pocket`, `pocket-long` (several functions a task, `pocket-long-3-8` says how many), a folder "
+        "with `train/` and `heldout/` task folders, a folder of Harbor tasks, or `verifiers:ID`, a taskset",
     )
     num_train: int = Field(default=120, ge=1, description="pocket only: how many to make")
     num_heldout: int = Field(default=48, ge=1, description="pocket only: how many to make")
