@@ -111,6 +111,9 @@ class ToolsConfig(Section):
     """Your own tools, beside those of docs/tools.md."""
 
     files: list[str] = Field(default=[], description="Python files with your own; they run with your rights")
+    pages: list[str] = Field(
+        default=[], description="folders of documentation that every agent may search by `search_docs`: docs/tools.md"
+    )
     add: list[str] = Field(default=[], description="tools that every task's agent gets beside the ones of its task")
 
 

@@ -23,6 +23,8 @@ from offbook.engine.local import LocalSession
 from offbook.engine.vllm import Server, find_vllm
 from offbook.feedback import rules_of
 from offbook.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
+from offbook.harness.pages import NAME as SEARCH
+from offbook.harness.pages import Pages
 from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
 from offbook.loop.samplers import Samplers
 from offbook.loop.slots import Seat
@@ -121,17 +123,19 @@ class Collector:
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
         prices = Prices(settings.price_input, settings.price_output)
+        self.pages = Pages(config.tools.pages) if config.tools.pages else None
         self.harness = Harness(
             settings.limits(),
             settings.profile,
             settings.variation,
             prices,
             told=model is None,
-            own_tools=own_tools(config.tools.files),
-            added=tuple(config.tools.add),
+            own_tools=own_tools(config.tools.files) | ({SEARCH: self.pages.tool()} if self.pages else {}),
+            added=(*config.tools.add, *([SEARCH] if self.pages else [])),
             command=settings.command,
         )
-        self._door = Door({where: Path(folder) for where, folder in settings.mounts.items()})
+        mounts = {where: Path(folder) for where, folder in settings.mounts.items()}
+        self._door = Door(mounts, self.pages.told if self.pages else None)
         self.box = replace(spec, watch=self.monitors is not None and self.monitors.watch)
         rewards = config.rewards
         grades = pocket_cache() / "grades" if level_named(config.tasks.source) else None

@@ -17,6 +17,7 @@ from offbook.config import Config, cache_folder
 from offbook.loop.models import Progress, pocket_cache, quiet
 from offbook.runfolder import RunFolder, write_atomic
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.audit.corpus import Corpus, removed_from
 from offbook.taskgen.pocket import level_named, make_pocket_tasks
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.select import History, Sampler, TasksUsedUp
@@ -59,6 +60,7 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
         sets = _cut(tasks_at(config.tasks.source, config))
     else:
         sets = TaskSets(load_tasks(root / "train", config.tasks.wording), held_out(root, config.tasks.wording))
+    refuse_leaking_pages(config, [*sets.train, *sets.heldout])
     if both := {task.id for task in sets.train} & {task.id for task in sets.heldout}:
         raise OffbookError(
             f"the task {min(both)} is in {root / 'train'} and in {root / 'heldout'}; remove one of the two"
@@ -66,6 +68,23 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
     if not sets.heldout:
         log.warning("%s has no held-out tasks: all of them are trained on, and there are none to measure with", root)
     return sets
+
+
+def refuse_leaking_pages(config: Config, tasks: Iterable[Task]) -> None:
+    """Documentation that holds what a task's agent is to write."""
+    if not config.tools.pages:
+        return
+    corpus = Corpus({f"pages {number}": Path(folder) for number, folder in enumerate(config.tools.pages, 1)})
+    for task in tasks:
+        removed = removed_from(task) if (task.folder / "solution" / "removed.json").is_file() else {}
+        if leaks := corpus.leaks(removed):
+            place, _, page = leaks[0].path.partition("/")
+            folder = config.tools.pages[int(place.split()[1]) - 1]
+            others = f", and {len(leaks) - 1} more," if len(leaks) > 1 else ""
+            raise OffbookError(
+                f"the page {page} of {folder} (tools.pages){others} holds {leaks[0].what}, which was removed for the task "
+                f"{task.id}; take it out"
+            )
 
 
 def _is_whole(source: str) -> bool:
@@ -110,7 +129,9 @@ def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Ta
     if not folder.is_dir():
         raise OffbookError(f"there is no task folder {source}; give one, `pocket` or `pocket-long`")
     wording = config.tasks.wording
-    return [load_task(folder, wording)] if (folder / "task.toml").is_file() else load_tasks(folder, wording)
+    found = [load_task(folder, wording)] if (folder / "task.toml").is_file() else load_tasks(folder, wording)
+    refuse_leaking_pages(config, found)
+    return found
 
 
 def with_source(config: Config, source: str) -> Config:

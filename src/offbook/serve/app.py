@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from starlette.applications import Starlette
@@ -26,6 +26,7 @@ from offbook.serve.responses import Responses
 from offbook.serve.streaming import Gone, Streamed, while_there
 from offbook.types import ModelLost, OffbookError, PromptTooLong, Rollout, StopReason
 
+Search = Callable[[str], Awaitable[str]]
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
 MOST_REWARD = 1e6  # sums of such are still exact enough to learn from
 BODY_S = 60.0  # that a request has to arrive in
@@ -139,7 +140,9 @@ class Sessions:
         return bool(self._owner) and secrets.compare_digest(key.encode(), self._owner.encode())
 
 
-def make_app(sessions: Sessions) -> Starlette:
+def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
+    """`search` is the documentation's, where there is any: agents ask for it with their keys."""
+
     def speaks(dialect: Dialect) -> Route:
         async def answered(request: Request) -> Response:
             try:
@@ -194,7 +197,20 @@ def make_app(sessions: Sessions) -> Starlette:
         except Exception as error:
             return _refusal(error, dialect)
 
+    async def searched(request: Request) -> Response:
+        try:
+            session = sessions.asking(request)
+            body = await _body(request, LEAST_BYTES)
+            if search is None:
+                raise Refused("there is no documentation here; whoever started the server may give tools.pages")
+            answer = await search(member(body, "query", str))
+            session.note("search_docs", body["query"])
+            return JSONResponse({"answer": answer})
+        except Exception as error:
+            return _refusal(error, DIALECTS[0])
+
     routes = [*map(speaks, DIALECTS), Route("/v1/models", models)]
+    routes.append(Route("/tools/search_docs", searched, methods=["POST"]))
     routes.append(Route(f"{Messages.path}/count_tokens", counted, methods=["POST"]))
     for path, does in (
         ("/sessions", opened),
