@@ -20,6 +20,8 @@ def test_nothing_is_lost(cache: Path, model: Path, tmp_path: Path) -> None:
     assert lockstep["struck"] == continuous["struck"] == [blow.name for blow in BLOWS]
     assert lockstep["same_weights"] is True
     assert (continuous["rollouts_again"], continuous["turns_again"], continuous["counted_twice"]) == (0, 0, 0)
+    assert lockstep["store_whole"]
+    assert continuous["store_whole"]
     assert continuous["turns"] > continuous["rollouts"] == 6 * 2 * 3
 
 
@@ -33,12 +35,13 @@ def test_nothing_is_lost(cache: Path, model: Path, tmp_path: Path) -> None:
         ({"same_weights": False}, False),
         ({"counted_twice": 1, "same_weights": True}, False),
         ({"missed": ["engine"]}, False),
+        ({"store_whole": False}, False),
     ],
 )
 def test_what_counts_as_lost(changed: dict[str, object], is_well: bool) -> None:
     report = {
         "schedule": "s", "struck": [], "missed": [], "rollouts": 9, "rollouts_again": 0, "turns": 9, "turns_again": 0,
-        "counted_twice": 0, "steps": 2, "same_weights": None,
+        "counted_twice": 0, "steps": 2, "same_weights": None, "store_whole": True,
     }  # fmt: skip
     assert _is_well(Report(**{**report, **changed})) is is_well  # type: ignore[arg-type]
 

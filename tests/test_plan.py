@@ -29,6 +29,7 @@ from offbook.config import Config, ConfigError, EngineConfig, LoraConfig, TrainC
 from offbook.engine.vllm import Server
 from offbook.engine.vllm.find import Found
 from offbook.loop import plan as plan_room
+from offbook.loop.layout import make_layout
 from offbook.loop.plan import Device, as_planned, make_plan, meta_shapes, refuse_too_large, this_device
 from offbook.loop.resume import computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder
@@ -405,6 +406,64 @@ def test_a_run_goes_on_with_another_share_for_vllm(tmp_path: Path) -> None:
     hotter = EngineConfig(kind="vllm", temperature=0.5)
     with pytest.raises(OffbookError, match=r"another configuration \(engine.temperature is 0.5 now and 1.0 there\)"):
         refuse_another_run(RunFolder(tmp_path), Config(out=str(tmp_path), engine=hotter))
+
+
+MOE = {
+    "vocab_size": 151_936, "hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 48, "head_dim": 128,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 96, "max_position_embeddings": 262_144,
+}  # fmt: skip
+
+
+def test_a_layout_adds_up(large: Path) -> None:
+    config = load_config([], {"model": str(large), **HALF, "train.groups": "64", "loop.max_staleness": "1"})
+    few, many = (make_layout(config, GPU, gpus) for gpus in (16, 512))
+    one = make_plan(config, GPU)
+    static = ("weights", "master weights", "optimizer state", "gradients", "teacher copy")
+    for found, dense in ((few, (1, 8)), (many, (32, 8))):
+        assert found.fits
+        assert found.dense == dense, "cut over a node, which holds it; the rest are replicas"
+        assert found.experts is None
+        for part in static:
+            assert found.parts[part] == pytest.approx(one.parts[part] / 8)
+    assert (few.replicas, few.replica_gpus, many.replicas) == (8, 1, 256)
+    assert few.slots == many.slots == 64 * 8 * 2
+    assert (few.boxes_a_node, many.boxes_a_node) == (512, 16)
+    assert few.box_bytes == 512 * 2048 * 2**20
+    assert few.version_bytes == 2 * one.parameters
+    held = (0.9 * 150e9 - CONTEXT_BYTES) / (2 * 2 * 36 * 8 * 128)  # without weights
+    assert 0.7 * held < few.kv_tokens < held
+    smaller = few.version_bytes / few.patch_bytes
+    assert smaller == pytest.approx(72.4), "what was measured at 1e-6"
+    faster = make_layout(load_config([], {"model": str(large), **HALF, "train.learning_rate": "3e-6"}), GPU, 16)
+    assert faster.version_bytes / faster.patch_bytes == pytest.approx(34.1, rel=0.01)
+
+
+def test_what_does_not_fit_on_a_rank_is_cut_further(tmp_path: Path) -> None:
+    Qwen3MoeConfig(**MOE).save_pretrained(tmp_path)
+    given = {"model": str(tmp_path), **HALF, "harness.context": "16384"}
+    found = make_layout(load_config([], given), Device("", 80e9, is_gpu=True), 128)
+    assert found.fits
+    assert found.dense[0] * found.dense[1] == found.training_gpus == 64
+    replicate, shard, ep = found.experts or (0, 0, 0)
+    assert replicate * shard * ep == 64
+    assert (96 % ep, ep) == (0, 8)
+    long = make_layout(load_config([], given | {"harness.context": "262144"}), Device("", 80e9, is_gpu=True), 128)
+    assert long.rows > found.rows == 1
+    assert long.fits
+    assert not make_layout(load_config([], given), Device("", 80e9, is_gpu=True), 4).fits
+    less = make_layout(load_config([], given | {"engine.vllm.gpus": "4"}), Device("", 80e9, is_gpu=True), 128)
+    assert (less.replica_gpus, less.replicas) == (4, 16)
+
+
+def test_the_verb_for_many(large: Path) -> None:
+    given = ["plan", str(large), *(f"--{key}={value}" for key, value in HALF.items())]
+    shown = CliRunner().invoke(app, [*given, "--gpus", "512", "--gpu-memory", "80"])
+    assert shown.exit_code == 0
+    for line in ("32 x 8 (replicas x shards)", "256, each on 1", "boxes a node", "226.3 MB of 16.38 GB to each copy"):
+        assert line in shown.stdout
+    small = CliRunner().invoke(app, [*given, "--gpus", "2", "--gpu-memory", "80"])
+    assert (small.exit_code, "it does not fit on 2: 8 would do" in small.stdout) == (1, True)
+    assert "say how large they are" in str(CliRunner().invoke(app, [*given, "--gpus", "8"]).exception)
 
 
 def test_the_verb(large: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,9 @@ import openai
 import pytest
 from scripted import Scripted, merging_chat, sampled_runs
 
-from offbook.recorder import Session
-from offbook.serve.app import Sessions, make_app
+from offbook.recorder import Refused, Session
+from offbook.serve.app import DIALECTS, Sessions, make_app
+from offbook.serve.dialect import Dialect
 from offbook.serve.server import Serving, listen
 from offbook.tokens import render_call
 from offbook.types import Limits, Rollout
@@ -275,7 +277,7 @@ def test_a_client_s_own_retries_are_one_message() -> None:
         (b"{", 400, "cannot be read"),
         (b"[]", 400, "JSON object"),
         (b"{}", 400, "messages"),
-        (b'{"messages": 3}', 400, "cannot be read"),
+        (b'{"messages": 3}', 400, "messages of the request is to be a list"),
         (b'{"messages": [{"role": "wizard", "content": "x"}]}', 400, "no role wizard"),
         (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', 400, "image_url"),
         (json.dumps(chat(n=2)).encode(), 400, "n is not offered"),
@@ -299,6 +301,95 @@ def test_requests_that_are_none(body: bytes, status: int, said: str) -> None:
         assert here.sessions.end("s").usage.turns == 1
 
     run(work, "yes")
+
+
+TOOL = {"name": "look", "description": "x", "parameters": {"type": "object", "properties": {}}}
+RIGHT = (
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "x"}]},
+            {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "a", "content": "x"},
+        ],
+        "tools": [{"type": "function", "function": TOOL}],
+        "max_tokens": 5,
+    },
+    {
+        "system": [{"type": "text", "text": "x"}],
+        "messages": [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}]},
+        ],
+        "tools": [{"name": "look", "description": "x", "input_schema": {"type": "object", "properties": {}}}],
+        "max_tokens": 5,
+    },
+    {
+        "instructions": "x",
+        "previous_response_id": "resp_x",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "x"},
+        ],
+        "tools": [{"type": "function", **TOOL}],
+        "max_output_tokens": 5,
+    },
+)
+WRONG = (None, 5, -1, 0.5, True, "x", "", [], {}, [5], [[]], [None], {"type": 5}, "[" * 100_000)
+
+
+def spoiled(right: Any) -> Iterator[Any]:
+    """With one thing in it missing, or another."""
+    yield from WRONG
+    members = right.items() if isinstance(right, dict) else enumerate(right) if isinstance(right, list) else ()
+    for name, inner in members:
+        without = {k: v for k, v in right.items() if k != name} if isinstance(right, dict) else right
+        yield without
+        for other in spoiled(inner):
+            changed = right.copy()
+            changed[name] = other
+            yield changed
+
+
+@pytest.mark.parametrize(
+    ("dialect", "right"), list(zip(DIALECTS, RIGHT, strict=True)), ids=["chat", "messages", "responses"]
+)
+def test_what_is_wrong_with_a_request_is_said_in_plain_words(dialect: Dialect, right: dict[str, Any]) -> None:
+    assert len(dialect.read(right).messages) >= 3
+    said = set()
+    for body in spoiled(right):
+        if isinstance(body, dict):
+            try:
+                dialect.read(body)
+            except Refused as refused:
+                said.add(str(refused))
+    assert len(said) > 20
+    for sentence in said:
+        assert "\n" not in sentence
+        assert not re.search(r"NoneType|'str'|\bdict\b|\bint\b|subscript|attribute|Expecting|iterable", sentence), (
+            sentence
+        )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/sessions", {"id": 5}, "id of the request is to be text"),
+        ("/sessions/s/reward", {}, "the request has no value"),
+        ("/sessions/s/reward", {"value": "1"}, "value of the request is to be a number"),
+        ("/sessions/s/reward", {"value": 1, "weight": []}, "weight of the request is to be a number"),
+        ("/sessions/s/feedback", {"text": 5}, "text of the request is to be text"),
+    ],
+)
+def test_the_owner_is_told_so_too(path: str, body: dict[str, Any], said: str) -> None:
+    async def work(here: Place) -> None:
+        here.sessions.open("s")
+        owner = await here.http(OWNER)
+        answer = await owner.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, said)
+
+    run(work)
 
 
 def test_keys_open_their_own_session_and_no_other() -> None:

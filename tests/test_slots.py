@@ -50,6 +50,7 @@ def again(slots: Slots, done: int, *tasks: str) -> tuple[Slots, list[Group], dic
     with open(slots.folder / "journal.jsonl", "ab") as journal:
         journal.write(b'{"at": 1, "state": "sco')  # torn
     new = Slots(slots.run, 2, claim="c")
+    assert b'"sco\n' not in (slots.folder / "journal.jsonl").read_bytes(), "half a line is dropped"
     assert [line["state"] for line in read_journal(slots.run.path)][-1] == "claimed", "not behind half a line"
     for step in slots.run.steps():
         if step <= done:
@@ -217,3 +218,18 @@ def test_pace_follows_what_is_full() -> None:
         assert (pace.running, most) == (0, 12)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("torn", [b"{", b"\0" * 9000, b'{"state": "trained"}'])
+def test_a_torn_last_line_is_dropped_with_a_sentence(
+    slots: Slots, torn: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    slots.close()
+    journal = slots.folder / "journal.jsonl"
+    before = journal.read_bytes()
+    journal.write_bytes(before + torn)
+    Slots(slots.run, 2, claim="c").close()
+    assert f"was torn ({len(torn)} bytes) and is dropped" in caplog.text
+    assert journal.read_bytes().startswith(before + b'{"at"')
+    journal.write_bytes(b'5\n["x"]\n' + journal.read_bytes())
+    assert [line["state"] for line in read_journal(slots.run.path)] == ["claimed", "claimed"], "the rest is no line"

@@ -443,12 +443,32 @@ def test_what_cannot_be_a_store_is_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(OffbookError) as refused:
             Publisher(open_store(where)).look()
         assert "\n" not in str(refused.value)
-    store = open_store(str(tmp_path / "store"))
-    Publisher(store).look()
-    store.put(HEAD, b"xx")
-    with pytest.raises(Damaged, match="head in the store cannot be read") as damaged:
+
+
+@pytest.mark.parametrize("junk", [b"xx", b"", b'{"number": "four"}', b"\0" * 9])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_head_that_is_junk_is_healed(
+    store: Store, junk: bytes, is_new: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the publisher, whether it is the same or another. Readers meanwhile go by what lies there; where the newest
+    manifest is junk too, they are told so, and the anchor that comes then is all they need."""
+    made, publisher = [tensors()], Publisher(store)
+    published(publisher, 0, made[0])
+    store.put(HEAD, junk)
+    old = Reader(store, "early").poll()
+    assert old is not None
+    assert bits(old.tensors) == bits(made[0])
+    store.put("versions/000000001/manifest", junk)
+    with pytest.raises(Missing, match="publish it again as an anchor"):
         Reader(store, "one").poll()
-    assert "\n" not in str(damaged.value)
+    publisher = Publisher(store) if is_new else publisher
+    for version in (1, 2):
+        made.append(nudged(made[-1], version))
+        published(publisher, version, made[-1])
+    assert "cannot be read; it is written anew" in caplog.text
+    new = Reader(store, "late").poll()
+    assert new is not None
+    assert (new.version, bits(new.tensors)) == (2, bits(made[2]))
 
 
 def test_a_name_that_is_a_path_is_refused() -> None:

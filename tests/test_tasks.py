@@ -20,6 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbook.config import load_config
+from offbook.loop.tasks import refuse_missing_tasks, task_sets
 from offbook.rewards import Grader
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.delete import delete_functions
@@ -648,3 +650,24 @@ def test_partial_credit_begins_at_the_floor(
     rollout = Rollout("r", "f", "g", task.tools, changed={"pkg.py": done})
     assert asyncio.run(Grader().outcome(task, rollout)) == binary
     assert asyncio.run(Grader(partial=True).outcome(task, rollout)) == pytest.approx(partial)
+
+
+def test_a_folder_of_harbor_tasks_is_a_source_to_train_on(tmp_path: Path) -> None:
+    """About a fifth is held out, by name; one that comes later moves none of the others."""
+    for number in range(20):
+        files = {
+            "task.toml": 'version = "1.0"\n', "instruction.md": "x", "tests/test.sh": "true", "environment/a.txt": "a",
+        }  # fmt: skip
+        write_files(tmp_path / "theirs" / f"task-{number}", files)
+    config = load_config([], {"model": "pocket", "tasks.source": str(tmp_path / "theirs")})
+    refuse_missing_tasks(config, "train")
+    sets = task_sets(config)
+    assert len(sets.train) + len(sets.heldout) == 20
+    assert 1 <= len(sets.heldout) <= 8
+    shutil.rmtree(tmp_path / "theirs" / sets.train[0].id)
+    again = task_sets(config)
+    assert [task.id for task in again.heldout] == [task.id for task in sets.heldout]
+    assert [task.id for task in again.train] == [task.id for task in sets.train[1:]]
+    empty = load_config([], {"model": "pocket", "tasks.source": str(tmp_path)})
+    with pytest.raises(OffbookError, match="holds no task folders"):
+        refuse_missing_tasks(empty, "train")

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from offbook.config import load_config
+from offbook.loop.tasks import refuse_missing_tasks, task_sets
+from offbook.rewards import Grader
+from offbook.tasks.check import check
 from offbook.tasks.folder import Contents, places, write_task
-from offbook.types import Task
+from offbook.types import Message, OffbookError, Rollout, Segment, Task
 
 pytest.importorskip("verifiers", reason="the extra `verifiers` is not installed")
 
@@ -62,3 +67,70 @@ def test_work_in_a_runtime_is_graded_in_a_box(folder: Path, written: str | None,
             await runtime.stop()
 
     assert asyncio.run(score()) == reward
+
+
+TASKSET = """
+import verifiers.v1 as vf
+
+__all__ = ["Sums"]
+
+
+class SumData(vf.TaskData):
+    first: int
+    second: int
+
+
+class SumTask(vf.Task[SumData]):
+    async def setup(self, trace, runtime):
+        await runtime.write("numbers/first.txt", f"{self.data.first}\\n".encode())
+        await runtime.write("second.txt", f"{self.data.second}\\n".encode() * 2000)
+
+    @vf.reward
+    async def right(self, runtime) -> float:
+        result = await runtime.run(["sh", "-c", "cat sum.txt"], {})
+        first = int(await runtime.read("numbers/first.txt"))
+        return float(result.stdout.strip() == str(first + self.data.second))
+
+    @vf.reward(weight=0.5)
+    async def polite(self, trace) -> float:
+        return float("please" in trace.last_reply)
+
+
+class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
+    def load(self):
+        for number in range(12):
+            data = SumData(id=f"sum {number}", prompt=f"Write {number} + 5 to sum.txt.", first=number, second=5)
+            yield SumTask(data, self.config.task)
+        yield SumTask(SumData(prompt="x", image="some/image", first=1, second=1), self.config.task)
+"""
+
+
+def test_a_taskset_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """Its tasks get a tree of their own, a fifth is held out, and its own rewards score what an agent left and said."""
+    (tmp_path / "offbook_sums.py").write_text(TASKSET)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("OFFBOOK_CACHE", str(tmp_path / "cache"))
+    config = load_config([], {"model": "pocket", "tasks.source": "verifiers:offbook_sums"})
+    refuse_missing_tasks(config, "train")
+    sets = task_sets(config)
+    assert len(sets.train) + len(sets.heldout) == 12
+    assert 0 < len(sets.heldout) < len(sets.train)
+    assert "1 tasks of verifiers:offbook_sums are left out: it needs an image" in caplog.text
+    task = next(one for one in sets.train if one.id.startswith("sum-3-"))
+    assert task.instruction == "Write 3 + 5 to sum.txt."
+    assert (task.tree / "numbers/first.txt").read_text() == "3\n"
+    assert (task.tree / "second.txt").stat().st_size == 4000
+
+    def rollout(said: str, **changed: str) -> Rollout:
+        message = Message("assistant", said, 0, 1, 0, 1)
+        return Rollout("r", task.id, "g", (), [Segment([1], messages=[message])], "finish", changed=changed)
+
+    async def outcomes() -> list[float]:
+        grader = Grader()
+        tried = (rollout("x"), rollout("please"), rollout("x", **{"sum.txt": "8"}), rollout("x", **{"sum.txt": "9"}))
+        return [await grader.outcome(task, one) for one in tried]
+
+    assert asyncio.run(outcomes()) == [0.0, 0.5, 1.0, 0.0]
+    assert asyncio.run(check(task)) == ""
+    with pytest.raises(OffbookError, match="the taskset no_such_thing cannot be loaded"):
+        task_sets(load_config([], {"model": "pocket", "tasks.source": "verifiers:no_such_thing"}))

@@ -5,6 +5,7 @@ With OFFBOOK_SCREENSHOTS=docs the pictures of docs/view.md are taken again.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -485,4 +486,25 @@ def test_screenshots(browser: Any) -> None:
         page.evaluate(STRONGEST)
         page.wait_for_timeout(300)
         page.screenshot(path=out / "view-target.png")
+        watched.context.close()
+
+
+def test_where_rollouts_are_is_shown_as_it_changes(browser: Any, tmp_path: Path) -> None:
+    """Before the first step is over, and on a phone."""
+    folder = make_run(tmp_path, "live")
+    for path in (folder / "metrics.jsonl", *folder.glob("rollouts/*"), *folder.glob("feedback/*")):
+        path.unlink()
+    (folder / "slots").mkdir(exist_ok=True)
+    told = {"slots running": 12, "slots trained": 0, "oldest begun at step": 3, "restarts of the model": 1}
+    (folder / "slots" / "now.json").write_text(json.dumps(told))
+    with serving(RunIndex("live", folder)) as server:
+        watched = Watched(browser, server.url, viewport=PHONE)
+        page = watched.open("/run/0")
+        slots, rest = page.locator("section", has_text="Rollouts now").locator("table").all()
+        expect(slots.locator("td")).to_have_text(["12", "0"])
+        expect(rest.locator("th")).to_have_text(["oldest begun at step", "restarts of the model"])
+        assert not watched.sideways()
+        (folder / "slots" / "now.json").write_text(json.dumps(told | {"slots running": 7}))
+        expect(slots.locator("td").first).to_have_text("7")
+        watched.check()
         watched.context.close()

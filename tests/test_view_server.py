@@ -220,6 +220,17 @@ def test_where_rollouts_are_is_told_while_they_are_sampled(run: RunIndex) -> Non
     assert (told["now"], "now" in told["evals"]) == ({"slots running": 3}, False)
 
 
+def test_a_run_is_live_from_its_first_rollout_on(tmp_path: Path) -> None:
+    """Also where a step takes longer than all before: what is told of its rollouts counts as a change."""
+    (tmp_path / "slots").mkdir()
+    (tmp_path / "config.toml").write_text("[train]\nsteps = 4\n")
+    assert answer([RunIndex("new", tmp_path)], "api/runs")["runs"][0]["live"] is False
+    (tmp_path / "slots" / "now.json").write_text('{"slots running": 3}')
+    assert answer([RunIndex("new", tmp_path)], "api/runs")["runs"][0]["live"] is True
+    os.utime(tmp_path / "slots" / "now.json", (1.0, 1.0))
+    assert answer([RunIndex("new", tmp_path)], "api/runs")["runs"][0]["live"] is False
+
+
 def test_what_cannot_be_read_is_counted(run: RunIndex) -> None:
     assert answer([run], "api/runs")["runs"][0]["unreadable"] == {}
     for name in (

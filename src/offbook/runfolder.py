@@ -1,7 +1,7 @@
 """The run folder: the contract between training, resuming, judging and viewing. All of it is text or safetensors.
 
 config.toml              the resolved configuration
-own_files.json           what the user's own files of rewards, tools and rules held when it last began
+own_files.json           what the user's own files of rewards, tools, rules and pages held when it last began
 metrics.jsonl            one line a step
 tasks.jsonl              one line a task: the instruction, the tests, the deleted code
 rollouts/step_00003.jsonl    every rollout of step 3, scored

@@ -44,11 +44,12 @@ Lines = list[dict[str, Any]]
 @dataclass(frozen=True, slots=True)
 class Blow:
     """`is_due` by what a run has noted since it was last started. Without a `process` all of the run is killed: trainer
-    and reconciler are threads of one."""
+    and reconciler are threads of one. `act` is done to the run's store in the place of that."""
 
     name: str
     is_due: Callable[[Lines, RunFolder], bool]
     process: bytes = b""
+    act: Callable[[Path], None] | None = None
 
 
 def _writing(lines: Lines, folder: RunFolder) -> bool:
@@ -65,9 +66,21 @@ def _saving(lines: Lines, folder: RunFolder) -> bool:
     return bool(begun) and any(line["state"] == "trained" for line in lines)
 
 
+def _published(lines: Lines, folder: RunFolder) -> bool:
+    return any((_store(folder.path) / "versions").glob("*/manifest"))
+
+
+def _damage(store: Path) -> None:
+    """HEAD says nothing, and of the newest version half of the manifest is left."""
+    newest = max(store.glob("versions/*/manifest"))
+    newest.write_bytes(newest.read_bytes()[:40])
+    (store / "HEAD").write_bytes(b"\0\0junk")
+
+
 BLOWS = (
     Blow("all while sampling", _writing),
     Blow("engine", _writing, ENGINE),
+    Blow("store", _published, act=_damage),
     Blow("trainer", _training),
     Blow("worker", _writing, MONITORS),
     Blow("checkpoint", _saving),
@@ -86,6 +99,7 @@ class Report:
     counted_twice: int  # groups that two steps were given, or one twice
     steps: int
     same_weights: bool | None  # as those of a run that nobody struck; None where the schedule follows no seed
+    store_whole: bool  # whoever reads it has the weights of the last checkpoint
 
 
 def drill(
@@ -94,7 +108,7 @@ def drill(
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
-    """Kill -9 engine, trainer and worker in turn during small runs, start them again, and print what was lost.
+    """Kill -9 engine, trainer and worker in turn during small runs, damage their store, and print what was lost.
 
     Takes configuration like `train` does; without any it is a few steps of the pocket model. In lockstep a batch that
     was not over is sampled again, and the weights at the end are those of a run that was never struck; in the
@@ -136,6 +150,11 @@ def _struck(config: Config, schedule: str, out: Path) -> tuple[list[str], list[s
                 process.kill()
                 raise OffbookError(f"the run in {out} did not come to where the {blow.name} is struck; see its log")
             time.sleep(LOOK_S)
+        if blow.act and process.poll() is None:
+            blow.act(_store(out))
+            struck.append(blow.name)
+            console.print(f"{schedule}: {blow.name} damaged", highlight=False)
+            continue
         whom = list(_children(process.pid, blow.process)) if blow.process else [process.pid]
         if process.poll() is not None or not whom:
             missed.append(blow.name)
@@ -156,13 +175,17 @@ def _start(config: Config, schedule: str, out: Path) -> subprocess.Popen[bytes]:
     tree = config.model_dump()
     tree["out"] = str(out)
     tree["engine"]["mode"] = SCHEDULES[schedule]["mode"]
-    tree["loop"]["max_staleness"] = SCHEDULES[schedule]["max_staleness"]
+    tree["loop"] |= {"max_staleness": SCHEDULES[schedule]["max_staleness"], "store": str(_store(out))}
     out.parent.mkdir(parents=True, exist_ok=True)
     file = out.with_suffix(".toml")
     file.write_text(Config.model_validate(tree).to_toml())
     command = [sys.executable, "-m", "offbook", "train", "@", str(file), "--plain"]
     with open(out.with_suffix(".log"), "ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_end_with_us)
+
+
+def _store(out: Path) -> Path:
+    return out.with_suffix(".store")
 
 
 def _end_with_us() -> None:
@@ -205,6 +228,23 @@ def _last_weights(out: Path) -> str:
     return weights_digest(latest_checkpoint(RunFolder(out)))
 
 
+def _is_store_whole(out: Path) -> bool:
+    """A reader that has nothing yet comes to the bits of the last checkpoint."""
+    import torch
+
+    from offbook.loop.models import weights_in
+    from offbook.runfolder import RunFolder, latest_checkpoint
+    from offbook.sync import Reader, open_store
+
+    reader = Reader(open_store(str(_store(out))), "drill")
+    found = reader.poll()
+    reader.close()
+    kept = weights_in(latest_checkpoint(RunFolder(out)), 0).tensors
+    return found is not None and all(
+        torch.equal(tensor, kept[name].to(tensor.dtype)) for name, tensor in found.tensors.items()
+    )
+
+
 def _report(schedule: str, out: Path, struck: list[str], missed: list[str], same: bool | None) -> Report:
     from offbook.runfolder import RunFolder
 
@@ -224,23 +264,25 @@ def _report(schedule: str, out: Path, struck: list[str], missed: list[str], same
         counted_twice=sum(ids.values()) - len(ids),
         steps=len(folder.metrics()[0]),
         same_weights=same,
+        store_whole=_is_store_whole(out),
     )
 
 
 def _is_well(report: Report) -> bool:
     lost = report.rollouts_again + report.turns_again if report.same_weights is None else not report.same_weights
-    return not lost and not report.counted_twice and not report.missed
+    return not lost and not report.counted_twice and not report.missed and report.store_whole
 
 
 def _show(reports: list[Report]) -> None:
-    table = Table("schedule", "killed", "rollouts lost", "turns lost", "counted twice", "weights", box=None)
+    table = Table("schedule", "killed", "rollouts lost", "turns lost", "counted twice", "weights", "store", box=None)
     for one in reports:
         again = f"{one.rollouts_again} of {one.rollouts}"
         if one.same_weights is not None:
             again += " sampled again"
         turns = f"{one.turns_again} of {one.turns}" if one.turns else "-"
         weights = {None: "-", True: "the same bits", False: "DIFFERENT"}[one.same_weights]
-        table.add_row(one.schedule, ", ".join(one.struck), again, turns, str(one.counted_twice), weights)
+        store = "whole" if one.store_whole else "BROKEN"
+        table.add_row(one.schedule, ", ".join(one.struck), again, turns, str(one.counted_twice), weights, store)
     results.print(table)
     for one in reports:
         if one.missed:

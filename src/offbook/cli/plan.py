@@ -1,4 +1,4 @@
-"""offbook plan: what a training run takes of a GPU's memory, by part, before anything is loaded."""
+"""offbook plan: what a training run takes of GPUs, by part, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from offbook.cli.options import Json, config_from, results, say
 from offbook.config import ConfigError
 
 if TYPE_CHECKING:
+    from offbook.loop.layout import Layout
     from offbook.loop.plan import Plan
 
 GB = 1e9
@@ -22,7 +23,7 @@ LARGEST_GB = 1e6
 def plan(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="A hub id, a folder, a config.json, or `pocket`.")] = "",
-    gpus: Annotated[int, typer.Option(min=1, help="With two or more the engine has its own.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="From two on: how the run is laid out on them.")] = 1,
     gpu_memory: Annotated[float, typer.Option(help="In GB, of a GPU that is not here.")] = 0.0,
     as_json: Json = False,
 ) -> None:
@@ -38,19 +39,58 @@ def plan(
         raise ConfigError("there is no model to plan for; give one, as in: offbook plan Qwen/Qwen3-0.6B")
     if not 0 <= gpu_memory <= LARGEST_GB:  # which is not so of `nan` either
         raise ConfigError(f"--gpu-memory {gpu_memory:g} is no size of a GPU; give it in GB, as in: --gpu-memory 80")
+    from offbook.loop.layout import Layout, make_layout
     from offbook.loop.plan import make_plan, this_device
 
-    found = make_plan(config, this_device(gpu_memory), engine_apart=gpus > 1)
+    device = this_device(gpu_memory)
+    if gpus > 1 and not device.is_gpu:
+        raise ConfigError("there is no GPU here to go by; say how large they are, as in: --gpu-memory 80")
+    found = make_plan(config, device) if gpus == 1 else make_layout(config, device, gpus)
     if as_json:
         print(json.dumps(found.to_dict()))
     else:
-        show_plan(found)
+        show_layout(found) if isinstance(found, Layout) else show_plan(found)
     if not found.fits:
+        if isinstance(found, Layout) and not as_json:
+            sizes = (gpus * 2**power for power in range(1, 8))
+            enough = next((size for size in sizes if make_layout(config, device, size).fits), None)
+            more = f"{enough} would do" if enough else "nor on many more"
+            say(f"it does not fit on {gpus}: {more}; adapters (--train.lora.rank 16) take far less", to=results)
         raise typer.Exit(1)
 
 
+def show_layout(found: Layout, to: Console = results) -> None:
+    table = Table("", "", show_header=False, title=_title(found.model, found.parameters), title_justify="left")
+    replicate, shard = found.dense
+    table.add_row("GPUs that train", str(found.training_gpus))
+    table.add_row("  dense weights", f"{replicate} x {shard} (replicas x shards)")
+    if found.experts:
+        table.add_row("  experts", " x ".join(map(str, found.experts)) + " (replicas x shards x expert parallel)")
+    table.add_row("  ranks that share a row", str(found.rows))
+    table.add_row("  a rank takes", f"{found.need / GB:.1f} of {found.room / GB:.1f} GB")
+    way = found.way
+    table.add_row("  a step", f"recompute {way.recompute}, micro_tokens {way.micro_tokens}, context {found.context}")
+    table.add_row("GPUs that sample", str(found.replicas * found.replica_gpus))
+    table.add_row("  copies of the model", f"{found.replicas}, each on {found.replica_gpus}")
+    table.add_row("  a copy holds", f"keys and values of {found.kv_tokens:,} tokens")
+    table.add_row("rollouts at once", f"{found.slots:,} asked for, {found.slots_held:,} of full length fit")
+    table.add_row("boxes a node", f"{found.boxes_a_node:,}, with up to {found.box_bytes / GB:.0f} GB of memory")
+    every = found.patch_bytes + found.anchor_bytes
+    table.add_row("bytes a sync", f"about {_size(found.patch_bytes)} of {_size(found.version_bytes)} to each copy")
+    table.add_row("  written", f"about {_size(every)} a step, anchors included")
+    to.print(table)
+
+
+def _size(count: float) -> str:
+    return f"{count / GB:.2f} GB" if count >= GB else f"{count / 1e6:.1f} MB"
+
+
+def _title(model: str, parameters: int) -> str:
+    return f"{model}: {parameters / GB:.2f}B parameters"
+
+
 def show_plan(found: Plan, to: Console = results) -> None:
-    table = Table("part", "GB", title=f"{found.model}: {found.parameters / GB:.2f}B parameters", title_justify="left")
+    table = Table("part", "GB", title=_title(found.model, found.parameters), title_justify="left")
     table.columns[1].justify = "right"
     for part, size in found.parts.items():
         if size:

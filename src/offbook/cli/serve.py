@@ -102,6 +102,7 @@ async def _serve(
     began: Callable[[str, str], None],
     reader: Reader | None,
 ) -> None:
+    from offbook.loop.resume import record_own_files
     from offbook.recorder import Session
     from offbook.runfolder import write_atomic
     from offbook.serve.app import Sessions, make_app
@@ -111,13 +112,17 @@ async def _serve(
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     write_atomic(folder.config_file, collector.config.to_toml())
+    record_own_files(folder, collector.config)
 
     def make(rollout: Rollout) -> Session:
         return Session(rollout, collector.chat, collector.engine.open, limits, collector.harness.prices)
 
     ended = [rollout.id for rollout in folder.rollouts(0)[0]]
     sessions = Sessions(make, partial(folder.append_rollout, 0), owner, ended)
-    async with aclosing(collector), aclosing(Serving(make_app(sessions), listener)):
+    async with (
+        aclosing(collector),
+        aclosing(Serving(make_app(sessions, collector.pages and collector.pages.told), listener)),
+    ):
         following = asyncio.create_task(_follow(reader, _own_engine(collector))) if reader else None
         session, key = sessions.open()
         began(session.rollout.id, key)

@@ -25,12 +25,12 @@ class Section(BaseModel):
 
 class TasksConfig(Section):
     """Where tasks come from: `pocket` and `pocket-long` are made on the spot, a folder has `train/` and `heldout/` task
-    folders."""
+    folders. Of others' tasks, Harbor's or those of verifiers, about a fifth is held out."""
 
     source: str = Field(
         default="pocket",
-        description="`pocket`, `pocket-long` (several functions a task, `pocket-long-3-8` says how many), or a folder "
-        "with `train/` and `heldout/` task folders",
+        description="`pocket`, `pocket-long` (several functions a task, `pocket-long-3-8` says how many), a folder "
+        "with `train/` and `heldout/` task folders, a folder of Harbor tasks, or `verifiers:ID`, a taskset",
     )
     num_train: int = Field(default=120, ge=1, description="pocket only: how many to make")
     num_heldout: int = Field(default=48, ge=1, description="pocket only: how many to make")
@@ -111,6 +111,9 @@ class ToolsConfig(Section):
     """Your own tools, beside those of docs/tools.md."""
 
     files: list[str] = Field(default=[], description="Python files with your own; they run with your rights")
+    pages: list[str] = Field(
+        default=[], description="folders of documentation that every agent may search by `search_docs`: docs/tools.md"
+    )
     add: list[str] = Field(default=[], description="tools that every task's agent gets beside the ones of its task")
 
 
@@ -495,6 +498,17 @@ class SftConfig(Section):
     hold_out_rules: list[str] = Field(default=[], description="no reminder states these")
 
 
+class RayConfig(Section):
+    """Rollouts on other machines, by Ray: docs/scale.md."""
+
+    samplers: int = Field(
+        default=0, ge=0, description="actors that sample, each with an engine and boxes of its own; 0: all is done here"
+    )
+    cpus: float = Field(default=1.0, ge=0, description="of each sampler")
+    gpus: float = Field(default=0.0, ge=0, description="of each sampler")
+    address: str = Field(default="", description="of the cluster, or `auto`; empty: Ray is started on this machine")
+
+
 class LoopConfig(Section):
     """Sampling beside training: docs/async.md."""
 
@@ -515,6 +529,7 @@ class LoopConfig(Section):
         description="a folder or s3://bucket/prefix that every version of the weights is published to as well, for "
         "engines elsewhere: docs/sync.md",
     )
+    ray: RayConfig = RayConfig()
 
 
 class EvalConfig(Section):
@@ -578,9 +593,22 @@ class Config(Section):
                 raise ValueError("harness.kind command does not work in containers: leave sandbox.backend bwrap")
         if self.tools.add and self.harness.profile == "bash":
             raise ValueError("the profile bash has one tool, so tools.add is never used; take another harness.profile")
+        if self.loop.ray.samplers and (problem := self._unfit_elsewhere()):
+            raise ValueError(f"loop.ray.samplers is {self.loop.ray.samplers}, and {problem}")
         if self.loop.max_staleness and (problem := self._unfit_beside_training()):
             raise ValueError(f"loop.max_staleness is {self.loop.max_staleness}, and {problem}")
         return self
+
+    def _unfit_elsewhere(self) -> str:
+        """What cannot be where samplers have the engine."""
+        judge = self.feedback.judge
+        if self.engine.kind == "local" and self.train.lora.rank:
+            return "a local engine elsewhere takes no adapters; give --engine.kind vllm, or --train.lora.rank 0"
+        if self.engine.kind == "vllm" and self.engine.vllm.url:
+            return "each starts a vLLM of its own; leave engine.vllm.url out"
+        if self.feedback.weight and judge.url == LOCAL and not judge.name:
+            return "the judge has no engine here to read with; give feedback.judge.name another model"
+        return ""
 
     def _unfit_beside_training(self) -> str:
         """What cannot be while the trainer works and weights change in the middle of rollouts."""

@@ -20,7 +20,7 @@ from offbook.recorder import Session
 from offbook.sandbox import Box, BwrapBox, ExecResult
 from offbook.sandbox.access import own_packages
 from offbook.sandbox.egress import DOOR, forwarded
-from offbook.serve.app import Sessions, make_app
+from offbook.serve.app import Search, Sessions, make_app
 from offbook.serve.client import agent_environment
 from offbook.serve.dialect import MODEL
 from offbook.serve.server import Serving, listen_at
@@ -37,18 +37,18 @@ class Door:
     It is opened by the first that needs it, and belongs to the event loop of that one until it is closed.
     """
 
-    def __init__(self, folders: Mapping[str, Path]):
+    def __init__(self, folders: Mapping[str, Path], search: Search | None = None):
         for where, folder in folders.items():
             if not where.startswith("/") or not folder.is_dir():
                 raise OffbookError(f"harness.mounts: {folder} is to be seen as {where}: give a folder, and a full path")
-        self._folders, self._sessions = folders, Sessions()
+        self._folders, self._sessions, self._search = folders, Sessions(), search
         self._place: Path | None = None
         self._serving: Serving | None = None
 
     def mounts(self) -> dict[str, Path]:
         if self._place is None:
             self._place = Path(tempfile.mkdtemp(prefix="offbook-door-"))
-            self._serving = Serving(make_app(self._sessions), listen_at(self._place / SOCKET))
+            self._serving = Serving(make_app(self._sessions, self._search), listen_at(self._place / SOCKET))
         return {DOOR: self._place, **self._folders}
 
     def socket(self, box: Box) -> str:

@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from offbook.harness.pages import NAME
 from offbook.harness.tool import Tool, Workbench, tool_of
 from offbook.harness.tools import BASH, TOOLS
 from offbook.harness.wordings import WORDINGS
 from offbook.plugins import functions_in, said
 from offbook.types import OffbookError
 
-TAKEN = {BASH.name, *TOOLS, *(name for wording in WORDINGS.values() for name in wording.names)}
+TAKEN = {BASH.name, NAME, *TOOLS, *(name for wording in WORDINGS.values() for name in wording.names)}
 
 
 def own_tools(files: Sequence[str]) -> dict[str, Tool]:

@@ -40,6 +40,14 @@ async def search(box: Box, pattern: str, path: str, ranked: bool, timeout_s: flo
     return "\n".join(lines if hits else ["no match", *lines])
 
 
+def search_texts(words: str, texts: dict[str, str]) -> str:
+    """Ranked, over texts that are no box's."""
+    _check(words, ranked=True)
+    hits, left_out = matching.rank(words, texts)
+    more = [f"[{left_out} more pages; say more closely what you look for]"] if left_out else []
+    return "\n".join([*_by_file(hits), *more]) or "no match"
+
+
 def _check(pattern: str, ranked: bool) -> None:
     if len(pattern) > PATTERN_CHARS:
         raise ToolFailed(f"what you look for is longer than {PATTERN_CHARS} characters")

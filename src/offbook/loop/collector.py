@@ -23,7 +23,10 @@ from offbook.engine.local import LocalSession
 from offbook.engine.vllm import Server, find_vllm
 from offbook.feedback import rules_of
 from offbook.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
+from offbook.harness.pages import NAME as SEARCH
+from offbook.harness.pages import Pages
 from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
+from offbook.loop.samplers import Samplers
 from offbook.loop.slots import Seat
 from offbook.monitors.policy import Monitors, monitors_of, withhold
 from offbook.recorder import Session as Recorder
@@ -48,7 +51,7 @@ from offbook.types import (
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
 Judges = tuple[Rewards, Monitors | None]
-AnyEngine = LocalEngine | ApartEngine | VllmEngine | RemoteEngine
+AnyEngine = LocalEngine | ApartEngine | Samplers | VllmEngine | RemoteEngine
 FREE: AbstractAsyncContextManager[Any] = nullcontext()  # as many at once as there are
 
 
@@ -98,7 +101,7 @@ class Collector:
     The model is in the folder `model` or, without one, behind the URL `config.model`, where it is called `remote_name`.
     It is loaded when the first rollout asks for it: where all are there from before, none does. `loaded` is there
     already, as beside a trainer. `lent` is an engine of somebody else's, who closes it. `apart`: a local one is in a
-    process of its own.
+    process of its own. `placed`: rollouts are done elsewhere, by samplers.
     """
 
     def __init__(
@@ -111,24 +114,28 @@ class Collector:
         loaded: PreTrainedModel | None = None,
         lent: AnyEngine | None = None,
         apart: bool = False,
+        placed: bool = False,
     ):
         self.config, self.model, self.remote_name = config, model, remote_name
-        self._progress, self._loaded, self._lent, self._apart = progress, loaded, lent, apart
+        self._progress, self._loaded, self._lent = progress, loaded, lent
+        self._apart, self._placed = apart, placed
         self._reread_before = lent.tokens_reread if isinstance(lent, LocalEngine) else 0
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
         prices = Prices(settings.price_input, settings.price_output)
+        self.pages = Pages(config.tools.pages) if config.tools.pages else None
         self.harness = Harness(
             settings.limits(),
             settings.profile,
             settings.variation,
             prices,
             told=model is None,
-            own_tools=own_tools(config.tools.files),
-            added=tuple(config.tools.add),
+            own_tools=own_tools(config.tools.files) | ({SEARCH: self.pages.tool()} if self.pages else {}),
+            added=(*config.tools.add, *([SEARCH] if self.pages else [])),
             command=settings.command,
         )
-        self._door = Door({where: Path(folder) for where, folder in settings.mounts.items()})
+        mounts = {where: Path(folder) for where, folder in settings.mounts.items()}
+        self._door = Door(mounts, self.pages.told if self.pages else None)
         self.box = replace(spec, watch=self.monitors is not None and self.monitors.watch)
         rewards = config.rewards
         grades = pocket_cache() / "grades" if level_named(config.tasks.source) else None
@@ -152,6 +159,8 @@ class Collector:
             self._lent.seed = self.config.seed
         if self._lent is not None:
             return self._lent
+        if self.model is not None and self._placed:
+            return Samplers(self.config, self.model)
         if self.model is not None and settings.kind == "vllm":
             base = chat_folder(self.model)
             context = min(self.config.harness.context, positions(base))
@@ -206,7 +215,8 @@ class Collector:
         if isinstance(engine, LocalEngine | ApartEngine):
             reread = {"reread_tokens": engine.tokens_reread - self._reread_before}
             self._reread_before = engine.tokens_reread
-        return {"grades": self._grader.runs, **reread, **aside}
+        elsewhere = engine.grades if isinstance(engine, Samplers) else 0
+        return {"grades": self._grader.runs + elsewhere, **reread, **aside}
 
     async def groups(
         self,
@@ -256,9 +266,13 @@ class Collector:
             watch(rollout, True)
             return rollout
 
-        # All are opened before the first asks: they decode together.
-        opened = [(job, self.engine.open(job.id)) for job in jobs]
         try:
+            if isinstance(self.engine, Samplers):
+                elsewhere = await self.engine.rollouts(jobs, watch, places)
+                self.recall(elsewhere)
+                return elsewhere
+            # All are opened before the first asks: they decode together.
+            opened = [(job, self.engine.open(job.id)) for job in jobs]
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(one(*each)) for each in opened]
         except ExceptionGroup as problems:

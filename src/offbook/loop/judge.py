@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from offbook.client import Client
 from offbook.config import LOCAL, Config, FeedbackConfig
 from offbook.engine import Engine, LocalEngine, VllmEngine
-from offbook.engine.apart import ApartEngine
 from offbook.feedback import MISTAKES
 from offbook.judge import Judge, Judgement, TooLong
 from offbook.loop.models import Progress, chat_folder, load_model, model_folder, quiet
@@ -26,9 +25,7 @@ def judge_of(settings: FeedbackConfig) -> Judge | None:
     return Judge(client, MISTAKES, settings.judge.rate, without=_turned_off(settings))
 
 
-def local_judge(
-    config: Config, engine: LocalEngine | ApartEngine | VllmEngine, chat: Chat, progress: Progress = quiet
-) -> Judge | None:
+def local_judge(config: Config, engine: Engine, chat: Chat, progress: Progress = quiet) -> Judge | None:
     """The one that runs here: what the engine has, as it is when it is asked, or a model of its own."""
     settings = config.feedback
     if settings.judge.url != LOCAL or not settings.weight:

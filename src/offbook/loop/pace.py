@@ -17,6 +17,7 @@ from offbook.engine.apart import ApartEngine
 from offbook.engine.decode import Decoder
 from offbook.engine.local import LocalEngine
 from offbook.loop.collector import AnyEngine
+from offbook.loop.samplers import Samplers
 
 ROOM, FULL = 0.6, 0.9  # of the keys and values that the engine may hold
 IDLE_LOAD, BUSY_LOAD = 2.0, 6.0  # processes that want to run, a core
@@ -87,7 +88,7 @@ def use_of(engine: AnyEngine) -> Use:
         if isinstance(engine, LocalEngine) and isinstance(engine.decoder, Decoder):
             held = sum(map(len, engine.decoder.places.ids))
             return held / engine.budget, os.getloadavg()[0] / cores
-        if isinstance(engine, ApartEngine):
+        if isinstance(engine, ApartEngine | Samplers):
             return engine.held, os.getloadavg()[0] / cores
         return 0.0, os.getloadavg()[0] / cores
 

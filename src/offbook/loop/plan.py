@@ -150,7 +150,7 @@ def this_device(gpu_memory_gb: float = 0.0) -> Device:
 
 def make_plan(config: Config, device: Device, engine_apart: bool = False) -> Plan:
     """`engine_apart`: it has a GPU of its own."""
-    return _planned(config, _Run.of(config, described(config.model)), device, engine_apart)
+    return _planned(config, Needs.of(config, described(config.model)), device, engine_apart)
 
 
 def as_planned(config: Config, plan: Plan) -> Config:
@@ -162,23 +162,25 @@ def as_planned(config: Config, plan: Plan) -> Config:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Needs:
     """What of a configuration decides its memory."""
 
     shapes: Shapes
     teachers: int  # with weights of their own
+    gradients: int  # sets of them, where parts of the loss are kept apart
     branch_tokens: int  # that ride along with a forward
     context: int
 
     @classmethod
-    def of(cls, config: Config, model: PreTrainedConfig) -> _Run:
+    def of(cls, config: Config, model: PreTrainedConfig) -> Needs:
         shapes = meta_shapes(model, config.train)
         context = min(config.harness.context, shapes.positions)
         kinds = teachers_of(config.feedback, reference=config.train.reference_kl > 0).values()
         own = {kind.own if isinstance(kind, Mix) else kind for kind in kinds if not isinstance(kind, Live)}
         riding = any(isinstance(kind, Live | Mix) for kind in kinds)
         targets = config.feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
-        return cls(shapes, len(own), min(targets, context) if riding else 0, context)
+        gradients = 2 if config.feedback.weight and config.feedback.balance == "bounded" else 1
+        return cls(shapes, len(own), gradients, min(targets, context) if riding else 0, context)
 
 
 def meta_shapes(model: PreTrainedConfig, settings: TrainConfig) -> Shapes:
@@ -189,15 +191,14 @@ def meta_shapes(model: PreTrainedConfig, settings: TrainConfig) -> Shapes:
     return shapes_of(meta)
 
 
-def _planned(config: Config, run: _Run, device: Device, engine_apart: bool) -> Plan:
-    ways, sleeps = list(_ways(config.train, device)), _is_started(config, device) and config.engine.vllm.sleep
+def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> Plan:
+    ways, sleeps = list(ways_of(config.train, device)), _is_started(config, device) and config.engine.vllm.sleep
     sleeps = sleeps and not engine_apart
 
     def parts(way: Way, context: int, share: float | None) -> dict[str, float]:
         tokens = max(way.micro_tokens, context)
-        gradients = 2 if config.feedback.weight and config.feedback.balance == "bounded" else 1
         return {
-            **static_parts(run.shapes, config.train.optimizer, run.teachers, gradients),
+            **static_parts(run.shapes, config.train.optimizer, run.teachers, run.gradients),
             **step_parts(run.shapes, way, tokens, run.branch_tokens),
             **({} if engine_apart else _engine_parts(config, run.shapes, device, share)),
         }
@@ -236,7 +237,7 @@ def _planned(config: Config, run: _Run, device: Device, engine_apart: bool) -> P
     )
 
 
-def _ways(settings: TrainConfig, device: Device) -> list[Way]:
+def ways_of(settings: TrainConfig, device: Device) -> list[Way]:
     """Those that the settings leave open, the fastest first."""
     if not device.is_gpu:
         settled = settings.settled()
@@ -278,6 +279,11 @@ def _vllm_bytes(shapes: Shapes, gpus: int) -> float:
     return (2 * shapes.parameters + forward) / gpus + CONTEXT_BYTES
 
 
+def kv_room(shapes: Shapes, gpus: int, each: float) -> int:
+    """Tokens whose keys and values a vLLM holds that has so many bytes of each of its GPUs."""
+    return max(0, int(gpus * (each - _vllm_bytes(shapes, gpus))) // (2 * shapes.kv_entries))
+
+
 def _engine_parts(config: Config, shapes: Shapes, device: Device, share: float | None) -> dict[str, float]:
     """Rollouts are sampled by a copy of the weights; beside an adapter the two share the base. Keys and values have
     their place also while training."""
@@ -304,9 +310,7 @@ def _kv_tokens(config: Config, shapes: Shapes, device: Device, share: float | No
     if config.engine.kind == "vllm":
         if share is None:
             return None
-        gpus = config.engine.vllm.gpus
-        room = gpus * (device.bytes_of(share) - _vllm_bytes(shapes, gpus))
-        return max(0, int(room) // (2 * shapes.kv_entries))
+        return kv_room(shapes, config.engine.vllm.gpus, device.bytes_of(share))
     if config.engine.kv_tokens or not device.is_gpu:
         return config.engine.kv_tokens or CPU_TOKENS
     weights, token = _local_engine(config, shapes)
@@ -357,7 +361,7 @@ def _cheaper(config: Config, plan: Plan) -> str:
     updates[f"--harness.context {context}"] = {"harness": config.harness.model_copy(update={"context": context})}
     for options, update in updates.items():
         changed = config.model_copy(update=update)
-        found = _planned(changed, _Run.of(changed, model), plan.device, engine_apart=False)
+        found = _planned(changed, Needs.of(changed, model), plan.device, engine_apart=False)
         if found.fits:
             return f"{options.format(share=found.gpu_share)} needs {found.need / GB:.0f} GB"
     return ""

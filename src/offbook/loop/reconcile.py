@@ -248,12 +248,12 @@ class Reconciler:
         began = [group.version for group in self.waiting if group.version is not None]
         return {
             **{f"slots {state}": count for state, count in self.slots.counts.items()},
-            "weights in the engine, of step": self.engine.version,
-            "oldest rollouts began by those of step": min(began, default=self.engine.version),
-            "keys and values held, share": round(held, 3),
-            "load of the machine, a core": round(load, 2),
-            "rollouts at once, at most": self.pace.limit,
-            "times the model was lost": self.deaths,
+            "weights of step": self.engine.version,
+            "oldest begun at step": min(began, default=self.engine.version),
+            "engine full, share": round(held, 3),
+            "load a core": round(load, 2),
+            "most at once": self.pace.limit,
+            "restarts of the model": self.deaths,
         }
 
     async def until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from offbook.config import Config, RanksConfig, TrainConfig, load_config, with_new_keys
+from offbook.harness.pages import Pages
 from offbook.lock import only_writer
 from offbook.runfolder import RunFolder, dump_lines, is_adapter, load_lines, write_atomic
 from offbook.types import OffbookError, Rollout, Task
@@ -36,8 +37,10 @@ COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a s
 PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes",
           "sft.data", "sft.epochs")  # fmt: skip
 RANKS = tuple(f"train.ranks.{name}" for name in RanksConfig.model_fields)
-FREE = (*PLACED, *COMPUTED, *RANKS, "engine.vllm.gpu_share", "loop.deadline_s", "loop.eval_every")
-OWN_FILES = ("rewards.files", "tools.files", "feedback.files")  # of the user's; known by their content
+FREE = (*PLACED, *COMPUTED, *RANKS, "engine.vllm.gpu_share", "loop.deadline_s", "loop.eval_every",
+        "loop.ray.samplers", "loop.ray.cpus", "loop.ray.gpus", "loop.ray.address")  # fmt: skip
+PAGES = "tools.pages"
+OWN_FILES = ("rewards.files", "tools.files", "feedback.files", PAGES)  # of the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
 BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times
 STATE = ("optimizer.safetensors", "teacher.*safetensors", "state.json")  # what a checkpoint has for training alone
@@ -57,6 +60,11 @@ def refuse_another_run(folder: RunFolder, config: Config, imitates: bool = False
         before[section][name] = contents
     differing = []
     for key, then, now in _differences(before, new):
+        if key == PAGES and now == paths[key]:
+            raise OffbookError(
+                f"the pages in {', '.join(now)} are others than when this run last began, and they are pinned: bring "
+                "those back, or give another --out"
+            )
         if key in OWN_FILES and list(map(os.path.abspath, paths[key])) == list(map(os.path.abspath, now)):
             log.warning("%s changed since this run last began; it goes on with what is there now", ", ".join(now))
         elif key not in FREE:
@@ -68,7 +76,18 @@ def refuse_another_run(folder: RunFolder, config: Config, imitates: bool = False
 
 
 def _own_files(config: Config) -> dict[str, list[str]]:
-    return dict(zip(OWN_FILES, (config.rewards.files, config.tools.files, config.feedback.files), strict=True))
+    return dict(
+        zip(
+            OWN_FILES,
+            (config.rewards.files, config.tools.files, config.feedback.files, config.tools.pages),
+            strict=True,
+        )
+    )
+
+
+def record_own_files(folder: RunFolder, config: Config) -> None:
+    contents = {key: list(map(_content, files)) for key, files in _own_files(config).items()}
+    write_atomic(folder.path / "own_files.json", json.dumps(contents, indent=1) + "\n")
 
 
 def _recorded_contents(folder: RunFolder) -> dict[str, list[str]]:
@@ -116,8 +135,7 @@ def _is_same(key: str, then: Any, now: Any) -> bool:
 def claim_run(folder: RunFolder, config: Config) -> int:
     """Write the configuration, clear what an unfinished step left, and say which step was the last finished one."""
     write_atomic(folder.config_file, config.to_toml())
-    contents = {key: list(map(_content, files)) for key, files in _own_files(config).items()}
-    write_atomic(folder.path / "own_files.json", json.dumps(contents, indent=1) + "\n")
+    record_own_files(folder, config)
     done = max(folder.checkpoints(), default=0)
     if not done:
         folder.data_file.unlink(missing_ok=True)  # of an imitation that kept nothing
@@ -309,6 +327,8 @@ def _times(model: Path) -> str:
 def _content(file: Path | str) -> str:
     """What stands for a file; what is none stands for itself."""
     path = Path(file)
+    if path.is_dir():
+        return BY_CONTENT + Pages([str(path)]).version
     if not path.is_file():
         return str(file)
     found = path.stat()

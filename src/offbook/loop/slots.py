@@ -15,6 +15,7 @@ gets again after a restart, so its weights are those that they would have been.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections import Counter
@@ -32,6 +33,8 @@ from offbook.sandbox.folders import remove_tree
 from offbook.types import Rollout, Task
 
 State = Literal["requested", "running", "scored", "grouped", "trained", "failed"]
+BLOCK = 4096  # bytes
+log = logging.getLogger(__name__)
 MIDWAY = TypeAdapter(list[Midway], config=ConfigDict(ser_json_inf_nan="constants"))  # of one, as in runfolder.py
 
 
@@ -126,11 +129,22 @@ class Slots:
         self.trained: dict[int, int] = {}
         self.used: Counter[str] = Counter()  # groups of steps from before; until all is recalled
         self._journal = open(self.folder / "journal.jsonl", "a+b", buffering=0)  # noqa: SIM115 as long as this lives
-        if end := self._journal.seek(0, os.SEEK_END):
-            self._journal.seek(end - 1)
-            if self._journal.read() != b"\n":  # torn
-                self._journal.write(b"\n")
+        self._drop_torn_line()
         self.note("claimed", claim=claim)
+
+    def _drop_torn_line(self) -> None:
+        """Which a process that was killed may have left at the end. What it tells of is looked up in the files."""
+        end = whole = self._journal.seek(0, os.SEEK_END)
+        while whole:
+            start = max(0, whole - BLOCK)
+            self._journal.seek(start)
+            if (at := self._journal.read(whole - start).rfind(b"\n")) >= 0:
+                whole = start + at + 1
+                break
+            whole = start
+        if whole < end:
+            log.warning("the last line of %s was torn (%d bytes) and is dropped", self._journal.name, end - whole)
+            self._journal.truncate(whole)
 
     def close(self) -> None:
         self._journal.close()
@@ -273,9 +287,11 @@ def read_journal(folder: Path) -> Iterator[dict[str, Any]]:
     with open(path, "rb") as file:
         for line in file:
             try:
-                yield json.loads(line)
+                found = json.loads(line)
             except ValueError:
                 continue
+            if isinstance(found, dict) and "state" in found:
+                yield found
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import random
@@ -12,14 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from offbook.config import Config
+from offbook.config import Config, cache_folder
 from offbook.loop.models import Progress, pocket_cache, quiet
 from offbook.runfolder import RunFolder, write_atomic
+from offbook.sandbox import BoxSpec
+from offbook.taskgen.audit.corpus import Corpus, removed_from
 from offbook.taskgen.pocket import level_named, make_pocket_tasks
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.select import History, Sampler, TasksUsedUp
 from offbook.types import OffbookError, Rollout, Task
 
+TASKSET = "verifiers:"
+HELD_OUT = 0.2  # of a source that does not say
 MAX_PATCH = 60_000  # characters
 MAX_TESTS = 300  # names of each kind
 log = logging.getLogger(__name__)
@@ -33,7 +38,7 @@ class TaskSets:
 
 def refuse_missing_tasks(config: Config, part: str = "") -> None:
     """Before minutes go into a model: is the task folder there, and is anything in that part of it?"""
-    if level_named(config.tasks.source):
+    if level_named(config.tasks.source) or _is_whole(config.tasks.source):
         return
     if not Path(config.tasks.source).is_dir():
         raise OffbookError(f"there is no task folder {config.tasks.source}")
@@ -51,7 +56,11 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
         if not root.is_dir():
             told = partial(progress, "making tasks")
             asyncio.run(make_pocket_tasks(root, config.seed, *wanted, told, level))
-    sets = TaskSets(load_tasks(root / "train", config.tasks.wording), held_out(root, config.tasks.wording))
+    if _is_whole(config.tasks.source):
+        sets = _cut(tasks_at(config.tasks.source, config))
+    else:
+        sets = TaskSets(load_tasks(root / "train", config.tasks.wording), held_out(root, config.tasks.wording))
+    refuse_leaking_pages(config, [*sets.train, *sets.heldout])
     if both := {task.id for task in sets.train} & {task.id for task in sets.heldout}:
         raise OffbookError(
             f"the task {min(both)} is in {root / 'train'} and in {root / 'heldout'}; remove one of the two"
@@ -59,6 +68,49 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
     if not sets.heldout:
         log.warning("%s has no held-out tasks: all of them are trained on, and there are none to measure with", root)
     return sets
+
+
+def refuse_leaking_pages(config: Config, tasks: Iterable[Task]) -> None:
+    """Documentation that holds what a task's agent is to write."""
+    if not config.tools.pages:
+        return
+    corpus = Corpus({f"pages {number}": Path(folder) for number, folder in enumerate(config.tools.pages, 1)})
+    for task in tasks:
+        removed = removed_from(task) if (task.folder / "solution" / "removed.json").is_file() else {}
+        if leaks := corpus.leaks(removed):
+            place, _, page = leaks[0].path.partition("/")
+            folder = config.tools.pages[int(place.split()[1]) - 1]
+            others = f", and {len(leaks) - 1} more," if len(leaks) > 1 else ""
+            raise OffbookError(
+                f"the page {page} of {folder} (tools.pages){others} holds {leaks[0].what}, which was removed for the task "
+                f"{task.id}; take it out"
+            )
+
+
+def _is_whole(source: str) -> bool:
+    """Whether nobody has said which of its tasks are held out: a taskset of verifiers, a folder of Harbor tasks."""
+    return source.startswith(TASKSET) or (
+        not (Path(source) / "train").is_dir() and any(Path(source).glob("*/task.toml"))
+    )
+
+
+def _cut(tasks: list[Task]) -> TaskSets:
+    """About a fifth is held out, by the digest of the name: the same ones whatever else comes or goes."""
+    kept = {task.id for task in tasks if hashlib.sha256(task.id.encode()).digest()[0] < 256 * HELD_OUT}
+    return TaskSets([one for one in tasks if one.id not in kept], [one for one in tasks if one.id in kept])
+
+
+def _taskset(source: str, spec: BoxSpec) -> list[Task]:
+    id = source.removeprefix(TASKSET)
+    try:
+        from offbook.tasks.from_verifiers import write_taskset
+    except ImportError:
+        raise OffbookError(f"{source} needs verifiers: pip install 'offbook[verifiers]'") from None
+    root = cache_folder() / "verifiers" / hashlib.sha256(id.encode()).hexdigest()[:16]
+    folders, left_out = asyncio.run(write_taskset(id, root, spec))
+    if left_out:
+        log.warning("%d tasks of %s are left out: %s", len(left_out), source, ", ".join(sorted({*left_out.values()})))
+    return sorted(map(load_task, folders), key=lambda task: task.id)
 
 
 def held_out(root: Path, wording: str = "") -> list[Task]:
@@ -71,11 +123,15 @@ def tasks_at(source: str, config: Config, progress: Progress = quiet) -> list[Ta
     """`pocket` and `pocket-long` for the held-out ones of these, a task folder, or a folder of task folders."""
     if level_named(source):
         return task_sets(with_source(config, source), progress).heldout
+    if source.startswith(TASKSET):
+        return _taskset(source, BoxSpec(**config.sandbox.model_dump()))
     folder = Path(source)
     if not folder.is_dir():
         raise OffbookError(f"there is no task folder {source}; give one, `pocket` or `pocket-long`")
     wording = config.tasks.wording
-    return [load_task(folder, wording)] if (folder / "task.toml").is_file() else load_tasks(folder, wording)
+    found = [load_task(folder, wording)] if (folder / "task.toml").is_file() else load_tasks(folder, wording)
+    refuse_leaking_pages(config, found)
+    return found
 
 
 def with_source(config: Config, source: str) -> Config:

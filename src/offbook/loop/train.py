@@ -174,7 +174,8 @@ def _prepared(
     rules = rules_of(config.feedback.files)
     refuse_missing_engine(config)
     config = computed_as_before(folder, config)
-    plan = make_plan(config, this_device())
+    placed = config.loop.ray.samplers > 0
+    plan = make_plan(config, this_device(), engine_apart=placed)
     if orders is None:  # the plan is one device's
         refuse_too_large(config, plan)
     config = as_planned(config, plan)
@@ -188,10 +189,12 @@ def _prepared(
     tell(str(plan))
     if held is None:
         trained = model_to_train(config, start)
-        sampled = model_to_sample(config, start, trained)
+        sampled = None if placed else model_to_sample(config, start, trained)
         beside = config.loop.max_staleness > 0 and config.engine.kind == "local"
         apart = beside and sampled is None and not torch.cuda.is_available()
-        collector = Collector(config, start, judges=judges, progress=progress, loaded=sampled, apart=apart)
+        collector = Collector(
+            config, start, judges=judges, progress=progress, loaded=sampled, apart=apart, placed=placed
+        )
     else:
         trained = held.load(config, start, progress)
         collector = Collector(config, start, judges=judges, progress=progress, lent=held.engine)
@@ -240,7 +243,7 @@ def _publisher(config: Config) -> Publisher | None:
 def _slots(config: Config, folder: RunFolder, claim: str) -> Slots:
     """In lockstep turns are not kept: what goes on in other company than before is not what it would have been."""
     is_lockstep = config.engine.kind == "local" and config.engine.mode == "lockstep"
-    keeps_turns = not is_lockstep and config.sandbox.backend == "bwrap"
+    keeps_turns = not is_lockstep and config.sandbox.backend == "bwrap" and not config.loop.ray.samplers
     if keeps_turns and not asyncio.run(holds_boxes(folder.path / "slots")):
         log.warning("no box can live in %s: rollouts that are not over begin anew after a restart", folder.path)
         keeps_turns = False

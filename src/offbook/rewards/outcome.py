@@ -19,7 +19,7 @@ from typing import IO, Any
 from offbook.sandbox import BoxSpec
 from offbook.tasks.grade import Finding, Grade, counted, grade
 from offbook.tasks.perturbed import Perturbed
-from offbook.tasks.script import reward_by_script
+from offbook.tasks.script import RECORD, reward_by_script
 from offbook.tasks.suite import SuiteRun
 from offbook.types import Rollout, Task
 
@@ -58,6 +58,11 @@ class Grader:
         With partial credit, less than all of the tests that need the feature earn their share of what a trivial body
         does not pass, as long as no other test fails.
         """
+        if task.script == RECORD:
+            from offbook.tasks.from_verifiers import reward_by_taskset
+
+            reward = await reward_by_taskset(task, rollout.changed, rollout, self._spec)
+            return min(1.0, max(0.0, reward)), None
         if task.script:
             reward, _ = await reward_by_script(task, rollout.changed, self._spec, self._timeout_s)
             return min(1.0, max(0.0, reward)), None

@@ -10,9 +10,8 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -21,13 +20,13 @@ from starlette.routing import Route
 
 from offbook.recorder import Over, Refused, Session
 from offbook.serve.chat_completions import ChatCompletions
-from offbook.serve.dialect import MODEL, Dialect, Json
+from offbook.serve.dialect import MODEL, Dialect, Json, member, name_in
 from offbook.serve.messages import Messages
 from offbook.serve.responses import Responses
 from offbook.serve.streaming import Gone, Streamed, while_there
 from offbook.types import ModelLost, OffbookError, PromptTooLong, Rollout, StopReason
 
-T = TypeVar("T")
+Search = Callable[[str], Awaitable[str]]
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
 MOST_REWARD = 1e6  # sums of such are still exact enough to learn from
 BODY_S = 60.0  # that a request has to arrive in
@@ -141,7 +140,9 @@ class Sessions:
         return bool(self._owner) and secrets.compare_digest(key.encode(), self._owner.encode())
 
 
-def make_app(sessions: Sessions) -> Starlette:
+def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
+    """`search` is the documentation's, where there is any: agents ask for it with their keys."""
+
     def speaks(dialect: Dialect) -> Route:
         async def answered(request: Request) -> Response:
             try:
@@ -157,27 +158,27 @@ def make_app(sessions: Sessions) -> Starlette:
                 if not sessions.is_owner(_key(request)):
                     raise NoKey("this takes the key of whoever started the server")
                 body = await _body(request, LEAST_BYTES)
-                return JSONResponse(_read(lambda: does(request.path_params.get("id", ""), body)))
+                return JSONResponse(does(request.path_params.get("id", ""), body))
             except Exception as error:
                 return _refusal(error, DIALECTS[0])
 
         return Route(path, done, methods=["POST"])
 
     def opened(_: str, body: Json) -> Json:
-        session, key = sessions.open(*(_name(body.get(name, "")) for name in ("id", "task", "group")))
+        session, key = sessions.open(*(_name(name_in(body, name)) for name in ("id", "task", "group")))
         return {"id": session.rollout.id, "key": key}
 
     def rewarded(id: str, body: Json) -> Json:
-        value, weight = float(body["value"]), float(body.get("weight", 1.0))
+        value, weight = (member({"weight": 1.0, **body}, name, float) for name in ("value", "weight"))
         if not (abs(value) <= MOST_REWARD and abs(weight) <= MOST_REWARD):  # nor is NaN
             raise Refused(f"a reward and its weight are numbers from {-MOST_REWARD:,.0f} to {MOST_REWARD:,.0f}")
-        reward, name = sessions.named(id).rollout.reward, _name(body.get("name", "outcome"))
+        reward, name = sessions.named(id).rollout.reward, _name(name_in(body, "name") or "outcome")
         reward.parts[name], reward.weights[name] = value, weight
         return {"total": reward.total}
 
     def told(id: str, body: Json) -> Json:
-        answer = str(body.get("answer", "")).rpartition("_")[2].rpartition("-")[2]
-        sessions.named(id).note("feedback", str(body["text"]), answer)
+        answer = name_in(body, "answer").rpartition("_")[2].rpartition("-")[2]
+        sessions.named(id).note("feedback", member(body, "text", str), answer)
         return {}
 
     def ended(id: str, body: Json) -> Json:
@@ -192,11 +193,24 @@ def make_app(sessions: Sessions) -> Starlette:
         try:
             session = sessions.asking(request)
             body = await _body(request, _most(session))
-            return JSONResponse({"input_tokens": session.count(_read(lambda: dialect.read(body)))})
+            return JSONResponse({"input_tokens": session.count(dialect.read(body))})
         except Exception as error:
             return _refusal(error, dialect)
 
+    async def searched(request: Request) -> Response:
+        try:
+            session = sessions.asking(request)
+            body = await _body(request, LEAST_BYTES)
+            if search is None:
+                raise Refused("there is no documentation here; whoever started the server may give tools.pages")
+            answer = await search(member(body, "query", str))
+            session.note("search_docs", body["query"])
+            return JSONResponse({"answer": answer})
+        except Exception as error:
+            return _refusal(error, DIALECTS[0])
+
     routes = [*map(speaks, DIALECTS), Route("/v1/models", models)]
+    routes.append(Route("/tools/search_docs", searched, methods=["POST"]))
     routes.append(Route(f"{Messages.path}/count_tokens", counted, methods=["POST"]))
     for path, does in (
         ("/sessions", opened),
@@ -212,7 +226,7 @@ async def _answered(request: Request, dialect: Dialect, sessions: Sessions) -> R
     session = sessions.asking(request)
     body = await _body(request, _most(session))
     is_retry = request.headers.get(RETRIES, "0") != "0"
-    asked = replace(_read(lambda: dialect.read(body)), retry=is_retry)
+    asked = replace(dialect.read(body), retry=is_retry)
     model = str(body.get("model") or MODEL)
     if asked.stream:
         return await Streamed.begun(request, session, asked, dialect, model)
@@ -235,20 +249,13 @@ async def _body(request: Request, most: int) -> Json:
                 parts.append(part)
     except TimeoutError:
         raise Refused(f"the request did not arrive within {BODY_S:g} s") from None
-    body = _read(lambda: json.loads(b"".join(parts) or b"{}"))
+    try:
+        body = json.loads(b"".join(parts) or b"{}")
+    except (ValueError, RecursionError):
+        raise Refused("the request cannot be read: it is not JSON in UTF-8, or too deep") from None
     if not isinstance(body, dict):
         raise Refused("a request is a JSON object")
     return body
-
-
-def _read(read: Callable[[], T]) -> T:
-    """The border to what anybody may send."""
-    try:
-        return read()
-    except KeyError as error:
-        raise Refused(f"the request has no {error}") from None
-    except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise Refused(f"the request cannot be read: {error}") from None
 
 
 def _key(request: Request) -> str:

@@ -14,9 +14,11 @@ from offbook.serve.dialect import (
     call_of,
     functions,
     ignored,
+    member,
     most_tokens,
+    name_in,
+    objects,
     text_of,
-    tool_of,
     written,
 )
 from offbook.types import Role
@@ -32,8 +34,8 @@ class ChatCompletions:
 
     def read(self, body: Json) -> Asked:
         return Asked(
-            tuple(_said(one) for one in body["messages"]),
-            tuple(tool_of(f["name"], f.get("description"), f.get("parameters")) for f in functions(body.get("tools"))),
+            tuple(map(_said, objects(body, "messages", needed=True))),
+            functions(body),
             most_tokens(body, "max_completion_tokens", "max_tokens"),
             bool(body.get("stream")),
             ignored=ignored(body, KNOWN),
@@ -79,14 +81,14 @@ class _Stream:
 
 
 def _said(one: Json) -> Said:
-    role, content = ROLES.get(one["role"]), one.get("content")
+    role = ROLES.get(member(one, "role", str, "a message"))
     if role is None:
         raise Refused(f"there is no role {one['role']}")
-    calls = one.get("tool_calls") or ()
-    made = tuple(call_of(call["function"]["name"], call["function"].get("arguments")) for call in calls)
-    ids = tuple(str(call.get("id")) for call in calls)
-    text = text_of(content, ("text", "refusal"))
-    return Said(role, text, made, (str(one.get("tool_call_id")),) if role == "tool" else ids)
+    calls = objects(one, "tool_calls", "a message")
+    made = tuple(call_of(member(call, "function", dict, "a tool call"), "arguments") for call in calls)
+    ids = tuple(name_in(call, "id", "a tool call") for call in calls)
+    said = text_of(one, "content", "a message", ("text", "refusal"))
+    return Said(role, said, made, (name_in(one, "tool_call_id", "a message"),) if role == "tool" else ids)
 
 
 def _calls(answer: Answer) -> list[Json]:

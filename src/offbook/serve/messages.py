@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from offbook.recorder import Answer, Asked, Refused, Said, Shown
-from offbook.serve.dialect import Frame, Json, Pieces, call_of, ignored, most_tokens, text_of, tool_of, written
+from offbook.serve.dialect import (
+    Frame,
+    Json,
+    Pieces,
+    call_of,
+    ignored,
+    member,
+    most_tokens,
+    objects,
+    text_of,
+    tool_of,
+    written,
+)
+from offbook.types import Role
 
 KNOWN = "messages system tools max_tokens metadata"
+ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant"}
 THOUGHTS = ("thinking", "redacted_thinking")
 
 
@@ -16,14 +30,15 @@ class Messages:
     last = b""
 
     def read(self, body: Json) -> Asked:
-        tools = body.get("tools") or ()
+        tools = objects(body, "tools")
         if own := [tool["type"] for tool in tools if tool.get("type", "custom") != "custom"]:
             raise Refused(f"there is no tool of the type {own[0]} here, only the client's own")
-        system = text_of(body.get("system"))
+        system = text_of(body, "system", "the request")
+        messages = objects(body, "messages", needed=True)
         told = [Said("system", system)] if system else []
         return Asked(
-            (*told, *(said for one in body["messages"] for said in _said(one))),
-            tuple(tool_of(tool["name"], tool.get("description"), tool.get("input_schema")) for tool in tools),
+            (*told, *(said for one in messages for said in _said(one))),
+            tuple(tool_of(tool, "input_schema") for tool in tools),
             most_tokens(body, "max_tokens"),
             bool(body.get("stream")),
             ignored=ignored(body, KNOWN, "stop_sequences"),
@@ -93,21 +108,24 @@ class _Stream:
 
 def _said(one: Json) -> Iterator[Said]:
     """A message of the user may hold the answers of tools, which come before its words."""
-    role, content = one["role"], one["content"]
-    if role not in ("user", "assistant"):
-        raise Refused(f"there is no role {role} among messages")
-    if isinstance(content, str):
-        yield Said(role, content)
+    role = ROLES.get(member(one, "role", str, "a message"))
+    if role is None:
+        raise Refused(f"there is no role {one['role']} among messages")
+    if isinstance(one.get("content"), str):
+        yield Said(role, one["content"])
         return
-    answers = [block for block in content if block["type"] == "tool_result"]
-    uses = [block for block in content if block["type"] == "tool_use"]
-    words = [block for block in content if block not in answers and block not in uses and block["type"] not in THOUGHTS]
-    for block in answers:
-        failed = bool(block.get("is_error"))
-        yield Said("tool", text_of(block.get("content")), ids=(str(block["tool_use_id"]),), failed=failed)
+    content = objects(one, "content", "a message", needed=True)
+    kinds = [member(block, "type", str, "a block of content") for block in content]
+    uses = [block for kind, block in zip(kinds, content, strict=True) if kind == "tool_use"]
+    apart = ("tool_result", "tool_use", *THOUGHTS)
+    words = [block for kind, block in zip(kinds, content, strict=True) if kind not in apart]
+    for block in (block for kind, block in zip(kinds, content, strict=True) if kind == "tool_result"):
+        id, failed = member(block, "tool_use_id", str, "a tool's answer"), bool(block.get("is_error"))
+        yield Said("tool", text_of(block, "content", "a tool's answer"), ids=(id,), failed=failed)
     if words or uses or role == "assistant":
-        calls = tuple(call_of(block["name"], block["input"]) for block in uses)
-        yield Said(role, text_of(words), calls, tuple(str(block["id"]) for block in uses))
+        calls = tuple(call_of(block, "input") for block in uses)
+        ids = tuple(member(block, "id", str, "a tool call") for block in uses)
+        yield Said(role, text_of({"content": words}, "content", "a message"), calls, ids)
 
 
 def _frame(kind: str, **more: object) -> Frame:

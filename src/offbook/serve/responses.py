@@ -14,9 +14,11 @@ from offbook.serve.dialect import (
     call_of,
     functions,
     ignored,
+    member,
     most_tokens,
+    name_in,
+    objects,
     text_of,
-    tool_of,
     written,
 )
 
@@ -31,15 +33,17 @@ class Responses:
     last = b""
 
     def read(self, body: Json) -> Asked:
-        given = body["input"]
-        told = [Said("system", text_of(body["instructions"]))] if body.get("instructions") else []
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        told = [Said("system", text_of(body, "instructions", "the request"))] if body.get("instructions") else []
+        if isinstance(body.get("input"), str):
+            items = [{"role": "user", "content": body["input"]}]
+        else:
+            items = objects(body, "input", needed=True)
         return Asked(
             (*told, *(said for item in items for said in _said(item))),
-            tuple(tool_of(f["name"], f.get("description"), f.get("parameters")) for f in functions(body.get("tools"))),
+            functions(body),
             most_tokens(body, "max_output_tokens"),
             bool(body.get("stream")),
-            after=str(body.get("previous_response_id") or "").removeprefix(NAME),
+            after=name_in(body, "previous_response_id").removeprefix(NAME),
             ignored=ignored(body, KNOWN),
         )
 
@@ -110,14 +114,15 @@ class _Stream:
 def _said(item: Json) -> Iterator[Said]:
     kind = item.get("type", "message")
     if kind == "message":
-        if item["role"] not in ROLES:
+        if member(item, "role", str, "a message") not in ROLES:
             raise Refused(f"there is no role {item['role']}")
-        text = text_of(item["content"], ("input_text", "output_text", "text", "refusal"))
-        yield Said(ROLES[item["role"]], text)
+        parts = ("input_text", "output_text", "text", "refusal")
+        yield Said(ROLES[item["role"]], text_of(item, "content", "a message", parts))
     elif kind == "function_call":
-        yield Said("assistant", "", (call_of(item["name"], item["arguments"]),), (str(item["call_id"]),))
+        yield Said("assistant", "", (call_of(item, "arguments"),), (member(item, "call_id", str, "a tool call"),))
     elif kind == "function_call_output":
-        yield Said("tool", text_of(item["output"], ("input_text", "text")), ids=(str(item["call_id"]),))
+        output = text_of(item, "output", "a tool's answer", ("input_text", "text"))
+        yield Said("tool", output, ids=(member(item, "call_id", str, "a tool's answer"),))
     elif kind != "reasoning":  # which is in the record
         raise Refused(f"items of the type {kind} cannot be read here")
 

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from offbook.sync.codec import Damaged
 from offbook.sync.layout import digest
+from offbook.sync.stores import Store
 from offbook.types import STRICT
 
 T = TypeVar("T")
@@ -118,6 +119,11 @@ def folder(number: int) -> str:
 
 def manifest_key(number: int) -> str:
     return f"{folder(number)}manifest"
+
+
+def newest(store: Store) -> int:
+    """By what lies there: HEAD may be behind, or junk. 0 where there is none."""
+    return max((int(key.split("/")[1]) for key in store.keys(VERSIONS) if key.endswith("/manifest")), default=0)
 
 
 def layout_key(name: str) -> str:

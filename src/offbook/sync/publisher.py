@@ -10,6 +10,7 @@ A publisher that starts does not have what was published before it, so its first
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from offbook.sync.codec import Words, encode
+from offbook.sync.codec import Damaged, Words, encode
 from offbook.sync.layout import Layout, digest, dump_layout
 from offbook.sync.manifest import (
     HEAD,
@@ -37,12 +38,15 @@ from offbook.sync.manifest import (
     layout_key,
     load,
     manifest_key,
+    newest,
 )
 from offbook.sync.stores import Missing, Store
 from offbook.types import OffbookError, Weights
 
 SHARD_BYTES = 64 << 20
+ANCHOR_EVERY = 32  # versions
 TRIES = 3
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class Publisher:
         self,
         store: Store,
         *,
-        anchor_every: int = 32,
+        anchor_every: int = ANCHOR_EVERY,
         catch_up_every: int = 8,
         lease_s: float = 600.0,
         dtype: torch.dtype | None = None,
@@ -85,6 +89,7 @@ class Publisher:
         self._last: _Copy | None = None  # what HEAD is, if it is ours
         self._anchor: tuple[int, _Copy | None] = (0, None)
         self._seen: dict[str, tuple[bytes, float]] = {}  # leases, and since when they are as they are
+        self._is_doubtful = False  # something damaged the store: what else may have been?
         self._beside = ThreadPoolExecutor(1, "publish")
         self._shards = ThreadPoolExecutor(threads, "shards")
         self._running: Future[Manifest] | None = None
@@ -123,11 +128,9 @@ class Publisher:
     def _adopt(self) -> tuple[int, str]:
         """HEAD, moved to the last version that is whole: a publisher that crashed may not have come to that."""
         self.store.create(HEAD, dump(Head(0)))  # it may be there
-        raw, tag = self.store.read(HEAD)
-        start = number = load(raw, Head).number
+        start, tag = self._read_head()
+        number = max(start, newest(self.store))
         found = self._manifest(number)
-        while (after := self._manifest(number + 1)) is not None:
-            found, number = after, after.number
         if number > start:
             tag = self._move_head(number, tag)
         if found is None or self._last is None or found.digest != self._last.digest:
@@ -135,10 +138,21 @@ class Publisher:
         return number, tag
 
     def _manifest(self, number: int) -> Manifest | None:
+        """None also where it cannot be read: then nothing builds on it."""
         try:
             return load(self.store.get(manifest_key(number)), Manifest)
-        except Missing:
+        except (Missing, Damaged):
             return None
+
+    def _read_head(self) -> tuple[int, str]:
+        """Its number, and its tag. One that cannot be read stands nowhere, and is written anew."""
+        raw, tag = self.store.read(HEAD)
+        try:
+            return load(raw, Head).number, tag
+        except Damaged:
+            log.warning("HEAD in %s cannot be read; it is written anew, and the next version is an anchor", self.store)
+            self._is_doubtful = True
+            return -1, tag
 
     def _write(self, weights: Weights, new: _Copy, number: int, tag: str) -> Manifest | None:
         """None if the number is taken: by a write of a process that has ended, or of our own, that arrived late."""
@@ -162,15 +176,15 @@ class Publisher:
             if found != manifest:
                 return None
         self._head = number, self._move_head(number, tag)
-        self._last, self._anchor = new, (anchored, anchor)
+        self._last, self._anchor = new, (0, None) if self._is_doubtful else (anchored, anchor)
+        self._is_doubtful = False
         return manifest
 
     def _move_head(self, number: int, tag: str) -> str:
         """Returns its new tag. An answer that was lost is no failure: what counts is where HEAD is."""
         for _ in range(TRIES):
             self.store.swap(HEAD, dump(Head(number)), tag)
-            raw, tag = self.store.read(HEAD)
-            found = load(raw, Head).number
+            found, tag = self._read_head()
             if found == number:
                 return tag
             if found > number:

@@ -21,7 +21,20 @@ from numpy.typing import NDArray
 
 from offbook.sync.codec import Damaged, Words, decode
 from offbook.sync.layout import Layout, digest, load_layout
-from offbook.sync.manifest import HEAD, READERS, Head, Lease, Manifest, Part, Way, dump, layout_key, load, manifest_key
+from offbook.sync.manifest import (
+    HEAD,
+    READERS,
+    Head,
+    Lease,
+    Manifest,
+    Part,
+    Way,
+    dump,
+    layout_key,
+    load,
+    manifest_key,
+    newest,
+)
 from offbook.sync.stores import Missing, Store
 from offbook.types import Changes, OffbookError, Weights
 
@@ -73,10 +86,13 @@ class Reader:
         self.store.delete(self._key)
 
     def _head(self) -> int:
+        """Where HEAD is junk, what lies there tells: the publisher mends it with its next version."""
         try:
             return load(self.store.get(HEAD), Head).number
         except Missing:
             return 0
+        except Damaged:
+            return newest(self.store)
 
     def _hold(self, number: int) -> None:
         """Nothing that a reader with this version needs is deleted."""
@@ -104,7 +120,7 @@ class Reader:
         manifests: dict[int, Manifest] = {}
         wanted = [number]
         while wanted:
-            with suppress(Missing):  # deleted: then nothing leads through it
+            with suppress(Missing, Damaged):  # then nothing leads through it
                 found = load(self.store.get(manifest_key(wanted.pop())), Manifest)
                 manifests[found.number] = found
                 bases = {way.base for way in found.ways if way.base is not None and way.base > floor}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from offbook.sandbox import BoxSpec
 from offbook.tasks.git import BadPatch, applied, touched_by
 from offbook.tasks.grade import Grade, counted, grade
-from offbook.tasks.script import reward_by_script, solved_by_script
+from offbook.tasks.script import RECORD, reward_by_script, solved_by_script
 from offbook.types import OffbookError, Task
 
 TIMEOUT_S = 600.0
@@ -35,6 +35,10 @@ def gold_changes(task: Task) -> dict[str, str | None]:
 async def check(task: Task, spec: BoxSpec | None = None, timeout_s: float = TIMEOUT_S) -> str:
     """Why the folder is no task, in one sentence, or nothing."""
     spec = spec or BoxSpec()
+    if task.script == RECORD:
+        from offbook.tasks.from_verifiers import reward_by_taskset
+
+        return "it is solved by doing nothing" if await reward_by_taskset(task, {}, None, spec) >= 1 else ""
     if task.script:
         return await _check_script(task, spec, timeout_s)
     if task.leave:

@@ -16,13 +16,15 @@ from offbook.sandbox import Box, BoxSpec, open_box
 from offbook.tasks.grade import put
 from offbook.types import OffbookError, Task
 
+RECORD = "verifiers.json"  # in folders that from_verifiers.py made: which task of which taskset judges
 TESTS, SOLUTION = "tests", "solution"
 READ_REWARD = "cat /logs/verifier/reward.json 2>/dev/null || cat /logs/verifier/reward.txt"
 MARK = "--- the reward ---"
 
 
 def foreign_task(folder: Path, instruction: str) -> Task:
-    for needed in ("environment", f"{TESTS}/test.sh"):
+    script = RECORD if (folder / RECORD).is_file() else f"{TESTS}/test.sh"
+    for needed in ("environment", script):
         if not (folder / needed).exists():
             raise OffbookError(f"{folder} is not a task folder: it has no {needed}")
     return Task(
@@ -36,7 +38,7 @@ def foreign_task(folder: Path, instruction: str) -> Task:
         pass_to_pass=(),
         tools=("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "finish"),
         origin=folder.name,
-        script=f"{TESTS}/test.sh",
+        script=script,
     )
 
 

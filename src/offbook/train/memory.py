@@ -72,6 +72,8 @@ class Shapes:
     kv_entries: int  # keys and values a token, in all layers
     vocabulary: int
     positions: int
+    num_experts: int  # of a layer; 0 where it has none
+    expert_entries: int  # parameters in experts, of all layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     named = dict(model.named_parameters())
+    experts = [one for name, one in named.items() if ".experts." in name and one.ndim == 3]
     output = model.get_output_embeddings().weight
     tables = {id(output), id(model.get_input_embeddings().weight)}
     head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -115,6 +118,8 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         kv_entries=2 * config.num_hidden_layers * shared * head_width,
         vocabulary=config.vocab_size,
         positions=config.max_position_embeddings,
+        num_experts=max((len(one) for one in experts), default=0),
+        expert_entries=sum(one.numel() for one in experts),
     )
 
 

@@ -27,7 +27,7 @@ def overview(run: RunIndex) -> dict[str, Any]:
         "trains": run.trains,
         "steps": last,
         "wanted": wanted if is_number(wanted) else None,
-        "live": bool(rows or run.rollouts) and not over and age < max(RECENT_S, 3 * step_s),
+        "live": bool(rows or run.rollouts or run.now) and not over and age < max(RECENT_S, 3 * step_s),
         "changed_at": run.changed_at,
         "rollouts": sum(len(lines.places) for lines in run.rollouts.values()),
         "targets": sum(len(lines.places) for lines in run.feedback.values()),

@@ -132,6 +132,8 @@ class RunIndex:
             if self._small.get(path, (0, None))[0] != stamp:
                 self._small[path] = stamp, _read_small(path)
                 changed = True
+                if path == now:  # a long step is no standstill
+                    self.changed_at = max(self.changed_at, stamp / 1e9)
             if path.suffix == ".json" and path != now and self._small[path][1] is not None:
                 evals["final" if path.parent == self.root else path.stem] = self._small[path][1]
         self.config = self._small.get(self.folder.config_file, (0, None))[1] or {}

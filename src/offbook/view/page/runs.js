@@ -110,10 +110,13 @@ function lookTable(rows) {
     h("p", { class: "aside" }, "Messages sampled where a rule was broken, judged by the rule. Nats: what the hint adds to the log-probability of the faulty message.")];
 }
 
-// How rollouts stand while a run samples them.
+// How rollouts stand while a run samples them: a line for where they are, and one for the engine and the machine.
 function nowTable(now) {
-  const line = ([name, value]) => h("tr", null, h("th", { scope: "row" }, spaced(name)), h("td", null, number(value)));
-  return h("div", { class: "scroll" }, h("table", { class: "parts" }, h("tbody", null, Object.entries(now).map(line))));
+  const slot = "slots ", entries = Object.entries(now), isSlot = ([name]) => name.startsWith(slot);
+  const table = (some) => some.length > 0 && h("div", { class: "scroll" }, h("table", { class: "parts" },
+    h("thead", null, h("tr", null, some.map(([name]) => h("th", { scope: "col" }, name.replace(slot, ""))))),
+    h("tbody", null, h("tr", null, some.map(([, value]) => h("td", null, number(value)))))));
+  return [table(entries.filter(isSlot)), table(entries.filter((one) => !isSlot(one)))];
 }
 
 const measured = (key, value) => (key === "solved" ? share(value) : key === "tokens" ? whole(value) : value.toFixed(1));
