@@ -115,9 +115,10 @@ class World:
         for job, rollout in zip(jobs, rolled(self.cycle.config, self.cycle.folder.weights(version), jobs), strict=True):
             heard = len(self.heard)
             session = Session(rollout, "", "", version, at=self.now)
+            solved = float(rollout.solved)
             session = score(self.answered(session, job.task, random.Random(job.id)), self.cycle.settings)
             del self.heard[heard:]
-            rows.append({"reward": session.rollout.reward.total, **told_of(session)})
+            rows.append({"reward": session.rollout.reward.total, **told_of(session), "solved": solved})
         self.taste = own
         return rows
 
@@ -130,7 +131,6 @@ def told_of(session: Session) -> dict[str, float]:
         "dissatisfied": -parts["dissatisfied"],
         "edited": float(bool(session.rollout.changed)),
         "broken_calls": float(session.rollout.usage.invalid_calls),
-        "solved": float(session.rollout.solved),
     }
 
 

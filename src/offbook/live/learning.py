@@ -7,6 +7,7 @@ the metrics.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
@@ -20,10 +21,11 @@ import torch
 from offbook.algo import Carried, baselines
 from offbook.config import Config
 from offbook.feedback import rules_of
-from offbook.live.reactions import with_hints
+from offbook.live.reactions import FOLLOW_UP, with_hints
 from offbook.live.sessions import Session
 from offbook.loop.annotate import teachers_of
 from offbook.loop.collector import chat_of
+from offbook.loop.judge import judge_of
 from offbook.loop.learn import Lessons
 from offbook.loop.models import chat_folder, model_to_train
 from offbook.loop.plan import make_plan, this_device
@@ -31,6 +33,19 @@ from offbook.loop.resume import claim_run
 from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.stages.distill import teach
 from offbook.train.trainer import Trainer
+from offbook.types import Event, Rollout
+
+
+def read_by_model(rollouts: list[Rollout], config: Config) -> list[Rollout]:
+    """With what a reader model says of messages (feedback.judge), where there is one."""
+    judge = judge_of(config.feedback)
+    if judge is None:
+        return rollouts
+    found = asyncio.run(judge.read([(rollout, None) for rollout in rollouts])).found
+    said = {rollout.id: [*rollout.events] for rollout in rollouts}
+    for one in found:
+        said[one.rollout.id].append(Event(one.message, FOLLOW_UP, one.note, one.segment))
+    return [replace(rollout, events=said[rollout.id]) for rollout in rollouts]
 
 
 def train_on(
@@ -48,7 +63,7 @@ def train_on(
     rewards = [one.rollout.reward.total for one in sessions]
     found, carried = baselines(rewards, [one.kind for one in sessions], carried)
     by_group = {one.id: value for one, value in zip(sessions, found, strict=True)}
-    rollouts = [replace(with_hints(one), group=one.id) for one in sessions]
+    rollouts = read_by_model([replace(with_hints(one), group=one.id) for one in sessions], config)
     order = random.Random(f"{config.seed} live {folder.path.name}").sample(rollouts, len(rollouts))
     size = config.live.batch
     steps = [order[place : place + size] for place in range(0, len(order) - size + 1, size)] or [order]

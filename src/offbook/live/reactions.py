@@ -33,7 +33,8 @@ DISSATISFIED = re.compile(
     |does\ not\ (work|pass|compile|do)|still\ (fail\w*|broken|wrong|not|the\ same)|(should|must)\ ?n[o']t\ have
     |why\ (did|would|are)\ you|who\ asked|too\ (long|much|many|verbose)|leave\ .{0,30}\ alone|asked\ (for|you\ to)
     |unnecessary|needless\w*|again\?|no\ need\ to|that'?s\ not|is\ not\ right|isn'?t\ right|get\ to\ the\ point
-    |shorter)\b
+    |shorter|you\ (never|didn'?t|did\ not|should\ ?n[o']t|should\ not|forgot|missed|ignored|removed|deleted|broke)
+    |i\ (never|had\ to)|nothing\ (happened|changed|works|to\ see)|hands\ off|garbage|cheat\w*|instead\ of)\b
     |^\s*(no|nope)\b(?!\ (problem|worries|rush|need|hurry))"""
 )
 SATISFIED = re.compile(r"(?i)\b(thanks?|thank you|great|perfect|nice|works now|good job|well done|lovely)\b")
