@@ -40,6 +40,7 @@ from offbook.types import Rollout, Task
 
 MINUTE_S = 60.0
 PIECE = 16  # sessions between two looks of the cycle during a trial
+MEASURED = 3  # users of a held-out request
 MOST = 25  # pieces of a trial, or of a watch, before the bench gives up
 NOISE = 0.35  # of a spoilt weight, in standard deviations of its matrix
 
@@ -109,7 +110,8 @@ class World:
 
     def measure(self, version: int, tasks: list[Task], taste: str = "") -> list[dict[str, float]]:
         """The same requests and the same users for every version; nothing of it is learned from."""
-        jobs = [Job(task, f"measure-{number}", f"measure-{number}") for number, task in enumerate(tasks)]
+        every = enumerate(tasks * MEASURED)
+        jobs = [Job(task, f"measure-{number}", f"measure-{number}") for number, task in every]
         rows, own = [], self.taste
         self.taste = taste or own
         for job, rollout in zip(jobs, rolled(self.cycle.config, self.cycle.folder.weights(version), jobs), strict=True):
@@ -162,14 +164,15 @@ def configured(seed: int, out: Path, sessions: int, **more: str) -> Config:
         "seed": str(seed),
         "out": str(out),
         "eval.samples": "1",
-        "train.warmup_steps": "0",
+        "train.warmup_steps": "2",
         "checkpoint.keep": "1",
         "live.consent": "all",
         "live.settle_s": "0",
         "live.sessions": str(sessions),
-        "live.batch": "16",
+        "live.batch": "24",
+        "live.hints": "false",  # the pocket model reads no English beyond its prompts; rules have hints that it knows
         "live.share": "0.5",
-        "live.trial": "20",
+        "live.trial": "30",
         "live.suites": '["eager"]',
     }
     return load_config(["pocket"], {**settings, **more})
@@ -239,7 +242,9 @@ def one_seed(seed: int, out: Path, cycles: int, sessions: int) -> dict[str, Any]
 
 def paired(first: list[dict[str, float]], last: list[dict[str, float]], name: str) -> dict[str, float]:
     """The mean difference on the same requests, and half of its 95% interval."""
-    gaps = [after[name] - before[name] for before, after in zip(first, last, strict=True)]
+    each = [after[name] - before[name] for before, after in zip(first, last, strict=True)]
+    count = len(each) // MEASURED
+    gaps = [fmean(each[place::count]) for place in range(count)]
     return {"mean": fmean(gaps), "half": 1.96 * stdev(gaps) / len(gaps) ** 0.5}
 
 
@@ -337,7 +342,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--cycles", type=int, default=5)
-    parser.add_argument("--sessions", type=int, default=128)
+    parser.add_argument("--sessions", type=int, default=192)
     parser.add_argument("--populations", action="store_true", help="also an adapter each for two populations")
     parser.add_argument("--out", type=Path, default=Path("/tmp/live-bench"))
     parser.add_argument("--json", type=Path)

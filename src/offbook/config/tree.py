@@ -536,6 +536,10 @@ class LiveConfig(Section):
         description="of the parts of a session's reward, each between -1 and 1: docs/live.md",
     )
     latency_s: float = Field(default=600.0, gt=0, description="that cost all of the part `latency`")
+    hints: bool = Field(
+        default=True,
+        description="teach what dissatisfied users said, as hints at the messages that it is about; rules teach as ever",
+    )
     first: Literal["share", "shadow"] = Field(
         default="share",
         description="what a version that passed the gate gets first: a share of the users, or the same requests unseen",

@@ -63,7 +63,8 @@ def train_on(
     rewards = [one.rollout.reward.total for one in sessions]
     found, carried = baselines(rewards, [one.kind for one in sessions], carried)
     by_group = {one.id: value for one, value in zip(sessions, found, strict=True)}
-    rollouts = read_by_model([replace(with_hints(one), group=one.id) for one in sessions], config)
+    read = [with_hints(one) if config.live.hints else one.rollout for one in sessions]
+    rollouts = read_by_model([replace(rollout, group=rollout.id) for rollout in read], config)
     order = random.Random(f"{config.seed} live {folder.path.name}").sample(rollouts, len(rollouts))
     size = config.live.batch
     steps = [order[place : place + size] for place in range(0, len(order) - size + 1, size)] or [order]
