@@ -538,7 +538,7 @@ class LiveConfig(Section):
     latency_s: float = Field(default=600.0, gt=0, description="that cost all of the part `latency`")
     hints: bool = Field(
         default=True,
-        description="teach what dissatisfied users said, as hints at the messages that it is about; rules teach as ever",
+        description="teach what dissatisfied users said, as hints at the messages that it is about; rules teach anyway",
     )
     first: Literal["share", "shadow"] = Field(
         default="share",
