@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starting import run
+from starting import Started, run
 from test_loop import environment
 
 from offbook.algo import Carried, baselines, rl_samples
@@ -28,6 +30,7 @@ from offbook.live.sessions import Decision, LiveFolder, Reaction, Session, in_sh
 from offbook.live.trial import compare_shadow, compare_versions, fortunes, judge_pairs, span
 from offbook.live.watch import BATCH, alarms
 from offbook.runfolder import RunFolder
+from offbook.serve.client import Serve
 from offbook.stages.distill import said_in
 from offbook.tokens import Transcript, byte_chat, render_call
 from offbook.types import Completion, Event, OffbookError, Rollout, Usage
@@ -453,3 +456,44 @@ def test_a_cycle_with_a_real_model(cache: Path, model: Path, tmp_path: Path) -> 
     report = offbook("live", "--out", out, "--report", code=1)
     assert "takes two versions" in report.stderr
     assert time.time() - decisions[0].at < 600
+
+
+def test_an_endpoint_serves_every_user_their_version(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "live"
+    config = load_config(["pocket"], {"out": str(out), "model": str(model), "live.consent": "all", "live.share": "0.5"})
+    cycle = Cycle(config)
+    cycle.begin()
+    cycle.folder.decide(Decision("trial", "", deployed=0, candidate=1, version=1, path=str(model), at=NOW))
+    users = ["ada", "ben", "cy", "dan"]
+    wanted = {name: cycle.serving(user_digest(name))[:2] for name in users}
+    assert len({*wanted.values()}) == 2
+    options = ["--live", str(out), "--out", str(tmp_path / "serve"), "--port", "0", "--plain", "--json"]
+    process = Started(["serve", *options], None, None)
+    try:
+        while not (told := process.said()).endswith("\n"):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        serve = Serve(json.loads(told)["url"], json.loads(told)["key"])
+        for name in users:
+            with (
+                serve.session(task="shapes", group=name, id=f"team/{name}") as opened,
+                openai.OpenAI(base_url=opened.env["OPENAI_BASE_URL"], api_key=opened.key) as client,
+            ):
+                messages: list[Any] = [{"role": "user", "content": "Write border."}]
+                said = client.chat.completions.create(model="m", messages=messages).choices[0].message
+                messages += [{"role": "assistant", "content": said.content or ""}]
+                messages += [{"role": "user", "content": "No, that is wrong. My key is sk-abcdefghijklmnop1234."}]
+                client.chat.completions.create(model="m", messages=messages)
+                opened.reward(-1, "thumbs")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate()
+        assert (process.returncode, "4 sessions kept" in errors) == (0, True), errors
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    found = cycle.folder.sessions()
+    assert {one.id.removeprefix("team."): (one.version, one.arm) for one in found} == wanted
+    for one in found:
+        assert {reaction.kind: reaction.value for reaction in one.reactions} == {"thumbs": -1.0, "follow_up": -1.0}
+        assert "sk-abcdefghijklmnop1234" not in (out / "sessions" / f"{one.id}.json").read_text()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offbook.live.kept import lines_of
-from offbook.live.reactions import follow_up, follow_ups, score
-from offbook.live.sessions import Reaction, Session, kind_of, storable, user_digest
+from offbook.live.reactions import FOLLOW_UP, follow_up, follow_ups, score
+from offbook.live.sessions import Arm, Reaction, Session, kind_of, storable, user_digest
 from offbook.loop.collector import chat_of
 from offbook.runfolder import RunFolder
 from offbook.types import Rollout
@@ -36,14 +37,27 @@ def found_in(cycle: Cycle, source: Path) -> Iterator[Session]:
     at = time.time()
     for step in folder.steps():
         for rollout in folder.rollouts(step)[0]:
-            if rollout.id in there:
+            if named(rollout.id) in there:
                 continue
-            session = Session(rollout, user_digest(rollout.group), kind_of(_request(rollout)), version, at=at)
-            session.lines = lines_of(rollout)
-            session.reactions = [*_earned(rollout, at), *(follow_up(said, at) for said in follow_ups(rollout))]
-            stored = storable(score(session, settings), settings, chat)
+            stored = storable(score(recorded(rollout, version, "deployed", at), settings), settings, chat)
             if stored is not None:
                 yield stored
+
+
+def recorded(rollout: Rollout, version: int, arm: Arm, at: float) -> Session:
+    """Not scored yet."""
+    rollout = replace(rollout, id=named(rollout.id))
+    session = Session(rollout, user_digest(rollout.group), kind_of(_request(rollout)), version, arm, at)
+    session.lines = lines_of(rollout)
+    session.reactions = [*_earned(rollout, at), *(follow_up(said, at) for said in follow_ups(rollout))]
+    told = [event.detail for event in rollout.events if event.kind == FOLLOW_UP]  # which has its place already
+    session.reactions += [replace(follow_up(said, at), text="") for said in told]
+    return session
+
+
+def named(id: str) -> str:
+    """As a file: an endpoint's sessions may have slashes in their names."""
+    return id.replace("/", ".")
 
 
 def _request(rollout: Rollout) -> str:

@@ -142,9 +142,12 @@ class LiveFolder:
         except ValidationError as error:
             raise OffbookError(f"{path} cannot be read: {error.errors()[0]['msg']}; delete it") from None
 
+    def ids(self) -> list[str]:
+        return [path.stem for path in (self.path / "sessions").glob("*.json")]
+
     def sessions(self) -> list[Session]:
         """In the order in which they ended."""
-        found = [self.session(path.stem) for path in (self.path / "sessions").glob("*.json")]
+        found = [self.session(id) for id in self.ids()]
         return sorted(found, key=lambda one: (one.at, one.id))
 
     def forget(self, ids: Iterable[str]) -> int:
