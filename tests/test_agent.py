@@ -134,11 +134,12 @@ def test_kept_lines_are_measured_from_git(repository: Path, afterwards: Callable
 
 def test_a_session_says_what_became_of_it(repository: Path) -> None:
     worked = asked(repository, EDIT, DONE)
-    no = session_of(worked, repository, "Write border.", "user", 3, "candidate", yes=False)
+    no = session_of(worked, repository, "Write border.", "user", 3, "candidate", False)
     assert ([one.kind for one in no.reactions], no.kind, no.version, no.arm) == (["declined"], "add", 3, "candidate")
-    assert no.commit == head(repository)
+    taken = session_of(worked, repository, "Write border.", "user", 3, "candidate", True)
+    assert (taken.reactions, taken.place, taken.commit) == ([], str(repository), head(repository))
     nothing = asked(repository, DONE)
-    assert session_of(nothing, repository, "Why?", "user", 0, "deployed", yes=False).reactions == []
+    assert session_of(nothing, repository, "Why?", "user", 0, "deployed", None).reactions == []
 
 
 def test_the_verb_keeps_numbers_alone_unless_told_otherwise(cache: Path, model: Path, repository: Path) -> None:

@@ -51,7 +51,7 @@ def agent(
     """
     before = Path(out) / "config.toml"
     own = {"out": out, **({"model": model} if model else {})}
-    config = config_from(ctx, own, [before] if before.is_file() else (), {"model": "pocket", "live.settle_s": "86400"})
+    config = config_from(ctx, own, [before] if before.is_file() else (), {"model": "pocket"})
     from offbook.live.cycle import Cycle
     from offbook.live.sessions import user_digest
 
@@ -82,17 +82,14 @@ def _about_earlier(
         print(f"{cycle.folder.forget(chosen)} sessions deleted")
         return
     if kept:
-        rows = [
-            {"session": one.id, "kept": kept_in(Path(one.place), one.commit, one.lines)} for one in own if one.place
-        ]
+        shares = {one.id: kept_in(Path(one.place), one.commit, one.lines) if one.place else None for one in own}
         if as_json:
-            print(json.dumps(rows))
-        for row in () if as_json else rows:
-            share = row["kept"]
-            say(f"{row['session']}: {'nothing to measure' if share is None else f'{share:.0%} of its lines are there'}")
-        for row in rows:
-            if row["kept"] is not None:
-                cycle.folder.react(str(row["session"]), Reaction("kept", float(row["kept"])))
+            print(json.dumps([{"session": name, "kept": share} for name, share in shares.items()]))
+        for name, share in shares.items():
+            if not as_json:
+                say(f"{name}: {'nothing to measure' if share is None else f'{share:.0%} of its lines are there'}")
+            if share is not None:
+                cycle.folder.react(name, Reaction("kept", share))
         return
     if not id and not own:
         raise OffbookError(f"{cycle.folder.path} has no session of yours; --session names another")
@@ -116,10 +113,10 @@ def _work(cycle: Cycle, path: Path, request: str, who: str, yes: bool, as_json: 
     with ExitStack() as copies:
         seen = copies.enter_context(copy_of(path))  # for the shadow: before anything is applied
         worked, is_over = _worked(collector, path, request, id)
-        is_applied = _shown(worked, path, yes, as_json) if is_over else False
-        if is_applied:
+        said = _shown(worked, path, yes, as_json) if is_over else None
+        if is_applied := said is True:
             apply(worked, path)
-        session = session_of(worked, path, request, who, version, arm, is_applied or not is_over)
+        session = session_of(worked, path, request, who, version, arm, said)
         if not is_over:
             session.reactions.append(Reaction("interrupted", at=session.at))
         stored = cycle.folder.keep(score(session, settings), settings, collector.chat)
@@ -127,8 +124,7 @@ def _work(cycle: Cycle, path: Path, request: str, who: str, yes: bool, as_json: 
         if is_shadowed and stored and is_over and candidate is not None:
             other = Collector(cycle.config, cycle.folder.weights(candidate))
             unseen, _ = _worked(other, seen, request, f"{id}-shadow", quiet=True)
-            shadow = session_of(unseen, seen, request, who, candidate, "shadow", False)
-            shadow.place = ""
+            shadow = session_of(unseen, seen, request, who, candidate, "shadow", None)
             cycle.folder.keep(score(shadow, settings), settings, other.chat)
     _told(session, stored, version, is_applied, as_json)
 
@@ -157,8 +153,8 @@ def _worked(collector: Collector, path: Path, request: str, id: str, quiet: bool
         return Worked(so_far[0], {}), False
 
 
-def _shown(worked: Worked, path: Path, yes: bool, as_json: bool) -> bool:
-    """The diff, and whether it is to be applied."""
+def _shown(worked: Worked, path: Path, yes: bool, as_json: bool) -> bool | None:
+    """The diff, and whether it is to be applied; None where nobody said anything."""
     from rich.syntax import Syntax
 
     from offbook.acts import Acts
@@ -169,15 +165,15 @@ def _shown(worked: Worked, path: Path, yes: bool, as_json: bool) -> bool:
         if worked.rollout.diff:
             results.print(Syntax(worked.rollout.diff, "diff", background_color="default"))
     if not worked.rollout.changed:
-        return False
+        return None
     if yes:
         return True
     if not sys.stdin.isatty():
         say("nothing was applied: give --yes, or answer at a terminal", to=console)
-        return False
+        return None
     with suppress(EOFError):
         return console.input(f"apply to {path}? [y/N] ").strip().lower() in ("y", "yes")
-    return False
+    return None
 
 
 def _told(session: Session, stored: Session | None, version: int, is_applied: bool, as_json: bool) -> None:

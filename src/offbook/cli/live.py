@@ -106,7 +106,7 @@ def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any
         "would be stored": [
             {"session": one.id, "kind": one.kind, "words": one.has_words, "messages": _messages(one)} for one in new
         ],
-        "would be deleted": len(cycle.folder.expired(cycle.settings, time.time())),
+        "would be deleted": sum(map(cycle.is_expired, stored)),
         "to learn from": f"{len(chosen)} of {cycle.settings.sessions}",
         "left out": left_out,
         **({"numbers": cycle.numbers(chosen)} if chosen else {}),

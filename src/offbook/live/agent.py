@@ -97,11 +97,14 @@ def apply(worked: Worked, path: Path) -> list[str]:
     return sorted(worked.rollout.changed)
 
 
-def session_of(worked: Worked, path: Path, request: str, user: str, version: int, arm: Arm, yes: bool) -> Session:
-    """As it is right after the user has said yes or no."""
+def session_of(
+    worked: Worked, path: Path, request: str, user: str, version: int, arm: Arm, said: bool | None
+) -> Session:
+    """As it is right after the user has said yes or no, or nothing. What was not applied cannot be kept later."""
     lines = lines_of(worked.rollout)
     session = Session(worked.rollout, user, kind_of(request), version, arm, time.time(), lines=lines)
-    session.place, session.commit = str(path.resolve()), head(path) if (path / ".git").exists() else ""
-    if worked.rollout.changed and not yes and arm != "shadow":
+    if said:
+        session.place, session.commit = str(path.resolve()), head(path) if (path / ".git").exists() else ""
+    if said is False:
         session.reactions.append(Reaction("declined", at=session.at))
     return session

@@ -32,6 +32,7 @@ from offbook.runfolder import write_atomic
 from offbook.types import OffbookError
 
 Tell = Callable[[str], None]
+DAY_S = 86_400.0
 UNSEEN_PARTS = ("latency", "broken_calls", "dodged")  # that need no user
 REMEASURE = 4  # times that lines are looked for: when a session settles, and after two, four and eight times as long
 
@@ -65,14 +66,14 @@ class Cycle:
 
     def turn(self) -> Decision | None:
         """The next thing that is due; None where nothing is."""
-        if gone := self.folder.expired(self.settings, self._clock()):
+        every = self.folder.sessions()
+        if gone := [one.id for one in every if self.is_expired(one)]:
             count = self.folder.forget(gone)
             days = f"{self.settings.retention_days:g} days"
             return self._decide("forget", f"{count} sessions are older than {days}", numbers={"sessions": count})
         if (last := self.last).kind == "train" and last.version is not None:  # killed before the gate
             return self._gate(last.version, Path(last.path))
-        self.measure_kept()
-        sessions = [score(one, self.settings) for one in self.folder.sessions()]
+        sessions = [score(self._measured_again(one), self.settings) for one in every]
         return self._roll_back(sessions) or self._conclude(sessions) or self._train(sessions)
 
     def put(self, weights: Path, why: str) -> Decision:
@@ -83,19 +84,16 @@ class Cycle:
 
     # Reactions that come by themselves
 
-    def measure_kept(self) -> int:
-        """Which lines are still there, a while after, and again later. Returns how many sessions were looked at."""
-        count = 0
-        for session in self.folder.sessions():
-            times = sum(one.kind == "kept" for one in session.reactions)
-            due = session.at + self.settings.settle_s * 2**times
-            declined = any(one.kind == "declined" for one in session.reactions)
-            if not session.place or declined or times >= REMEASURE or self._clock() < due:
-                continue
-            if (share := kept_in(Path(session.place), session.commit, session.lines)) is not None:
-                self.folder.react(session.id, Reaction("kept", share, at=self._clock()))
-                count += 1
-        return count
+    def _measured_again(self, session: Session) -> Session:
+        """Which lines are still there, a while after, and again later."""
+        times = sum(one.kind == "kept" for one in session.reactions)
+        due = session.at + self.settings.settle_s * 2**times
+        was_taken = not any(one.kind == "declined" for one in session.reactions)
+        if session.place and was_taken and times < REMEASURE and self._clock() >= due:
+            share = kept_in(Path(session.place), session.commit, session.lines)
+            if share is not None:
+                return self.folder.react(session.id, Reaction("kept", share, at=self._clock()))
+        return session
 
     # What may be decided
 
@@ -212,6 +210,9 @@ class Cycle:
             "kept_of_edits": fmean(one.rollout.reward.parts.get("kept", 0.0) for one in edited) if edited else None,
             "detectable": detectable(spread, self.settings.alpha),
         }
+
+    def is_expired(self, session: Session) -> bool:
+        return session.at < self._clock() - self.settings.retention_days * DAY_S
 
     def serving(self, user: str) -> tuple[int, Arm, Path]:
         """What a user gets: the version, as what, and its weights."""

@@ -30,10 +30,9 @@ from offbook.types import Feedback, OffbookError, Rollout, Segment
 
 Arm = Literal["deployed", "candidate", "shadow"]
 ReactionKind = Literal["kept", "declined", "follow_up", "thumbs", "interrupted"]
-DAY_S = 86_400.0
 NAME = re.compile(r"[\w.-]{1,100}")
 KINDS = {  # of requests, by their words; the first that fits
-    "explain": r"\b(explain|why|what|how|describe|review|where)\b",
+    "explain": r"^\W*(please |can you |could you )?(explain|why|what|how|describe|review|where)\b",
     "test": r"\btests?\b",
     "fix": r"\b(fix|bug|fail\w*|broken|error|crash\w*|wrong|repair)\b",
     "refactor": r"\b(refactor|rename|move|clean|split|simplify|extract)\b",
@@ -166,9 +165,6 @@ class LiveFolder:
             if any(line.target.rollout in gone for line in lines):
                 write_atomic(step_file, dump_lines(line for line in lines if line.target.rollout not in gone))
         return count
-
-    def expired(self, settings: LiveConfig, now: float) -> list[str]:
-        return [one.id for one in self.sessions() if one.at < now - settings.retention_days * DAY_S]
 
     # Decisions
 
