@@ -170,7 +170,7 @@ def configured(seed: int, out: Path, sessions: int, **more: str) -> Config:
         "live.consent": "all",
         "live.settle_s": "0",
         "live.sessions": str(sessions),
-        "live.batch": "24",
+        "live.batch": "32",
         "live.hints": "false",  # the pocket model reads no English beyond its prompts; rules have hints that it knows
         "live.share": "0.5",
         "live.trial": "30",
@@ -344,7 +344,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--cycles", type=int, default=5)
-    parser.add_argument("--sessions", type=int, default=192)
+    parser.add_argument("--sessions", type=int, default=256)
     parser.add_argument("--populations", action="store_true", help="also an adapter each for two populations")
     parser.add_argument("--out", type=Path, default=Path("/tmp/live-bench"))
     parser.add_argument("--json", type=Path)

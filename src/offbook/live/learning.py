@@ -32,6 +32,7 @@ from offbook.loop.plan import make_plan, this_device
 from offbook.loop.resume import claim_run
 from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.stages.distill import teach
+from offbook.train.checkpoint import load_training_state
 from offbook.train.trainer import Trainer
 from offbook.types import Event, Rollout
 
@@ -76,6 +77,8 @@ def train_on(
     write_atomic(folder.data_file, json.dumps(sources, indent=1) + "\n")
     trained = model_to_train(config, start)
     trainer = Trainer(trained, config.train, teachers_of(config.feedback, config.train.reference_kl > 0))
+    if start.is_relative_to(folder.path.parent.resolve()):  # a cycle is too short for an optimizer that begins anew
+        load_training_state(trainer, start)
     rules, chat = rules_of(config.feedback.files), chat_of(start, config)
     lessons = Lessons(config, folder, {}, rules, chat, trainer, baselines=by_group)
     teach(lessons, steps, chat_folder(start), on_step=on_step)
