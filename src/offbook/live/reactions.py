@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from offbook.acts import Acts, At, spoken
@@ -139,10 +140,11 @@ def blamed(rollout: Rollout, said: str) -> At | None:
 
 
 def follow_ups(rollout: Rollout) -> list[str]:
-    """What the user said after the agent had ended a turn without a call, in a recorded conversation."""
+    """What the user said right after a message of the agent's, in a recorded conversation: what is answered by no tool
+    was the end of a turn. A later segment may repeat that message as its client remembers it."""
     found = []
-    for segment in rollout.segments:
-        for before, message in zip(segment.messages, segment.messages[1:], strict=False):
-            if message.role == "user" and before.role == "assistant" and not before.calls and segment.is_own(before):
+    for number, segment in enumerate(rollout.segments):
+        for before, message in pairwise(segment.messages):
+            if (before.role, message.role) == ("assistant", "user") and (number or segment.is_own(before)):
                 found.append(message.text)
     return list(dict.fromkeys(found))
