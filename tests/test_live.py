@@ -424,8 +424,9 @@ def test_a_cycle_with_a_real_model(cache: Path, model: Path, tmp_path: Path) -> 
     work = tmp_path / "work"
     work.mkdir()
     (work / "shapes.py").write_text("def border(width, height):\n    raise NotImplementedError\n")
-    options = ["--out", out, "--model", model, "--live.consent", "all", "--live.sessions", "4", "--live.batch", "2"]
+    options = ["--out", out, "--model", model, "--live.consent", "all", "--live.sessions", "2", "--live.batch", "2"]
     options += ["--live.settle_s", "0", "--tasks.num_train", "4", "--tasks.num_heldout", "2", "--plain"]
+    options += ["--feedback.rules", '["edited_tests"]']  # others would find faults in the same message first
 
     def offbook(*arguments: str | Path, code: int = 0) -> Any:
         done = run(*arguments, cwd=tmp_path, env=environment(cache))
@@ -434,25 +435,25 @@ def test_a_cycle_with_a_real_model(cache: Path, model: Path, tmp_path: Path) -> 
 
     (shown,) = json.loads(offbook("live", *options, "--dry-run", "--json").stdout)
     assert (shown["deployed"], out.exists()) == (None, False)
-    for number in range(4):
+    for number in range(2):
         asked = ["agent", work, "Write the body of border in shapes.py.", *options, "--yes", "--user", f"u{number}"]
         offbook(*asked, "--json")
-    offbook("agent", "--out", out, "--user", "u3", "--say", "No, that is wrong: undo shapes.py.")
+    offbook("agent", "--out", out, "--user", "u1", "--say", "No, that is wrong: undo shapes.py.")
     (shown,) = json.loads(offbook("live", "--out", out, "--dry-run", "--json").stdout)
-    assert (shown["would be trained"], shown["to learn from"]) == (True, "4 of 4")
+    assert (shown["would be trained"], shown["to learn from"]) == (True, "2 of 2")
     done = offbook("live", "--out", out, "--once", "--plain", "--json")
     (last,) = json.loads(done.stdout)
     assert last["kind"] in ("trial", "refuse"), done.stderr
     decisions = LiveFolder(out).decisions()
     assert [one.kind for one in decisions[:2]] == ["start", "train"]
-    assert decisions[1].numbers["sessions"] == 4
+    assert decisions[1].numbers["sessions"] == 2
     assert set(last["numbers"]["gate"]) >= {"pocket/solved", "pocket/edit_rate"}
     trained = RunFolder(out / "cycles" / "00001")
     metrics, _ = trained.metrics()
-    assert [row["step"] for row in metrics] == [1, 2]
-    taught = [item for step in (1, 2) for item in trained.feedback(step)[0] if item.target.rule == "said"]
+    assert [row["step"] for row in metrics] == [1]
+    taught = [item for item in trained.feedback(1)[0] if item.target.rule == "said"]
     assert [item.hint.text for item in taught] == ["The user would say: No, that is wrong: undo shapes.py."]
-    assert (trained.path / "ckpt" / "step_00002" / "DONE").is_file()
+    assert (trained.path / "ckpt" / "step_00001" / "DONE").is_file()
     report = offbook("live", "--out", out, "--report", code=1)
     assert "takes two versions" in report.stderr
     assert time.time() - decisions[0].at < 600
