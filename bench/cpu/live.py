@@ -254,7 +254,8 @@ def populations(seed: int, out: Path, cycles: int, sessions: int) -> dict[str, A
     shutil.rmtree(out, ignore_errors=True)
     tastes = ("plain", "skipper")
     more = {"live.populations": json.dumps(tastes), "train.lora.rank": "16", "train.learning_rate": "2e-3"}
-    config = configured(seed, out, sessions, **more, **{"live.suites": "[]"})
+    sessions = sessions // 2  # of each
+    config = configured(seed, out, sessions, **more, **{"live.suites": "[]", "live.batch": "16"})
     sets = task_sets(config)
     worlds = {taste: World(config, sets.train, taste, taste) for taste in tastes}
     for world in worlds.values():
@@ -358,8 +359,7 @@ def main() -> None:
             done = asked.out / f"{name}-{seed}.json"
             if not done.is_file():
                 model_folder("pocket", seed)
-                cycles = asked.cycles if name == "seed" else 3
-                found = does(seed, asked.out / f"{name}-{seed}", cycles, asked.sessions)
+                found = does(seed, asked.out / f"{name}-{seed}", asked.cycles, asked.sessions)
                 write_atomic(done, json.dumps(found, indent=1) + "\n")
             into.append(json.loads(done.read_text()))
         if asked.json:
