@@ -508,3 +508,26 @@ def test_where_rollouts_are_is_shown_as_it_changes(browser: Any, tmp_path: Path)
         expect(slots.locator("td").first).to_have_text("7")
         watched.check()
         watched.context.close()
+
+
+def test_decisions_of_a_live_cycle(browser: Any, folder: Path, tmp_path: Path) -> None:
+    """The first page of such a folder; what was compared is a table, and words from outside stay words."""
+    live = tmp_path / "live"
+    live.mkdir()
+    (live / "config.toml").write_text((folder / "rl" / "config.toml").read_text())
+    gate = {name: {"deployed": 0.5, "candidate": 0.25, "worse": name == "solved"} for name in ("solved", "flagged")}
+    rows = [
+        {"kind": "start", "why": "pocket is served", "deployed": 0, "version": 0, "at": 1.8e9, "numbers": {}},
+        {"kind": "refuse", "why": HOSTILE, "deployed": 0, "version": 1, "at": 1.8e9, "numbers": {"gate": gate}},
+    ]
+    (live / "decisions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with serving(RunIndex("live", live)) as made:
+        watched = Watched(browser, made.url, viewport=PHONE)
+        page = watched.open("/decisions/0", ".decision")
+        expect(page.locator(".decision b")).to_have_text([" refused 1 ", " began 0 "])
+        page.locator(".decision summary").first.click()
+        expect(page.locator("table.numbers tbody tr")).to_have_count(2)
+        expect(page.locator("tr.worse th")).to_have_text("solved")
+        assert not watched.sideways()
+        watched.check()
+        watched.context.close()

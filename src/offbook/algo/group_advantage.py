@@ -4,6 +4,8 @@ Left out on purpose: division by the group's standard deviation, which blows up 
 group, and division by length, which rewards long failures. Overlong rollouts keep their reward and are not masked.
 Nor are crashed ones, except those that the machine ended and not the agent (`Rollout.fault`): they are in no mean and
 teach nothing.
+
+What users ask for is asked for once: such a rollout is a group of one, and has a baseline in the place of the mean.
 """
 
 from __future__ import annotations
@@ -11,17 +13,18 @@ from __future__ import annotations
 from offbook.types import Rollout, Sample
 
 
-def group_advantage(rewards_G: list[float]) -> list[float]:
-    mean = sum(rewards_G) / max(1, len(rewards_G))
+def group_advantage(rewards_G: list[float], baseline: float | None = None) -> list[float]:
+    mean = sum(rewards_G) / max(1, len(rewards_G)) if baseline is None else baseline
     return [reward - mean for reward in rewards_G]
 
 
-def rl_samples(group: list[Rollout], temperature: float = 1.0) -> list[list[Sample]]:
+def rl_samples(group: list[Rollout], temperature: float = 1.0, baseline: float | None = None) -> list[list[Sample]]:
     """For each rollout of one group, a sample a segment: the rollout's advantage on every token it sampled.
 
     A rollout that the machine ended has none.
     """
-    advantages = iter(group_advantage([rollout.reward.total for rollout in group if not rollout.fault]))
+    rewards = [rollout.reward.total for rollout in group if not rollout.fault]
+    advantages = iter(group_advantage(rewards, baseline))
     return [[] if rollout.fault else _samples(rollout, next(advantages), temperature) for rollout in group]
 
 

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 import offbook
 from offbook.cli import (
+    agent,
     audit,
     coach,
     compare,
@@ -20,6 +21,7 @@ from offbook.cli import (
     drill,
     evaluate,
     export,
+    live,
     plan,
     quickstart,
     rollout,
@@ -75,6 +77,8 @@ _verb("quickstart", quickstart.quickstart, " --out runs/quickstart", context_set
 app.add_typer(tasks.app, name="tasks")
 _verb("rollout", rollout.rollout, " pocket --limit 2", cls=Configured, context_settings=CONFIGURED)
 _verb("serve", serve.serve, " --model pocket --out runs/serve", context_settings=CONFIGURED)
+_verb("agent", agent.agent, ' . "Fix the failing test"', cls=Configured, context_settings=CONFIGURED)
+_verb("live", live.live, " --model pocket --out runs/live --once", context_settings=CONFIGURED)
 _verb("plan", plan.plan, " Qwen/Qwen3-0.6B --gpu-memory 80", cls=Configured, context_settings=CONFIGURED)
 _verb("sft", sft.sft, " --model pocket --data runs/train --out runs/sft", context_settings=CONFIGURED)
 _verb("distill", distill.distill, " logs.jsonl --model pocket", cls=Configured, context_settings=CONFIGURED)

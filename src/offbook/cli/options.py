@@ -74,7 +74,7 @@ def _refuse_mistyped(ctx: typer.Context) -> None:
     own = [name for param in ctx.command.params for name in param.opts if name.startswith("--")]
     for given in (argument.partition("=")[0] for argument in ctx.args if argument.startswith("--")):
         near = difflib.get_close_matches(given, own, n=1, cutoff=0.8)
-        if near and given[2:] not in Config.model_fields:
+        if near and given[2:].partition(".")[0] not in Config.model_fields:
             raise ConfigError(f"there is no option {given}; did you mean {near[0]}?")
 
 

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,7 @@ from offbook.types import OffbookError, Rollout
 
 if TYPE_CHECKING:
     from offbook.engine import Trainable
+    from offbook.live.serving import Versions
     from offbook.loop.collector import Collector
     from offbook.runfolder import RunFolder
     from offbook.sync import Reader
@@ -49,6 +51,9 @@ def serve(
     follow: Annotated[
         str, typer.Option(help="A store that a training run publishes to (loop.store): its newest weights are served.")
     ] = "",
+    live: Annotated[
+        Path | None, typer.Option(help="A folder of `offbook live`: users get its versions, and sessions go there.")
+    ] = None,
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
@@ -56,8 +61,13 @@ def serve(
 
     Speaks OpenAI's chat completions and responses, and Anthropic's messages. Takes configuration like `train` does.
     """
+    if live and (model or follow):
+        raise OffbookError("--live serves the versions of a cycle; leave out --model and --follow")
     own = {key: value for key, value in (("model", model), ("out", out)) if value}
-    config = config_from(ctx, own, defaults={"model": "pocket", **DEFAULTS})
+    if live:  # what the cycle was begun with is not for an endpoint
+        own = {**DEFAULTS, **own}
+    base = [live / "config.toml"] if live else ()
+    config = config_from(ctx, own, base, {"model": "pocket", **DEFAULTS})
     if config.engine.kind == "local" and config.engine.mode != "continuous":
         raise OffbookError("in lockstep all sessions would wait for the slowest agent: leave engine.mode continuous")
     from offbook.lock import only_writer
@@ -74,9 +84,16 @@ def serve(
     if folder.checkpoints():
         raise OffbookError(f"{folder.path} holds a run that was trained; give another --out")
     listener = listen(port)
+    versions = None
     with progress_display(plain) as progress:
-        collector = Collector(config, local_or_remote(config.model, name, config.seed, progress), name)
-        _ = collector.engine  # loaded before anybody asks
+        if live:
+            from offbook.live.serving import Versions, cycle_in
+
+            versions = Versions(cycle := cycle_in(live), config)
+            collector = Collector(config, cycle.folder.weights(cycle.last.deployed))
+        else:
+            collector = Collector(config, local_or_remote(config.model, name, config.seed, progress), name)
+            _ = collector.engine  # loaded before anybody asks
     url, owner = f"http://127.0.0.1:{listener.getsockname()[1]}", os.environ.get(KEY) or secrets.token_urlsafe(24)
 
     def began(session: str, key: str) -> None:
@@ -89,8 +106,11 @@ def serve(
         say(f"session {session} is open; for its agent:\nexport {words}")
 
     with only_writer(folder.path), suppress(KeyboardInterrupt, asyncio.CancelledError):  # how one leaves it
-        asyncio.run(_serve(collector, folder, listener, owner, idle_s, began, reader))
-    say(f"{config.out}: {len(folder.rollouts(0)[0])} sessions kept", to=console)
+        asyncio.run(_serve(collector, folder, listener, owner, idle_s, began, reader, versions))
+    say(
+        f"{live or config.out}: {len(cycle.folder.ids()) if live else len(folder.rollouts(0)[0])} sessions kept",
+        to=console,
+    )
 
 
 async def _serve(
@@ -101,6 +121,7 @@ async def _serve(
     idle_s: float,
     began: Callable[[str, str], None],
     reader: Reader | None,
+    versions: Versions | None,
 ) -> None:
     from offbook.loop.resume import record_own_files
     from offbook.recorder import Session
@@ -118,11 +139,12 @@ async def _serve(
         return Session(rollout, collector.chat, collector.engine.open, limits, collector.harness.prices)
 
     ended = [rollout.id for rollout in folder.rollouts(0)[0]]
-    sessions = Sessions(make, partial(folder.append_rollout, 0), owner, ended)
-    async with (
-        aclosing(collector),
-        aclosing(Serving(make_app(sessions, collector.pages and collector.pages.told), listener)),
-    ):
+    keep: Callable[[Rollout], None] = partial(folder.append_rollout, 0)
+    if versions:
+        make, keep, ended = versions.make, versions.keep, versions.cycle.folder.ids()
+    sessions = Sessions(make, keep, owner, ended)
+    closed, app = versions or collector, make_app(sessions, collector.pages and collector.pages.told)
+    async with aclosing(closed), aclosing(Serving(app, listener)):
         following = asyncio.create_task(_follow(reader, _own_engine(collector))) if reader else None
         session, key = sessions.open()
         began(session.rollout.id, key)

@@ -43,6 +43,9 @@ def _folders(given: list[Path]) -> dict[str, Path]:
     before: list[Path] = []
     for path in given:
         inner = sorted(child.parent for child in path.glob("*/config.toml")) if path.is_dir() else []
+        if cycles := [child.parent for child in (*path.glob("decisions.jsonl"), *path.glob("*/decisions.jsonl"))]:
+            paths += [each for cycle in cycles for each in (cycle, *sorted(cycle.glob("cycles/*")))]
+            continue
         is_run = (path / "config.toml").is_file()
         paths += [path] if is_run or not inner else inner
         before += [path] if not is_run and inner and (path / "eval" / "before.json").is_file() else []

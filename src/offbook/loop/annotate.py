@@ -57,9 +57,11 @@ def annotate(
     temperature: float = 1.0,
     rules: Mapping[str, Rule] = RULES,
     unhelpful: Collection[str] = (),
+    baselines: Mapping[str, float] | None = None,
 ) -> tuple[list[Sample], list[Feedback]]:
     """`tasks` by id, for rules that look at the repository; `written` are a judge model's pairs by rollout; `unhelpful`
-    are rules whose hint is not to be taught.
+    are rules whose hint is not to be taught; `baselines` are what rollouts are compared with whose group, by this name,
+    has no mean of its own.
 
     `counts` is told how many candidates there are and how many were left out, by what left them out.
     """
@@ -67,7 +69,8 @@ def annotate(
     samples: list[Sample] = []
     feedback: list[Feedback] = []
     for group in groups:
-        for (rollout, siblings), of_segments in zip(with_siblings(group), rl_samples(group, temperature), strict=True):
+        each = rl_samples(group, temperature, (baselines or {}).get(group[0].group))
+        for (rollout, siblings), of_segments in zip(with_siblings(group), each, strict=True):
             samples += of_segments
             if settings.weight and of_segments:  # the machine's faults are nobody's targets
                 task, by_model = (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])

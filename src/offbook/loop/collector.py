@@ -288,11 +288,11 @@ class Collector:
         That has the same RNG: an agent that broke the machine itself does so again, and gains no second draw by it.
         """
         task = job.task
-        rollout = first = await self._work(job, session, watch)
+        rollout = first = await self.work(job, session, watch)
         if fault := _machine_fault(first):
             if job.seat is not None:
                 job.seat.clear()
-            rollout = await self._work(job, self.engine.open(job.id), watch)
+            rollout = await self.work(job, self.engine.open(job.id), watch)
             if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
                 rollout = first  # whoever had acted and is struck twice is judged by what it did
             _settle(rollout, fault)
@@ -302,7 +302,7 @@ class Collector:
         rollout.usage.scoring_seconds = time.monotonic() - began
         return rollout
 
-    async def _work(self, job: Job, session: Session, watch: Watch) -> Rollout:
+    async def work(self, job: Job, session: Session, watch: Watch) -> Rollout:
         """One attempt, not graded yet. Without a box it is a crashed one, of which nothing but the fault is known."""
         task, seat = job.task, job.seat
         rollout = Rollout(job.id, task.id, job.group, task.tools)

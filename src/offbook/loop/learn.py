@@ -36,6 +36,7 @@ class Lessons:
     chat: Chat
     trainer: Trainer
     unhelpful: set[str] = field(default_factory=set)  # rules whose hint was looked at and is not taught
+    baselines: Mapping[str, float] = field(default_factory=dict)  # by group, of those that have no mean of their own
 
 
 def recall_look(by: Lessons, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -49,9 +50,8 @@ def learn(step: int, groups: list[list[Rollout]], judgement: Judgement, by: Less
     config, folder, chat = by.config, by.folder, by.chat
     counts: Counter[str] = Counter()
     temperature, written = config.engine.temperature, hints_in(judgement)
-    samples, feedback = annotate(
-        groups, config.feedback, chat, step, by.tasks, written, counts, temperature, by.rules, by.unhelpful
-    )
+    told = written, counts, temperature, by.rules, by.unhelpful, by.baselines
+    samples, feedback = annotate(groups, config.feedback, chat, step, by.tasks, *told)
     try:
         result = by.trainer.step(samples, lr_scale=learning_rate_share(config.train, step))
     except NotFinite as problem:

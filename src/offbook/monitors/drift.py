@@ -17,6 +17,7 @@ from offbook.types import Rollout
 SLACK = 0.5  # standard deviations a step; changes of twice this are found fastest
 THRESHOLD = 8.0  # docs/results/monitors.md has the rate of false alarms that goes with it
 MIN_STEPS = 6  # before anything is compared
+MIN_BEFORE = 3  # of a change whose beginning is known
 NUM_EXAMPLES = 3
 Direction = int  # 1: more is worse; -1: less is worse; 0: both
 
@@ -111,6 +112,24 @@ def find_changes(points: Sequence[Point], direction: Direction) -> list[Alarm]:
             alarms.append(Alarm("", point.step, points[start + first].step, before, after))
             start, sums = index + 1, dict.fromkeys(signs, 0.0)
     return alarms
+
+
+def find_shift(before: Sequence[Point], since: Sequence[Point], direction: Direction) -> Alarm | None:
+    """The same where it is known when a change would have begun, as with a deployment: those before it alone are what
+    is normal. Their mean is not exact, and an error in it would add up; so the fewer there are, the larger the slack.
+    """
+    if len(before) < MIN_BEFORE:
+        return None
+    normal = [point.value for point in before]
+    slack = SLACK + 1 / math.sqrt(len(before))
+    sums = dict.fromkeys({1: (1.0,), -1: (-1.0,), 0: (1.0, -1.0)}[direction], 0.0)
+    for index, point in enumerate(since):
+        surprise = _surprise(normal, point)
+        sums = {sign: max(0.0, sums[sign] + sign * surprise - slack) for sign in sums}
+        if max(sums.values()) > THRESHOLD:
+            after = [one.value for one in since[: index + 1]]
+            return Alarm("", point.step, since[0].step, sum(normal) / len(normal), sum(after) / len(after))
+    return None
 
 
 def _best_split(values: Sequence[float]) -> int:

@@ -17,6 +17,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -129,12 +130,23 @@ def _run(
     if done:
         load_weights(trainer.model, path := latest_checkpoint(folder))
         load_training_state(trainer, path)
-    lessons = Lessons(config, folder, {}, rules, chat, trainer)
-    with Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), config.checkpoint) as checkpoints:
+    teach(Lessons(config, folder, {}, rules, chat, trainer), steps, chat_folder(start), done, on_step)
+
+
+def teach(
+    lessons: Lessons,
+    steps: Sequence[list[Rollout]],
+    tokenizer_from: Path,
+    done: int = 0,
+    on_step: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> None:
+    """Steps on rollouts that are there already, each a group of its own, and what people said about them."""
+    folder = lessons.folder
+    with Checkpoints(lessons.trainer, folder.path / "ckpt", tokenizer_from, lessons.config.checkpoint) as checkpoints:
         for step in range(done + 1, len(steps) + 1):
             chosen = steps[step - 1]
             folder.write_rollouts(step, chosen)
-            row = {"step": step, **learn(step, [[rollout] for rollout in chosen], _said(chosen), lessons)}
+            row = {"step": step, **learn(step, [[rollout] for rollout in chosen], said_in(chosen), lessons)}
             folder.append_metrics(row)
             if checkpoints.is_due(step) or step == len(steps):
                 checkpoints.save(step)
@@ -166,7 +178,7 @@ def _cut(segment: Segment, context: int) -> Segment:
 def _targeted(rollouts: list[Rollout], config: Config, tell: Tell) -> list[Rollout]:
     """Those with something to teach."""
     rules = rules_of(config.feedback.files)
-    said = {critique.rollout.id for critique in _said(rollouts).found}
+    said = {critique.rollout.id for critique in said_in(rollouts).found}
     found = [one for one in rollouts if one.id in said or read_all(one, None, config.feedback.rules, rules)]
     if not found:
         raise OffbookError("no rule finds a fault in these trajectories, and nobody said one: nothing can be taught")
@@ -174,7 +186,7 @@ def _targeted(rollouts: list[Rollout], config: Config, tell: Tell) -> list[Rollo
     return found
 
 
-def _said(rollouts: Sequence[Rollout]) -> Judgement:
+def said_in(rollouts: Sequence[Rollout]) -> Judgement:
     """What people said about messages, which an endpoint keeps as events."""
     found = []
     for rollout in rollouts:

@@ -33,6 +33,7 @@ def overview(run: RunIndex) -> dict[str, Any]:
         "targets": sum(len(lines.places) for lines in run.feedback.values()),
         "unreadable": dict(run.unreadable),
         "look": said_in(run.looks),
+        "decisions": len(said_in(run.decisions)),
         "now": {name: value for name, value in run.now.items() if is_number(value)},
         "evals": {name: _measured(result) for name, result in run.evals.items()},
         "config": {name: value for name, value in flat.items() if name != "out"},

@@ -25,6 +25,7 @@ from offbook.view.lines import (
     Lines,
     Place,
     is_inside,
+    parse_decision,
     parse_feedback,
     parse_look,
     parse_metrics,
@@ -61,6 +62,7 @@ class RunIndex:
         self.metrics: Files = {}  # one, as of the tasks
         self.tasks: Files = {}
         self.looks: Files = {}
+        self.decisions: Files = {}  # of a live cycle
         self.rollouts: Files = {}  # by source: step_00003, eval-final
         self.feedback: Files = {}
         self.outside: set[str] = set()  # links that lead out of the folder, and what is no file
@@ -83,6 +85,8 @@ class RunIndex:
         changed |= self._refresh_files(self.metrics, {"": self.folder.metrics_file}, parse_metrics)
         changed |= self._refresh_files(self.tasks, {"": self.root / "tasks.jsonl"}, parse_task)
         changed |= self._refresh_files(self.looks, {"": self.root / "look.jsonl"}, parse_look)
+        decided = {"": self.root / "decisions.jsonl"}
+        changed |= self._refresh_files(self.decisions, decided, parse_decision)
         changed |= self._refresh_files(self.rollouts, self._steps("rollouts") | evals, parse_rollout)
         return changed | self._refresh_files(self.feedback, self._steps("feedback"), parse_feedback)
 
@@ -146,6 +150,7 @@ class RunIndex:
         """What was left out, by what it is."""
         count = Counter({"file outside the run folder": len(self.outside)})
         kinds = {"metrics": self.metrics, "task": self.tasks, "look": self.looks}
+        kinds |= {"decision": self.decisions}
         kinds |= {"rollout": self.rollouts, "feedback": self.feedback}
         for kind, files in kinds.items():
             count[f"{kind} line"] = sum(lines.unreadable + lines.torn for lines in files.values())
@@ -155,7 +160,7 @@ class RunIndex:
     @property
     def trains(self) -> bool:
         """`rollout` and `eval` leave folders with a claim and rollouts of a step 0; their settings name steps too."""
-        if (self.root / "claim.json").exists() or not self.folder.config_file.exists():
+        if (self.root / "claim.json").exists() or self.decisions or not self.folder.config_file.exists():
             return False
         return any(row["step"] > 0 for row in self.rows()) or set(self.rollouts) != {"step_00000"}
 

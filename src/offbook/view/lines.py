@@ -119,6 +119,16 @@ def parse_look(line: bytes) -> dict[str, Any] | None:
     return row if is_whole else None
 
 
+def parse_decision(line: bytes) -> dict[str, Any] | None:
+    """Of a live cycle. What the page shows of it is there, and a line of an older one has no less."""
+    row = parse_object(line)
+    if not row or not all(isinstance(row.get(name), str) for name in ("kind", "why")):
+        return None
+    is_whole = is_number(row.get("at")) and is_number(row.get("deployed")) and isinstance(row.get("numbers"), dict)
+    places = {name: row.get(name) if is_number(row.get(name)) else None for name in ("version", "candidate")}
+    return {**row, **places} if is_whole else None
+
+
 def parse_task(line: bytes) -> dict[str, Any] | None:
     task = parse_object(line)
     return task if task and isinstance(task.get("id"), str) else None

@@ -18,11 +18,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from offbook.types import OffbookError
 from offbook.view import about, answers, opened
-from offbook.view.index import RunIndex
+from offbook.view.index import RunIndex, said_in
 
 SCRIPTS = (
     *("dom.js", "data.js", "charts.js", "target.js", "conversation.js", "list.js"),
-    *("runs.js", "compare.js", "tasks.js", "group.js", "main.js"),
+    *("runs.js", "compare.js", "tasks.js", "group.js", "decisions.js", "main.js"),
 )
 STYLES = ("style.css", "app.css")
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
@@ -84,6 +84,7 @@ OF_A_RUN: dict[str, Answer] = {
     "curves": lambda run, query: answers.curves(run),
     "rollouts": lambda run, query: answers.rollout_list(run),
     "tasks": lambda run, query: answers.tasks(run),
+    "decisions": lambda run, query: {"decisions": said_in(run.decisions)},
     "task": lambda run, query: answers.task(run, query.text("id")),
     "rollout": lambda run, query: opened.rollout(run, *_where(query)),
     "messages": _messages,

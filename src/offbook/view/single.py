@@ -47,7 +47,7 @@ def write_single(
 def _held(runs: list[RunIndex], outcome: Outcome, max_bytes: int) -> dict[str, Any]:
     held = {"api/runs": answer(runs, "api/runs", outcome)}
     for number in range(len(runs)):
-        for what in ("curves", "rollouts", "tasks", "example"):
+        for what in ("curves", "rollouts", "tasks", "example", "decisions"):
             held |= _ask(runs, number, what)
     examples = [(number, held[f"api/run/{number}/example"]) for number in range(len(runs))]
     first = [(number, found["source"], found["number"]) for number, found in examples if found]

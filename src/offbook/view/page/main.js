@@ -4,8 +4,10 @@
 
 const page = document.getElementById("page");
 const TABS = [["run", "Run", "1"], ["rollouts", "Rollouts", "2"], ["tasks", "Tasks", "3"], ["compare", "Compare", "4"]];
+const LIVE_TAB = ["decisions", "Decisions", "5"];
+const tabs = () => (state.runs.some((run) => run.decisions) ? [...TABS, LIVE_TAB] : TABS);
 const KEYS = [
-  ["1 2 3 4", "run, rollouts, tasks, compare"],
+  ["1 2 3 4", "run, rollouts, tasks, compare; 5: decisions, of a live cycle"],
   ["/", "search"],
   ["\u2191 \u2193 or j k", "in the list: up and down; Enter opens"],
   ["j k", "in a rollout: next and previous rollout"],
@@ -24,12 +26,13 @@ let turn = 0;
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const parts = path.split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
-  return [parts[0] || (state.runs.length > 1 ? "compare" : "run"), parts.slice(1), query || ""];
+  const home = state.runs[0]?.decisions ? "decisions" : state.runs.length > 1 ? "compare" : "run";
+  return [parts[0] || home, parts.slice(1), query || ""];
 }
 
 // By number or, as `offbook audit` does, by name.
 const runAt = (text) => (state.runs[text] ? Number(text) : state.runs.findIndex((run) => run.name === text));
-const PAGES = { run: runPage, rollouts: listPage, rollout: rolloutPage, group: groupPage, tasks: tasksPage, compare: comparePage };
+const PAGES = { run: runPage, rollouts: listPage, rollout: rolloutPage, group: groupPage, tasks: tasksPage, compare: comparePage, decisions: decisionsPage };
 
 async function show() {
   const mine = (turn += 1);
@@ -62,7 +65,7 @@ const tabAddress = (tab) => (tab === "compare" ? "#/compare" : `#/${tab}/${shown
 function drawTop(name) {
   const here = { rollout: "rollouts", group: "rollouts" }[name] || name;
   const tab = ([of, text]) => h("a", { href: tabAddress(of), "aria-current": of === here ? "page" : null }, text);
-  put(document.getElementById("tabs"), TABS.map(tab));
+  put(document.getElementById("tabs"), tabs().map(tab));
   const select = document.getElementById("run");
   select.parentElement.hidden = state.runs.length < 2;
   put(select, state.runs.map((run, index) => h("option", { value: index, selected: index === shownRun }, run.name)));
@@ -101,14 +104,14 @@ function help() {
 document.addEventListener("keydown", (event) => {
   if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest("input, select, textarea, dialog")) return;
   const every = { "?": help, t: () => document.getElementById("theme").click(), u: () => history.back() };
-  for (const [tab, , key] of TABS) every[key] = () => { location.hash = tabAddress(tab); };
+  for (const [tab, , key] of tabs()) every[key] = () => { location.hash = tabAddress(tab); };
   const act = current.keys[event.key] || every[event.key];
   if (act) { event.preventDefault(); act(); }
 });
 document.getElementById("keys").addEventListener("click", help);
 document.getElementById("run").addEventListener("change", (event) => {
   const [name] = route(), to = event.target.value;
-  location.hash = `#/${["run", "rollouts", "tasks"].includes(name) ? name : name === "compare" ? "run" : "rollouts"}/${to}`;
+  location.hash = `#/${["run", "rollouts", "tasks", "decisions"].includes(name) ? name : name === "compare" ? "run" : "rollouts"}/${to}`;
 });
 addEventListener("hashchange", show);
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); page.focus(); });

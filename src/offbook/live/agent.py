@@ -1,0 +1,110 @@
+"""The trained agent as a person uses it: it works in a box on a copy, and what it changed is applied on a yes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from offbook.live.kept import git, head, lines_of
+from offbook.live.sessions import Arm, Reaction, Session, kind_of
+from offbook.loop.collector import Collector, Job, Watch, unwatched
+from offbook.runfolder import write_atomic
+from offbook.types import OffbookError, Rollout, Task
+
+TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir", "todo", "finish")
+POCKET_TOOLS = ("read_file", "edit_file", "search_codebase", "finish")  # what the pocket model knows
+MOST_MB = 1024
+SKIPPED = (".git", "__pycache__", ".venv", "node_modules")
+
+
+class Elsewhere(OffbookError):
+    """The user's tree is no longer what the agent saw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What came of a request, and the tree as the agent found it."""
+
+    rollout: Rollout
+    before: Mapping[str, bytes | None]  # of the files that it changed; None where there was none
+
+
+@contextmanager
+def copy_of(path: Path) -> Iterator[Path]:
+    """The files that git tracks or would track; without git all but what is made by machines."""
+    if not path.is_dir():
+        raise OffbookError(f"{path} is not a folder; give the one that the agent is to work in")
+    with tempfile.TemporaryDirectory(prefix="offbook-agent-") as place:
+        tree, size = Path(place) / "tree", 0
+        tree.mkdir()
+        for name in _files(path):
+            source, target = path / name, tree / name
+            if source.is_symlink() or not source.is_file():
+                continue
+            size += source.stat().st_size
+            if size > MOST_MB << 20:
+                raise OffbookError(f"{path} holds more than {MOST_MB} MB; give a folder of it, or ignore what is large")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+        yield tree
+
+
+def _files(path: Path) -> list[str]:
+    if (path / ".git").exists():
+        listed = git(path, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+        return [name for name in listed.split("\0") if name]
+    every = (file.relative_to(path) for file in sorted(path.rglob("*")))
+    return [str(file) for file in every if not any(part in SKIPPED for part in file.parts)]
+
+
+async def work(collector: Collector, path: Path, request: str, id: str, watch: Watch = unwatched) -> Worked:
+    """Unscored. Nothing of `path` is touched."""
+    tools = POCKET_TOOLS if collector.config.harness.profile == "pocket" else TOOLS
+    with copy_of(path) as tree:
+        task = Task(id, tree, request, tree, tree, (), (), (), tools, str(path))
+        rollout = await collector.work(Job(task, id, id), collector.engine.open(id), watch)
+        before = {name: _bytes(tree / name) for name in rollout.changed}
+    return Worked(rollout, before)
+
+
+def _bytes(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
+
+
+def apply(worked: Worked, path: Path) -> list[str]:
+    """Write what changed, all of it or nothing. Returns the files."""
+    root = path.resolve()
+    for name, before in worked.before.items():
+        file = path / name
+        if not file.resolve().is_relative_to(root) or file.is_symlink():
+            raise Elsewhere(f"{name} leads out of {path}; nothing was applied")
+        if _bytes(file) != before:
+            raise Elsewhere(f"{name} changed while the agent worked; nothing was applied: give the request again")
+    for name, text in worked.rollout.changed.items():
+        file = path / name
+        if text is None:
+            file.unlink()
+            continue
+        mode = file.stat().st_mode if file.exists() else None
+        write_atomic(file, text)
+        if mode is not None:
+            file.chmod(mode & 0o777)
+    return sorted(worked.rollout.changed)
+
+
+def session_of(
+    worked: Worked, path: Path, request: str, user: str, version: int, arm: Arm, said: bool | None
+) -> Session:
+    """As it is right after the user has said yes or no, or nothing. What was not applied cannot be kept later."""
+    lines = lines_of(worked.rollout)
+    session = Session(worked.rollout, user, kind_of(request), version, arm, time.time(), lines=lines)
+    if said:
+        session.place, session.commit = str(path.resolve()), head(path) if (path / ".git").exists() else ""
+    if said is False:
+        session.reactions.append(Reaction("declined", at=session.at))
+    return session

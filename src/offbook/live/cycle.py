@@ -1,0 +1,251 @@
+"""The cycle: what is due is done, one thing a turn, and written down with its numbers.
+
+    enough settled sessions of the deployed version ──> train ──> gate ──> refuse
+                                                                    └────> trial ──> withdraw
+                                                                             └────> deploy ──> (drift) roll back
+
+The last decision says what is deployed and what is on trial; nothing else does. A process that is killed goes on from
+there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from offbook.algo import Carried
+from offbook.config import Config
+from offbook.evals.suites import load_suites
+from offbook.live.gate import compare_rows, measured, told
+from offbook.live.kept import kept_in
+from offbook.live.learning import train_on
+from offbook.live.reactions import score
+from offbook.live.sessions import Arm, Decision, LiveFolder, Reaction, Session
+from offbook.live.trial import compare_shadow, compare_versions, detectable
+from offbook.live.watch import alarms
+from offbook.loop.models import Progress, model_folder, quiet
+from offbook.runfolder import write_atomic
+from offbook.types import OffbookError
+
+Tell = Callable[[str], None]
+DAY_S = 86_400.0
+UNSEEN_PARTS = ("latency", "broken_calls", "dodged")  # that need no user
+REMEASURE = 4  # times that lines are looked for: when a session settles, and after two, four and eight times as long
+
+
+class Cycle:
+    """Of one population: everybody, or those with a key of their own, who have a folder of their own."""
+
+    def __init__(
+        self,
+        config: Config,
+        population: str = "",
+        tell: Tell = lambda line: None,
+        progress: Progress = quiet,
+        clock: Callable[[], float] = time.time,
+    ):
+        self.config, self.settings = config, config.live
+        self.folder = LiveFolder(folder_of(config, population))
+        self._tell, self._progress, self._clock = tell, progress, clock
+
+    def begin(self) -> None:
+        """Version 0 is the model of the configuration. A cycle that has begun keeps its own."""
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.folder.config_file, self.config.to_toml())
+        if not self.folder.decisions():
+            start = model_folder(self.config.model, self.config.seed, self._progress).resolve()
+            self._decide("start", f"{self.config.model} is served", deployed=0, version=0, path=str(start))
+
+    @property
+    def last(self) -> Decision:
+        return self.folder.decisions()[-1]
+
+    def turn(self) -> Decision | None:
+        """The next thing that is due; None where nothing is."""
+        every = self.folder.sessions()
+        if gone := [one.id for one in every if self.is_expired(one)]:
+            count = self.folder.forget(gone)
+            days = f"{self.settings.retention_days:g} days"
+            return self._decide("forget", f"{count} sessions are older than {days}", numbers={"sessions": count})
+        if (last := self.last).kind == "train" and last.version is not None:  # killed before the gate
+            return self._gate(last.version, Path(last.path))
+        sessions = [score(self._measured_again(one), self.settings) for one in every]
+        return self._roll_back(sessions) or self._conclude(sessions) or self._train(sessions)
+
+    def put(self, weights: Path, why: str) -> Decision:
+        """Deploy weights from elsewhere as a new version, past the gate. Drift is watched as always."""
+        version = 1 + max(one.version or 0 for one in self.folder.decisions())
+        self._decide("deploy", why, deployed=version, version=version, path=str(Path(weights).resolve()))
+        return self.last
+
+    # Reactions that come by themselves
+
+    def _measured_again(self, session: Session) -> Session:
+        """Which lines are still there, a while after, and again later."""
+        times = sum(one.kind == "kept" for one in session.reactions)
+        due = session.at + self.settings.settle_s * 2**times
+        was_taken = not any(one.kind == "declined" for one in session.reactions)
+        if session.place and was_taken and times < REMEASURE and self._clock() >= due:
+            share = kept_in(Path(session.place), session.commit, session.lines)
+            if share is not None:
+                return self.folder.react(session.id, Reaction("kept", share, at=self._clock()))
+        return session
+
+    # What may be decided
+
+    def _roll_back(self, sessions: Sequence[Session]) -> Decision | None:
+        decisions = self.folder.decisions()
+        deployed = decisions[-1].deployed
+        back = self._version_before(deployed)
+        if back is None:
+            return None
+        bad = {one.version for one in decisions if one.kind in ("withdraw", "roll_back")}
+        trusted = [one for one in self._settled(sessions) if one.version not in bad and one.arm != "shadow"]
+        since = [one for one in trusted if one.version == deployed]
+        before = [one for one in trusted if one.version != deployed and one.at <= (since[0].at if since else 0.0)]
+        found = alarms(before, since)
+        if not found:
+            return None
+        worst = found[0]
+        why = f"{worst.series} went from {worst.before:.3g} to {worst.after:.3g} with version {deployed}"
+        numbers = {"alarms": [asdict(one) for one in found], "sessions": len(since), "before": len(before)}
+        return self._decide("roll_back", why, deployed=back, version=deployed, numbers=numbers)
+
+    def _conclude(self, sessions: Sequence[Session]) -> Decision | None:
+        """Of a trial: the candidate is withdrawn as soon as it is worse, and deployed when all have been heard."""
+        decisions, settings = self.folder.decisions(), self.settings
+        last, candidate = decisions[-1], decisions[-1].candidate
+        if candidate is None:
+            return None
+        began = next(one.at for one in reversed(decisions) if one.kind == "trial")
+        during = [one for one in self._settled(sessions) if one.at > began]
+        weights, alpha = settings.weights, settings.alpha
+        if settings.first == "shadow":
+            verdict = compare_shadow(during, candidate, weights, alpha, UNSEEN_PARTS)
+        else:
+            verdict = compare_versions(during, last.deployed, candidate, weights, alpha)
+        numbers = {"trial": asdict(verdict), "first": settings.first}
+        difference = f"{verdict.difference or 0.0:+.3f} a session over {verdict.pairs} pairs of users"
+        if verdict.verdict == "worse":
+            why = f"version {candidate} is worse than {last.deployed}: {difference}"
+            return self._decide("withdraw", why, version=candidate, candidate=None, numbers=numbers)
+        if verdict.verdict == "better" or verdict.pairs >= settings.trial:
+            why = f"version {candidate} is {'better' if verdict.verdict == 'better' else 'not worse'}: {difference}"
+            return self._decide("deploy", why, deployed=candidate, version=candidate, numbers=numbers)
+        return None
+
+    def _train(self, sessions: Sequence[Session]) -> Decision | None:
+        """And the gate behind it."""
+        last = self.last
+        if last.candidate is not None:
+            return None
+        chosen, left_out = self.to_learn_from(sessions)
+        if len(chosen) < self.settings.sessions:
+            return None
+        version = 1 + max(one.version or 0 for one in self.folder.decisions())
+        start = self.folder.weights(last.deployed)
+        self._tell(f"cycle {version}: learning from {len(chosen)} sessions of version {last.deployed}")
+        carried = Carried(**self._last_numbers("train").get("carried", {}))
+        path, carried, row = train_on(self.config, chosen, start, self.folder.cycle(version), carried)
+        numbers = {**self.numbers(chosen), "left_out": left_out, "carried": asdict(carried)}
+        numbers |= {"upto": chosen[-1].at, "last_step": {key: row[key] for key in sorted(row) if "/" not in key}}
+        why = f"{len(chosen)} sessions of version {last.deployed} came to {numbers['reward']:.3f} each"
+        self._decide("train", why, version=version, path=str(path.resolve()), numbers=numbers)
+        return self._gate(version, path)
+
+    def _gate(self, version: int, weights: Path) -> Decision:
+        deployed, main = self.last.deployed, self.config.tasks.source
+        suites = load_suites([main, *self.settings.suites], self.config, progress=self._progress)
+        self._tell(f"the gate: {len(suites.tasks)} tasks")
+        base, other = (
+            measured(self.config, number, path, suites, self.folder.gate(number))
+            for number, path in ((deployed, self.folder.weights(deployed)), (version, weights))
+        )
+        compared = compare_rows(base, other, self.settings.alpha, main)
+        numbers = {"gate": told(compared), "tasks": len(suites.tasks)}
+        if worse := [one for one in compared if one.is_worse]:
+            one = worse[0]
+            why = f"{one.metric} of {one.suite} went from {one.deployed:.3g} to {one.candidate:.3g} (p {one.p:.3g})"
+            return self._decide("refuse", why, version=version, numbers=numbers)
+        why = f"of {len(compared)} metrics none is significantly worse than version {deployed}'s"
+        return self._decide("trial", why, version=version, candidate=version, numbers=numbers)
+
+    def gate(self, weights: Path) -> Decision:
+        """Weights from elsewhere, before the same gate."""
+        version = 1 + max(one.version or 0 for one in self.folder.decisions())
+        path = str(Path(weights).resolve())
+        self._decide("train", f"{weights} was made elsewhere", version=version, path=path)
+        return self._gate(version, Path(path))
+
+    # What is known
+
+    def to_learn_from(self, sessions: Sequence[Session]) -> tuple[list[Session], dict[str, int]]:
+        """New since the last cycle, by the deployed version, with their words; and how many were left out, by why."""
+        upto, deployed = self._last_numbers("train").get("upto", 0.0), self.last.deployed
+        new = [one for one in sessions if one.at > upto and one.arm != "shadow"]
+        settled = self._settled(new)
+        own = [one for one in settled if one.version == deployed]
+        chosen = [one for one in own if one.has_words and not one.rollout.fault]
+        left_out = {"not settled": len(new) - len(settled), "another version": len(settled) - len(own)}
+        return chosen, left_out | {"numbers alone or the machine's fault": len(own) - len(chosen)}
+
+    def numbers(self, sessions: Sequence[Session]) -> dict[str, Any]:
+        """Of scored sessions."""
+        rewards = [one.rollout.reward.total for one in sessions]
+        edited = [one for one in sessions if one.rollout.changed]
+        parts = {
+            name: fmean(one.rollout.reward.parts.get(name, 0.0) for one in sessions) for name in self.settings.weights
+        }
+        spread = [reward * 2**0.5 for reward in rewards]  # of the difference of two
+        return {
+            "sessions": len(sessions),
+            "reward": fmean(rewards),
+            "reward_deviation": pstdev(rewards),
+            "parts": parts,
+            "edit_rate": len(edited) / len(sessions),
+            "kept_of_edits": fmean(one.rollout.reward.parts.get("kept", 0.0) for one in edited) if edited else None,
+            "detectable": detectable(spread, self.settings.alpha),
+        }
+
+    def is_expired(self, session: Session) -> bool:
+        return session.at < self._clock() - self.settings.retention_days * DAY_S
+
+    def serving(self, user: str) -> tuple[int, Arm, Path]:
+        """What a user gets: the version, as what, and its weights."""
+        version, arm = self.folder.serving(user, self.settings)
+        return version, arm, self.folder.weights(version)
+
+    def _settled(self, sessions: Sequence[Session]) -> list[Session]:
+        return [one for one in sessions if one.at + self.settings.settle_s <= self._clock()]
+
+    def _version_before(self, deployed: int) -> int | None:
+        """The last that was deployed before this one and not taken back."""
+        decisions = self.folder.decisions()
+        bad = {one.version for one in decisions if one.kind == "roll_back"}
+        first = next(place for place, one in enumerate(decisions) if one.deployed == deployed)
+        good = [one.deployed for one in decisions[:first] if one.deployed not in bad]
+        return good[-1] if good else None
+
+    def _last_numbers(self, kind: str) -> dict[str, Any]:
+        found = [one.numbers for one in self.folder.decisions() if one.kind == kind and "upto" in one.numbers]
+        return found[-1] if found else {}
+
+    def _decide(self, kind: Any, why: str, deployed: int | None = None, **more: Any) -> Decision:
+        deployed = self.last.deployed if deployed is None else deployed
+        if kind in ("forget", "train") and "candidate" not in more:
+            more["candidate"] = self.last.candidate
+        decision = self.folder.decide(Decision(kind, why, deployed, at=self._clock(), **more))
+        self._tell(f"{kind.replace('_', ' ')}: {why}")
+        return decision
+
+
+def folder_of(config: Config, population: str) -> Path:
+    known = config.live.populations
+    if population not in (known or [""]):
+        there = f"there are {', '.join(known)}" if known else "this cycle has none (live.populations)"
+        raise OffbookError(f"there is no population {population or 'without a name'!r}: {there}")
+    return Path(config.out) / population

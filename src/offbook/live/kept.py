@@ -1,0 +1,103 @@
+"""Which lines of an edit are still there, measured later from the user's own repository.
+
+Lines are known by digests, without their white space: a formatter takes nothing away, and no code is stored for this.
+A line that was added is kept while its file, under whatever name, has it; one that was removed while it stays away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from offbook.acts.diff import read_diff
+from offbook.live.scrub import secrets_in
+from offbook.types import OffbookError, Rollout
+
+GIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Of an edit, by file: digests of what was added and of what was removed."""
+
+    added: dict[str, list[str]] = field(default_factory=dict)
+    removed: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(len(each) for side in (self.added, self.removed) for each in side.values())
+
+
+def lines_of(rollout: Rollout) -> Lines:
+    """Lines without a letter or digit say nothing; what was moved within a file was not removed."""
+    lines = Lines()
+    for file in read_diff(rollout.diff):
+        added = [digest for line in file.added.values() if (digest := _digest(line))]
+        there = {_digest(line) for line in (rollout.changed.get(file.path) or "").splitlines()}
+        removed = [digest for line in file.removed if (digest := _digest(line)) and digest not in there]
+        if added:
+            lines.added[file.path] = added
+        if removed:
+            lines.removed[file.path] = removed
+    return lines
+
+
+def _digest(line: str) -> str:
+    if not any(one.isalnum() for one in line) or any(secrets_in(line)):
+        return ""
+    return hashlib.sha256("".join(line.split()).encode()).hexdigest()[:16]
+
+
+def share_kept(lines: Lines, text_now: Callable[[str], str | None]) -> float:
+    """`text_now` has what is in a file today, None where it is gone."""
+    kept = 0
+    for path in {*lines.added, *lines.removed}:
+        now = Counter(map(_digest, (text_now(path) or "").splitlines()))
+        kept += (Counter(lines.added.get(path, [])) & now).total()
+        kept += sum(digest not in now for digest in lines.removed.get(path, []))
+    return kept / lines.count
+
+
+def kept_in(repository: Path, commit: str, lines: Lines) -> float | None:
+    """As the working tree has it now. None where nobody can tell: the repository is gone, or nothing was changed."""
+    if not repository.is_dir() or not lines.count:
+        return None
+    renamed = _renames(repository, commit) if commit else {}
+
+    def text_now(path: str) -> str | None:
+        file = repository / renamed.get(path, path)
+        try:
+            return file.read_text(errors="replace")
+        except OSError:
+            return None
+
+    return share_kept(lines, text_now)
+
+
+def _renames(repository: Path, commit: str) -> Mapping[str, str]:
+    """Since a commit, committed or not; a history that was rewritten tells nothing."""
+    told = git(repository, "diff", "--name-status", "--find-renames", "-z", "--diff-filter=R", commit, check=False)
+    words = told.split("\0")
+    return {words[place + 1]: words[place + 2] for place in range(0, len(words) - 2, 3)}
+
+
+def head(repository: Path) -> str:
+    """The commit that is checked out; empty where there is none."""
+    return git(repository, "rev-parse", "--verify", "--quiet", "HEAD", check=False).strip()
+
+
+def git(folder: Path, *arguments: str, check: bool = True) -> str:
+    """Nothing of the repository's own is run: no hooks, no pager, no external diff."""
+    options = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "diff.external=")
+    command = ["git", "-C", str(folder), "--no-pager", *options, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OffbookError(f"git cannot be asked about {folder}: {error}") from None
+    if check and done.returncode:
+        raise OffbookError(f"git says about {folder}: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout.decode(errors="replace") if not done.returncode else ""

@@ -1,0 +1,86 @@
+"""Training on what the deployed version did: RL by reactions with a baseline a kind, and hints by follow-ups.
+
+Every step of a cycle learns from other sessions, all of them by one version. From the second step on they are a little
+old, by as many steps as a cycle has; the weights by pi / mu of train/losses.py know about that, and their mean is in
+the metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offbook.algo import Carried, baselines
+from offbook.config import Config
+from offbook.feedback import rules_of
+from offbook.live.reactions import FOLLOW_UP, with_hints
+from offbook.live.sessions import Session
+from offbook.loop.annotate import teachers_of
+from offbook.loop.collector import chat_of
+from offbook.loop.judge import judge_of
+from offbook.loop.learn import Lessons
+from offbook.loop.models import chat_folder, model_to_train
+from offbook.loop.plan import make_plan, this_device
+from offbook.loop.resume import claim_run
+from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.stages.distill import teach
+from offbook.train.checkpoint import load_training_state
+from offbook.train.trainer import Trainer
+from offbook.types import Event, Rollout
+
+
+def read_by_model(rollouts: list[Rollout], config: Config) -> list[Rollout]:
+    """With what a reader model says of messages (feedback.judge), where there is one."""
+    judge = judge_of(config.feedback)
+    if judge is None:
+        return rollouts
+    found = asyncio.run(judge.read([(rollout, None) for rollout in rollouts])).found
+    said = {rollout.id: [*rollout.events] for rollout in rollouts}
+    for one in found:
+        said[one.rollout.id].append(Event(one.message, FOLLOW_UP, one.note, one.segment))
+    return [replace(rollout, events=said[rollout.id]) for rollout in rollouts]
+
+
+def train_on(
+    config: Config,
+    sessions: Sequence[Session],
+    start: Path,
+    folder: RunFolder,
+    carried: Carried,
+    on_step: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> tuple[Path, Carried, dict[str, Any]]:
+    """The new weights, what the next cycle is told of rewards, and the numbers of the last step. Whatever an earlier
+    attempt left in the folder is done again."""
+    shutil.rmtree(folder.path, ignore_errors=True)
+    torch.set_num_threads(config.threads)
+    rewards = [one.rollout.reward.total for one in sessions]
+    found, carried = baselines(rewards, [one.kind for one in sessions], carried)
+    by_group = {one.id: value for one, value in zip(sessions, found, strict=True)}
+    read = [with_hints(one) if config.live.hints else one.rollout for one in sessions]
+    rollouts = read_by_model([replace(rollout, group=rollout.id) for rollout in read], config)
+    order = random.Random(f"{config.seed} live {folder.path.name}").sample(rollouts, len(rollouts))
+    size = config.live.batch
+    steps = [order[place : place + size] for place in range(0, len(order) - size + 1, size)] or [order]
+    train = config.train.settled(*astuple(make_plan(config, this_device()).way))
+    train = train.model_copy(update={"steps": len(steps)})
+    config = config.model_copy(update={"out": str(folder.path), "model": str(start), "train": train})
+    claim_run(folder, config)
+    sources = {"sources": [f"{len(rollouts)} sessions"], "content": [one.id for one in sessions]}
+    write_atomic(folder.data_file, json.dumps(sources, indent=1) + "\n")
+    trained = model_to_train(config, start)
+    trainer = Trainer(trained, config.train, teachers_of(config.feedback, config.train.reference_kl > 0))
+    if start.is_relative_to(folder.path.parent.resolve()):  # a cycle is too short for an optimizer that begins anew
+        load_training_state(trainer, start)
+    rules, chat = rules_of(config.feedback.files), chat_of(start, config)
+    lessons = Lessons(config, folder, {}, rules, chat, trainer, baselines=by_group)
+    teach(lessons, steps, chat_folder(start), on_step=on_step)
+    rows, _ = folder.metrics()
+    return latest_checkpoint(folder), carried, rows[-1]

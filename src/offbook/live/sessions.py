@@ -1,0 +1,221 @@
+"""Sessions of real users and what they thought of them, as files that can be deleted one by one.
+
+sessions/ID.json         a session: the rollout, whose it is, and every reaction so far
+cycles/00003/            the run folder of the training that made version 3
+gate/00003/              the evaluation of version 3
+decisions.jsonl          everything that was decided, with its numbers; the last line says what is deployed
+config.toml              the configuration that the cycle last began with
+
+Version 0 is the model that the cycle began with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from offbook.config import LiveConfig
+from offbook.live.kept import Lines
+from offbook.live.scrub import scrub, scrubbed
+from offbook.runfolder import RunFolder, dump_lines, load_lines, read_lines, write_atomic
+from offbook.tokens import Chat
+from offbook.types import Feedback, OffbookError, Rollout, Segment
+
+Arm = Literal["deployed", "candidate", "shadow"]
+ReactionKind = Literal["kept", "declined", "follow_up", "thumbs", "interrupted"]
+NAME = re.compile(r"[\w.-]{1,100}")
+KINDS = {  # of requests, by their words; the first that fits
+    "explain": r"^\W*(please |can you |could you )?(explain|why|what|how|describe|review|where)\b",
+    "test": r"\btests?\b",
+    "fix": r"\b(fix|bug|fail\w*|broken|error|crash\w*|wrong|repair)\b",
+    "refactor": r"\b(refactor|rename|move|clean|split|simplify|extract)\b",
+    "add": r"\b(add|implement|write|create|support|bring|restore|make)\b",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """What a user did or said afterwards. `value` is the share of lines kept, or a thumb: 1 or -1."""
+
+    kind: ReactionKind
+    value: float = 0.0
+    text: str = ""
+    at: float = 0.0
+
+
+@dataclass(slots=True)
+class Session:
+    rollout: Rollout
+    user: str  # a digest
+    kind: str  # of what was asked for: sessions are compared with others of their kind
+    version: int
+    arm: Arm = "deployed"
+    at: float = 0.0  # when it ended
+    has_words: bool = True  # False: numbers alone were kept, and nothing can be learned from it
+    lines: Lines = field(default_factory=Lines)
+    place: str = ""  # the repository, and what was checked out in it
+    commit: str = ""
+    reactions: list[Reaction] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return self.rollout.id
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Something that was decided, why, and what holds from then on."""
+
+    kind: Literal["start", "train", "refuse", "trial", "withdraw", "deploy", "roll_back", "forget"]
+    why: str
+    deployed: int
+    candidate: int | None = None  # the version on trial
+    version: int | None = None  # that it is about
+    path: str = ""  # of a new version's weights
+    at: float = 0.0
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+_SESSION, _DECISION = TypeAdapter(Session), TypeAdapter(Decision)
+
+
+def kind_of(request: str) -> str:
+    return next((kind for kind, words in KINDS.items() if re.search(words, request, re.IGNORECASE)), "other")
+
+
+def user_digest(name: str) -> str:
+    return hashlib.sha256(f"offbook user {name}".encode()).hexdigest()[:16]
+
+
+def in_share(user: str, share: float, salt: str) -> bool:
+    """The same users all the way through a trial, and others in the next."""
+    digest = hashlib.sha256(f"{salt} {user}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+class LiveFolder:
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self.decisions_file = self.path / "decisions.jsonl"
+        self.config_file = self.path / "config.toml"
+
+    # Sessions
+
+    def _file(self, id: str) -> Path:
+        if not NAME.fullmatch(id):
+            raise OffbookError(f"{id!r} is no name of a session: give up to 100 letters, digits and ._-")
+        return self.path / "sessions" / f"{id}.json"
+
+    def keep(self, session: Session, settings: LiveConfig, chat: Chat) -> Session | None:
+        """As far as there is consent; None where there is none. Secrets are gone before anything is written."""
+        stored = storable(session, settings, chat)
+        if stored is not None:
+            self.write(stored)
+        return stored
+
+    def write(self, session: Session) -> None:
+        write_atomic(self._file(session.id), _SESSION.dump_json(session))
+
+    def react(self, id: str, reaction: Reaction) -> Session:
+        """One more reaction to a session. What was said is scrubbed; of one without words it stays a number."""
+        session = self.session(id)
+        text = scrubbed(reaction.text) if session.has_words else ""
+        at = reaction.at or time.time()
+        session.reactions.append(replace(reaction, text=text, at=at))
+        self.write(session)
+        return session
+
+    def session(self, id: str) -> Session:
+        path = self._file(id)
+        if not path.is_file():
+            raise OffbookError(f"{self.path} has no session {id}; it may have been deleted (live.retention_days)")
+        try:
+            return _SESSION.validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise OffbookError(f"{path} cannot be read: {error.errors()[0]['msg']}; delete it") from None
+
+    def ids(self) -> list[str]:
+        return [path.stem for path in (self.path / "sessions").glob("*.json")]
+
+    def sessions(self) -> list[Session]:
+        """In the order in which they ended."""
+        found = [self.session(id) for id in self.ids()]
+        return sorted(found, key=lambda one: (one.at, one.id))
+
+    def forget(self, ids: Iterable[str]) -> int:
+        """Delete sessions everywhere: also from what cycles were trained on. What a model learned stays in it."""
+        gone = set(ids)
+        count = 0
+        for id in gone:
+            count += self._file(id).exists()
+            self._file(id).unlink(missing_ok=True)
+        for step_file in self.path.glob("cycles/*/rollouts/step_*.jsonl"):
+            rollouts, _ = load_lines(step_file, Rollout)
+            if any(rollout.id in gone for rollout in rollouts):
+                write_atomic(step_file, dump_lines(rollout for rollout in rollouts if rollout.id not in gone))
+        for step_file in self.path.glob("cycles/*/feedback/step_*.jsonl"):
+            lines, _ = load_lines(step_file, Feedback)
+            if any(line.target.rollout in gone for line in lines):
+                write_atomic(step_file, dump_lines(line for line in lines if line.target.rollout not in gone))
+        return count
+
+    # Decisions
+
+    def decisions(self) -> list[Decision]:
+        rows, _ = read_lines(self.decisions_file, dict)
+        return [_DECISION.validate_python(row) for row in rows]
+
+    def decide(self, decision: Decision) -> Decision:
+        decision = replace(decision, at=decision.at or time.time())
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.decisions_file, "ab") as file:
+            file.write(_DECISION.dump_json(decision) + b"\n")
+        return decision
+
+    def cycle(self, version: int) -> RunFolder:
+        return RunFolder(self.path / "cycles" / f"{version:05d}")
+
+    def gate(self, version: int) -> Path:
+        return self.path / "gate" / f"{version:05d}"
+
+    def weights(self, version: int) -> Path:
+        for decision in self.decisions():
+            if decision.version == version and decision.path:
+                return Path(decision.path)
+        raise OffbookError(f"{self.path} has no version {version}; `offbook view {self.path}` shows those there are")
+
+    def serving(self, user: str, settings: LiveConfig) -> tuple[int, Arm]:
+        """The version that a user gets, and as what. In shadow everybody gets the deployed one."""
+        last = self.decisions()[-1]
+        is_in = last.candidate is not None and in_share(user, settings.share, f"version {last.candidate}")
+        if is_in and settings.first == "share":
+            return last.candidate, "candidate"  # type: ignore[return-value]
+        return last.deployed, "deployed"
+
+
+def storable(session: Session, settings: LiveConfig, chat: Chat) -> Session | None:
+    if settings.consent == "none":
+        return None
+    clean, _ = scrub(session.rollout, chat)
+    reactions = [replace(one, text=scrubbed(one.text)) for one in session.reactions]
+    session = replace(session, rollout=clean, reactions=reactions, at=session.at or time.time())
+    return _numbers_alone(session) if settings.consent == "numbers" else session
+
+
+def _numbers_alone(session: Session) -> Session:
+    """No word of anybody's: counts, digests of lines with the names of their files, and what was thought of them."""
+    rollout = session.rollout
+    events = [replace(event, detail="", paths=()) for event in rollout.events]
+    changed: dict[str, str | None] = {str(number): "" for number in range(len(rollout.changed))}
+    bare = Rollout(rollout.id, "", rollout.group, (), [Segment()], rollout.stop, rollout.usage, changed, events=events)
+    bare.reward, bare.foreign = rollout.reward, rollout.foreign
+    return replace(
+        session, rollout=bare, has_words=False, reactions=[replace(one, text="") for one in session.reactions]
+    )

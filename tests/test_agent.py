@@ -1,0 +1,170 @@
+"""The agent as a person uses it: on a real git repository, with a diff, a yes, and a later look at what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import Scripted
+from starting import run
+from test_loop import environment
+
+from offbook.config import Config
+from offbook.live.agent import Elsewhere, Worked, apply, session_of, work
+from offbook.live.kept import head, kept_in, lines_of
+from offbook.loop.collector import Collector
+from offbook.tokens import byte_chat, render_call
+
+SHAPES = """def area(width, height):
+    return width * height
+
+
+def border(width, height):
+    raise NotImplementedError
+"""
+OLD, NEW = (
+    "    raise NotImplementedError",
+    "    longest = max(width, height)\n    return 2 * (width + height) + 0 * longest",
+)
+
+
+def git(repository: Path, *arguments: str) -> str:
+    names = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    done = subprocess.run(["git", "-C", repository, *names, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """With a file that is ignored, one that is not tracked, and a script that may be run."""
+    root = tmp_path / "shapes"
+    root.mkdir()
+    (root / "shapes.py").write_text(SHAPES)
+    (root / "run.sh").write_text("python shapes.py\n")
+    (root / "run.sh").chmod(0o755)
+    (root / ".gitignore").write_text(".env\n")
+    git(root, "init", "--quiet", "--initial-branch=main")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", "Shapes")
+    (root / ".env").write_text("PASSWORD=hunter22\n")
+    (root / "notes.txt").write_text("not tracked\n")
+    return root
+
+
+def call(name: str, **arguments: Any) -> str:
+    return render_call(name, arguments)
+
+
+EDIT = call("edit_file", path="shapes.py", old=OLD, new=NEW)
+DONE = call("finish", message="border in shapes.py adds up the sides.")
+
+
+def asked(repository: Path, *answers: str) -> Worked:
+    config = Config.model_validate({"model": "http://nowhere", "engine": {"mode": "continuous"}})
+
+    async def main() -> Worked:
+        engine = Scripted(byte_chat(), [*answers])
+        async with aclosing(Collector(config, None, "m", lent=engine)) as collector:  # type: ignore[arg-type]
+            return await work(collector, repository, "Write border in shapes.py.", "one")
+
+    return asyncio.run(main())
+
+
+def test_the_agent_works_on_a_copy_and_sees_what_git_would(repository: Path) -> None:
+    listing = call("list_dir", path=".")
+    worked = asked(repository, listing, EDIT, call("run_command", command="rm notes.txt; printf x >> run.sh"), DONE)
+    assert (repository / "shapes.py").read_text() == SHAPES
+    shown = worked.rollout.segments[0].messages[3].text.split()
+    assert shown == [".gitignore", "notes.txt", "run.sh", "shapes.py"], "neither .env nor .git"
+    assert "+    return 2 * (width + height)" in worked.rollout.diff
+    assert apply(worked, repository) == ["notes.txt", "run.sh", "shapes.py"]
+    assert NEW in (repository / "shapes.py").read_text()
+    assert os.access(repository / "run.sh", os.X_OK), "what it could be run by stays"
+    assert not (repository / "notes.txt").exists()
+
+
+def test_what_changed_meanwhile_is_not_overwritten(repository: Path) -> None:
+    worked = asked(repository, EDIT, call("edit_file", path="run.sh", old="shapes", new="forms"), DONE)
+    (repository / "shapes.py").write_text("# mine\n")
+    with pytest.raises(Elsewhere, match=r"shapes\.py changed while the agent worked; nothing was applied"):
+        apply(worked, repository)
+    assert (repository / "run.sh").read_text() == "python shapes.py\n"
+
+
+def _format(file: Path) -> None:
+    file.write_text(file.read_text().replace("0 * longest", "0*longest").replace("    return", "        return"))
+
+
+@pytest.mark.parametrize(
+    ("afterwards", "kept"),
+    [
+        (lambda root: None, 1.0),
+        (lambda root: git(root, "checkout", "--", "shapes.py"), 0.0),
+        (lambda root: _format(root / "shapes.py"), 1.0),
+        (lambda root: (git(root, "commit", "-qam", "border"), git(root, "mv", "shapes.py", "forms.py")), 1.0),
+        (lambda root: (git(root, "commit", "-qam", "border"), git(root, "revert", "--no-edit", "HEAD")), 0.0),
+        (
+            lambda root: (root / "shapes.py").write_text(
+                (root / "shapes.py")
+                .read_text()
+                .replace("    longest = max(width, height)\n", "")
+                .replace(" + 0 * longest", "")
+            ),
+            1 / 3,  # one line is gone, one was rewritten, and what it had removed stays away
+        ),
+        (lambda root: (root / "shapes.py").unlink(), 1 / 3),
+    ],
+    ids=["left alone", "checked out", "formatted", "committed and moved", "reverted", "rewritten", "deleted"],
+)
+def test_kept_lines_are_measured_from_git(repository: Path, afterwards: Callable[[Path], object], kept: float) -> None:
+    worked, commit = asked(repository, EDIT, DONE), head(repository)
+    apply(worked, repository)
+    lines = lines_of(worked.rollout)
+    assert {path: len(each) for path, each in lines.added.items()} == {"shapes.py": 2}
+    afterwards(repository)
+    assert kept_in(repository, commit, lines) == pytest.approx(kept)
+
+
+def test_a_session_says_what_became_of_it(repository: Path) -> None:
+    worked = asked(repository, EDIT, DONE)
+    no = session_of(worked, repository, "Write border.", "user", 3, "candidate", False)
+    assert ([one.kind for one in no.reactions], no.kind, no.version, no.arm) == (["declined"], "add", 3, "candidate")
+    taken = session_of(worked, repository, "Write border.", "user", 3, "candidate", True)
+    assert (taken.reactions, taken.place, taken.commit) == ([], str(repository), head(repository))
+    nothing = asked(repository, DONE)
+    assert session_of(nothing, repository, "Why?", "user", 0, "deployed", None).reactions == []
+
+
+def test_the_verb_keeps_numbers_alone_unless_told_otherwise(cache: Path, model: Path, repository: Path) -> None:
+    """With a half-made pocket model, which changes something or does not; what is kept and shown is the same."""
+    out = repository.parent / "live"
+    begin = ["agent", repository, "Write the body of border in shapes.py.", "--out", out, "--yes", "--json"]
+
+    def offbook(*arguments: str | Path) -> Any:
+        done = run(*arguments, cwd=repository.parent, env=environment(cache))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first = json.loads(offbook(*begin, "--model", model))
+    stored = json.loads((out / "sessions" / f"{first['session']}.json").read_text())
+    assert (stored["has_words"], stored["rollout"]["segments"][0]["messages"]) == (False, [])
+    assert "border" not in json.dumps(stored["rollout"])
+    second = json.loads(offbook(*begin, "--live.consent", "all"))
+    stored = json.loads((out / "sessions" / f"{second['session']}.json").read_text())
+    assert "border" in stored["rollout"]["segments"][0]["messages"][1]["text"]
+    assert offbook("agent", "--out", out, "--say", "No, that is wrong.") == f"{second['session']}: noted\n"
+    offbook("agent", "--out", out, "--thumb", "down", "--session", first["session"])
+    stored = json.loads((out / "sessions" / f"{second['session']}.json").read_text())
+    assert [(one["kind"], one["value"]) for one in stored["reactions"]][-1] == ("follow_up", -1.0)
+    assert {row["session"] for row in json.loads(offbook("agent", "--out", out, "--kept", "--json"))} == {
+        first["session"], second["session"]
+    }  # fmt: skip
+    assert offbook("agent", "--out", out, "--forget", "all") == "2 sessions deleted\n"
+    assert not [*(out / "sessions").iterdir()]

@@ -1,0 +1,500 @@
+"""From reactions to a decision: what is stored, what it earns, who is compared with whom, and when a version goes."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starting import Started, run
+from test_loop import environment
+
+from offbook.algo import Carried, baselines, rl_samples
+from offbook.config import Config, ConfigError, LiveConfig, load_config
+from offbook.evals.metrics import Row
+from offbook.live.cycle import Cycle
+from offbook.live.gate import compare_rows
+from offbook.live.kept import lines_of
+from offbook.live.reactions import blamed, follow_up, follow_ups, score, with_hints
+from offbook.live.scrub import SECRET, scrub, scrubbed
+from offbook.live.sessions import Decision, LiveFolder, Reaction, Session, in_share, kind_of, storable, user_digest
+from offbook.live.trial import compare_shadow, compare_versions, fortunes, judge_pairs, span
+from offbook.live.watch import BATCH, alarms
+from offbook.runfolder import RunFolder
+from offbook.serve.client import Serve
+from offbook.stages.distill import said_in
+from offbook.tokens import Transcript, byte_chat, render_call
+from offbook.types import Completion, Event, OffbookError, Rollout, Usage
+from offbook.view.index import RunIndex
+from offbook.view.server import answer
+
+CHAT = byte_chat()
+DAY_S = 86_400.0
+NOW = 1_800_000_000.0
+SETTINGS = LiveConfig(consent="all", settle_s=0.0)
+EDIT = render_call("edit_file", {"path": "pkg/shapes.py", "old": "a", "new": "b"})
+TEST_EDIT = render_call("edit_file", {"path": "tests/test_shapes.py", "old": "a", "new": "b"})
+DONE = render_call("finish", {"message": "border in shapes.py."})
+CHANGED = {"pkg/shapes.py": "b\n"}
+DIFF = "--- a/pkg/shapes.py\n+++ b/pkg/shapes.py\n@@ -1,1 +1,1 @@\n-a\n+b\n"
+
+
+def rollout(id: str, *answers: str, changed: dict[str, str | None] | None = None, **more: Any) -> Rollout:
+    """One that the model sampled, each of its calls answered."""
+    transcript = Transcript(CHAT)
+    transcript.add("system", "You write code.")
+    transcript.add("user", more.pop("request", "Write border in pkg/shapes.py."))
+    for text in answers:
+        ids = [*CHAT.encode(text), CHAT.end_id]
+        message = transcript.add_sampled(Completion(ids, [-0.5] * len(ids), [0] * len(ids)))
+        for _ in message.calls:
+            transcript.add("tool", "ok", "ok")
+    tools = ("read_file", "edit_file", "finish")
+    made = Rollout(id, id, id, tools, [transcript.segment], more.pop("stop", "finish"), changed=changed or {})
+    made.diff = more.pop("diff", DIFF if changed else "")
+    made.usage = Usage(turns=len(answers), **more)
+    return made
+
+
+def session(id: str = "one", *reactions: Reaction, made: Rollout | None = None, **more: Any) -> Session:
+    made = made or rollout(id, EDIT, DONE, changed=CHANGED)
+    found = Session(made, more.pop("user", user_digest(id)), "add", more.pop("version", 0), at=more.pop("at", NOW))
+    return replace(found, lines=lines_of(made), reactions=[*reactions], **more)
+
+
+def parts(one: Session) -> dict[str, float]:
+    return {name: value for name, value in score(one, SETTINGS).rollout.reward.parts.items() if value}
+
+
+# What is stored
+
+
+def test_secrets_are_gone_from_texts_and_from_tokens() -> None:
+    key = "sk-abcdefghijklmnop1234"
+    call = render_call("run_command", {"command": f"curl -H 'Authorization: Bearer {key}'"})
+    made = rollout("one", call, f"I used {key} and password = 'hunter22x'.", changed={"a.py": f"KEY = '{key}'\n"})
+    made.diff += f"+KEY = '{key}'\n"
+    made.events = [Event(2, "tool_crash", f"no such key {key}")]
+    clean, count = scrub(made, CHAT)
+    old, new = made.segments[0], clean.segments[0]
+    whole = json.dumps([clean.changed, clean.diff, clean.events[0].detail, CHAT.decode(new.ids)])
+    whole += json.dumps([(message.text, [one.arguments for one in message.calls]) for message in new.messages])
+    assert key not in whole
+    assert "hunter22x" not in whole
+    assert whole.count(SECRET) > 4
+    assert len(new.ids) == len(old.ids), "every other token keeps its place"
+    assert count == sum(a != b for a, b in zip(old.sampled, new.sampled, strict=True)) > 0, "and it teaches nothing"
+    assert key in CHAT.decode(old.ids), "the copy that was given stays"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "token: str = None",
+        "api_key = os.environ['KEY']",
+        "tokens = encode(text)",
+        "secret = get_secret()",
+        "max_tokens=4096",
+    ],
+)
+def test_code_about_secrets_is_no_secret(text: str) -> None:
+    assert scrubbed(text) == text
+
+
+def test_nothing_is_kept_without_consent_and_no_word_with_half_of_it() -> None:
+    one = session("one", follow_up("Wrong, undo it."))
+    assert storable(one, LiveConfig(consent="none"), CHAT) is None
+    half = storable(score(one, SETTINGS), LiveConfig(consent="numbers"), CHAT)
+    assert half is not None
+    assert "undo" not in str(half)
+    assert "border" not in str(half)
+    assert score(half, SETTINGS).rollout.reward == score(one, SETTINGS).rollout.reward
+
+
+def test_what_is_too_old_goes_from_everywhere(tmp_path: Path) -> None:
+    config = configured(tmp_path, retention_days=2)
+    cycle, folder = begun(config), LiveFolder(tmp_path)
+    old, new = session("old", at=NOW - 3 * DAY_S), session("new", at=NOW)
+    for one in (old, new):
+        folder.keep(one, SETTINGS, CHAT)
+    trained = folder.cycle(1)
+    trained.write_rollouts(1, [old.rollout, new.rollout])
+    decision = cycle.turn()
+    assert decision is not None
+    assert (decision.kind, decision.numbers) == ("forget", {"sessions": 1})
+    assert [one.id for one in folder.sessions()] == ["new"]
+    assert [one.id for one in trained.rollouts(1)[0]] == ["new"]
+    with pytest.raises(OffbookError, match="has no session old"):
+        folder.react("old", Reaction("thumbs", 1.0))
+    with pytest.raises(OffbookError, match="no name of a session"):
+        folder.session("../../etc/passwd")
+
+
+# What it earns
+
+
+def test_reactions_are_named_parts() -> None:
+    assert parts(session("a", Reaction("kept", 0.2), Reaction("kept", 0.75))) == {"kept": 0.75}, "the newest"
+    assert parts(session("a", Reaction("kept", 0.05))) == {"kept": 0.05, "reverted": -1.0}
+    assert parts(session("a", Reaction("declined"))) == {"reverted": -1.0}
+    assert parts(session("a", follow_up("Thanks, now add a test."))) == {}
+    said = session("a", follow_up("Why did you touch that?"), Reaction("thumbs", -1.0), Reaction("interrupted"))
+    assert parts(said) == {"dissatisfied": -1.0, "thumbs": -1.0, "interrupted": -1.0}
+    slow = rollout("a", EDIT, DONE, changed=CHANGED, seconds=150.0)
+    assert parts(session(made=slow)) == {"latency": -0.25}
+
+
+REACTIONS = st.builds(
+    Reaction,
+    st.sampled_from(["kept", "declined", "follow_up", "thumbs", "interrupted"]),
+    st.floats(-1, 1),
+)
+
+
+@given(st.lists(REACTIONS, max_size=6), st.integers(0, 99), st.floats(0, 1e6))
+def test_no_part_is_worth_more_than_its_weight(reactions: list[Reaction], invalid: int, seconds: float) -> None:
+    made = rollout("a", EDIT, changed=CHANGED, invalid_calls=invalid, seconds=seconds)
+    reward = score(session("a", *reactions, made=made), SETTINGS).rollout.reward
+    assert all(-1.0 <= value <= 1.0 for value in reward.parts.values())
+    assert abs(reward.total) <= span(SETTINGS.weights)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("You broke shapes.py", 2),
+        ("Why did you edit the tests?", 4),
+        ("Too long. Get to the point.", 6),
+        ("This is wrong.", 4),
+    ],
+)
+def test_a_follow_up_points_at_the_message_that_it_is_about(said: str, message: int) -> None:
+    made = rollout("a", EDIT, TEST_EDIT, DONE, changed=CHANGED)
+    assert blamed(made, said) == (0, message)
+    hinted = with_hints(session("a", follow_up(said), made=made))
+    (critique,) = said_in([hinted]).found
+    assert (critique.message, critique.note) == (message, f"The user would say: {said}")
+
+
+def test_a_recorded_conversation_has_its_follow_ups_in_it() -> None:
+    made = rollout("a", "It is done.")
+    transcript = Transcript.after(made.segments[0], CHAT)
+    transcript.add("user", "No, that's wrong.")
+    transcript.add_sampled(Completion([*CHAT.encode("Sorry."), CHAT.end_id], [-0.5] * 7, [0] * 7))
+    assert follow_ups(made) == ["No, that's wrong."]
+
+
+# Who is compared with whom
+
+
+def test_a_baseline_is_the_mean_of_the_others_of_its_kind() -> None:
+    """By hand: kind a has 1 and 0, kind b 4; the mean of the others is drawn in with the weight of four sessions."""
+    found, carried = baselines([1.0, 0.0, 4.0], ["a", "a", "b"], Carried())
+    assert found == pytest.approx([(0.0 + 4 * 2.0) / 5, (1.0 + 4 * 2.5) / 5, (4 * 0.5) / 4])
+    assert carried == Carried({"a": 0.5, "b": 2.0}, {"a": 1.0, "b": 0.5})
+    again, _ = baselines([10.0], ["a"], carried)
+    assert again == pytest.approx([(0.5 + 4 * 2.5 / 1.5) / (1.0 + 4)]), "what came before counts half"
+
+
+@given(st.lists(st.tuples(st.floats(-2, 2), st.sampled_from("ab")), min_size=2, max_size=9), st.floats(-2, 2))
+def test_a_baseline_does_not_know_its_own_reward(others: list[tuple[float, str]], reward: float) -> None:
+    rewards, kinds = [one for one, _ in others], [kind for _, kind in others]
+    first, _ = baselines(rewards, kinds, Carried())
+    second, _ = baselines([reward, *rewards[1:]], kinds, Carried())
+    assert first[0] == pytest.approx(second[0], abs=1e-9)
+
+
+def test_groups_of_one_learn_from_their_baseline() -> None:
+    made = score(session("a", Reaction("kept", 1.0)), SETTINGS).rollout
+    ((sample,),) = rl_samples([made], baseline=0.25)
+    assert {value for value in sample.advantage if value} == {made.reward.total - 0.25}
+    ((alone,),) = rl_samples([made])
+    assert not any(alone.advantage), "without one it is compared with itself"
+
+
+def test_kinds_and_shares() -> None:
+    assert [kind_of(one) for one in ("Why is it slow?", "Fix the crash", "Implement border", "hm")] == [
+        "explain", "fix", "add", "other"
+    ]  # fmt: skip
+    users = [user_digest(str(number)) for number in range(4000)]
+    chosen = {user for user in users if in_share(user, 0.2, "version 3")}
+    assert 0.17 < len(chosen) / 4000 < 0.23
+    assert chosen == {user for user in users if in_share(user, 0.2, "version 3")}
+    again = {user for user in users if in_share(user, 0.2, "version 4")}
+    assert 0.1 < len(chosen & again) / len(chosen) < 0.3, "the next trial has other users"
+
+
+# Guards: policies that try
+
+
+def _rewards(made: Iterable[Session]) -> list[float]:
+    return [score(one, SETTINGS).rollout.reward.total for one in made]
+
+
+def test_breaking_a_call_to_be_thrown_away_costs_and_is_learned_from(tmp_path: Path) -> None:
+    """An agent that breaks its calls when it does not know what to do: nobody reacts to that, as there is no edit."""
+    honest = [session(f"h{n}", Reaction("kept", float(n % 2)), at=NOW - n) for n in range(6)]
+    broken = [
+        session(
+            made=rollout(f"b{n}", '<tool_call>{"name": "edit_file"</tool_call>', stop="turns", invalid_calls=5), at=NOW
+        )
+        for n in range(6)
+    ]
+    cycle = begun(configured(tmp_path, settle_s=0))
+    scored = [score(one, SETTINGS) for one in [*broken, *honest]]
+    chosen, left_out = cycle.to_learn_from(scored)
+    assert len(chosen) == 12, left_out
+    found, _ = baselines([one.rollout.reward.total for one in chosen], [one.kind for one in chosen], Carried())
+    of = {one.id: one.rollout.reward.total - base for one, base in zip(chosen, found, strict=True)}
+    assert all(of[f"b{n}"] < 0 for n in range(6)), "every one of them is pushed down"
+    assert max(_rewards(broken)) <= min(_rewards(honest)) + 0.2, "no better than the worst edit, which was reverted"
+
+
+def test_asking_instead_of_editing_costs_and_takes_the_version_back(tmp_path: Path) -> None:
+    question = "Which of the two formulas for the border do you want?"
+    dodge = rollout("q", question, stop="answer")
+    assert parts(session(made=dodge)) == {"dodged": -1.0}
+    assert _rewards([session(made=dodge)])[0] <= _rewards([session("a", Reaction("declined"))])[0]
+    harmless = rollout("q", "It adds up the sides.", stop="answer", request="Explain what border does.")
+    assert parts(session(made=harmless)) == {}
+    cycle = begun(configured(tmp_path, settle_s=0, sessions=1000))
+    for number in range(8 * BATCH):
+        cycle.folder.write(session(f"a{number}", Reaction("kept", 1.0), at=NOW - 1000 + number))
+    cycle.folder.decide(Decision("deploy", "it passed", deployed=1, version=1, path="somewhere", at=NOW))
+    for number in range(3 * BATCH):
+        made = rollout(f"q{number}", question, stop="answer")
+        cycle.folder.write(session(made=made, version=1, at=NOW - 500 + number))
+    decision = cycle.turn()
+    assert decision is not None
+    assert (decision.kind, decision.deployed, decision.version) == ("roll_back", 0, 1)
+    assert {"edit_rate", "question_rate"} <= {one["series"] for one in decision.numbers["alarms"]}
+    assert cycle.turn() is None, "once"
+
+
+def test_what_stays_as_it_was_alarms_nobody() -> None:
+    rng = random.Random(0)
+    quiet = 0
+    for _ in range(20):
+        made = [score(session("x", Reaction("kept", float(rng.random() < 0.4))), SETTINGS) for _ in range(20 * BATCH)]
+        quiet += not alarms(made[: 10 * BATCH], made[10 * BATCH :])
+    assert quiet >= 18
+
+
+# The sequential test
+
+
+def test_a_fortune_by_hand() -> None:
+    (one, two) = fortunes([1.0, -0.5], most=1.0)
+    stakes = [0.05 * place for place in range(1, 20)]
+    assert one == pytest.approx(sum(1 + stake for stake in stakes) / 19)
+    assert two == pytest.approx(sum((1 + stake) * (1 - stake / 2) for stake in stakes) / 19)
+    with pytest.raises(ValueError, match="larger than 1"):
+        fortunes([1.5], most=1.0)
+
+
+def test_looking_after_every_user_finds_no_difference_where_there_is_none() -> None:
+    rng = random.Random(1)
+    wrong, right = 0, 0
+    for _ in range(300):
+        same = [(float(rng.random() < 0.3), float(rng.random() < 0.3)) for _ in range(150)]
+        apart = [(float(rng.random() < 0.3), float(rng.random() < 0.6)) for _ in range(150)]
+        wrong += judge_pairs(same, 1.0, 0.05).verdict != "undecided"
+        right += judge_pairs(apart, 1.0, 0.05).verdict == "better"
+    assert wrong / 300 <= 0.05
+    assert right / 300 > 0.9
+
+
+def test_a_verdict_stays(tmp_path: Path) -> None:
+    up = [(0.0, 1.0)] * 20
+    assert judge_pairs(up, 1.0, 0.05).verdict == "better"
+    first = judge_pairs([*up, *[(1.0, 0.0)] * 200], 1.0, 0.05)
+    assert (first.verdict, first.pairs < 20) == ("better", True)
+    made = [session(f"{n}", version=n % 2, user="same") for n in range(6)]
+    assert (compare_versions(made, 0, 1, SETTINGS.weights, 0.05).pairs, first.later_sessions) == (1, 0)
+
+
+def test_in_shadow_the_same_requests_are_compared() -> None:
+    shown = [session(f"{n}") for n in range(30)]
+    bad = [session(made=rollout(f"{n}-shadow", DONE, invalid_calls=5), version=1, arm="shadow") for n in range(30)]
+    scored = [score(one, SETTINGS) for one in [*shown, *bad]]
+    names = ("latency", "broken_calls", "dodged")
+    assert compare_shadow(scored, 1, SETTINGS.weights, 0.05, names).verdict == "worse"
+
+
+# Gate and decisions
+
+
+def rows(shares: dict[str, float], suite: str, count: int = 40) -> list[Row]:
+    return [
+        Row(
+            f"{suite}-{n}",
+            f"{suite}-{n}",
+            suite,
+            "normal",
+            "finish",
+            {k: float(n < v * count) for k, v in shares.items()},
+        )
+        for n in range(count)
+    ]
+
+
+def test_the_gate_refuses_what_is_worse_in_anything() -> None:
+    base = {"solved": 0.5, "edited": 0.9, "flagged": 0.0}
+    same = compare_rows(rows(base, "main"), rows(base, "main"), 0.05, "main")
+    assert not any(one.is_worse for one in same)
+    better = compare_rows(rows(base, "main"), rows({**base, "solved": 0.9}, "main"), 0.05, "main")
+    assert not any(one.is_worse for one in better)
+    both = [*rows(base, "main"), *rows(base, "side")]
+    dodging = [*rows({**base, "edited": 0.4}, "main"), *rows({**base, "edited": 0.4}, "side")]
+    found = compare_rows(both, dodging, 0.05, "main")
+    assert [(one.suite, one.metric) for one in found if one.is_worse] == [("main", "edit_rate")]
+    hacking = [*rows(base, "main"), *rows({**base, "flagged": 0.5}, "side")]
+    assert [(one.suite, one.metric) for one in compare_rows(both, hacking, 0.05, "main") if one.is_worse] == [
+        ("side", "flagged")
+    ]
+
+
+def configured(out: Path, **live: Any) -> Config:
+    settings = {"consent": "all", "sessions": 8, "batch": 4, "trial": 12, "share": 0.5, **live}
+    return Config.model_validate({"out": str(out), "model": "pocket", "live": settings})
+
+
+def begun(config: Config) -> Cycle:
+    """A cycle whose model is never asked."""
+    cycle = Cycle(config, clock=lambda: NOW)
+    cycle.folder.decide(Decision("start", "it began", deployed=0, version=0, path="nowhere", at=NOW - 9 * DAY_S))
+    return cycle
+
+
+@pytest.mark.parametrize(("kept", "ends"), [(0.0, "withdraw"), (0.9, "deploy")])
+def test_a_trial_ends_with_what_users_thought(tmp_path: Path, kept: float, ends: str) -> None:
+    cycle = begun(configured(tmp_path, settle_s=0, trial=40))
+    cycle.folder.decide(Decision("trial", "", deployed=0, candidate=1, version=1, path="there", at=NOW - 1000))
+    users = [user_digest(f"user {number}") for number in range(100)]
+    assert {cycle.serving(user)[0] for user in users} == {0, 1}
+    for number, user in enumerate(users):
+        version, arm, _ = cycle.serving(user)
+        one = session(f"s{number}", Reaction("kept", kept if arm == "candidate" else 0.9), user=user, version=version)
+        cycle.folder.write(replace(one, arm=arm, at=NOW - 900 + number))
+    decision = cycle.turn()
+    assert decision is not None
+    assert (decision.kind, decision.candidate, decision.deployed) == (ends, None, 1 if ends == "deploy" else 0)
+    assert decision.numbers["trial"]["pairs"] <= 50
+    assert {cycle.serving(user)[0] for user in users} == {decision.deployed}
+
+
+def test_a_population_has_a_folder_and_an_adapter_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="an adapter each"):
+        load_config([], {"live.populations": '["a", "b"]'})
+    config = load_config([], {"out": str(tmp_path), "live.populations": '["a", "b"]', "train.lora.rank": "4"})
+    assert Cycle(config, "a").folder.path == tmp_path / "a"
+    with pytest.raises(OffbookError, match="there is no population 'c': there are a, b"):
+        Cycle(config, "c")
+
+
+def test_decisions_are_a_page_of_the_viewer(tmp_path: Path) -> None:
+    cycle = begun(configured(tmp_path))
+    cycle.folder.config_file.write_text(cycle.config.to_toml())
+    cycle.folder.decide(Decision("refuse", "solved fell", deployed=0, version=1, numbers={"gate": {"a": {"p": 0.01}}}))
+    with open(cycle.folder.decisions_file, "a") as file:
+        file.write('{"kind": "deploy", "deployed"')
+    index = RunIndex("live", tmp_path)
+    (overview,) = answer([index], "api/runs")["runs"]
+    assert (overview["decisions"], overview["trains"], overview["unreadable"]) == (2, False, {"decision line": 1})
+    found = answer([index], "api/run/0/decisions")["decisions"]
+    assert [(one["kind"], one["version"]) for one in found] == [("start", 0), ("refuse", 1)]
+    assert found[1]["numbers"]["gate"] == {"a": {"p": 0.01}}
+
+
+# The whole of it
+
+
+def test_a_cycle_with_a_real_model(cache: Path, model: Path, tmp_path: Path) -> None:
+    """Sessions of a half-made pocket model: trained on, gated, tried; a dry run writes nothing."""
+    out = tmp_path / "live"
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "shapes.py").write_text("def border(width, height):\n    raise NotImplementedError\n")
+    options = ["--out", out, "--model", model, "--live.consent", "all", "--live.sessions", "2", "--live.batch", "2"]
+    options += ["--live.settle_s", "0", "--tasks.num_train", "4", "--tasks.num_heldout", "2", "--plain"]
+    options += ["--feedback.rules", '["edited_tests"]']  # others would find faults in the same message first
+
+    def offbook(*arguments: str | Path, code: int = 0) -> Any:
+        done = run(*arguments, cwd=tmp_path, env=environment(cache))
+        assert done.returncode == code, done.stderr
+        return done
+
+    (shown,) = json.loads(offbook("live", *options, "--dry-run", "--json").stdout)
+    assert (shown["deployed"], out.exists()) == (None, False)
+    for number in range(2):
+        asked = ["agent", work, "Write the body of border in shapes.py.", *options, "--yes", "--user", f"u{number}"]
+        offbook(*asked, "--json")
+    offbook("agent", "--out", out, "--user", "u1", "--say", "No, that is wrong: undo shapes.py.")
+    (shown,) = json.loads(offbook("live", "--out", out, "--dry-run", "--json").stdout)
+    assert (shown["would be trained"], shown["to learn from"]) == (True, "2 of 2")
+    done = offbook("live", "--out", out, "--once", "--plain", "--json")
+    (last,) = json.loads(done.stdout)
+    assert last["kind"] in ("trial", "refuse"), done.stderr
+    decisions = LiveFolder(out).decisions()
+    assert [one.kind for one in decisions[:2]] == ["start", "train"]
+    assert decisions[1].numbers["sessions"] == 2
+    assert set(last["numbers"]["gate"]) >= {"pocket/solved", "pocket/edit_rate"}
+    trained = RunFolder(out / "cycles" / "00001")
+    metrics, _ = trained.metrics()
+    assert [row["step"] for row in metrics] == [1]
+    taught = [item for item in trained.feedback(1)[0] if item.target.rule == "said"]
+    assert [item.hint.text for item in taught] == ["The user would say: No, that is wrong: undo shapes.py."]
+    assert (trained.path / "ckpt" / "step_00001" / "DONE").is_file()
+    report = offbook("live", "--out", out, "--report", code=1)
+    assert "takes two versions" in report.stderr
+    assert time.time() - decisions[0].at < 600
+
+
+def test_an_endpoint_serves_every_user_their_version(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "live"
+    config = load_config(["pocket"], {"out": str(out), "model": str(model), "live.consent": "all", "live.share": "0.5"})
+    cycle = Cycle(config)
+    cycle.begin()
+    cycle.folder.decide(Decision("trial", "", deployed=0, candidate=1, version=1, path=str(model), at=NOW))
+    users = ["ada", "ben", "cy", "dan"]
+    wanted = {name: cycle.serving(user_digest(name))[:2] for name in users}
+    assert len({*wanted.values()}) == 2
+    options = ["--live", str(out), "--out", str(tmp_path / "serve"), "--port", "0", "--plain", "--json"]
+    process = Started(["serve", *options], None, None)
+    try:
+        while not (told := process.said()).endswith("\n"):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        serve = Serve(json.loads(told)["url"], json.loads(told)["key"])
+        for name in users:
+            with (
+                serve.session(task="shapes", group=name, id=f"team/{name}") as opened,
+                openai.OpenAI(base_url=opened.env["OPENAI_BASE_URL"], api_key=opened.key) as client,
+            ):
+                messages: list[Any] = [{"role": "user", "content": "Write border."}]
+                said = client.chat.completions.create(model="m", messages=messages).choices[0].message
+                messages += [{"role": "assistant", "content": said.content or ""}]
+                messages += [{"role": "user", "content": "No, that is wrong. My key is sk-abcdefghijklmnop1234."}]
+                client.chat.completions.create(model="m", messages=messages)
+                opened.reward(-1, "thumbs")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate()
+        assert (process.returncode, "4 sessions kept" in errors) == (0, True), errors
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    found = cycle.folder.sessions()
+    assert {one.id.removeprefix("team."): (one.version, one.arm) for one in found} == wanted
+    for one in found:
+        assert {reaction.kind: reaction.value for reaction in one.reactions} == {"thumbs": -1.0, "follow_up": -1.0}
+        assert "sk-abcdefghijklmnop1234" not in (out / "sessions" / f"{one.id}.json").read_text()
