@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from offbook.types import Limits
 
 Precision = Literal["float32", "bfloat16"]
+TeacherName = Literal["live", "ema", "frozen", "trust_region"]
 LOCAL = "local"  # in the place of a judge model's URL: it runs here
 
 
@@ -207,6 +208,9 @@ class TrainConfig(Section):
     final_share: float = Field(default=0.1, ge=0, le=1, description="of the learning rate, where cosine and linear end")
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled, as in AdamW")
     gradient_clip: float = Field(default=1.0, gt=0, description="the most that the gradient's norm may be")
+    rl_weight: float = Field(
+        default=1.0, ge=0, description="of the RL loss; 0: no RL, only what teaches beside it (docs/methods.md)"
+    )
     ratio_cap: float = Field(default=2.0, ge=1, description="cap of the importance weight")
     reference_kl: float = Field(
         default=0.0,
@@ -288,6 +292,16 @@ class AuditorConfig(AgentConfig):
         return JudgeConfig(url=self.url, name=self.name, rate=self.rate).idle(section, is_on)
 
 
+class CorrectionsConfig(Section):
+    """Faulty messages written anew by the hinted model; those that pass are imitated: docs/methods.md."""
+
+    weight: float = Field(default=0.0, ge=0, description="of their cross-entropy, beside an RL loss of weight 1")
+    samples: int = Field(default=2, ge=1, description="messages written for a faulty one; the first to pass is learned")
+    solve: bool = Field(
+        default=True, description="what goes on from the message, without the hint, has to pass the tests, too"
+    )
+
+
 class FeedbackConfig(Section):
     """Targeted hints. `weight` 0 turns them off: RL alone."""
 
@@ -333,9 +347,7 @@ class FeedbackConfig(Section):
     anchor_weight: float = Field(default=1.0, gt=0, description="beside an RL loss of weight 1")
     anchor_tokens: int = Field(default=4096, ge=1, description="longer contexts are not held: they would cost the most")
     top: int = Field(default=5, ge=1, description="likeliest tokens recorded where student and teacher differ")
-    teacher: Literal["live", "ema", "frozen", "trust_region"] = Field(
-        default="frozen", description="whose weights the hinted model has: docs/feedback.md"
-    )
+    teacher: TeacherName = Field(default="frozen", description="whose weights the hinted model has: docs/feedback.md")
     ema_decay: float = Field(default=0.99, gt=0, lt=1, description="teacher `ema` only")
     refresh_steps: int = Field(
         default=0, ge=0, description="teacher `frozen` only: steps until it takes the student's weights; 0 is never"
@@ -347,6 +359,7 @@ class FeedbackConfig(Section):
     token_cap: float = Field(default=2.0, gt=0, description="nats a token may count for")
     importance_cap: float = Field(default=0.0, ge=0, description="weight by min(pi / mu, cap); 0 is no weighting")
     judge: JudgeConfig = JudgeConfig()
+    corrections: CorrectionsConfig = CorrectionsConfig()
 
     @model_validator(mode="after")
     def _refuse_idle(self) -> Self:
@@ -379,6 +392,44 @@ class FeedbackConfig(Section):
     def threshold(self) -> float:
         """The gate, which controls go without: it would take away what they are there to show."""
         return 0.0 if self.control else self.gate
+
+
+class OpdConfig(Section):
+    weight: float = Field(default=0.0, ge=0, description="beside an RL loss of weight 1; 0 is none")
+    model: str = Field(default="", description="the teacher, named as in `model`; it has the student's tokenizer")
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if self.weight and not self.model:
+            raise ValueError("teachers.opd.model is empty, so there is nobody to learn from; give a model")
+        return self
+
+
+class OpsdConfig(Section):
+    weight: float = Field(default=0.0, ge=0, description="beside an RL loss of weight 1; 0 is none")
+    teacher: TeacherName = Field(default="frozen", description="whose weights read the reference solution")
+
+
+class SdftConfig(Section):
+    weight: float = Field(default=0.0, ge=0, description="beside an RL loss of weight 1; 0 is none")
+    teacher: TeacherName = Field(default="ema", description="whose weights read the demonstration")
+    data: list[str] = Field(
+        default=[],
+        description="run folders or files with rollouts of the same tasks, of which those that solved theirs are the "
+        "demonstrations; empty: another rollout of the group that solved it",
+    )
+
+
+class TeachersConfig(Section):
+    """Teachers of whole responses, beside RL and hints: docs/methods.md. `feedback` says how ema and others move."""
+
+    direction: Literal["forward", "reverse", "jsd"] = Field(
+        default="reverse", description="forward is KL(teacher || student), reverse the other way round"
+    )
+    token_cap: float = Field(default=2.0, gt=0, description="nats a token may count for")
+    opd: OpdConfig = OpdConfig()
+    opsd: OpsdConfig = OpsdConfig()
+    sdft: SdftConfig = SdftConfig()
 
 
 class EffortConfig(Section):
@@ -455,6 +506,21 @@ class SftConfig(Section):
     loss_on: list[Literal["system", "user", "assistant", "tool"]] = Field(
         default=["assistant"], min_length=1, description="roles whose messages are learned"
     )
+    loss: Literal["nll", "dft"] = Field(
+        default="nll", description="of a token: cross-entropy, or the same times its probability (DFT)"
+    )
+    references: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="of the conversations, shown their solution first, as OPSD's teacher is",
+    )
+    demonstrations: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="of the conversations, shown first what they say, as SDFT's teacher is",
+    )
     too_long: Literal["cut", "drop"] = Field(
         default="cut", description="what is done with conversations longer than the context: cut after a message"
     )
@@ -526,6 +592,7 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     train: TrainConfig = TrainConfig()
     feedback: FeedbackConfig = FeedbackConfig()
+    teachers: TeachersConfig = TeachersConfig()
     rewards: RewardsConfig = RewardsConfig()
     monitors: MonitorsConfig = MonitorsConfig()
     sft: SftConfig = SftConfig()

@@ -100,7 +100,7 @@ class Look:
     async def sampled(self, found: Sequence[Found], name: str) -> dict[str, Looked]:
         """By rule. `name` makes the random numbers of this look its own."""
         chosen = list(spread_out([one for one in found if one.feedback.target.rule in self.rules], TARGETS))
-        drawn = await self._draw(chosen, name)
+        drawn = await self.draw(chosen, name)
         boxes = asyncio.Semaphore(BOXES)
         verdicts = await asyncio.gather(*(self._judge(one, drawn[id(one)], boxes) for one in chosen))
         looked = {}
@@ -126,7 +126,9 @@ class Look:
             complete.append(replace(of_rule, nats=nats))
         return complete
 
-    async def _draw(self, chosen: Sequence[Found], name: str) -> dict[int, tuple[list[Completion], list[Completion]]]:
+    async def draw(
+        self, chosen: Sequence[Found], name: str, sides: tuple[bool, ...] = (False, True)
+    ) -> dict[int, tuple[list[Completion], list[Completion]]]:
         """At each place, without and with the hint."""
         engine = self.collector.engine
         asked = [
@@ -137,7 +139,7 @@ class Look:
             )
             for one in chosen
             if one.rollout.task in self.tasks  # else nothing can judge it
-            for hinted in (False, True)
+            for hinted in sides
             for k in range(self.samples)
         ]  # all are opened before the first asks: they decode together
 
@@ -206,19 +208,19 @@ async def _faults(
     for sampled in (*drawn[0], *drawn[1]):
         key = tuple(sampled.ids)
         if key not in known:
-            acts = Acts(await _answered(place, sampled, box), place.task, siblings)
-            known[key] = _breaks(rule, place, acts)
+            acts = Acts(await answered(place, sampled, box), place.task, siblings)
+            known[key] = breaks(rule, place, acts)
     plain, hinted = ([known[tuple(one.ids)] for one in side] for side in drawn)
     return plain, hinted
 
 
-async def _answered(place: Before, sampled: Completion, box: Box | None) -> Rollout:
+async def answered(place: Before, sampled: Completion, box: Box | None) -> Rollout:
     if box is None:
         return await place.with_message(sampled, None)
     async with await box.fork() as fork:
         return await place.with_message(sampled, fork)
 
 
-def _breaks(rule: Rule, place: Before, acts: Acts) -> bool:
+def breaks(rule: Rule, place: Before, acts: Acts) -> bool:
     targets = rule.targets(acts, {at for at, _ in spoken(acts.rollout)})
     return any((target.segment, target.message) == place.at for target in targets)

@@ -167,6 +167,7 @@ class _Run:
 
     shapes: Shapes
     teachers: int  # with weights of their own
+    other: float  # bytes of a teacher that is another model
     branch_tokens: int  # that ride along with a forward
     context: int
 
@@ -174,11 +175,16 @@ class _Run:
     def of(cls, config: Config, model: PreTrainedConfig) -> _Run:
         shapes = meta_shapes(model, config.train)
         context = min(config.harness.context, shapes.positions)
-        kinds = teachers_of(config.feedback, reference=config.train.reference_kl > 0).values()
+        kinds = teachers_of(config.feedback, config.train.reference_kl > 0, config.teachers).values()
+        other = config.teachers.opd
+        shown = meta_shapes(described(other.model), config.train) if other.weight else None
         own = {kind.own if isinstance(kind, Mix) else kind for kind in kinds if not isinstance(kind, Live)}
         riding = any(isinstance(kind, Live | Mix) for kind in kinds)
         targets = config.feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
-        return cls(shapes, len(own), min(targets, context) if riding else 0, context)
+        if riding and config.teachers.opsd.weight + config.teachers.sdft.weight:
+            targets = context
+        held = shown.width_bytes * shown.parameters if shown else 0.0
+        return cls(shapes, len(own), held, min(targets, context) if riding else 0, context)
 
 
 def meta_shapes(model: PreTrainedConfig, settings: TrainConfig) -> Shapes:
@@ -198,6 +204,7 @@ def _planned(config: Config, run: _Run, device: Device, engine_apart: bool) -> P
         gradients = 2 if config.feedback.weight and config.feedback.balance == "bounded" else 1
         return {
             **static_parts(run.shapes, config.train.optimizer, run.teachers, gradients),
+            **({"other teacher": run.other} if run.other else {}),
             **step_parts(run.shapes, way, tokens, run.branch_tokens),
             **({} if engine_apart else _engine_parts(config, run.shapes, device, share)),
         }

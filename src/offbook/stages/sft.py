@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from offbook.algo import dft_sample
 from offbook.config import CheckpointConfig, Config, TrainConfig
 from offbook.feedback import rules_of
 from offbook.lock import only_writer
@@ -107,7 +108,8 @@ class Lessons:
 
     def samples(self, step: int, counts: Counter[str]) -> list[Sample]:
         epoch, numbers = self.batches[step - 1]
-        return [one for number in numbers for one in self.reminders.samples(self.learned[number], epoch, counts)]
+        samples = [one for number in numbers for one in self.reminders.samples(self.learned[number], epoch, counts)]
+        return [dft_sample(one) for one in samples] if self.reminders.settings.loss == "dft" else samples
 
     def validation(self) -> list[Sample]:
         """With reminders too, the same ones every time: a loss that can be compared with the one in training."""
