@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from offbook.types import Limits
 
 Precision = Literal["float32", "bfloat16"]
+Schedule = Literal["constant", "cosine", "linear", "wsd"]
 TeacherName = Literal["live", "ema", "frozen", "trust_region"]
 LOCAL = "local"  # in the place of a judge model's URL: it runs here
 
@@ -199,10 +200,10 @@ class TrainConfig(Section):
         default="adamw", description="muon: for matrices, with AdamW for the rest"
     )
     learning_rate: float = Field(default=1e-6, gt=0, description="the highest; `schedule` says what becomes of it")
-    schedule: Literal["constant", "cosine", "linear"] = Field(
+    schedule: Schedule = Field(
         default="constant",
-        description="after the warm-up; cosine and linear fall over all of train.steps: a finished run that is trained "
-        "further falls anew, from higher up",
+        description="after the warm-up; cosine and linear fall over all of train.steps, wsd over the last fifth: a "
+        "finished run that is trained further falls anew, from higher up",
     )
     warmup_steps: int = Field(default=3, ge=0, description="over which the learning rate rises in a line")
     final_share: float = Field(default=0.1, ge=0, le=1, description="of the learning rate, where cosine and linear end")
@@ -492,7 +493,58 @@ class CheckpointConfig(Section):
     keep: int = Field(default=2, ge=1, description="newest checkpoints kept")
 
 
-class SftConfig(Section):
+class StageConfig(Section):
+    """What stages that learn from data have in common."""
+
+    data: list[str] = Field(default=[], description="what is learned from")
+    epochs: int = Field(default=1, ge=1, description="times through the data, each in a new order")
+    batch_tokens: int = Field(default=16_384, ge=1, description="of the rows of one step, about")
+    learning_rate: float = Field(default=2e-5, gt=0, description="the highest; `schedule` says what becomes of it")
+    schedule: Schedule = Field(
+        default="cosine",
+        description="after the warm-up; cosine and linear fall over all epochs, wsd over the last fifth of the steps",
+    )
+    warmup_share: float = Field(default=0.03, ge=0, lt=1, description="of the steps, in which the learning rate rises")
+    final_share: float = Field(default=0.1, ge=0, le=1, description="of the learning rate, where those that fall end")
+    validation_share: float = Field(
+        default=0.02, ge=0, lt=1, description="of the tasks, conversations or repositories, to measure the loss on"
+    )
+    validation_every: int = Field(default=50, ge=1, description="steps between validations; one more is at the end")
+
+
+class PretrainConfig(StageConfig):
+    """Continued pretraining on code, `offbook pretrain`: docs/pretrain.md. Precision, optimizer, clipping, decay and
+    what one forward takes are those of `train`."""
+
+    data: list[str] = Field(
+        default=[],
+        description="repositories: folders, archives, git URLs, `pypi:NAME`, or `pocket-code:200`, made on the spot",
+    )
+    batch_tokens: int = Field(default=65_536, ge=1, description="of the windows of one step, about")
+    schedule: Schedule = Field(
+        default="wsd",
+        description="after the warm-up; cosine and linear fall over all epochs, wsd over the last fifth of the steps",
+    )
+    context: int = Field(default=32_768, ge=16, description="tokens of a window, which has files of one repository")
+    rope: Literal["", "abf", "yarn"] = Field(
+        default="",
+        description="how positions are stretched where `context` is more than the model reads; it is written into the "
+        "checkpoints",
+    )
+    fim_share: float = Field(default=0.3, ge=0, le=1, description="of the code files, written to fill in the middle")
+    licences: list[str] = Field(
+        default=["Apache-2.0", "BSD", "CC0-1.0", "ISC", "MIT", "PSF-2.0", "Unlicense", "Zlib"],
+        description="of repositories that are taken; `any` takes all, those without one too",
+    )
+    max_file_kb: int = Field(default=256, ge=1, description="larger files are left out")
+    guard: list[str] = Field(
+        default=[],
+        description="suites, as in `offbook eval`: files with their solutions are left out, and their repositories",
+    )
+    hold_out: list[str] = Field(default=[], description="names of repositories that are not learned from")
+
+
+class SftConfig(StageConfig):
     """Imitation, `offbook sft`. Precision, adapters, optimizer, clipping, decay and what one forward takes are those of
     `train`, the longest conversation is harness.context, and the rules that reminders state are feedback.rules."""
 
@@ -524,18 +576,6 @@ class SftConfig(Section):
     too_long: Literal["cut", "drop"] = Field(
         default="cut", description="what is done with conversations longer than the context: cut after a message"
     )
-    epochs: int = Field(default=1, ge=1, description="times through the data, each in a new order")
-    batch_tokens: int = Field(default=16_384, ge=1, description="of the conversations of one step, about")
-    learning_rate: float = Field(default=2e-5, gt=0, description="the highest; `schedule` says what becomes of it")
-    schedule: Literal["constant", "cosine", "linear"] = Field(
-        default="cosine", description="after the warm-up; cosine and linear fall over all epochs"
-    )
-    warmup_share: float = Field(default=0.03, ge=0, lt=1, description="of the steps, in which the learning rate rises")
-    final_share: float = Field(default=0.1, ge=0, le=1, description="of the learning rate, where cosine and linear end")
-    validation_share: float = Field(
-        default=0.02, ge=0, lt=1, description="of the tasks or conversations, that is kept apart to measure the loss on"
-    )
-    validation_every: int = Field(default=50, ge=1, description="steps between validations; one more is at the end")
     reminders: float = Field(
         default=0.4, ge=0, le=1, description="of the messages that keep a rule, which a reminder of it is put before"
     )
@@ -595,6 +635,7 @@ class Config(Section):
     teachers: TeachersConfig = TeachersConfig()
     rewards: RewardsConfig = RewardsConfig()
     monitors: MonitorsConfig = MonitorsConfig()
+    pretrain: PretrainConfig = PretrainConfig()
     sft: SftConfig = SftConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     loop: LoopConfig = LoopConfig()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -148,9 +148,10 @@ def this_device(gpu_memory_gb: float = 0.0) -> Device:
     return Device("the memory of this machine (it has no GPU)", free_host_memory(), is_gpu=False)
 
 
-def make_plan(config: Config, device: Device, engine_apart: bool = False) -> Plan:
-    """`engine_apart`: it has a GPU of its own."""
-    return _planned(config, _Run.of(config, described(config.model)), device, engine_apart)
+def make_plan(config: Config, device: Device, engine_apart: bool = False, context: int = 0) -> Plan:
+    """`engine_apart`: it has a GPU of its own. `context`: of a row, where it is not what a rollout may have."""
+    run = _Run.of(config, described(config.model))
+    return _planned(config, replace(run, context=context or run.context), device, engine_apart)
 
 
 def as_planned(config: Config, plan: Plan) -> Config:

@@ -34,7 +34,7 @@ DECIDES = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors
 COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a step is, not what it is
 # Where a run lies, when it ends, when it is kept. What imitation reads is known by its content.
 PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes",
-          "sft.data", "sft.epochs")  # fmt: skip
+          "sft.data", "sft.epochs", "pretrain.data", "pretrain.epochs")  # fmt: skip
 FREE = (*PLACED, *COMPUTED, "engine.vllm.gpu_share", "loop.deadline_s", "loop.eval_every")
 OWN_FILES = ("rewards.files", "tools.files", "feedback.files")  # of the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
