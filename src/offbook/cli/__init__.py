@@ -26,6 +26,7 @@ from offbook.cli import (
     rollout,
     serve,
     sft,
+    stages,
     tasks,
     train,
     view,
@@ -44,7 +45,7 @@ app = typer.Typer(
 INTERRUPTED = 130
 STOPPED = "stopped; everything so far is kept, and the same command goes on from there"
 # The verbs for which that is true.
-RESUMED = ("quickstart", "tasks", "rollout", "pretrain", "sft", "distill", "train", "eval")
+RESUMED = ("quickstart", "tasks", "rollout", "pretrain", "sft", "distill", "train", "stages", "eval")
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}
 # The base of all usage errors. For some versions of typer it is click's, for others that of their own copy of click.
@@ -81,6 +82,7 @@ _verb("plan", plan.plan, " Qwen/Qwen3-0.6B --gpu-memory 80", cls=Configured, con
 _verb("pretrain", pretrain.pretrain, " --model pocket --data pocket-code:200", context_settings=CONFIGURED)
 _verb("sft", sft.sft, " --model pocket --data runs/train --out runs/sft", context_settings=CONFIGURED)
 _verb("distill", distill.distill, " logs.jsonl --model pocket", cls=Configured, context_settings=CONFIGURED)
+_verb("stages", stages.stages, " @ full --out runs/full", context_settings=CONFIGURED)
 _verb("train", train.train, " --model pocket --out runs/train --train.steps 10", context_settings=CONFIGURED)
 _verb("eval", evaluate.evaluate, " runs/train", cls=Configured, context_settings=CONFIGURED)
 _verb("compare", compare.compare, " runs/eval-a runs/eval-b")

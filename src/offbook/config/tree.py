@@ -592,6 +592,17 @@ class SftConfig(StageConfig):
     hold_out_rules: list[str] = Field(default=[], description="no reminder states these")
 
 
+class StagesConfig(Section):
+    """One stage after the other, `offbook stages`."""
+
+    order: list[Literal["pretrain", "long", "sft", "train"]] = Field(
+        default=["pretrain", "long", "sft", "train"], min_length=1, description="which, each from the model of the last"
+    )
+    long: dict[str, int | float | str | list[str]] = Field(
+        default={}, description="keys of `pretrain` that are others in the stage `long`"
+    )
+
+
 class LoopConfig(Section):
     """Sampling beside training: docs/async.md."""
 
@@ -637,6 +648,7 @@ class Config(Section):
     monitors: MonitorsConfig = MonitorsConfig()
     pretrain: PretrainConfig = PretrainConfig()
     sft: SftConfig = SftConfig()
+    stages: StagesConfig = StagesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     loop: LoopConfig = LoopConfig()
     eval: EvalConfig = EvalConfig()
