@@ -243,6 +243,8 @@ def test_what_keeps_the_rule_and_solves_is_learned(pocket_task: Task, chat: Chat
         look = render_call("read_file", {"path": path})
     still = render_call("grep_more", {"pattern": "a"})
     (sample,), counts = corrected(pocket_task, chat, [still, look], [right, done], solve=True)
+    lengths = [len(chat.encode(text)) + 1 for text in (still, look, right, done)]
+    assert counts.pop("corrections/tokens") == sum(lengths), "all that was sampled, also what was not taken"
     assert counts == {"corrections/faults": 1, "corrections/keep_rule": 1, "corrections/learned": 1}
     places = [place for place, weight in enumerate(sample.ce_weight) if weight]
     assert chat.decode(sample.ids[places[0] : places[-1]]) == look

@@ -39,9 +39,10 @@ class Corrections:
         pairs = [(one, message) for one, message in zip(found, kept, strict=True) if message is not None]
         counts["corrections/faults"] += len(found)
         counts["corrections/keep_rule"] += len(pairs)
+        counts["corrections/tokens"] += sum(len(message.ids) for one in found for message in drawn[id(one)][True])
         samples = []
         for start in range(0, len(pairs), BOXES):
-            samples += await self._wave(pairs[start : start + BOXES], name)
+            samples += await self._wave(pairs[start : start + BOXES], name, counts)
         counts["corrections/learned"] += len(samples)
         return samples
 
@@ -65,7 +66,7 @@ class Corrections:
             return None
         return None
 
-    async def _wave(self, pairs: Sequence[tuple[Found, Completion]], name: str) -> list[Sample]:
+    async def _wave(self, pairs: Sequence[tuple[Found, Completion]], name: str, counts: Counter[str]) -> list[Sample]:
         """All sessions are opened before the first asks: they decode together."""
         engine = self.look.collector.engine
         sessions = [
@@ -73,7 +74,9 @@ class Corrections:
             for one, _ in pairs
         ]
         both = zip(pairs, sessions, strict=True)
-        rollouts = await asyncio.gather(*(self._gone_on(one, message, session) for (one, message), session in both))
+        rollouts = await asyncio.gather(
+            *(self._gone_on(one, message, session, counts) for (one, message), session in both)
+        )
         temperature, weight = self.look.collector.config.engine.temperature, self.settings.weight
         return [
             correction_sample(rollout.segments[target.segment], target.message, weight, temperature)
@@ -81,7 +84,9 @@ class Corrections:
             if rollout is not None and (target := one.feedback.target)
         ]
 
-    async def _gone_on(self, one: Found, message: Completion, session: Session | None) -> Rollout | None:
+    async def _gone_on(
+        self, one: Found, message: Completion, session: Session | None, counts: Counter[str]
+    ) -> Rollout | None:
         """The rollout with this message in it, if that is learned."""
         place, collector = self._place(one), self.look.collector
         try:
@@ -90,12 +95,14 @@ class Corrections:
             async with place.box(collector.box) as box:
                 again = copy.deepcopy(await place.with_message(message, box))
                 turns = sum(at <= place.at for at, _ in spoken(again))
+                before = [sampled for segment in again.segments for sampled in segment.sampled]
                 ended = again.stop if again.stop != "turns" else None
                 again = replace(again, id=f"{again.id}/again", usage=Usage(turns=turns), reward=Reward(), flags=[])
                 rollout = await run_agent(
                     place.task, box, session, collector.chat, collector.harness, again.id, again.group,
                     midway=Midway(again, stop=ended),
                 )  # fmt: skip
+            counts["corrections/tokens"] += rollout.usage.sampled_tokens - sum(before)
             await collector.scored(place.task, rollout)
             return rollout if rollout.solved and not rollout.fault else None
         except (NotRestored, OSError):
