@@ -1,6 +1,6 @@
 """SDFT (self-distillation fine-tuning, 2601.19897): the same model, shown a demonstration, is the teacher.
 
-    L = mean over sampled tokens of KL(pi(. | x, y_<t) || pi_ema(. | x, c, y_<t)),    y from pi(. | x)
+    L = mean over sampled tokens of D(pi_ema(. | x, c, y_<t), pi(. | x, y_<t)),    y from pi(. | x)
 
 What is imitated is not the demonstration c but what the model itself makes of it, on its own rollouts, which is why it
 forgets less than cross-entropy on c. It can only teach what the model can take from an example in its context.
