@@ -121,6 +121,22 @@ def test_each_loss_is_that_of_a_naive_reencoding(
     assert "rl/loss" not in metrics, "a weight of 0 is no RL"
 
 
+def test_what_a_teacher_sees_stands_before_the_first_message(chat: ChatFormat) -> None:
+    rollout = rollout_of(chat, "one", "two words")
+    shown = rollout_of(chat, "look", "edit", id="other")
+    (branch,) = sdft_branches(rollout, shown, chat, 1.0, Distill()).values()
+    said = chat.decode(branch.inserted)
+    assert "look\nedit" in said, "what was written, message after message"
+    assert "answer to" not in said, "without what tools answered"
+    assert chat.decode(rollout.segments[0].ids[branch.insert :]).startswith("<|im_start|>assistant\none")
+    assert [chat.decode(rollout.segments[0].ids[start : end - 1]) for start, end in branch.spans] == [
+        "one",
+        "two words",
+    ]
+    (branch,) = opsd_branches(rollout, DIFF, chat, 1.0, Distill()).values()
+    assert DIFF.strip() in chat.decode(branch.inserted)
+
+
 @pytest.mark.parametrize("power", [0.0, 1.0])
 def test_dft_is_cross_entropy_times_the_probability(chat: ChatFormat, student: PreTrainedModel, power: float) -> None:
     segment = rollout_of(chat, "one", "two words").segments[0]
@@ -190,7 +206,7 @@ def test_what_cannot_be_shown_is_counted(chat: ChatFormat) -> None:
 def test_demonstrations_are_the_shortest_that_solved(chat: ChatFormat, tmp_path: Path) -> None:
     long, short = rollout_of(chat, "a", "b", id="long", solved=True), rollout_of(chat, "a", id="short", solved=True)
     long.usage.sampled_tokens, short.usage.sampled_tokens = 20, 10
-    (tmp_path / "some.jsonl").write_bytes(dump_lines([long, short, rollout_of(chat, "c", id="failed")]))
+    (tmp_path / "some.jsonl").write_bytes(dump_lines([short, long, rollout_of(chat, "c", id="failed")]))
     assert {task: one.id for task, one in demonstrations([str(tmp_path / "some.jsonl")]).items()} == {"t": "short"}
     (tmp_path / "none.jsonl").write_bytes(dump_lines([rollout_of(chat, "c", id="failed")]))
     with pytest.raises(OffbookError, match=r"none\.jsonl has no rollout that solved its task"):

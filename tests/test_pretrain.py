@@ -189,14 +189,14 @@ class Stopped(Exception):
 
 def test_a_run_that_was_stopped_goes_on_exactly(tiny: Path, tmp_path: Path) -> None:
     """And one with stretched positions, whose checkpoint says so."""
-    data = [repository(tmp_path, f"r{number}", first=10 * number) for number in range(3)]
+    data = [repository(tmp_path, f"r{number}", first=10 * number) for number in range(6)]
     more = {"context": 1024, "rope": "yarn", "batch_tokens": 900}
     lines: list[str] = []
     whole = pretrain(config_for(tiny, tmp_path / "whole", data, **more), tell=lines.append)
     rows, _ = whole.metrics()
     assert rows[-1]["step"] > 2
     assert rows[-1]["validation/loss"] < 5.6, "below ln 260: it has learned something"
-    assert any("3 repositories, 12 files" in line for line in lines)
+    assert any("6 repositories, 24 files" in line for line in lines)
 
     def stop(row: dict[str, Any]) -> None:
         if row["step"] == 2:

@@ -82,7 +82,8 @@ class Bench:
         if not self.tasks.is_dir():
             self.root.mkdir(parents=True, exist_ok=True)
             asyncio.run(make_pocket_tasks(self.tasks, self.seed, *self.arguments.tasks, lambda share: None))
-        self.pocket = make_pocket(self.arguments.out / "models", self.seed, quiet)
+        recipe = Recipe(episodes=self.arguments.episodes)
+        self.pocket = make_pocket(self.arguments.out / "models", self.seed, quiet, recipe)
         shown = {"sft.references": "0.3", "sft.demonstrations": "0.3", "sft.learning_rate": "1e-3"}
         data = {"model": str(self.pocket), "sft.data": f'["pocket:{self.arguments.shown}"]'}
         data |= {
@@ -94,10 +95,12 @@ class Bench:
         if not self.demonstrations.is_file():
             groups = self.rollouts(self.start, load_tasks(self.tasks / "train"), samples=2)
             solved = [one for group in groups for one in group if one.solved]
+            if not solved:
+                raise SystemExit(f"seed {self.seed}: the start solves nothing, so there is nothing to demonstrate")
             write_atomic(self.demonstrations, dump_lines(solved))
 
     def larger(self) -> Path:
-        recipe = Recipe(width=2 * POCKET.width, episodes=self.arguments.larger)
+        recipe = Recipe(width=2 * POCKET.width, episodes=self.arguments.episodes)
         return make_pocket(self.arguments.out / "models", self.seed, lambda what, share: None, recipe)
 
     def rollouts(self, model: Path, tasks: list[Task], samples: int) -> list[list[Rollout]]:
@@ -232,7 +235,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, nargs=2, default=[90, 48], metavar=("TRAIN", "HELDOUT"))
     parser.add_argument("--samples", type=int, default=2, help="rollouts of a held-out task")
     parser.add_argument("--shown", type=int, default=2000, help="episodes of the start")
-    parser.add_argument("--larger", type=int, default=6000, help="episodes of OPD's teacher")
+    parser.add_argument("--episodes", type=int, default=POCKET.episodes, help="of pocket, and of OPD's teacher")
     parser.add_argument("--sft-rate", default="2e-4")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="configuration of all arms")
