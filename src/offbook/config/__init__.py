@@ -1,12 +1,13 @@
 """The configuration: what can be set, and how files and options become it."""
 
 from offbook.config.files import RETIRED, ConfigError, load_config, recipe_for, recipes, with_new_keys
+from offbook.config.methods import CorrectionsConfig, TeachersConfig
+from offbook.config.stages import PretrainConfig, SftConfig, StageConfig
 from offbook.config.tree import (
     LOCAL,
     AuditorConfig,
     CheckpointConfig,
     Config,
-    CorrectionsConfig,
     EffortConfig,
     EngineConfig,
     EvalConfig,
@@ -16,13 +17,9 @@ from offbook.config.tree import (
     LoraConfig,
     MonitorsConfig,
     Precision,
-    PretrainConfig,
     RewardsConfig,
     SandboxConfig,
-    SftConfig,
-    StageConfig,
     TasksConfig,
-    TeachersConfig,
     ToolsConfig,
     TrainConfig,
     VllmConfig,

@@ -19,7 +19,9 @@ from offbook.engine import Session
 from offbook.feedback.coach import Found
 from offbook.harness.again import Before, NotRestored
 from offbook.harness.agent import Midway, run_agent
-from offbook.loop.look import BOXES, Look, answered, breaks
+from offbook.loop.collector import Collector
+from offbook.loop.learn import Lessons
+from offbook.loop.look import BOXES, Look, answered, breaks, faults_in
 from offbook.types import Completion, Reward, Rollout, Sample, Usage
 
 
@@ -110,3 +112,16 @@ class Corrections:
         finally:
             if session is not None:
                 session.close()
+
+
+async def correct(
+    step: int, groups: Sequence[Sequence[Rollout]], by: Lessons, collector: Collector, counts: Counter[str]
+) -> list[Sample]:
+    """Of each rollout the first faults, as many as hints may teach."""
+    settings, taken, chosen = by.config.feedback, Counter[str](), list[Found]()
+    for one in faults_in(groups, by):
+        if one.feedback.target.rule not in by.unhelpful and taken[one.rollout.id] < settings.max_targets:
+            taken[one.rollout.id] += 1
+            chosen.append(one)
+    look = Look(collector, by.tasks, by.rules, settings.corrections.samples)
+    return await Corrections(look, settings.corrections).samples(chosen, f"correct{step}", counts)

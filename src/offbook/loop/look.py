@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from offbook.acts import Acts, spoken
+from offbook.acts import Acts, spoken, with_siblings
 from offbook.algo import hint_block, target_key
-from offbook.feedback import Rule
+from offbook.feedback import Rule, read_all
 from offbook.feedback.coach import Found, grouped, spread_out
 from offbook.harness.again import Before, NotRestored
 from offbook.loop.collector import Collector
 from offbook.loop.effect import measure
+from offbook.loop.learn import Lessons
 from offbook.sandbox import Box
 from offbook.shares import rise, wilson
 from offbook.train.forward import Decoder
@@ -86,6 +87,18 @@ def _share(hits: int, trials: int) -> str:
         return "not judged"
     low, high = wilson(hits, trials)
     return f"{hits}/{trials} ({100 * low:.0f} to {100 * high:.0f}%)"
+
+
+def faults_in(groups: Sequence[Sequence[Rollout]], by: Lessons) -> list[Found]:
+    """Faulty messages with the hints of their rules. What the machine ended has none."""
+    settings = by.config.feedback
+    rollouts = [rollout for group in groups for rollout in group if not rollout.fault]
+    return [
+        Found(rollout, Feedback(target, by.rules[target.rule].hint(rollout.tools)), "", siblings)
+        for rollout, siblings in with_siblings(rollouts)
+        for target in read_all(rollout, by.tasks.get(rollout.task), settings.rules, by.rules, siblings)
+        if settings.rule_weights.get(target.rule, 1.0)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,21 +22,19 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from offbook.acts import with_siblings
 from offbook.algo import OTHER
 from offbook.config import Config
 from offbook.engine import LocalEngine, RemoteEngine, Trainable, VllmEngine
-from offbook.feedback import read_all, rules_of
-from offbook.feedback.coach import Found
+from offbook.feedback import rules_of
 from offbook.judge import Judge, Judgement
 from offbook.lock import only_writer
 from offbook.loop.annotate import teachers_of
 from offbook.loop.beside import Evaluations, Harder, harder_tasks
 from offbook.loop.collector import AnyEngine, Collector, judges_of, refuse_missing_engine
-from offbook.loop.corrections import Corrections
+from offbook.loop.corrections import correct
 from offbook.loop.judge import judge_of, local_judge
 from offbook.loop.learn import Lessons, learn, recall_look
-from offbook.loop.look import Look, NoHintHelps
+from offbook.loop.look import Look, NoHintHelps, faults_in
 from offbook.loop.look import table as look_table
 from offbook.loop.models import (
     Progress,
@@ -64,7 +62,7 @@ from offbook.train.lora import adapter_of
 from offbook.train.teachers import Other
 from offbook.train.trainer import NotFinite, Trainer, WeightsLost, weights_of
 from offbook.train.writing import Checkpoints
-from offbook.types import Feedback, OffbookError, Rollout, Sample, Weights
+from offbook.types import OffbookError, Rollout, Sample, Weights
 
 OnStep = Callable[[dict[str, Any]], None]
 Tell = Callable[[str], None]  # a line for people
@@ -304,7 +302,10 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
                 await _look(run, step, groups)
         looked_s, counts = time.monotonic() - began, Counter[str]()
         is_corrected = lessons.config.feedback.corrections.weight
-        corrected = await _corrected(run, step, groups, counts) if is_corrected else []
+        corrected: list[Sample] = []
+        if is_corrected:
+            async with run.reconciler.quiet():
+                corrected = await correct(step, groups, lessons, run.collector, counts)
         if not lessons.config.loop.max_staleness:
             run.collector.rest()
     except BaseException:  # also Ctrl-C
@@ -354,7 +355,7 @@ def _keep(run: _Run, step: int, row: dict[str, Any]) -> None:
 
 async def _look(run: _Run, step: int, groups: list[list[Rollout]]) -> None:
     """Whether hints help on the faults of this step, before any of them teaches."""
-    lessons, settings, found = run.lessons, run.lessons.config.feedback, _found(run, groups)
+    lessons, settings, found = run.lessons, run.lessons.config.feedback, faults_in(groups, run.lessons)
     look = Look(run.collector, lessons.tasks, lessons.rules, settings.look_samples)
     sampled = await look.sampled(found, f"look{step}")
     run.collector.rest()  # the trainer reads next
@@ -368,31 +369,6 @@ async def _look(run: _Run, step: int, groups: list[list[Rollout]]) -> None:
     recall_look(lessons, rows)
     if step == 1 and looked and all(one.why_not for one in looked):
         raise NoHintHelps(", ".join(one.rule for one in looked))
-
-
-def _found(run: _Run, groups: list[list[Rollout]]) -> list[Found]:
-    """Faulty messages with the hints of their rules."""
-    lessons, settings = run.lessons, run.lessons.config.feedback
-    rollouts = [rollout for group in groups for rollout in group if not rollout.fault]
-    return [
-        Found(rollout, Feedback(target, lessons.rules[target.rule].hint(rollout.tools)), "", siblings)
-        for rollout, siblings in with_siblings(rollouts)
-        for target in read_all(rollout, lessons.tasks.get(rollout.task), settings.rules, lessons.rules, siblings)
-        if settings.rule_weights.get(target.rule, 1.0)
-    ]
-
-
-async def _corrected(run: _Run, step: int, groups: list[list[Rollout]], counts: Counter[str]) -> list[Sample]:
-    """Of each rollout the first faults, as many as hints may teach."""
-    lessons, settings = run.lessons, run.lessons.config.feedback
-    taken, found = Counter[str](), []
-    for one in _found(run, groups):
-        taken[one.rollout.id] += one.feedback.target.rule not in lessons.unhelpful
-        if one.feedback.target.rule not in lessons.unhelpful and taken[one.rollout.id] <= settings.max_targets:
-            found.append(one)
-    look = Look(run.collector, lessons.tasks, lessons.rules, settings.corrections.samples)
-    async with run.reconciler.quiet():
-        return await Corrections(look, settings.corrections).samples(found, f"correct{step}", counts)
 
 
 def _slowest(groups: list[list[Rollout]]) -> dict[str, float]:
