@@ -196,6 +196,8 @@ def test_a_run_that_was_stopped_goes_on_exactly(tiny: Path, tmp_path: Path) -> N
     rows, _ = whole.metrics()
     assert rows[-1]["step"] > 2
     assert rows[-1]["validation/loss"] < 5.6, "below ln 260: it has learned something"
+    for row in rows:
+        assert sum(count for key, count in row.items() if key.startswith("tokens/")) == row["train_tokens"]
     assert any("6 repositories, 24 files" in line for line in lines)
 
     def stop(row: dict[str, Any]) -> None:

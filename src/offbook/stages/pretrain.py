@@ -89,7 +89,8 @@ class Lessons:
     def samples(self, step: int, counts: Counter[str]) -> list[Sample]:
         _, numbers = self.batches[step - 1]
         windows = [self.learned[number] for number in numbers]
-        counts.update({f"tokens/{part.domain}": len(part.ids) for window in windows for part in window})
+        for part in (part for window in windows for part in window):
+            counts[f"tokens/{part.domain}"] += len(part.ids)
         return [sample_of(window) for window in windows]
 
     def told(self, step: int) -> dict[str, Any]:
