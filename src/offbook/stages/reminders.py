@@ -153,10 +153,10 @@ class Reminders:
         for name, share in (("opsd", self.settings.references), ("sdft", self.settings.demonstrations)):
             block = conversation.shown.get(name, []) if not hints and share and rng.random() < share else []
             counts["without_room"] += len(block) > room
-            if block and len(block) <= room:
+            if block and len(block) <= room and any(segment.sampled):
                 hints[first_sampled(segment)] = block
                 room -= len(block)
-                counts["shown"] += 1
+        is_shown, reminded = len(hints), 0
         stated = conversation.kept | (conversation.spared if self.settings.contrast else {})
         for index, rules in sorted(stated.items()):
             block = self._block(rng, rules, conversation.tools) if rng.random() < self.settings.reminders else []
@@ -164,6 +164,7 @@ class Reminders:
             if block and len(block) <= room:
                 hints[index] = [*hints.get(index, ()), *block]
                 room -= len(block)
+                reminded += 1
         samples = [sft_sample(segment, hints, loss_on=self.settings.loss_on)]
         drawn = [pair for pair in conversation.pairs if rng.random() < self.settings.pairs]
         for pair in rng.sample(drawn, min(1, len(drawn))):  # all that stands before it is read once more
@@ -172,7 +173,7 @@ class Reminders:
             counts["without_room"] += len(place.ids) + len(block) > self.context
             if len(place.ids) + len(block) <= self.context:
                 samples.append(sft_sample(place, {pair.message: block}))
-        counts.update(reminded=len(hints), pairs=len(samples) - 1)
+        counts.update(shown=is_shown, reminded=reminded, pairs=len(samples) - 1)
         return samples
 
     def _block(self, rng: random.Random, rules: tuple[str, ...], tools: tuple[str, ...]) -> list[int]:

@@ -66,7 +66,7 @@ class Lessons:
         return len(self.batches)
 
     def samples(self, step: int, counts: Counter[str]) -> list[Sample]:
-        counts.update(reminded=0, pairs=0, without_room=0)
+        counts.update(shown=0, reminded=0, pairs=0, without_room=0)
         epoch, numbers = self.batches[step - 1]
         samples = [one for number in numbers for one in self.reminders.samples(self.learned[number], epoch, counts)]
         return [dft_sample(one) for one in samples] if self.reminders.settings.loss == "dft" else samples
