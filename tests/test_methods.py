@@ -27,6 +27,7 @@ from offbook.algo import (
     sdft_branches,
     sft_sample,
 )
+from offbook.api import configure
 from offbook.config import Config, FeedbackConfig, TeachersConfig, TrainConfig
 from offbook.feedback import RULES, read_all
 from offbook.feedback.coach import Found
@@ -36,6 +37,7 @@ from offbook.loop.corrections import Corrections
 from offbook.loop.look import Look
 from offbook.loop.tasks import task_sets
 from offbook.loop.teachers import WholeResponse, demonstrations
+from offbook.loop.train import train
 from offbook.runfolder import dump_lines
 from offbook.tasks.check import gold_changes
 from offbook.tokens import ChatFormat, Transcript, render_call
@@ -278,3 +280,29 @@ def test_what_keeps_the_rule_and_solves_is_learned(pocket_task: Task, chat: Chat
 def test_an_opd_weight_without_a_model_is_refused() -> None:
     with pytest.raises(ValueError, match=r"teachers\.opd\.model is empty"):
         TeachersConfig(opd={"weight": 1.0})
+
+
+def test_a_run_has_all_of_them_at_once(
+    model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On pocket, with real boxes; then without RL, where what teaches is all there is."""
+    monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
+    sections: dict[str, Any] = {
+        "tasks": {"num_train": 4, "num_heldout": 2},
+        "train": {"steps": 1, "groups": 2, "group_size": 2},
+        "feedback": {"look": False, "gate": 0.0, "corrections": {"weight": 0.5, "solve": False}},
+        "teachers": {"opd": {"weight": 1.0, "model": str(model)}, "opsd": {"weight": 1.0}, "sdft": {"weight": 1.0}},
+    }
+    run = train(configure("pocket", model=str(model), out=str(tmp_path / "all"), **sections))
+    (row,), _ = run.metrics()
+    assert {"rl/loss", "hint/kl", "opd/kl", "opsd/kl"} <= set(row)
+    assert row["opd/kl"] == pytest.approx(0.0, abs=1e-4), "its teacher is the same model, and reads the same"
+    assert row["opsd/kl"] > 0.001, "the solution changes what the model would say"
+    assert row["corrections/faults"] > 0
+    assert ("ce/loss" in row) == (row["corrections/learned"] > 0)
+    assert row.get("left_out/no_demonstration", 0) > 0 or "sdft/kl" in row
+    sections["train"] |= {"rl_weight": 0.0}
+    run = train(configure("pocket", model=str(model), out=str(tmp_path / "alone"), **sections))
+    (row,), _ = run.metrics()
+    assert "rl/loss" not in row
+    assert row["opsd/kl"] > 0.001

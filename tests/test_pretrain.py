@@ -15,6 +15,7 @@ from test_evals_contamination import ASK, BODY, OTHER, RENAMED, task
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from offbook.config import Config, PretrainConfig, TrainConfig
+from offbook.loop.train import train
 from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.stages.corpus import Corpus, File, Repository, in_order, licence_of
@@ -220,6 +221,8 @@ def test_a_run_that_was_stopped_goes_on_exactly(tiny: Path, tmp_path: Path) -> N
     (data[0] / "pkg" / "b.py").write_text(module(77))
     with pytest.raises(OffbookError, match=r"holds a run on other data"):
         pretrain(again)
+    with pytest.raises(OffbookError, match=r"holds a run of `offbook pretrain`; give another --out"):
+        train(again)
 
 
 def test_abf_stretches_the_slowest_rotation(tiny: Path, tmp_path: Path) -> None:

@@ -46,9 +46,8 @@ def refuse_another_run(folder: RunFolder, config: Config, imitates: bool = False
     if not folder.checkpoints():
         return  # nothing to lose
     if folder.data_file.is_file() != imitates:
-        raise OffbookError(
-            f"{folder.path} holds a run of `offbook {'train' if imitates else 'sft'}`; give another --out"
-        )
+        verb = "train" if imitates else json.loads(folder.data_file.read_text()).get("verb", "sft")
+        raise OffbookError(f"{folder.path} holds a run of `offbook {verb}`; give another --out")
     old, new = load_config([folder.config_file], {}), config.model_dump()
     before, paths = old.model_dump(), _own_files(old)
     for key, contents in _recorded_contents(folder).items():

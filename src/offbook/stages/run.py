@@ -140,7 +140,8 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
             f"{folder.path} holds a run on other data: what was read is not what it began with; give another --out"
         )
     done = claim_run(folder, config)
-    write_atomic(folder.data_file, json.dumps({"sources": settings.data, "content": content}, indent=1) + "\n")
+    told_of = {"verb": stage.section, "sources": settings.data, "content": content}
+    write_atomic(folder.data_file, json.dumps(told_of, indent=1) + "\n")
     if 0 < done < lessons.num_steps:
         tell(f"resuming at step {done + 1}")
     trainer = Trainer(trained, _settings(config.train, settings, lessons.num_steps))
