@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from offbook.evals.contamination import contamination, function_bodies
 from offbook.tasks import load_task
+from offbook.tasks.contamination import contamination, function_bodies
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.types import Task
 

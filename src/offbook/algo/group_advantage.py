@@ -18,23 +18,25 @@ def group_advantage(rewards_G: list[float], baseline: float | None = None) -> li
     return [reward - mean for reward in rewards_G]
 
 
-def rl_samples(group: list[Rollout], temperature: float = 1.0, baseline: float | None = None) -> list[list[Sample]]:
+def rl_samples(
+    group: list[Rollout], temperature: float = 1.0, weight: float = 1.0, baseline: float | None = None
+) -> list[list[Sample]]:
     """For each rollout of one group, a sample a segment: the rollout's advantage on every token it sampled.
 
-    A rollout that the machine ended has none.
+    A rollout that the machine ended has none. With a weight of 0 there is no RL, only a place for branches.
     """
     rewards = [rollout.reward.total for rollout in group if not rollout.fault]
     advantages = iter(group_advantage(rewards, baseline))
-    return [[] if rollout.fault else _samples(rollout, next(advantages), temperature) for rollout in group]
+    return [[] if rollout.fault else _samples(rollout, next(advantages), temperature, weight) for rollout in group]
 
 
-def _samples(rollout: Rollout, advantage: float, temperature: float) -> list[Sample]:
+def _samples(rollout: Rollout, advantage: float, temperature: float, weight: float) -> list[Sample]:
     return [
         Sample(
             ids=segment.ids,
             logprobs=segment.logprobs,
             advantage=[advantage if sampled else 0.0 for sampled in segment.sampled],
-            rl_weight=[float(sampled) for sampled in segment.sampled],
+            rl_weight=[weight * sampled for sampled in segment.sampled],
             temperature=temperature,
             versions=segment.versions,
             routes=segment.routes,

@@ -40,6 +40,12 @@ def sft_sample(
     return Sample([*ids, *segment.ids[done:]], ce_weight=[*weight, *weights[done:]])
 
 
+def dft_sample(sample: Sample) -> Sample:
+    """DFT (dynamic fine-tuning, 2508.05629): each token's cross-entropy times its own probability, a constant. Seen as
+    a policy gradient cross-entropy pays 1 / p for a token; that factor is what is taken away. Beside SFT a baseline."""
+    return replace(sample, ce_power=1.0)
+
+
 def up_to(segment: Segment, count: int) -> Segment:
     """Its first messages alone."""
     end = segment.messages[count - 1].end if count else 0

@@ -23,10 +23,12 @@ from offbook.cli import (
     export,
     live,
     plan,
+    pretrain,
     quickstart,
     rollout,
     serve,
     sft,
+    stages,
     tasks,
     train,
     view,
@@ -44,7 +46,8 @@ app = typer.Typer(
 )
 INTERRUPTED = 130
 STOPPED = "stopped; everything so far is kept, and the same command goes on from there"
-RESUMED = ("quickstart", "tasks", "rollout", "sft", "distill", "train", "eval")  # the verbs for which that is true
+# The verbs for which that is true.
+RESUMED = ("quickstart", "tasks", "rollout", "pretrain", "sft", "distill", "train", "stages", "eval")
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}
 # The base of all usage errors. For some versions of typer it is click's, for others that of their own copy of click.
@@ -80,8 +83,10 @@ _verb("serve", serve.serve, " --model pocket --out runs/serve", context_settings
 _verb("agent", agent.agent, ' . "Fix the failing test"', cls=Configured, context_settings=CONFIGURED)
 _verb("live", live.live, " --model pocket --out runs/live --once", context_settings=CONFIGURED)
 _verb("plan", plan.plan, " Qwen/Qwen3-0.6B --gpu-memory 80", cls=Configured, context_settings=CONFIGURED)
+_verb("pretrain", pretrain.pretrain, " --model pocket --data pocket-code:200", context_settings=CONFIGURED)
 _verb("sft", sft.sft, " --model pocket --data runs/train --out runs/sft", context_settings=CONFIGURED)
 _verb("distill", distill.distill, " logs.jsonl --model pocket", cls=Configured, context_settings=CONFIGURED)
+_verb("stages", stages.stages, " @ full --out runs/full", context_settings=CONFIGURED)
 _verb("train", train.train, " --model pocket --out runs/train --train.steps 10", context_settings=CONFIGURED)
 _verb("eval", evaluate.evaluate, " runs/train", cls=Configured, context_settings=CONFIGURED)
 _verb("compare", compare.compare, " runs/eval-a runs/eval-b")

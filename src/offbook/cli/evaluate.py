@@ -12,10 +12,12 @@ from rich.table import Table
 
 from offbook.cli.display import rollout_display
 from offbook.cli.options import Json, Plain, config_from, progress_display, results, say
-from offbook.config import Config, ConfigError, load_config
+from offbook.config import Config, ConfigError, is_url, load_config
 from offbook.evals.prices import read_prices
-from offbook.runfolder import RunFolder, latest_checkpoint
+from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.types import OffbookError, Prices
+
+BASE = "base"  # the suite that no rollout is sampled for
 
 if TYPE_CHECKING:
     from offbook.loop.resume import RolloutFiles
@@ -27,7 +29,7 @@ def evaluate(
     model_option: Annotated[str, typer.Option("--model", help="The same.")] = "",
     suite: Annotated[
         list[str] | None,
-        typer.Option(help="`pocket`, a side suite, `sides` for all of them, or a folder of tasks; may be repeated."),
+        typer.Option(help="`pocket`, a side suite, `sides` for all, a folder of tasks; repeatable. Or `base`, alone."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The evaluation's folder; of a run, its own eval/ folder.")] = None,
     samples: Annotated[int, typer.Option("-n", min=0, help="Rollouts a task; 0 is what the configuration says.")] = 0,
@@ -62,6 +64,11 @@ def evaluate(
     if run:
         _refuse_other_adapter(run, config)
 
+    if suite and BASE in suite:
+        if len(suite) > 1:
+            raise OffbookError("`--suite base` reads and asks, the others sample rollouts: give it alone")
+        _base(chosen, run, config, out, limit, plain, as_json)
+        return
     from offbook.evals.run import Subject, run_eval
     from offbook.evals.suites import load_suites, train_tasks
     from offbook.evals.tables import bucket_cells, result_cells, said_of
@@ -92,6 +99,33 @@ def evaluate(
     for sentence in said_of(result):
         say(sentence)
     print(files.results)
+
+
+def _base(
+    chosen: str, run: Path | None, config: Config, out: Path | None, limit: int, plain: bool, as_json: bool
+) -> None:
+    from offbook.evals.base import cells, run_base
+    from offbook.loop.models import local_or_remote
+    from offbook.loop.tasks import task_sets
+
+    with progress_display(plain) as progress:
+        if is_url(chosen):
+            raise OffbookError(
+                "`--suite base` needs a model that is here, not behind a URL: it reads log-probabilities"
+            )
+        folder = latest_checkpoint(RunFolder.open(run)) if run else local_or_remote(chosen, "", config.seed, progress)
+        assert folder is not None
+        tasks = task_sets(config, progress).heldout
+        result = run_base(folder, tasks, config.seed, limit, config.harness.context, progress)
+    label = "-".join([BASE, *([f"first-{limit}"] if limit else [])])
+    path = out / f"{BASE}.json" if out else None
+    path = path or (run / "eval" / f"{label}.json" if run else Path("runs") / f"eval-{_slug(chosen)}-{label}.json")
+    write_atomic(path, json.dumps(result, indent=2) + "\n")
+    if as_json:
+        print(json.dumps(result))
+        return
+    results.print(table_of(cells(result)))
+    print(path)
 
 
 def _refuse_other_adapter(run: Path, config: Config) -> None:

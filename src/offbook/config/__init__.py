@@ -1,6 +1,8 @@
 """The configuration: what can be set, and how files and options become it."""
 
 from offbook.config.files import RETIRED, ConfigError, load_config, recipe_for, recipes, with_new_keys
+from offbook.config.methods import CorrectionsConfig, TeachersConfig
+from offbook.config.stages import PretrainConfig, SftConfig, StageConfig
 from offbook.config.tree import (
     LOCAL,
     AuditorConfig,
@@ -19,7 +21,6 @@ from offbook.config.tree import (
     RanksConfig,
     RewardsConfig,
     SandboxConfig,
-    SftConfig,
     TasksConfig,
     ToolsConfig,
     TrainConfig,
@@ -35,6 +36,7 @@ __all__ = [
     "CheckpointConfig",
     "Config",
     "ConfigError",
+    "CorrectionsConfig",
     "EffortConfig",
     "EngineConfig",
     "EvalConfig",
@@ -45,11 +47,14 @@ __all__ = [
     "LoraConfig",
     "MonitorsConfig",
     "Precision",
+    "PretrainConfig",
     "RanksConfig",
     "RewardsConfig",
     "SandboxConfig",
     "SftConfig",
+    "StageConfig",
     "TasksConfig",
+    "TeachersConfig",
     "ToolsConfig",
     "TrainConfig",
     "VllmConfig",

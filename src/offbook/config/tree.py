@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from offbook.config.methods import CorrectionsConfig, TeachersConfig
+from offbook.config.section import Schedule, Section, TeacherName
+from offbook.config.stages import PretrainConfig, SftConfig, StagesConfig
 from offbook.types import Limits
 
 Precision = Literal["float32", "bfloat16"]
 LOCAL = "local"  # in the place of a judge model's URL: it runs here
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TasksConfig(Section):
@@ -209,15 +208,18 @@ class TrainConfig(Section):
         default="adamw", description="muon: for matrices, with AdamW for the rest"
     )
     learning_rate: float = Field(default=1e-6, gt=0, description="the highest; `schedule` says what becomes of it")
-    schedule: Literal["constant", "cosine", "linear"] = Field(
+    schedule: Schedule = Field(
         default="constant",
-        description="after the warm-up; cosine and linear fall over all of train.steps: a finished run that is trained "
-        "further falls anew, from higher up",
+        description="after the warm-up; cosine and linear fall over all of train.steps, wsd over the last fifth: a "
+        "finished run that is trained further falls anew, from higher up",
     )
     warmup_steps: int = Field(default=3, ge=0, description="over which the learning rate rises in a line")
     final_share: float = Field(default=0.1, ge=0, le=1, description="of the learning rate, where cosine and linear end")
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled, as in AdamW")
     gradient_clip: float = Field(default=1.0, gt=0, description="the most that the gradient's norm may be")
+    rl_weight: float = Field(
+        default=1.0, ge=0, description="of the RL loss; 0: no RL, only what teaches beside it (docs/methods.md)"
+    )
     ratio_cap: float = Field(default=2.0, ge=1, description="cap of the importance weight")
     reference_kl: float = Field(
         default=0.0,
@@ -345,9 +347,7 @@ class FeedbackConfig(Section):
     anchor_weight: float = Field(default=1.0, gt=0, description="beside an RL loss of weight 1")
     anchor_tokens: int = Field(default=4096, ge=1, description="longer contexts are not held: they would cost the most")
     top: int = Field(default=5, ge=1, description="likeliest tokens recorded where student and teacher differ")
-    teacher: Literal["live", "ema", "frozen", "trust_region"] = Field(
-        default="frozen", description="whose weights the hinted model has: docs/feedback.md"
-    )
+    teacher: TeacherName = Field(default="frozen", description="whose weights the hinted model has: docs/feedback.md")
     ema_decay: float = Field(default=0.99, gt=0, lt=1, description="teacher `ema` only")
     refresh_steps: int = Field(
         default=0, ge=0, description="teacher `frozen` only: steps until it takes the student's weights; 0 is never"
@@ -359,6 +359,7 @@ class FeedbackConfig(Section):
     token_cap: float = Field(default=2.0, gt=0, description="nats a token may count for")
     importance_cap: float = Field(default=0.0, ge=0, description="weight by min(pi / mu, cap); 0 is no weighting")
     judge: JudgeConfig = JudgeConfig()
+    corrections: CorrectionsConfig = CorrectionsConfig()
 
     @model_validator(mode="after")
     def _refuse_idle(self) -> Self:
@@ -451,51 +452,6 @@ class CheckpointConfig(Section):
     every: int = Field(default=0, ge=0, description="steps between checkpoints; 0 leaves it to `minutes`")
     minutes: float = Field(default=0.0, ge=0, description="between checkpoints, at the end of a step; 0 is not by time")
     keep: int = Field(default=2, ge=1, description="newest checkpoints kept")
-
-
-class SftConfig(Section):
-    """Imitation, `offbook sft`. Precision, adapters, optimizer, clipping, decay and what one forward takes are those of
-    `train`, the longest conversation is harness.context, and the rules that reminders state are feedback.rules."""
-
-    data: list[str] = Field(
-        default=[],
-        description="run folders, files of ATIF, OpenAI messages or chat, datasets by folder or name, `pocket:6000`",
-    )
-    min_reward: Literal["any"] | float = Field(
-        default="any", description="rollouts of runs that earned less are left out; of 1, those that solved nothing"
-    )
-    loss_on: list[Literal["system", "user", "assistant", "tool"]] = Field(
-        default=["assistant"], min_length=1, description="roles whose messages are learned"
-    )
-    too_long: Literal["cut", "drop"] = Field(
-        default="cut", description="what is done with conversations longer than the context: cut after a message"
-    )
-    epochs: int = Field(default=1, ge=1, description="times through the data, each in a new order")
-    batch_tokens: int = Field(default=16_384, ge=1, description="of the conversations of one step, about")
-    learning_rate: float = Field(default=2e-5, gt=0, description="the highest; `schedule` says what becomes of it")
-    schedule: Literal["constant", "cosine", "linear"] = Field(
-        default="cosine", description="after the warm-up; cosine and linear fall over all epochs"
-    )
-    warmup_share: float = Field(default=0.03, ge=0, lt=1, description="of the steps, in which the learning rate rises")
-    final_share: float = Field(default=0.1, ge=0, le=1, description="of the learning rate, where cosine and linear end")
-    validation_share: float = Field(
-        default=0.02, ge=0, lt=1, description="of the tasks or conversations, that is kept apart to measure the loss on"
-    )
-    validation_every: int = Field(default=50, ge=1, description="steps between validations; one more is at the end")
-    reminders: float = Field(
-        default=0.4, ge=0, le=1, description="of the messages that keep a rule, which a reminder of it is put before"
-    )
-    contrast: bool = Field(
-        default=True,
-        description="as many faulty messages stand behind a reminder of a rule that they keep: each speaks of its own",
-    )
-    pairs: float = Field(
-        default=0.2,
-        ge=0,
-        le=1,
-        description="of the faulty messages, to which the right one after a reminder is added, where the data has it",
-    )
-    hold_out_rules: list[str] = Field(default=[], description="no reminder states these")
 
 
 class RayConfig(Section):
@@ -606,9 +562,12 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     train: TrainConfig = TrainConfig()
     feedback: FeedbackConfig = FeedbackConfig()
+    teachers: TeachersConfig = TeachersConfig()
     rewards: RewardsConfig = RewardsConfig()
     monitors: MonitorsConfig = MonitorsConfig()
+    pretrain: PretrainConfig = PretrainConfig()
     sft: SftConfig = SftConfig()
+    stages: StagesConfig = StagesConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     loop: LoopConfig = LoopConfig()
     eval: EvalConfig = EvalConfig()

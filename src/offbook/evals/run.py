@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from offbook.config import Config
-from offbook.evals.contamination import contamination
 from offbook.evals.metrics import measure, row_of
 from offbook.evals.suites import Suites
 from offbook.loop.collector import Collector, Watch, unwatched
 from offbook.loop.evaluate import PARALLEL, collect_into, crashes, summarize
 from offbook.loop.resume import RolloutFiles
 from offbook.runfolder import write_atomic
+from offbook.tasks.contamination import contamination
 from offbook.types import Task
 
 

@@ -9,26 +9,31 @@ from dataclasses import replace
 
 from offbook.acts import with_siblings
 from offbook.algo import anchor_sample, hint_branch, hint_weight, rl_samples, sdpo_branches
-from offbook.config import FeedbackConfig
+from offbook.config import FeedbackConfig, TeachersConfig
 from offbook.feedback import NEGATIVE, RULES, Pairs, Rule, read_all, stand_in
+from offbook.loop.teachers import WholeResponse
 from offbook.tokens import Chat
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import REFERENCE
 from offbook.types import Branch, Distill, Feedback, Hint, Rollout, Sample, Target, Task
 
 
-def teachers_of(settings: FeedbackConfig, reference: bool = False) -> dict[str, Kind]:
-    """By the names that branches call them. RL alone has none, unless it is held to a reference."""
+def teachers_of(
+    settings: FeedbackConfig, reference: bool = False, others: TeachersConfig | None = None
+) -> dict[str, Kind]:
+    """By the names that branches call them. RL alone has none, unless it is held to a reference. Not another model,
+    which has to be loaded."""
     kinds: dict[str, Kind] = {
         "live": Live(),
         "frozen": Frozen(settings.refresh_steps),
         "ema": Ema(settings.ema_decay),
         "trust_region": Mix(Frozen(), settings.trust_mix),
     }
+    named = [settings.teacher] if settings.weight else []
+    named += [one.teacher for one in (others.opsd, others.sdft) if one.weight] if others else []
     start: dict[str, Kind] = {REFERENCE: Frozen()}
-    if not settings.weight:
-        return start if reference else {}
-    return {settings.teacher: kinds[settings.teacher], **(start if reference or settings.anchor_share else {})}
+    is_held = reference or (settings.weight and settings.anchor_share)
+    return {**{name: kinds[name] for name in named}, **(start if is_held else {})}
 
 
 def distill_of(settings: FeedbackConfig) -> Distill:
@@ -58,10 +63,12 @@ def annotate(
     rules: Mapping[str, Rule] = RULES,
     unhelpful: Collection[str] = (),
     baselines: Mapping[str, float] | None = None,
+    rl_weight: float = 1.0,
+    whole: WholeResponse | None = None,
 ) -> tuple[list[Sample], list[Feedback]]:
     """`tasks` by id, for rules that look at the repository; `written` are a judge model's pairs by rollout; `unhelpful`
     are rules whose hint is not to be taught; `baselines` are what rollouts are compared with whose group, by this name,
-    has no mean of its own.
+    has no mean of its own; `whole` are teachers of all that a rollout says.
 
     `counts` is told how many candidates there are and how many were left out, by what left them out.
     """
@@ -69,9 +76,11 @@ def annotate(
     samples: list[Sample] = []
     feedback: list[Feedback] = []
     for group in groups:
-        each = rl_samples(group, temperature, (baselines or {}).get(group[0].group))
+        each = rl_samples(group, temperature, rl_weight, (baselines or {}).get(group[0].group))
         for (rollout, siblings), of_segments in zip(with_siblings(group), each, strict=True):
             samples += of_segments
+            for number, branch in whole.branches(rollout, siblings, counts) if whole and of_segments else ():
+                of_segments[number].branches.append(branch)
             if settings.weight and of_segments:  # the machine's faults are nobody's targets
                 task, by_model = (tasks or {}).get(rollout.task), (written or {}).get(rollout.id, [])
                 pairs = candidates(rollout, settings, task, by_model, counts, rules, unhelpful, siblings)

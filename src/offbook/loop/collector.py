@@ -296,11 +296,14 @@ class Collector:
             if first.has_acted and _machine_fault(rollout) and not rollout.has_acted:
                 rollout = first  # whoever had acted and is struck twice is judged by what it did
             _settle(rollout, fault)
+        await self.scored(task, rollout)
+        return rollout
+
+    async def scored(self, task: Task, rollout: Rollout) -> None:
         began = time.monotonic()
         outcome, grade = await self._graded(task, rollout)
         await self._score(task, rollout, outcome, grade)
         rollout.usage.scoring_seconds = time.monotonic() - began
-        return rollout
 
     async def work(self, job: Job, session: Session, watch: Watch) -> Rollout:
         """One attempt, not graded yet. Without a box it is a crashed one, of which nothing but the fault is known."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from offbook.judge import Judgement
 from offbook.loop.annotate import annotate
 from offbook.loop.evaluate import summarize
 from offbook.loop.judge import judge_row
+from offbook.loop.teachers import WholeResponse
 from offbook.runfolder import RunFolder
 from offbook.tokens import Chat
 from offbook.train.schedule import learning_rate_share
@@ -37,6 +38,7 @@ class Lessons:
     trainer: Trainer
     unhelpful: set[str] = field(default_factory=set)  # rules whose hint was looked at and is not taught
     baselines: Mapping[str, float] = field(default_factory=dict)  # by group, of those that have no mean of their own
+    whole: WholeResponse | None = None  # teachers of all that rollouts say
 
 
 def recall_look(by: Lessons, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -45,13 +47,17 @@ def recall_look(by: Lessons, rows: Iterable[Mapping[str, Any]]) -> None:
         (by.unhelpful.add if row["why_not"] else by.unhelpful.discard)(row["rule"])
 
 
-def learn(step: int, groups: list[list[Rollout]], judgement: Judgement, by: Lessons) -> dict[str, Any]:
-    """One optimizer step on scored rollouts. What the hints did to them goes to the run folder."""
+def learn(
+    step: int, groups: list[list[Rollout]], judgement: Judgement, by: Lessons, corrected: Sequence[Sample] = ()
+) -> dict[str, Any]:
+    """One optimizer step on scored rollouts, and on what was corrected of them. What the hints did to them goes to the
+    run folder."""
     config, folder, chat = by.config, by.folder, by.chat
     counts: Counter[str] = Counter()
     temperature, written = config.engine.temperature, hints_in(judgement)
-    told = written, counts, temperature, by.rules, by.unhelpful, by.baselines
+    told = written, counts, temperature, by.rules, by.unhelpful, by.baselines, config.train.rl_weight, by.whole
     samples, feedback = annotate(groups, config.feedback, chat, step, by.tasks, *told)
+    samples += corrected
     try:
         result = by.trainer.step(samples, lr_scale=learning_rate_share(config.train, step))
     except NotFinite as problem:

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from offbook.acts import Acts, spoken
+from offbook.acts import Acts, spoken, with_siblings
 from offbook.algo import hint_block, target_key
-from offbook.feedback import Rule
+from offbook.feedback import Rule, read_all
 from offbook.feedback.coach import Found, grouped, spread_out
 from offbook.harness.again import Before, NotRestored
 from offbook.loop.collector import Collector
 from offbook.loop.effect import measure
+from offbook.loop.learn import Lessons
 from offbook.sandbox import Box
 from offbook.shares import rise, wilson
 from offbook.train.forward import Decoder
@@ -88,6 +89,18 @@ def _share(hits: int, trials: int) -> str:
     return f"{hits}/{trials} ({100 * low:.0f} to {100 * high:.0f}%)"
 
 
+def faults_in(groups: Sequence[Sequence[Rollout]], by: Lessons) -> list[Found]:
+    """Faulty messages with the hints of their rules. What the machine ended has none."""
+    settings = by.config.feedback
+    rollouts = [rollout for group in groups for rollout in group if not rollout.fault]
+    return [
+        Found(rollout, Feedback(target, by.rules[target.rule].hint(rollout.tools)), "", siblings)
+        for rollout, siblings in with_siblings(rollouts)
+        for target in read_all(rollout, by.tasks.get(rollout.task), settings.rules, by.rules, siblings)
+        if settings.rule_weights.get(target.rule, 1.0)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """Rollouts' faults under hints. `samples` messages are drawn at each of them, without and with."""
@@ -100,7 +113,7 @@ class Look:
     async def sampled(self, found: Sequence[Found], name: str) -> dict[str, Looked]:
         """By rule. `name` makes the random numbers of this look its own."""
         chosen = list(spread_out([one for one in found if one.feedback.target.rule in self.rules], TARGETS))
-        drawn = await self._draw(chosen, name)
+        drawn = await self.draw(chosen, name)
         boxes = asyncio.Semaphore(BOXES)
         verdicts = await asyncio.gather(*(self._judge(one, drawn[id(one)], boxes) for one in chosen))
         looked = {}
@@ -126,7 +139,9 @@ class Look:
             complete.append(replace(of_rule, nats=nats))
         return complete
 
-    async def _draw(self, chosen: Sequence[Found], name: str) -> dict[int, tuple[list[Completion], list[Completion]]]:
+    async def draw(
+        self, chosen: Sequence[Found], name: str, sides: tuple[bool, ...] = (False, True)
+    ) -> dict[int, tuple[list[Completion], list[Completion]]]:
         """At each place, without and with the hint."""
         engine = self.collector.engine
         asked = [
@@ -137,7 +152,7 @@ class Look:
             )
             for one in chosen
             if one.rollout.task in self.tasks  # else nothing can judge it
-            for hinted in (False, True)
+            for hinted in sides
             for k in range(self.samples)
         ]  # all are opened before the first asks: they decode together
 
@@ -206,19 +221,19 @@ async def _faults(
     for sampled in (*drawn[0], *drawn[1]):
         key = tuple(sampled.ids)
         if key not in known:
-            acts = Acts(await _answered(place, sampled, box), place.task, siblings)
-            known[key] = _breaks(rule, place, acts)
+            acts = Acts(await answered(place, sampled, box), place.task, siblings)
+            known[key] = breaks(rule, place, acts)
     plain, hinted = ([known[tuple(one.ids)] for one in side] for side in drawn)
     return plain, hinted
 
 
-async def _answered(place: Before, sampled: Completion, box: Box | None) -> Rollout:
+async def answered(place: Before, sampled: Completion, box: Box | None) -> Rollout:
     if box is None:
         return await place.with_message(sampled, None)
     async with await box.fork() as fork:
         return await place.with_message(sampled, fork)
 
 
-def _breaks(rule: Rule, place: Before, acts: Acts) -> bool:
+def breaks(rule: Rule, place: Before, acts: Acts) -> bool:
     targets = rule.targets(acts, {at for at, _ in spoken(acts.rollout)})
     return any((target.segment, target.message) == place.at for target in targets)

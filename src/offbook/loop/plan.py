@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -148,9 +148,10 @@ def this_device(gpu_memory_gb: float = 0.0) -> Device:
     return Device("the memory of this machine (it has no GPU)", free_host_memory(), is_gpu=False)
 
 
-def make_plan(config: Config, device: Device, engine_apart: bool = False) -> Plan:
-    """`engine_apart`: it has a GPU of its own."""
-    return _planned(config, Needs.of(config, described(config.model)), device, engine_apart)
+def make_plan(config: Config, device: Device, engine_apart: bool = False, context: int = 0) -> Plan:
+    """`engine_apart`: it has a GPU of its own. `context`: of a row, where it is not what a rollout may have."""
+    run = Needs.of(config, described(config.model))
+    return _planned(config, replace(run, context=context or run.context), device, engine_apart)
 
 
 def as_planned(config: Config, plan: Plan) -> Config:
@@ -168,6 +169,7 @@ class Needs:
     shapes: Shapes
     teachers: int  # with weights of their own
     gradients: int  # sets of them, where parts of the loss are kept apart
+    other: float  # bytes of a teacher that is another model
     branch_tokens: int  # that ride along with a forward
     context: int
 
@@ -175,12 +177,17 @@ class Needs:
     def of(cls, config: Config, model: PreTrainedConfig) -> Needs:
         shapes = meta_shapes(model, config.train)
         context = min(config.harness.context, shapes.positions)
-        kinds = teachers_of(config.feedback, reference=config.train.reference_kl > 0).values()
+        kinds = teachers_of(config.feedback, config.train.reference_kl > 0, config.teachers).values()
+        other = config.teachers.opd
+        shown = meta_shapes(described(other.model), config.train) if other.weight else None
         own = {kind.own if isinstance(kind, Mix) else kind for kind in kinds if not isinstance(kind, Live)}
         riding = any(isinstance(kind, Live | Mix) for kind in kinds)
         targets = config.feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
         gradients = 2 if config.feedback.weight and config.feedback.balance == "bounded" else 1
-        return cls(shapes, len(own), gradients, min(targets, context) if riding else 0, context)
+        if riding and config.teachers.opsd.weight + config.teachers.sdft.weight:
+            targets = context
+        held = shown.width_bytes * shown.parameters if shown else 0.0
+        return cls(shapes, len(own), gradients, held, min(targets, context) if riding else 0, context)
 
 
 def meta_shapes(model: PreTrainedConfig, settings: TrainConfig) -> Shapes:
@@ -199,6 +206,7 @@ def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> 
         tokens = max(way.micro_tokens, context)
         return {
             **static_parts(run.shapes, config.train.optimizer, run.teachers, run.gradients),
+            **({"other teacher": run.other} if run.other else {}),
             **step_parts(run.shapes, way, tokens, run.branch_tokens),
             **({} if engine_apart else _engine_parts(config, run.shapes, device, share)),
         }

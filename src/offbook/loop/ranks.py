@@ -12,11 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from offbook.algo import OTHER
 from offbook.config import Config
 from offbook.loop.annotate import teachers_of
-from offbook.loop.models import load_weights, model_to_train
+from offbook.loop.models import Progress, load_model, load_weights, model_folder, model_to_train
 from offbook.train.checkpoint import load_training_state
 from offbook.train.parallel.led import LedTrainer
+from offbook.train.teachers import Kind, Other
 from offbook.train.trainer import Trainer
 
 PATIENCE = timedelta(days=7)  # that ranks have while rank 0 collects rollouts
@@ -48,12 +50,13 @@ def follows(orders: Any) -> bool:
     return orders is not None and dist.get_rank() > 0
 
 
-def make_trainer(config: Config, trained: Any, start: Path, orders: Any) -> Trainer:
+def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, orders: Any) -> Trainer:
     """Of rank 0; the others make theirs of what they are told."""
+    other = model_folder(config.teachers.opd.model, config.seed, progress) if config.teachers.opd.weight else None
     if orders is None:
-        return Trainer(trained, config.train, _teachers(config))
-    dist.broadcast_object_list([(config, start)], 0, orders)
-    return LedTrainer(trained, config.train, _teachers(config), orders)
+        return Trainer(trained, config.train, _teachers(config, other))
+    dist.broadcast_object_list([(config, start, other)], 0, orders)
+    return LedTrainer(trained, config.train, _teachers(config, other), orders)
 
 
 def follow(orders: Any) -> None:
@@ -61,9 +64,9 @@ def follow(orders: Any) -> None:
     dist.broadcast_object_list(told, 0, orders)
     if told[0] is None:  # it was over before it began
         return
-    config, start = told[0]
+    config, start, other = told[0]
     torch.set_num_threads(config.threads)
-    LedTrainer(model_to_train(config, start), config.train, _teachers(config), orders).follow()
+    LedTrainer(model_to_train(config, start), config.train, _teachers(config, other), orders).follow()
 
 
 def go_on(trainer: Trainer, checkpoint: Path) -> None:
@@ -72,5 +75,7 @@ def go_on(trainer: Trainer, checkpoint: Path) -> None:
     load_training_state(trainer, checkpoint)
 
 
-def _teachers(config: Config) -> Any:
-    return teachers_of(config.feedback, reference=config.train.reference_kl > 0)
+def _teachers(config: Config, other: Path | None) -> dict[str, Kind]:
+    """`other` is a teacher that is another model."""
+    teachers = teachers_of(config.feedback, config.train.reference_kl > 0, config.teachers)
+    return {**teachers, OTHER: Other(load_model(other, config.train.precision))} if other else teachers

@@ -35,7 +35,7 @@ DECIDES = ("seed", "harness", "tools", "sandbox", "engine", "rewards", "monitors
 COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a step is, not what it is
 # Where a run lies, when it ends, when it is kept. What imitation reads is known by its content.
 PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes",
-          "sft.data", "sft.epochs")  # fmt: skip
+          "sft.data", "sft.epochs", "pretrain.data", "pretrain.epochs")  # fmt: skip
 RANKS = tuple(f"train.ranks.{name}" for name in RanksConfig.model_fields)
 FREE = (*PLACED, *COMPUTED, *RANKS, "engine.vllm.gpu_share", "loop.deadline_s", "loop.eval_every",
         "loop.ray.samplers", "loop.ray.cpus", "loop.ray.gpus", "loop.ray.address")  # fmt: skip
@@ -50,9 +50,8 @@ def refuse_another_run(folder: RunFolder, config: Config, imitates: bool = False
     if not folder.checkpoints():
         return  # nothing to lose
     if folder.data_file.is_file() != imitates:
-        raise OffbookError(
-            f"{folder.path} holds a run of `offbook {'train' if imitates else 'sft'}`; give another --out"
-        )
+        verb = "train" if imitates else json.loads(folder.data_file.read_text()).get("verb", "sft")
+        raise OffbookError(f"{folder.path} holds a run of `offbook {verb}`; give another --out")
     old, new = load_config([folder.config_file], {}), config.model_dump()
     before, paths = old.model_dump(), _own_files(old)
     for key, contents in _recorded_contents(folder).items():

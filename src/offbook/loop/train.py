@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
@@ -21,18 +22,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from offbook.acts import with_siblings
 from offbook.config import Config
 from offbook.engine import LocalEngine, RemoteEngine, Trainable, VllmEngine
-from offbook.feedback import read_all, rules_of
-from offbook.feedback.coach import Found
+from offbook.feedback import rules_of
 from offbook.judge import Judge, Judgement
 from offbook.lock import only_writer
 from offbook.loop.beside import Evaluations, Harder, harder_tasks
 from offbook.loop.collector import AnyEngine, Collector, judges_of, refuse_missing_engine
+from offbook.loop.corrections import correct
 from offbook.loop.judge import judge_of, local_judge
 from offbook.loop.learn import Lessons, learn, recall_look
-from offbook.loop.look import Look, NoHintHelps
+from offbook.loop.look import Look, NoHintHelps, faults_in
 from offbook.loop.look import table as look_table
 from offbook.loop.models import (
     Progress,
@@ -41,6 +41,7 @@ from offbook.loop.models import (
     model_folder,
     model_to_sample,
     model_to_train,
+    positions,
     quiet,
     weights_in,
 )
@@ -50,13 +51,14 @@ from offbook.loop.reconcile import Reconciler, told
 from offbook.loop.resume import claim_of_work, claim_run, computed_as_before, refuse_another_run
 from offbook.loop.slots import Slots, forget_other_work, holds_boxes, recall
 from offbook.loop.tasks import Selected, Shuffled, record_tasks, refuse_missing_tasks, task_order, task_sets
+from offbook.loop.teachers import whole_response
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.sync import Publisher, open_store
 from offbook.tasks.select import TasksUsedUp
 from offbook.train.lora import adapter_of
 from offbook.train.trainer import NotFinite, WeightsLost, weights_of
 from offbook.train.writing import Checkpoints
-from offbook.types import Feedback, OffbookError, Rollout, Weights
+from offbook.types import OffbookError, Rollout, Sample, Weights
 
 OnStep = Callable[[dict[str, Any]], None]
 Tell = Callable[[str], None]  # a line for people
@@ -207,7 +209,7 @@ def _prepared(
     forget_other_work(folder, done, claim)
     to_train = [*sets.train, *harder_tasks(folder.path)]
     record_tasks(folder, {"train": to_train, "heldout": sets.heldout})
-    trainer = make_trainer(config, trained, start, orders)
+    trainer = make_trainer(config, trained, start, progress, orders)
     if done:
         trainer.together(go_on, latest_checkpoint(folder))
     slots, tasks = _slots(config, folder, claim), {task.id: task for task in to_train}
@@ -220,7 +222,8 @@ def _prepared(
     order = task_order(config, to_train, folder, done, recalled.tasks())
     checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), config.checkpoint)
     tell(str(checkpoints))
-    lessons = Lessons(config, folder, tasks, rules, chat, trainer)
+    whole = whole_response(config, chat, tasks, positions(chat_folder(start)))
+    lessons = Lessons(config, folder, tasks, rules, chat, trainer, whole=whole)
     recall_look(lessons, folder.looks(done))
     reconciler = Reconciler(config, collector, engine, slots, order, recalled)
     evaluations = Evaluations(config, folder, slots, tell)
@@ -298,17 +301,22 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
         if is_look := lessons.config.feedback.is_look_due(step):
             async with run.reconciler.quiet():
                 await _look(run, step, groups)
-        looked_s = time.monotonic() - began
+        looked_s, counts = time.monotonic() - began, Counter[str]()
+        is_corrected = lessons.config.feedback.corrections.weight
+        corrected: list[Sample] = []
+        if is_corrected:
+            async with run.reconciler.quiet():
+                corrected = await correct(step, groups, lessons, run.collector, counts)
         if not lessons.config.loop.max_staleness:
             run.collector.rest()
     except BaseException:  # also Ctrl-C
         _keep_all_steps(run, step - 1)
         raise
-    row, stopped = await _learned(run, step, groups, judgement)
+    row, stopped = await _learned(run, step, groups, judgement, corrected)
     row |= {"epoch": run.order.epoch(step, lessons.config.train.groups), "skipped_steps": step - trainer.steps}
     row |= run.reconciler.metrics(step, groups) | run.collector.metrics() | _slowest(groups)
     row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected - looked_s}
-    row |= {"look_s": looked_s} if is_look else {}
+    row |= ({"look_s": looked_s} if is_look else {}) | counts
     in_thread = asyncio.get_running_loop().run_in_executor(run.thread, _keep, run, step, row)
     await told(in_thread, f"the checkpoint before that of step {step}")
     run.evaluations.saved(step)
@@ -318,11 +326,11 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
 
 
 async def _learned(
-    run: _Run, step: int, groups: list[list[Rollout]], judgement: Judgement
+    run: _Run, step: int, groups: list[list[Rollout]], judgement: Judgement, corrected: list[Sample]
 ) -> tuple[dict[str, Any], asyncio.CancelledError | None]:
     """The step's metrics, and what would have ended it in the middle: between steps alone the weights are whole."""
     lessons, stopped = run.lessons, None
-    job = asyncio.get_running_loop().run_in_executor(run.thread, learn, step, groups, judgement, lessons)
+    job = asyncio.get_running_loop().run_in_executor(run.thread, learn, step, groups, judgement, lessons, corrected)
     try:
         try:
             row = await told(job, f"step {step} to be trained")
@@ -348,14 +356,7 @@ def _keep(run: _Run, step: int, row: dict[str, Any]) -> None:
 
 async def _look(run: _Run, step: int, groups: list[list[Rollout]]) -> None:
     """Whether hints help on the faults of this step, before any of them teaches."""
-    lessons, settings = run.lessons, run.lessons.config.feedback
-    rollouts = [rollout for group in groups for rollout in group if not rollout.fault]
-    found = [
-        Found(rollout, Feedback(target, lessons.rules[target.rule].hint(rollout.tools)), "", siblings)
-        for rollout, siblings in with_siblings(rollouts)
-        for target in read_all(rollout, lessons.tasks.get(rollout.task), settings.rules, lessons.rules, siblings)
-        if settings.rule_weights.get(target.rule, 1.0)
-    ]
+    lessons, settings, found = run.lessons, run.lessons.config.feedback, faults_in(groups, run.lessons)
     look = Look(run.collector, lessons.tasks, lessons.rules, settings.look_samples)
     sampled = await look.sampled(found, f"look{step}")
     run.collector.rest()  # the trainer reads next

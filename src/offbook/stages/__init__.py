@@ -1,1 +1,1 @@
-"""Other ways to train a model than the circle of loop/: imitation. Each is a run of its own, with the same trainer."""
+"""Other ways to train than the circle of loop/: pretraining, imitation, hints from logs. Each is a run of its own."""

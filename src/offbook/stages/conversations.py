@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from offbook.acts import with_siblings
-from offbook.algo import up_to
-from offbook.config import Config
+from offbook.algo import demonstration_block, reference_block, up_to
+from offbook.config import Config, SftConfig
 from offbook.feedback import Rule
 from offbook.loop.models import Progress, quiet
 from offbook.stages.reminders import WITHOUT_EFFECT, Conversation, Pair, read
 from offbook.stages.sources import Source, Tools
 from offbook.stages.wordings import WORDINGS
 from offbook.tokens import Chat, is_in, telling, written_again
-from offbook.types import Segment
+from offbook.types import Rollout, Segment
 
 WINDOW = 16  # batches' worth of conversations, of which those of like length go together
 
@@ -53,6 +53,7 @@ class Writing:
                         kept={at[1]: rules for at, rules in reading.kept.items() if at[0] == index},
                         broken={at[1]: rule for at, rule in reading.broken.items() if at[0] == index},
                         spared={at[1]: rules for at, rules in reading.spared.items() if at[0] == index},
+                        shown=self._shown(rollout, config.sft),
                     )
                     if self._fit(conversation, config, counts):
                         found.append(conversation)
@@ -60,6 +61,14 @@ class Writing:
         for conversation in found:
             _hold_out(conversation, [*held_out, *(name for name in self.rules if name not in WORDINGS)])
         return found
+
+    def _shown(self, rollout: Rollout, settings: SftConfig) -> dict[str, list[int]]:
+        shown = {}
+        if settings.references and rollout.diff:
+            shown["opsd"] = reference_block(self.chat, rollout.diff)
+        if settings.demonstrations:
+            shown["sdft"] = demonstration_block(self.chat, rollout)
+        return shown
 
     def written(self, segment: Segment, tools: Tools, counts: Counter[str]) -> Segment:
         if is_in(segment, self.chat, self.vocabulary):

@@ -125,7 +125,8 @@ def _run(
         raise OffbookError(f"{folder.path} holds a run on other data; give another --out")
     done = claim_run(folder, config)
     write_atomic(folder.path / "mismatch.json", json.dumps(asdict(mismatch), indent=1) + "\n")
-    write_atomic(folder.data_file, json.dumps({"sources": config.sft.data, "content": content}, indent=1) + "\n")
+    told_of = {"verb": "distill", "sources": config.sft.data, "content": content}
+    write_atomic(folder.data_file, json.dumps(told_of, indent=1) + "\n")
     trainer = Trainer(trained, config.train, teachers_of(config.feedback, config.train.reference_kl > 0))
     if done:
         load_weights(trainer.model, path := latest_checkpoint(folder))

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from offbook.acts import Acts, At, Exchange, spoken
-from offbook.algo import hint_block, in_place, sft_sample
+from offbook.algo import first_sampled, hint_block, in_place, sft_sample
 from offbook.config import SftConfig
 from offbook.feedback import Rule, unneeded, write_hint
 from offbook.stages.wordings import WORDINGS
@@ -129,6 +129,7 @@ class Conversation:
     broken: dict[int, str] = field(default_factory=dict)
     spared: dict[int, tuple[str, ...]] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
+    shown: dict[str, list[int]] = field(default_factory=dict)  # what teachers of whole responses would see, by method
 
 
 @dataclass(slots=True)
@@ -149,13 +150,21 @@ class Reminders:
         rng = random.Random(f"{self.seed} {epoch} {conversation.key}")
         segment, hints = conversation.segment, dict[int, list[int]]()
         room = self.context - len(segment.ids)
+        for name, share in (("opsd", self.settings.references), ("sdft", self.settings.demonstrations)):
+            block = conversation.shown.get(name, []) if not hints and share and rng.random() < share else []
+            counts["without_room"] += len(block) > room
+            if block and len(block) <= room and any(segment.sampled):
+                hints[first_sampled(segment)] = block
+                room -= len(block)
+        is_shown, reminded = len(hints), 0
         stated = conversation.kept | (conversation.spared if self.settings.contrast else {})
         for index, rules in sorted(stated.items()):
             block = self._block(rng, rules, conversation.tools) if rng.random() < self.settings.reminders else []
             counts["without_room"] += len(block) > room
             if block and len(block) <= room:
-                hints[index] = block
+                hints[index] = [*hints.get(index, ()), *block]
                 room -= len(block)
+                reminded += 1
         samples = [sft_sample(segment, hints, loss_on=self.settings.loss_on)]
         drawn = [pair for pair in conversation.pairs if rng.random() < self.settings.pairs]
         for pair in rng.sample(drawn, min(1, len(drawn))):  # all that stands before it is read once more
@@ -164,7 +173,7 @@ class Reminders:
             counts["without_room"] += len(place.ids) + len(block) > self.context
             if len(place.ids) + len(block) <= self.context:
                 samples.append(sft_sample(place, {pair.message: block}))
-        counts.update(reminded=len(hints), pairs=len(samples) - 1)
+        counts.update(shown=is_shown, reminded=reminded, pairs=len(samples) - 1)
         return samples
 
     def _block(self, rng: random.Random, rules: tuple[str, ...], tools: tuple[str, ...]) -> list[int]:

@@ -95,8 +95,9 @@ class Batch:
             self._flat(name, dtype)[place_N]
             for name, dtype in (("ids", torch.long), ("logprobs", torch.float32), ("advantage", torch.float32))
         )
-        temperature_N = torch.tensor([sample.temperature for sample in self.samples])[place_N // length]
-        streams = (ids_N, logprobs_N, advantage_N, rl_weight_N, ce_weight_N, temperature_N)
+        of_samples = [[sample.temperature, sample.ce_power] for sample in self.samples]
+        temperature_N, ce_power_N = torch.tensor(of_samples)[place_N // length].T.contiguous()
+        streams = (ids_N, logprobs_N, advantage_N, rl_weight_N, ce_weight_N, temperature_N, ce_power_N)
         sizes = [branch.num_targets for _, branch in self.branches]
         of_branches = torch.tensor([branch.weight for _, branch in self.branches])
         branch_M = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.long))

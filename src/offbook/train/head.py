@@ -41,6 +41,7 @@ class Rows(NamedTuple):
     rl_weight_N: Tensor
     ce_weight_N: Tensor
     temperature_N: Tensor
+    ce_power_N: Tensor
     reference_N: Tensor | None = None  # log-probability under the reference model, where one is held to
 
 
@@ -85,7 +86,7 @@ def chunk_terms(logits_NV: Tensor, teacher: TeacherLogits, rows: Rows, targets: 
         gradient_N = losses.policy_gradient(logp_N, rows.behaviour_N, advantage_N, objective.ratio_cap)
         rl_N = rows.rl_weight_N * gradient_N
         entropy_N = -(logp_NV.detach().exp() * logp_NV.detach()).sum(-1)
-    ce_N = -rows.ce_weight_N * logp_N
+    ce_N = rows.ce_weight_N * losses.imitation(logp_N, rows.ce_power_N)
     if not teacher.hinted:
         return Terms(rl_N.sum(), ce_N.sum(), none.sum(), logp_N.detach(), entropy_N, None)
     distill, first = objective.distill, slice(len(targets.weight_M))

@@ -27,6 +27,11 @@ def policy_gradient(logp_N: Tensor, behaviour_logp_N: Tensor, advantage_N: Tenso
     return -importance(logp_N, behaviour_logp_N, ratio_cap) * advantage_N * logp_N
 
 
+def imitation(logp_N: Tensor, power_N: Tensor) -> Tensor:
+    """-p ** power * log p with the factor a constant: cross-entropy for 0, DFT (2508.05629, eq. 9) for 1."""
+    return -torch.exp(power_N * logp_N.detach()) * logp_N
+
+
 def k1(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
     """log(pi / reference) at what was sampled, whose mean under pi is KL(pi || reference). A constant: it belongs into
     the advantage. Differentiated as a loss its expected gradient is 0 (Composer 2, section 4.1, has k1 and not k3)."""

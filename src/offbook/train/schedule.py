@@ -6,6 +6,8 @@ import math
 
 from offbook.config import TrainConfig
 
+FALLING = 0.2  # of the steps, with `wsd`
+
 
 def learning_rate_share(settings: TrainConfig, step: int) -> float:
     """Of the highest rate, at a step counted from 1.
@@ -16,6 +18,8 @@ def learning_rate_share(settings: TrainConfig, step: int) -> float:
     warm = min(1.0, step / max(1, settings.warmup_steps))
     if settings.schedule == "constant":
         return warm
-    done, steps = min(step - 1, settings.steps), settings.steps
+    done, steps = float(min(step - 1, settings.steps)), float(settings.steps)
+    if settings.schedule == "wsd":  # warm-up, stable, decay: 2404.06395; what is level can be gone on with
+        done, steps = max(0.0, done - (1 - FALLING) * steps), FALLING * steps
     falling = 0.5 * (1 + math.cos(math.pi * done / steps)) if settings.schedule == "cosine" else 1 - done / steps
     return warm * (settings.final_share + (1 - settings.final_share) * falling)

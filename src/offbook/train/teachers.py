@@ -3,6 +3,7 @@
 Live     the student as it is now: its branches go along with the training forward and cost only their own tokens
 Frozen   the model the run started from, or was `refresh_steps` ago, on a base of its own without gradients
 Ema      a slow average of the student, likewise
+Other    another model with the same vocabulary, which stays as it is
 Mix      between one of those and the live one, in logits: own ** (1 - share) * live ** share (SDPO, section 3)
 
 A trainer is given them by name. Those with equal weights share one copy.
@@ -23,6 +24,7 @@ from offbook.train.forward import Decoder
 from offbook.train.lora import switch_off_idle
 from offbook.train.optim.units import local
 from offbook.train.targets import Scorers
+from offbook.types import OffbookError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +54,29 @@ class Ema:
 
 
 @dataclass(frozen=True, slots=True)
+class Other:
+    model: PreTrainedModel
+    moves = False
+
+    def share(self, step: int) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Mix:
     own: Frozen | Ema
     live_share: float
 
 
-Kind = Live | Frozen | Ema | Mix
+Kind = Live | Frozen | Ema | Other | Mix
 
 
 class OwnWeights:
-    """A copy of the student that goes its own way."""
+    """A copy of the student that goes its own way, or another model."""
 
-    def __init__(self, student: Decoder, kind: Frozen | Ema):
+    def __init__(self, student: Decoder, kind: Frozen | Ema | Other):
         self.kind = kind
-        self.decoder = _copied(student)
+        self.decoder = _other(student, kind.model) if isinstance(kind, Other) else _copied(student)
         if not kind.moves:
             switch_off_idle(self.decoder.model)
         self.steps = 0
@@ -117,7 +128,7 @@ class Teacher:
 
 
 def make_teachers(student: Decoder, kinds: Mapping[str, Kind]) -> dict[str, Teacher]:
-    copies: dict[Frozen | Ema, OwnWeights] = {}
+    copies: dict[Frozen | Ema | Other, OwnWeights] = {}
     teachers = {}
     for name, kind in kinds.items():
         weights = kind.own if isinstance(kind, Mix) else kind
@@ -138,6 +149,14 @@ def _lerp_by_chance(slow: Sequence[Tensor], fast: Sequence[Tensor], share: float
         bits = torch.lerp(mine.float(), its.float(), share).view(torch.int32)
         bits += torch.randint(1 << 16, bits.shape, generator=rng, dtype=torch.int32, device=bits.device)
         mine.copy_((bits & -(1 << 16)).view(torch.float32))
+
+
+def _other(student: Decoder, model: PreTrainedModel) -> Decoder:
+    sizes = [one.config.get_text_config().vocab_size for one in (student.model, model)]
+    if sizes[0] != sizes[1]:
+        told = f"the student's vocabulary has {sizes[0]} entries and its teacher's {sizes[1]}"
+        raise OffbookError(f"{told}: they are compared entry by entry, so take a teacher of the same family")
+    return Decoder(model.requires_grad_(False), compiled=student.compiled)
 
 
 def _copied(student: Decoder) -> Decoder:

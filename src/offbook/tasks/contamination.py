@@ -54,6 +54,30 @@ class Known:
     origins: set[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """What would give tasks away: the code that their solutions add, and the functions that these complete."""
+
+    code: Hashes  # of all tasks, one after the other
+    task: Any  # the number of the task that each is of
+    sizes: Any  # how many each task has
+    bodies: frozenset[str]
+
+    @classmethod
+    def of(cls, tasks: list[Task]) -> Sought:
+        solutions = [_solution(task) for task in tasks]
+        pairs = list(zip(tasks, solutions, strict=True))
+        each = [runs("\n".join(_added(task, solution)), CODE) for task, solution in pairs]
+        bodies = frozenset(body for task, solution in pairs for _, body in _completed(task, solution))
+        numbers = np.repeat(np.arange(len(each)), [len(one) for one in each])
+        return cls(np.concatenate([NO_RUNS, *each]), numbers, np.array([max(1, len(one)) for one in each]), bodies)
+
+    def in_text(self, text: str) -> bool:
+        """Whether a file has half of a solution's code, or a function with an equal body."""
+        hits = np.bincount(self.task[np.isin(self.code, runs(text, CODE))], minlength=len(self.sizes))
+        return bool((hits / self.sizes >= ALARM).any()) or any(body in self.bodies for _, body in function_bodies(text))
+
+
 def contamination(suite: list[Task], train: list[Task]) -> dict[str, Any]:
     """Means over the suite's tasks, how many are contained by each sign, and the worst by name."""
     known = read_training(train)

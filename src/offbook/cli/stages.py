@@ -1,0 +1,66 @@
+"""offbook stages: pretraining, long context, imitation and RL, one after the other."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from offbook.cli.options import Json, Plain, config_from, console, progress_display, results, say
+from offbook.cli.train import CHOICES
+from offbook.config import ConfigError
+
+
+def stages(
+    ctx: typer.Context,
+    out: Annotated[str, typer.Option(help="The folder that has a run folder for each stage; runs/stages.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration of each stage and stop.")] = False,
+    plain: Plain = False,
+    as_json: Json = False,
+) -> None:
+    """Run stages one after the other, each from the model of the one before: --stages.order says which.
+
+    Every stage is a run folder. The same command goes on where it stopped. `offbook stages @ full` tries it on pocket.
+    """
+    config = config_from(ctx, {"out": out} if out else {}, defaults={"out": "runs/stages"})
+    if not config.model:
+        raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
+    from offbook.stages.corpus import refuse_missing_sources
+    from offbook.stages.every import of_stage, run_stages
+    from offbook.stages.sources import refuse_missing_data
+
+    for name in config.stages.order:
+        settings = of_stage(config, name, Path(config.out) / name, config.model)
+        if name == "sft":
+            refuse_missing_data(settings)
+        elif name != "train":
+            refuse_missing_sources(settings.pretrain)
+        if dry_run:
+            print(json.dumps(settings.model_dump(), indent=2) if as_json else settings.to_toml())
+    if dry_run:
+        return
+    with progress_display(plain) as progress:
+
+        def on_step(row: dict[str, Any]) -> None:
+            numbers = {"loss": "ce/loss", "validation": "validation/loss", "solved": "solved"}
+            told = ", ".join(f"{name} {row[key]:.3g}" for name, key in numbers.items() if key in row)
+            console.print(f"step {row['step']}: {told}")
+
+        rows = run_stages(config, on_step, progress, partial(say, to=console))
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table("stage", "steps", "tokens", "seconds", "loss", "validation", "solved", "run")
+    for row in rows:
+        shown = [_change(row.get(key)) for key in ("ce/loss", "validation/loss", "solved")]
+        counted = [str(row[key]) for key in ("steps", "train_tokens", "seconds")]
+        table.add_row(row["stage"], *counted, *shown, row["run"])
+    results.print(table)
+
+
+def _change(values: list[float] | None) -> str:
+    return f"{values[0]:.3f} -> {values[1]:.3f}" if values else ""

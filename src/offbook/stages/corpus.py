@@ -1,0 +1,258 @@
+"""Repositories to pretrain on: which of them and which of their files are taken, and in what order they are read.
+
+What is not taken is counted by its reason and said. Files that nearly repeat another one are left out, and so are those
+that hold the solution of a task that is measured on.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import random
+import re
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from offbook.config import ConfigError, PretrainConfig
+from offbook.loop.models import Progress
+from offbook.taskgen.nouns import Unprepared
+from offbook.taskgen.pocket import draft_tasks
+from offbook.taskgen.prepare.source import fetch
+from offbook.taskgen.repeated import SAME, Sketch, shared, sketch_of
+from offbook.tasks.contamination import Sought
+from offbook.types import OffbookError, is_test_file
+
+POCKET_CODE = re.compile(r"pocket-code:([1-9]\d*)")
+ANY = "any"
+LANGUAGES = {
+    ".py": "python", ".pyi": "python", ".js": "javascript", ".ts": "typescript", ".go": "go", ".rs": "rust",
+    ".java": "java", ".c": "c", ".h": "c", ".cpp": "cpp", ".hpp": "cpp", ".rb": "ruby", ".sh": "shell",
+    ".md": "docs", ".rst": "docs", ".toml": "settings", ".cfg": "settings", ".yaml": "settings", ".yml": "settings",
+}  # fmt: skip
+LICENCE_FILES = re.compile(r"(licen[cs]e|copying|unlicense)([.\-_].*)?", re.IGNORECASE)
+LICENCES = (  # by words that each of them has; the first that fits, so that stricter ones come first
+    ("AGPL", "affero general public license"),
+    ("LGPL", "lesser general public license"),
+    ("GPL", "gnu general public license"),
+    ("MPL-2.0", "mozilla public license"),
+    ("Apache-2.0", "apache license"),
+    ("MIT", "permission is hereby granted, free of charge"),
+    ("BSD", "redistribution and use in source and binary forms"),
+    ("ISC", "permission to use, copy, modify, and/or distribute"),
+    ("Unlicense", "this is free and unencumbered software"),
+    ("CC0-1.0", "cc0 1.0 universal"),
+    ("PSF-2.0", "python software foundation license"),
+    ("Zlib", "this software is provided 'as-is', without any express or implied warranty"),
+)
+LONGEST_LINE = 2000  # characters: nobody wrote that by hand
+MOST_NEAR = 20  # files that are compared with one: those that have most in common
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    path: str
+    text: str
+    domain: str  # its language, or tests
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    name: str
+    licence: str
+    files: list[File]  # in the order that they are read in
+
+
+@dataclass(slots=True)
+class Corpus:
+    """What is taken of sources, and how much was not, by reason."""
+
+    settings: PretrainConfig
+    sought: Sought | None = None  # of the tasks that are measured on
+    origins: frozenset[str] = frozenset()  # of these tasks
+    left_out: Counter[str] = field(default_factory=Counter)
+    _sketches: list[Sketch] = field(default_factory=list)
+    _having: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # hash -> sketches
+
+    def repositories(self, seed: int, progress: Progress) -> Iterator[Repository]:
+        sources = self.settings.data
+        for number, source in enumerate(sources):
+            progress(f"reading {source}", number / len(sources))
+            if made := POCKET_CODE.fullmatch(source):
+                trees: Iterable[tuple[str, dict[str, bytes]]] = _pocket(int(made[1]), seed)
+            else:
+                trees = [_fetched(source)]
+            for name, files in trees:
+                if repository := self.taken(name, files):
+                    yield repository
+        progress("reading", 1.0)
+
+    def taken(self, name: str, files: Mapping[str, bytes]) -> Repository | None:
+        licence = licence_of(files)
+        if name in self.settings.hold_out or name in self.origins:
+            self.left_out["repositories that are held out"] += 1
+            return None
+        if ANY not in self.settings.licences and licence not in self.settings.licences:
+            self.left_out[f"repositories under {licence or 'no licence'}"] += 1
+            return None
+        kept = []
+        for path, content in sorted(files.items()):
+            if domain := domain_of(path):
+                text, why = self._readable(content)
+                why = why or self._known(text)
+                if why:
+                    self.left_out[why] += 1
+                else:
+                    kept.append(File(path, text, domain))
+        if not kept:
+            self.left_out["repositories without a file that is taken"] += 1
+            return None
+        return Repository(name, licence, in_order(kept))
+
+    def _readable(self, content: bytes) -> tuple[str, str]:
+        """The text, or why it is not taken."""
+        if len(content) > self.settings.max_file_kb * 1024:
+            return "", "huge files"
+        if b"\0" in content:
+            return "", "binary files"
+        try:
+            text = content.decode()
+        except UnicodeDecodeError:
+            return "", "files that are no UTF-8"
+        if not text.strip():
+            return "", "empty files"
+        if max(map(len, text.splitlines())) > LONGEST_LINE:
+            return "", "files that nobody wrote"
+        return text, ""
+
+    def _known(self, text: str) -> str:
+        if self.sought is not None and self.sought.in_text(text):
+            return "files with a solution that is measured on"
+        sketch = sketch_of([text])
+        near = Counter(place for number in sketch for place in self._having.get(number, ()))
+        if any(shared(sketch, self._sketches[place]) >= SAME for place, _ in near.most_common(MOST_NEAR)):
+            return "near-duplicates"
+        for number in sketch:
+            self._having[number].append(len(self._sketches))
+        self._sketches.append(sketch)
+        return ""
+
+
+def refuse_missing_sources(settings: PretrainConfig) -> None:
+    if not settings.data:
+        raise ConfigError(
+            "there is nothing to pretrain on; give --data: a repository's folder, an archive, a git URL, pypi:NAME, or "
+            "pocket-code:200"
+        )
+    for source in settings.data:
+        is_far = "://" in source or source.startswith(("pypi:", "git@")) or POCKET_CODE.fullmatch(source)
+        if not is_far and not Path(source).exists():
+            raise ConfigError(
+                f"there is no {source}; --data is a folder, an archive, a git URL, pypi:NAME or pocket-code:N"
+            )
+
+
+def domain_of(path: str) -> str:
+    """Empty where files of this kind are not learned from."""
+    domain = LANGUAGES.get(PurePosixPath(path).suffix, "")
+    return "tests" if domain not in ("", "docs", "settings") and is_test_file(path) else domain
+
+
+def licence_of(files: Mapping[str, bytes]) -> str:
+    """By the words of its licence file or, without one, by what its metadata say; empty where neither says anything."""
+    for path, content in sorted(files.items()):
+        if "/" not in path and LICENCE_FILES.fullmatch(path):
+            words = " ".join(content.decode(errors="replace").lower().split())
+            return next((name for name, phrase in LICENCES if phrase in words), "an unknown licence")
+    for path in ("PKG-INFO", "pyproject.toml", "setup.cfg"):
+        said = re.search(r'^license(?:-expression)?\s*[:=]\s*["{]?(?:text\s*=\s*")?([^"\n}]+)',
+                         files.get(path, b"").decode(errors="replace"), re.IGNORECASE | re.MULTILINE)  # fmt: skip
+        if said:
+            told, names = said[1].strip(), [name for name, _ in LICENCES]
+            return next((name for name in names if told.lower().startswith(name.lower().partition("-")[0])), told)
+    return ""
+
+
+def in_order(files: Sequence[File]) -> list[File]:
+    """Words first, then settings, then code: of Python a file after those that it imports; tests come last."""
+    rank = {"docs": 0, "settings": 1, "tests": 3}
+    ranked = sorted(files, key=lambda file: (rank.get(file.domain, 2), file.path))
+    needs = _imports([file for file in ranked if file.path.endswith(".py")])
+    placed: dict[str, None] = {}
+    by_path = {file.path: file for file in ranked}
+
+    def place(path: str, above: frozenset[str]) -> None:
+        for needed in sorted(needs.get(path, ())):
+            if needed not in placed and needed not in above:  # of a circle the first comes first
+                place(needed, above | {path})
+        placed[path] = None
+
+    for file in ranked:
+        if file.path not in placed:
+            place(file.path, frozenset())
+    return [by_path[path] for path in placed]
+
+
+def _imports(files: Sequence[File]) -> dict[str, set[str]]:
+    """Which files of the same repository each imports; of what cannot be parsed none."""
+    modules: dict[str, str] = {}
+    for file in files:
+        parts = list(PurePosixPath(file.path).with_suffix("").parts)
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        for start in range(min(2, len(parts))):  # `src/` and the like are not part of the name
+            modules.setdefault(".".join(parts[start:]), file.path)
+    found: dict[str, set[str]] = {}
+    for file in files:
+        try:
+            tree = ast.parse(file.text)
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        package = PurePosixPath(file.path).parent.parts
+        names = {name for node in ast.walk(tree) for name in _named(node, package)}
+        found[file.path] = {modules[name] for name in names if name in modules} - {file.path}
+    return found
+
+
+def _named(node: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = package[: len(package) - node.level + 1] if node.level else ()
+        base = ".".join([*above, *([node.module] if node.module else [])])
+        yield base
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _fetched(source: str) -> tuple[str, dict[str, bytes]]:
+    with tempfile.TemporaryDirectory(prefix="offbook-corpus-") as place:
+        try:
+            fetched = asyncio.run(fetch(source, Path(place)))
+        except Unprepared as error:
+            raise OffbookError(f"pretrain.data: {error}") from None
+        paths = [path for path in fetched.tree.rglob("*") if path.is_file() and not path.is_symlink()]
+        return fetched.name, {path.relative_to(fetched.tree).as_posix(): path.read_bytes() for path in paths}
+
+
+def _pocket(count: int, seed: int) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Repositories that pocket tasks are made of, complete. They are ours, and under our licence."""
+    seen: set[str] = set()
+    drafts = draft_tasks(seed=seed + 7_000_003, count=10 * count, split="train")
+    for draft in drafts:
+        if draft.repository not in seen:
+            seen.add(draft.repository)
+            files = {path: text.encode() for path, text in draft.gold.files.items()}
+            yield f"{draft.repository}-{len(seen)}", {"LICENSE": b"Apache License", **files}
+        if len(seen) == count:
+            return
+
+
+def split_repositories(
+    repositories: Sequence[Repository], share: float, seed: int
+) -> tuple[list[Repository], list[Repository]]:
+    """Those to learn from, and those for validation: at least one if there are several."""
+    names = list(dict.fromkeys(one.name for one in repositories))
+    count = min(len(names) - 1, max(1, round(share * len(names)))) if share else 0
+    apart = set(random.Random(f"{seed} validation").sample(names, count))
+    return [one for one in repositories if one.name not in apart], [one for one in repositories if one.name in apart]

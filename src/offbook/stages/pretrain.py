@@ -1,0 +1,202 @@
+"""Continued pretraining on code: repository after repository, in windows that have files of one of them alone.
+
+A window is a row of its own: its files, each behind its path, in an order in which what is imported comes first. So
+attention crosses files and never repositories. A file that a window has no room for goes on in the next, behind its
+path once more. Some files are written to fill in the middle (2207.14255): prefix, suffix, middle.
+
+Left out: an end-of-text mark behind a repository, which for chat models is the end of a message; corpora that do not
+fit into memory as token ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from offbook.config import Config, PretrainConfig
+from offbook.loop.models import Progress, chat_folder, quiet
+from offbook.loop.tasks import tasks_at
+from offbook.runfolder import RunFolder
+from offbook.stages.conversations import batches_of
+from offbook.stages.corpus import Corpus, File, Repository, refuse_missing_sources, split_repositories
+from offbook.stages.extend import extended
+from offbook.stages.run import OnStep, Stage, Tell, run_stage
+from offbook.tasks.contamination import Sought
+from offbook.train.trainer import Trainer
+from offbook.train.validation import imitation_loss
+from offbook.types import OffbookError, Sample
+
+FIM_MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+)  # of tokenizers that have them; the first are spelled out in those that have none
+WORDS = ("docs", "settings")  # domains of which nothing is filled in
+
+
+def pretrain(
+    config: Config,
+    on_step: OnStep = lambda row: None,
+    progress: Progress = quiet,
+    tell: Tell = lambda line: None,
+) -> RunFolder:
+    """Run, or go on with, the pretraining that `config` describes. Returns when its last step is in a checkpoint."""
+    settings = config.pretrain
+
+    def begin(config: Config, start: Path) -> Path:
+        return extended(start, Path(config.out) / "start", settings.context, settings.rope, tell)
+
+    def lessons(config: Config, start: Path) -> Lessons:
+        return make_lessons(config, start, progress, tell)
+
+    def refuse(config: Config) -> None:
+        refuse_missing_sources(settings)
+
+    stage = Stage("pretrain", "pretrain", settings, refuse, lessons, begin, settings.context)
+    return run_stage(stage, config, on_step, progress, tell)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of a window: a file, or as much of it as there was room for."""
+
+    domain: str
+    ids: list[int]
+
+
+Window = list[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    learned: list[Window]
+    apart: list[Window]  # for validation
+    batches: list[tuple[int, list[int]]]  # the epoch, and numbers of windows
+    num_bytes: dict[str, int]  # of what is apart, by domain
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.batches)
+
+    def samples(self, step: int, counts: Counter[str]) -> list[Sample]:
+        _, numbers = self.batches[step - 1]
+        windows = [self.learned[number] for number in numbers]
+        for part in (part for window in windows for part in window):
+            counts[f"tokens/{part.domain}"] += len(part.ids)
+        return [sample_of(window) for window in windows]
+
+    def told(self, step: int) -> dict[str, Any]:
+        epoch, numbers = self.batches[step - 1]
+        return {"epoch": epoch, "windows": len(numbers)}
+
+    def validated(self, trainer: Trainer) -> dict[str, float]:
+        """The loss of each domain, in nats a token and in bits a byte, which other tokenizers can be compared by."""
+        row, nats, tokens = {}, 0.0, 0
+        for domain, size in self.num_bytes.items():
+            samples = [sample_of(window, domain) for window in self.apart]
+            samples = [one for one in samples if any(one.ce_weight[1:])]
+            count = sum(sum(map(bool, one.ce_weight[1:])) for one in samples)
+            if not count:
+                continue
+            loss = imitation_loss(trainer, samples)
+            row[f"validation/loss/{domain}"] = loss
+            row[f"validation/bits_per_byte/{domain}"] = loss * count / math.log(2) / size
+            nats, tokens = nats + loss * count, tokens + count
+        return {"validation/loss": nats / tokens, **row} if tokens else {}
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for window in (*self.learned, *self.apart):
+            for part in window:
+                digest.update(part.domain.encode() + array("q", part.ids).tobytes())
+        return digest.hexdigest()
+
+
+def sample_of(window: Window, domain: str = "") -> Sample:
+    """Cross-entropy on all of it, or on one domain."""
+    ids = [token for part in window for token in part.ids]
+    weights = [float(part.domain == domain or not domain) for part in window for _ in part.ids]
+    return Sample(ids, ce_weight=weights)
+
+
+def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) -> Lessons:
+    settings = config.pretrain
+    tasks = [task for suite in settings.guard for task in tasks_at(suite, config, progress)]
+    sought, origins = (Sought.of(tasks), frozenset(task.origin for task in tasks)) if tasks else (None, frozenset())
+    corpus = Corpus(settings, sought, origins)
+    repositories = list(corpus.repositories(config.seed, progress))
+    left = "".join(f"; {count} {what} left out" for what, count in sorted(corpus.left_out.items()))
+    if not repositories:
+        raise OffbookError(f"nothing is left to pretrain on{left}")
+    writer = Writer(AutoTokenizer.from_pretrained(chat_folder(start)), settings, config.seed)
+    learned, apart = (
+        [window for one in side for window in writer.windows(one)]
+        for side in split_repositories(repositories, settings.validation_share, config.seed)
+    )
+    lengths = [sum(len(part.ids) for part in window) for window in learned]
+    batches = [
+        (epoch, numbers)
+        for epoch in range(1, settings.epochs + 1)
+        for numbers in batches_of(lengths, settings.batch_tokens, random.Random(f"{config.seed} {epoch}"))
+    ]
+    tell(f"{len(repositories)} repositories, {sum(len(one.files) for one in repositories)} files{left}")
+    by_domain = Counter[str]()
+    for part in (part for window in learned for part in window):
+        by_domain[part.domain] += len(part.ids)
+    told = ", ".join(f"{domain} {count}" for domain, count in by_domain.most_common())
+    tell(f"{len(learned)} windows of {sum(lengths)} tokens ({told}), {len(apart)} windows for validation")
+    num_bytes = Counter[str]()
+    for part in (part for window in apart for part in window):
+        num_bytes[part.domain] += len(writer.tokenizer.decode(part.ids).encode())
+    return Lessons(learned, apart, batches, dict(sorted(num_bytes.items())))
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Repositories as windows of token ids. The same for the same seed."""
+
+    tokenizer: Any
+    settings: PretrainConfig
+    seed: int
+
+    def windows(self, repository: Repository) -> list[Window]:
+        windows: list[Window] = [[]]
+        room = self.settings.context
+        for file in repository.files:
+            left = self._encoded(self._written(repository.name, file))
+            header = self._encoded(f"# {file.path}\n")
+            while left:
+                if room <= len(header):  # not even a token of the file would fit
+                    windows.append([])
+                    room = self.settings.context
+                taken = [*header, *left][:room]
+                left = left[len(taken) - len(header) :]
+                windows[-1].append(Part(file.domain, taken))
+                room -= len(taken)
+                if len(header) >= self.settings.context:
+                    break
+        return [window for window in windows if window]
+
+    def _written(self, repository: str, file: File) -> str:
+        rng = random.Random(f"{self.seed} {repository} {file.path}")
+        if file.domain in WORDS or rng.random() >= self.settings.fim_share:
+            return file.text.rstrip() + "\n\n"
+        first, second = sorted(rng.randrange(len(file.text) + 1) for _ in range(2))
+        parts = file.text[:first], file.text[second:], file.text[first:second]
+        return "".join(f"{mark}{part}" for mark, part in zip(self._marks(), parts, strict=True)) + "\n\n"
+
+    def _marks(self) -> Sequence[str]:
+        known = self.tokenizer.get_vocab()
+        return next((marks for marks in FIM_MARKS if marks[0] in known), FIM_MARKS[0])
+
+    def _encoded(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids

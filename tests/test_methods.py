@@ -1,0 +1,308 @@
+"""The annotators beside targeted hints: each loss against a naive re-encoding, and what becomes of corrections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny_model
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from offbook.algo import (
+    OTHER,
+    correction_sample,
+    demonstration_block,
+    dft_sample,
+    opd_branches,
+    opsd_branches,
+    reference_block,
+    rl_samples,
+    sdft_branches,
+    sft_sample,
+)
+from offbook.api import configure
+from offbook.config import Config, FeedbackConfig, TeachersConfig, TrainConfig
+from offbook.feedback import RULES, read_all
+from offbook.feedback.coach import Found
+from offbook.loop.annotate import annotate, teachers_of
+from offbook.loop.collector import Collector
+from offbook.loop.corrections import Corrections
+from offbook.loop.look import Look
+from offbook.loop.tasks import task_sets
+from offbook.loop.teachers import WholeResponse, demonstrations
+from offbook.loop.train import train
+from offbook.runfolder import dump_lines
+from offbook.tasks.check import gold_changes
+from offbook.tokens import ChatFormat, Transcript, render_call
+from offbook.train.batches import Batch
+from offbook.train.losses import divergence
+from offbook.train.scoring import Counts, Ledger
+from offbook.train.teachers import Frozen, Other
+from offbook.train.trainer import Trainer
+from offbook.types import Completion, Distill, Feedback, OffbookError, Prompt, Reward, Rollout, Sample, Task
+
+DIFF = "--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-a = 1\n+a = 2\n"
+
+
+def completion(chat: ChatFormat, text: str) -> Completion:
+    ids = [*chat.encode(text), chat.end_id]
+    return Completion(ids, [-0.5] * len(ids), [0] * len(ids))
+
+
+def rollout_of(chat: ChatFormat, *said: str, id: str = "r", solved: bool = False) -> Rollout:
+    transcript = Transcript(chat)
+    transcript.add("system", "Work.")
+    transcript.add("user", "Fix a.")
+    for text in said:
+        transcript.add_sampled(completion(chat, text))
+        transcript.add("tool", f"answer to {text}", "unknown_tool" if "grep_all" in text else "ok")
+    rollout = Rollout(id, "t", "g", ("read_file",), [transcript.segment])
+    rollout.reward = Reward({"outcome": float(solved)})
+    return rollout
+
+
+@pytest.fixture
+def student(chat: ChatFormat) -> PreTrainedModel:
+    return tiny_model(vocabulary=chat.tokenizer.get_vocab_size())
+
+
+def own_logp(model: PreTrainedModel, before: list[int], sample: Sample, inserted: list[int], at: int) -> Tensor:
+    """From scratch: log-probabilities at every sampled token, behind what is inserted."""
+    ids = [*sample.ids[:at], *inserted, *sample.ids[at:]]
+    logits = model(input_ids=torch.tensor([ids])).logits[0]
+    by = len(inserted)
+    return torch.log_softmax(logits[[place + by - 1 for place in before]], -1)
+
+
+METHODS = ("opd", "opsd", "sdft")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_each_loss_is_that_of_a_naive_reencoding(
+    chat: ChatFormat, student: PreTrainedModel, method: str, direction: Any
+) -> None:
+    """The value and the gradient of every weight, with the student away from its teacher."""
+    rollout = rollout_of(chat, "one", "two words", id="r")
+    shown = rollout_of(chat, "an example", id="other", solved=True)
+    how = Distill(teacher=OTHER if method == "opd" else "start", part=method, direction=direction)
+    blocks = {"opd": [], "opsd": reference_block(chat, DIFF), "sdft": demonstration_block(chat, shown)}
+    found = {
+        "opd": lambda: opd_branches(rollout, 1.0, how),
+        "opsd": lambda: opsd_branches(rollout, DIFF, chat, 1.0, how),
+        "sdft": lambda: sdft_branches(rollout, shown, chat, 1.0, how),
+    }[method]()
+    ((sample,),) = rl_samples([rollout], weight=0.0)
+    sample.branches.append(found[0])
+    larger = tiny_model("llama", vocabulary=student.config.vocab_size, seed=3)
+    trainer = Trainer(student, TrainConfig(), {OTHER: Other(larger), "start": Frozen()})
+    teacher = larger if method == "opd" else trainer.teachers["start"].own.decoder.model
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.mul_(1.2)
+    before = [place for place, sampled in enumerate(rollout.segments[0].sampled) if sampled]
+    with torch.no_grad():
+        wanted = own_logp(teacher, before, sample, blocks[method], found[0].insert)
+    plain = divergence(own_logp(student, before, sample, [], 0), wanted, direction).mean()
+    nats = float(plain.detach())
+    naive = torch.autograd.grad(plain, list(student.parameters()))
+    trainer.loss(Batch.collate([sample], torch.device("cpu")), Ledger(Counts.of([sample]))).backward()
+    for parameter, expected in zip(student.parameters(), naive, strict=True):
+        assert (parameter.grad - expected).abs().max() < 1e-4 * max(1.0, expected.abs().max())
+    student.zero_grad()
+    metrics = trainer.step([sample]).metrics
+    assert metrics[f"{method}/kl"] == pytest.approx(nats, rel=1e-4)
+    assert nats > 0.05, "the two have to differ, or nothing is shown"
+    assert "rl/loss" not in metrics, "a weight of 0 is no RL"
+
+
+def test_what_a_teacher_sees_stands_before_the_first_message(chat: ChatFormat) -> None:
+    rollout = rollout_of(chat, "one", "two words")
+    shown = rollout_of(chat, "look", "edit", id="other")
+    (branch,) = sdft_branches(rollout, shown, chat, 1.0, Distill()).values()
+    said = chat.decode(branch.inserted)
+    assert "look\nedit" in said, "what was written, message after message"
+    assert "answer to" not in said, "without what tools answered"
+    assert chat.decode(rollout.segments[0].ids[branch.insert :]).startswith("<|im_start|>assistant\none")
+    assert [chat.decode(rollout.segments[0].ids[start : end - 1]) for start, end in branch.spans] == [
+        "one",
+        "two words",
+    ]
+    (branch,) = opsd_branches(rollout, DIFF, chat, 1.0, Distill()).values()
+    assert DIFF.strip() in chat.decode(branch.inserted)
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0])
+def test_dft_is_cross_entropy_times_the_probability(chat: ChatFormat, student: PreTrainedModel, power: float) -> None:
+    segment = rollout_of(chat, "one", "two words").segments[0]
+    sample = sft_sample(segment)
+    sample = dft_sample(sample) if power else sample
+    before = [place for place, sampled in enumerate(segment.sampled) if sampled]
+    logp = own_logp(student, before, sample, [], 0)[range(len(before)), [segment.ids[place] for place in before]]
+    plain = -(logp.detach().exp() ** power * logp).mean()
+    naive = torch.autograd.grad(plain, list(student.parameters()))
+    trainer = Trainer(student, TrainConfig())
+    loss = trainer.loss(Batch.collate([sample], torch.device("cpu")), Ledger(Counts.of([sample])))
+    loss.backward()
+    assert loss.item() == pytest.approx(plain.item(), rel=1e-4)
+    for parameter, expected in zip(student.parameters(), naive, strict=True):
+        assert (parameter.grad - expected).abs().max() < 1e-4 * max(1.0, expected.abs().max())
+
+
+def test_a_correction_is_cross_entropy_on_the_one_message(chat: ChatFormat) -> None:
+    segment = rollout_of(chat, "one", "two words").segments[0]
+    number = max(number for number, message in enumerate(segment.messages) if message.role == "assistant")
+    sample = correction_sample(segment, number, 0.5)
+    message = segment.messages[number]
+    places = [place for place, weight in enumerate(sample.ce_weight) if weight]
+    assert chat.decode(sample.ids[places[0] : places[-1]]) == "two words"
+    assert sample.ids == segment.ids[: message.end]
+    assert {sample.ce_weight[place] for place in places} == {0.5}
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(student: PreTrainedModel) -> None:
+    with pytest.raises(OffbookError, match=r"vocabulary has \d+ entries and its teacher's 77: .* the same family"):
+        Trainer(student, TrainConfig(), {OTHER: Other(tiny_model(vocabulary=77))})
+
+
+def whole(chat: ChatFormat, positions: int = 4000, shown: dict[str, Rollout] | None = None, **of: Any) -> WholeResponse:
+    return WholeResponse(TeachersConfig(**of), chat, {}, positions, shown or {}, {"t": DIFF})
+
+
+def test_all_methods_mix_with_rl_and_with_hints(chat: ChatFormat, student: PreTrainedModel) -> None:
+    """One sample, one step: five parts, and what each weighs is its own."""
+    unknown = render_call("grep_all", {"pattern": "a"})
+    group = [rollout_of(chat, unknown, id="bad"), rollout_of(chat, "fine", id="good", solved=True)]
+    settings = FeedbackConfig(gate=0.0, rules=["unknown_tool"])
+    three = {"opd": {"weight": 1.0, "model": "x"}, "opsd": {"weight": 1.0}, "sdft": {"weight": 1.0}}
+    teachers = whole(chat, **three)
+    counts: Counter[str] = Counter()
+    samples, _ = annotate([group], settings, chat, 1, counts=counts, whole=teachers)
+    assert [[branch.distill.part for branch in sample.branches] for sample in samples] == [
+        ["opd", "opsd", "sdft", "hint"], ["opd", "opsd"]
+    ]  # fmt: skip
+    assert counts["left_out/no_demonstration"] == 1, "nobody else of the group solved it"
+    kinds = teachers_of(settings, others=teachers.settings)
+    assert set(kinds) == {"frozen", "ema"}
+    kinds[OTHER] = Other(tiny_model(vocabulary=student.config.vocab_size))
+    found = Trainer(student, TrainConfig(), kinds).step(samples).metrics
+    assert {"rl/loss", "opd/kl", "opsd/kl", "sdft/kl", "hint/kl"} <= set(found)
+
+
+def test_what_cannot_be_shown_is_counted(chat: ChatFormat) -> None:
+    rollout, counts = rollout_of(chat, "one"), Counter[str]()
+    other = replace(rollout, task="elsewhere")
+    assert not list(whole(chat, opsd={"weight": 1.0}).branches(other, [], counts))
+    assert not list(whole(chat, positions=60, opsd={"weight": 1.0}).branches(rollout, [], counts))
+    assert not list(whole(chat, sdft={"weight": 1.0, "data": ["x"]}).branches(rollout, [], counts))
+    assert counts == {"left_out/no_solution": 1, "left_out/teacher_context": 1, "left_out/no_demonstration": 1}
+
+
+def test_demonstrations_are_the_shortest_that_solved(chat: ChatFormat, tmp_path: Path) -> None:
+    long, short = rollout_of(chat, "a", "b", id="long", solved=True), rollout_of(chat, "a", id="short", solved=True)
+    long.usage.sampled_tokens, short.usage.sampled_tokens = 20, 10
+    (tmp_path / "some.jsonl").write_bytes(dump_lines([short, long, rollout_of(chat, "c", id="failed")]))
+    assert {task: one.id for task, one in demonstrations([str(tmp_path / "some.jsonl")]).items()} == {"t": "short"}
+    (tmp_path / "none.jsonl").write_bytes(dump_lines([rollout_of(chat, "c", id="failed")]))
+    with pytest.raises(OffbookError, match=r"none\.jsonl has no rollout that solved its task"):
+        demonstrations([str(tmp_path / "none.jsonl")])
+
+
+class ByHint:
+    """An engine whose model errs until it is told of the rule, and then works to the end."""
+
+    def __init__(self, chat: ChatFormat, hinted: list[str], after: list[str]):
+        self.chat, self.hinted, self.after = chat, hinted, after
+
+    def open(self, key: str) -> Any:
+        lines = list(self.after if key.endswith("/on") else self.hinted[int(key.rpartition("/")[2]) :])
+
+        async def complete(prompt: Prompt, max_tokens: int) -> Completion:
+            assert ("Reminder" in self.chat.decode(prompt.ids)) == (not key.endswith("/on"))
+            return completion(self.chat, lines.pop(0))
+
+        return SimpleNamespace(complete=complete, close=lambda: None, turn=0)
+
+
+@pytest.fixture(scope="module")
+def pocket_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OFFBOOK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        config = Config(model="pocket", tasks={"num_train": 1, "num_heldout": 1})
+        return task_sets(config).train[0]
+
+
+def corrected(task: Task, chat: ChatFormat, hinted: list[str], after: list[str], solve: bool) -> tuple[Any, Any]:
+    rollout = rollout_of(chat, render_call("grep_all", {"pattern": "a"}))
+    rollout = replace(rollout, task=task.id, tools=task.tools)
+    corrections = {"weight": 0.5, "samples": len(hinted), "solve": solve}
+    config = Config(harness={"profile": "pocket"}, feedback={"corrections": corrections})
+    collector = Collector(config, None, "scripted", lent=ByHint(chat, hinted, after))
+    collector.chat = chat
+    (target,) = read_all(rollout, task, ["unknown_tool"], RULES, ())
+    found = Found(rollout, Feedback(target, RULES["unknown_tool"].hint(rollout.tools)), "", ())
+    look, counts = Look(collector, {task.id: task}, RULES, len(hinted)), Counter[str]()
+    return asyncio.run(Corrections(look, config.feedback.corrections).samples([found], "correct1", counts)), counts
+
+
+def test_what_keeps_the_rule_and_solves_is_learned(pocket_task: Task, chat: ChatFormat) -> None:
+    (path, new), *_ = gold_changes(pocket_task).items()
+    old = (pocket_task.tree / path).read_text()
+    right, done = render_call("edit_file", {"path": path, "old": old, "new": new}), render_call("finish", {})
+    look = render_call("run_command", {"command": f"cat {path}"})
+    if "run_command" not in pocket_task.tools:
+        look = render_call("read_file", {"path": path})
+    still = render_call("grep_more", {"pattern": "a"})
+    (sample,), counts = corrected(pocket_task, chat, [still, look], [right, done], solve=True)
+    lengths = [len(chat.encode(text)) + 1 for text in (still, look, right, done)]
+    assert counts.pop("corrections/tokens") == sum(lengths), "all that was sampled, also what was not taken"
+    assert counts == {"corrections/faults": 1, "corrections/keep_rule": 1, "corrections/learned": 1}
+    places = [place for place, weight in enumerate(sample.ce_weight) if weight]
+    assert chat.decode(sample.ids[places[0] : places[-1]]) == look
+    assert "Reminder" not in chat.decode(sample.ids), "what is learned is said without the hint"
+    none, counts = corrected(pocket_task, chat, [still, look], [done], solve=True)
+    assert not none, "the tests did not pass"
+    assert counts["corrections/keep_rule"] == 1
+    one, _ = corrected(pocket_task, chat, [look], [], solve=False)
+    assert len(one) == 1, "the rule alone"
+    none, counts = corrected(pocket_task, chat, [still], [], solve=False)
+    assert not none
+    assert counts["corrections/keep_rule"] == 0, "it breaks the rule again"
+
+
+def test_an_opd_weight_without_a_model_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"teachers\.opd\.model is empty"):
+        TeachersConfig(opd={"weight": 1.0})
+
+
+def test_a_run_has_all_of_them_at_once(
+    model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On pocket, with real boxes; then without RL, where what teaches is all there is."""
+    monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
+    sections: dict[str, Any] = {
+        "tasks": {"num_train": 4, "num_heldout": 2},
+        "train": {"steps": 1, "groups": 2, "group_size": 2},
+        "feedback": {"look": False, "gate": 0.0, "corrections": {"weight": 0.5, "solve": False}},
+        "teachers": {"opd": {"weight": 1.0, "model": str(model)}, "opsd": {"weight": 1.0}, "sdft": {"weight": 1.0}},
+    }
+    run = train(configure("pocket", model=str(model), out=str(tmp_path / "all"), **sections))
+    (row,), _ = run.metrics()
+    assert {"rl/loss", "hint/kl", "opd/kl", "opsd/kl"} <= set(row)
+    assert row["opd/kl"] == pytest.approx(0.0, abs=1e-4), "its teacher is the same model, and reads the same"
+    assert row["opsd/kl"] > 0.001, "the solution changes what the model would say"
+    assert row["corrections/faults"] > 0
+    assert ("ce/loss" in row) == (row["corrections/learned"] > 0)
+    assert row.get("left_out/no_demonstration", 0) > 0 or "sdft/kl" in row
+    sections["train"] |= {"rl_weight": 0.0}
+    run = train(configure("pocket", model=str(model), out=str(tmp_path / "alone"), **sections))
+    (row,), _ = run.metrics()
+    assert "rl/loss" not in row
+    assert row["opsd/kl"] > 0.001

@@ -1,0 +1,264 @@
+"""Continued pretraining: what is taken, what a window is, positions that are stretched, a run that goes on exactly."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny_model
+from safetensors.torch import load_file
+from test_evals_contamination import ASK, BODY, OTHER, RENAMED, task
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from offbook.config import Config, PretrainConfig, TrainConfig
+from offbook.loop.train import train
+from offbook.pocket.model import CHAT_TEMPLATE
+from offbook.runfolder import RunFolder, latest_checkpoint
+from offbook.stages.corpus import Corpus, File, Repository, in_order, licence_of
+from offbook.stages.extend import extended
+from offbook.stages.pretrain import Lessons, Writer, make_lessons, pretrain, sample_of
+from offbook.tasks.contamination import Sought
+from offbook.tokens import ChatFormat
+from offbook.train.schedule import learning_rate_share
+from offbook.train.trainer import Trainer
+from offbook.types import OffbookError
+
+MIT = b"MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy"
+GPL = b"GNU GENERAL PUBLIC LICENSE\nVersion 3"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, chat: ChatFormat) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    model = tiny_model(vocabulary=chat.tokenizer.get_vocab_size())
+    model.config.max_position_embeddings = 512
+    model.save_pretrained(folder)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=chat.tokenizer, chat_template=CHAT_TEMPLATE)
+    wrapped.save_pretrained(folder)
+    return folder
+
+
+def module(number: int) -> str:
+    rng = random.Random(number)
+    lines = [f"def function_{number}_{k}(a, b):\n    return a * {rng.randrange(99)} + b - {k}\n" for k in range(4)]
+    return "\n\n".join(lines)
+
+
+def repository(root: Path, name: str, licence: bytes | None = MIT, first: int = 0) -> Path:
+    folder = root / name
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "tests").mkdir()
+    if licence:
+        (folder / "LICENSE").write_bytes(licence)
+    (folder / "pkg" / "a.py").write_text("from pkg import b\n\n\n" + module(first))
+    (folder / "pkg" / "b.py").write_text(module(first + 1))
+    (folder / "tests" / "test_a.py").write_text("from pkg import a\n\n\n" + module(first + 2))
+    (folder / "README.md").write_text(f"The package {name} has two modules and a test.\n")
+    return folder
+
+
+def config_for(tiny: Path, out: Path, data: list[Path], **more: Any) -> Config:
+    settings = {"data": [str(path) for path in data], "context": 256, "batch_tokens": 600, "learning_rate": 1e-3}
+    settings |= {"validation_share": 0.3, "epochs": 2, **more}
+    return Config(model=str(tiny), out=str(out), pretrain=settings, checkpoint={"every": 1, "keep": 99})
+
+
+def test_what_is_not_taken_is_counted_by_its_reason() -> None:
+    corpus = Corpus(PretrainConfig(max_file_kb=1, hold_out=["kept-apart"]))
+    files = {
+        "LICENSE": MIT,
+        "a.py": module(1).encode(),
+        "copy_of_a.py": module(1).replace("function_1_0", "renamed_it").encode(),
+        "huge.py": b"x = 1\n" * 1000,
+        "binary.py": b"\0\1\2",
+        "latin.py": "caf\u00e9 = 1\n".encode("latin-1"),
+        "empty.py": b"\n",
+        "broken.py": b"def ( nothing:\n    the parser takes, yet words all the same\n",
+        "image.png": b"\x89PNG",
+    }
+    taken = corpus.taken("one", files)
+    assert taken is not None
+    assert [file.path for file in taken.files] == ["a.py", "broken.py"], "what does not parse is still text"
+    corpus.taken("two", {**files, "LICENSE": GPL})
+    corpus.taken("three", {"a.py": b"x = 1\n"})
+    corpus.taken("kept-apart", files)
+    assert corpus.left_out == {
+        "near-duplicates": 1, "huge files": 1, "binary files": 1, "files that are no UTF-8": 1, "empty files": 1,
+        "repositories under GPL": 1, "repositories under no licence": 1, "repositories that are held out": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "licence"),
+    [
+        ({"LICENSE.txt": MIT}, "MIT"),
+        ({"COPYING": GPL}, "GPL"),
+        ({"LICENSE": b"All rights reserved."}, "an unknown licence"),
+        ({"PKG-INFO": b"Name: x\nLicense: BSD-3-Clause\n"}, "BSD"),
+        ({"pyproject.toml": b'[project]\nlicense = {text = "MIT"}\n'}, "MIT"),
+        ({"docs/LICENSE": MIT}, ""),
+    ],
+)
+def test_a_licence_is_told_by_its_words(files: dict[str, bytes], licence: str) -> None:
+    assert licence_of(files) == licence
+
+
+def test_files_come_after_what_they_import() -> None:
+    texts = {
+        "src/pkg/a.py": "from .b import y\nimport pkg.c\n",
+        "src/pkg/b.py": "from pkg.d import z\n",
+        "src/pkg/c.py": "from pkg import d\n",
+        "src/pkg/d.py": "from pkg.b import y\n",  # a circle
+        "src/pkg/__init__.py": "",
+    }
+    files = [File(path, text, "python") for path, text in texts.items()]
+    files += [File("tests/test_a.py", "import pkg.a", "tests"), File("README.md", "words", "docs")]
+    order = [file.path for file in in_order(files)]
+    assert order[0] == "README.md"
+    assert order[-1] == "tests/test_a.py"
+    assert order.index("src/pkg/b.py") < order.index("src/pkg/a.py")
+    assert order.index("src/pkg/c.py") < order.index("src/pkg/a.py")
+    assert sorted(order) == sorted(file.path for file in files)
+
+
+def test_windows_hold_one_repository_and_every_token_of_it(tiny: Path) -> None:
+    writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(context=64, fim_share=0.0), 0)
+    files = [File("long.py", module(3), "python"), File("README.md", "words", "docs")]
+    windows = writer.windows(Repository("r", "MIT", files))
+    sizes = [sum(len(part.ids) for part in window) for window in windows]
+    assert max(sizes) == 64
+    assert all(size >= 64 - len("# README.md\n") for size in sizes[:-1]), "full, but for what a path would take"
+    python = [part.ids for window in windows for part in window if part.domain == "python"]
+    text = "".join(map(writer.tokenizer.decode, python))
+    assert text.replace("# long.py\n", "") == module(3).rstrip() + "\n\n"
+    assert text.count("# long.py\n") == len(python)
+
+
+def test_fill_in_the_middle_loses_nothing(tiny: Path) -> None:
+    writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(fim_share=1.0), 0)
+    text = writer._written("r", File("a.py", module(3), "python"))
+    prefix, rest = text.removeprefix("<|fim_prefix|>").split("<|fim_suffix|>")
+    suffix, middle = rest.split("<|fim_middle|>")
+    assert prefix + middle.removesuffix("\n\n") + suffix == module(3)
+    assert writer._written("r", File("a.md", "words", "docs")) == "words\n\n"
+
+
+def test_a_file_with_a_measured_solution_is_left_out(tmp_path: Path) -> None:
+    head = "def report(rows, limit):"
+    measured = task(tmp_path, "t", head, BODY, ASK, "shop")
+    sought = Sought.of([measured])
+    assert sought.in_text(f"import os\n\n\n{head}\n{BODY}\n\nprint(os)\n")
+    assert sought.in_text(f"def other(lines, most):\n{RENAMED}"), "under other names, too"
+    assert not sought.in_text((measured.tree / "pkg.py").read_text()), "the tree has no solution"
+    assert not sought.in_text(f"{head}\n{OTHER}")
+    corpus = Corpus(PretrainConfig(licences=["any"]), sought, frozenset([measured.origin]))
+    taken = corpus.taken("elsewhere", {"a.py": f"{head}\n{BODY}".encode(), "b.py": module(9).encode()})
+    assert taken is not None
+    assert [file.path for file in taken.files] == ["b.py"]
+    assert corpus.taken("shop", {"b.py": module(10).encode()}) is None
+    assert corpus.left_out == {"files with a solution that is measured on": 1, "repositories that are held out": 1}
+
+
+def test_loss_by_domain_is_that_of_its_tokens(tiny: Path, tmp_path: Path) -> None:
+    data = [repository(tmp_path, f"r{number}", first=10 * number) for number in range(3)]
+    config = config_for(tiny, tmp_path / "run", data)
+    lessons = make_lessons(config, tiny, lambda *_: None, lambda _: None)
+    assert set(lessons.num_bytes) == {"docs", "python", "tests"}
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    found = lessons.validated(Trainer(model, TrainConfig()))
+    total = {"python": [0.0, 0], "tests": [0.0, 0], "docs": [0.0, 0]}
+    for window in lessons.apart:
+        ids, domains = sample_of(window).ids, [part.domain for part in window for _ in part.ids]
+        with torch.no_grad():
+            logp = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        for place in range(1, len(ids)):
+            total[domains[place]][0] -= float(logp[place - 1, ids[place]])
+            total[domains[place]][1] += 1
+    for domain, (nats, count) in total.items():
+        assert found[f"validation/loss/{domain}"] == pytest.approx(nats / count, rel=1e-4)
+    sums = [sum(column) for column in zip(*total.values(), strict=True)]
+    assert found["validation/loss"] == pytest.approx(sums[0] / sums[1], rel=1e-4)
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_a_run_that_was_stopped_goes_on_exactly(tiny: Path, tmp_path: Path) -> None:
+    """And one with stretched positions, whose checkpoint says so."""
+    data = [repository(tmp_path, f"r{number}", first=10 * number) for number in range(6)]
+    more = {"context": 1024, "rope": "yarn", "batch_tokens": 900}
+    lines: list[str] = []
+    whole = pretrain(config_for(tiny, tmp_path / "whole", data, **more), tell=lines.append)
+    rows, _ = whole.metrics()
+    assert rows[-1]["step"] > 2
+    assert rows[-1]["validation/loss"] < 5.6, "below ln 260: it has learned something"
+    for row in rows:
+        assert sum(count for key, count in row.items() if key.startswith("tokens/")) == row["train_tokens"]
+    assert any("6 repositories, 24 files" in line for line in lines)
+
+    def stop(row: dict[str, Any]) -> None:
+        if row["step"] == 2:
+            raise Stopped
+
+    again = config_for(tiny, tmp_path / "again", data, **more)
+    with pytest.raises(Stopped):
+        pretrain(again, on_step=stop)
+    assert max(RunFolder(again.out).checkpoints()) == 2
+    pretrain(again)
+    ends = [load_file(latest_checkpoint(folder) / "model.safetensors") for folder in (whole, RunFolder(again.out))]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    written = json.loads((latest_checkpoint(whole) / "config.json").read_text())
+    assert written["max_position_embeddings"] == 1024
+    assert written["rope_parameters"]["rope_type"] == "yarn"
+    assert written["rope_parameters"]["factor"] == 2.0
+    loaded = AutoModelForCausalLM.from_pretrained(latest_checkpoint(whole))
+    assert loaded.model.rotary_emb.rope_type == "yarn"
+    (data[0] / "pkg" / "b.py").write_text(module(77))
+    with pytest.raises(OffbookError, match=r"holds a run on other data"):
+        pretrain(again)
+    with pytest.raises(OffbookError, match=r"holds a run of `offbook pretrain`; give another --out"):
+        train(again)
+
+
+def test_abf_stretches_the_slowest_rotation(tiny: Path, tmp_path: Path) -> None:
+    folder = extended(tiny, tmp_path / "abf", 2048, "abf", lambda _: None)
+    short, long = (AutoModelForCausalLM.from_pretrained(path).model.rotary_emb.inv_freq for path in (tiny, folder))
+    assert float(short[-1] / long[-1]) == pytest.approx(4.0, rel=1e-4)
+    assert float(short[0] / long[0]) == pytest.approx(1.0)
+    assert extended(tiny, tmp_path / "none", 512, "", lambda _: None) == tiny
+    with pytest.raises(OffbookError, match=r"pretrain.context is 2048 and the model reads 512 tokens"):
+        extended(tiny, tmp_path / "no", 2048, "", lambda _: None)
+    extended(tiny, tmp_path / "y", 1024, "yarn", lambda _: None)
+    with pytest.raises(OffbookError, match=r"stretched already \(yarn\)"):
+        extended(tmp_path / "y", tmp_path / "z", 2048, "yarn", lambda _: None)
+
+
+def test_wsd_is_level_and_falls_at_the_end() -> None:
+    settings = TrainConfig(steps=100, schedule="wsd", warmup_steps=10, final_share=0.0)
+    shares = [learning_rate_share(settings, step) for step in range(1, 102)]
+    assert shares[4] == 0.5
+    assert shares[10:80] == [1.0] * 70
+    assert shares[90] == pytest.approx(0.5)
+    assert shares[100] == pytest.approx(0.0)
+
+
+def test_nothing_to_learn_from_is_said(tiny: Path, tmp_path: Path) -> None:
+    data = [repository(tmp_path, "closed", licence=None)]
+    with pytest.raises(OffbookError, match=r"nothing is left to pretrain on; 1 repositories under no licence left out"):
+        pretrain(config_for(tiny, tmp_path / "run", data))
+    with pytest.raises(OffbookError, match=r"there is nothing to pretrain on; give --data"):
+        pretrain(config_for(tiny, tmp_path / "run", []))
+    with pytest.raises(OffbookError, match=r"there is no .*absent"):
+        pretrain(config_for(tiny, tmp_path / "run", [tmp_path / "absent"]))
+
+
+def test_pocket_code_is_made_on_the_spot(tiny: Path, tmp_path: Path) -> None:
+    config = config_for(tiny, tmp_path / "run", [Path("pocket-code:3")])
+    lessons: Lessons = make_lessons(config, tiny, lambda *_: None, lambda _: None)
+    assert lessons.learned
+    assert lessons.apart
