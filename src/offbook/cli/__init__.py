@@ -20,6 +20,7 @@ from offbook.cli import (
     drill,
     evaluate,
     export,
+    mtp,
     plan,
     quickstart,
     rollout,
@@ -77,6 +78,7 @@ _verb("rollout", rollout.rollout, " pocket --limit 2", cls=Configured, context_s
 _verb("serve", serve.serve, " --model pocket --out runs/serve", context_settings=CONFIGURED)
 _verb("plan", plan.plan, " Qwen/Qwen3-0.6B --gpu-memory 80", cls=Configured, context_settings=CONFIGURED)
 _verb("sft", sft.sft, " --model pocket --data runs/train --out runs/sft", context_settings=CONFIGURED)
+_verb("mtp", mtp.mtp, " pocket --out runs/mtp", cls=Configured, context_settings=CONFIGURED)
 _verb("distill", distill.distill, " logs.jsonl --model pocket", cls=Configured, context_settings=CONFIGURED)
 _verb("train", train.train, " --model pocket --out runs/train --train.steps 10", context_settings=CONFIGURED)
 _verb("eval", evaluate.evaluate, " runs/train", cls=Configured, context_settings=CONFIGURED)

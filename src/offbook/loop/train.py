@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from offbook.acts import with_siblings
 from offbook.config import Config
+from offbook.draft import load_head
 from offbook.engine import LocalEngine, RemoteEngine, Trainable, VllmEngine
 from offbook.feedback import read_all, rules_of
 from offbook.feedback.coach import Found
@@ -54,6 +55,7 @@ from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.sync import Publisher, open_store
 from offbook.tasks.select import TasksUsedUp
 from offbook.train.checkpoint import load_training_state
+from offbook.train.draft import DraftTrainer
 from offbook.train.lora import adapter_of
 from offbook.train.trainer import NotFinite, Trainer, WeightsLost, weights_of
 from offbook.train.writing import Checkpoints
@@ -197,7 +199,10 @@ def _prepared(config: Config, folder: RunFolder, progress: Progress, tell: Tell,
     forget_other_work(folder, done, claim)
     to_train = [*sets.train, *harder_tasks(folder.path)]
     record_tasks(folder, {"train": to_train, "heldout": sets.heldout})
-    trainer = Trainer(trained, config.train, teachers_of(config.feedback, reference=config.train.reference_kl > 0))
+    teachers, draft = teachers_of(config.feedback, reference=config.train.reference_kl > 0), None
+    if config.mtp.along:
+        draft = DraftTrainer(trained, load_head(Path(config.engine.draft or start), trained), config.mtp)
+    trainer = Trainer(trained, config.train, teachers, draft=draft)
     if done:
         path = latest_checkpoint(folder)
         load_weights(trainer.model, path)
