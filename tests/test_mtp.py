@@ -17,6 +17,7 @@ from offbook.config import ConfigError, MtpConfig, TrainConfig, load_config
 from offbook.draft import DraftHead, load_head, save_head
 from offbook.engine import LocalEngine
 from offbook.loop.models import load_model
+from offbook.loop.train import train
 from offbook.stages.mtp import measure, mtp, read_samples, split
 from offbook.sync import Publisher, Reader, open_store
 from offbook.train import draft as train_draft
@@ -204,19 +205,19 @@ def test_it_travels_with_the_weights(tmp_path: Path) -> None:
 def test_settings_that_would_do_nothing_are_refused() -> None:
     for key, value, said in (
         ("engine.draft", "runs/mtp", "engine.draft_tokens is 0"),
-        ("mtp.along", "true", "give --engine.draft_tokens"),
+        ("mtp.along", "true", "as in --engine.draft_tokens 3"),
     ):
         with pytest.raises(ConfigError, match=said):
             load_config([], {key: value})
 
 
 def test_the_verb_trains_a_head_that_drafts(model: Path, tmp_path: Path) -> None:
-    given = {"model": str(model), "out": str(tmp_path / "mtp"), "sft.data": '["pocket:60"]', "mtp.steps": "30"}
-    own = {"harness.profile": "pocket", "mtp.batch_tokens": "2048", "mtp.depth": "2", "mtp.learning_rate": "3e-3"}
+    given = {"model": str(model), "out": str(tmp_path / "mtp"), "sft.data": '["pocket:60"]', "mtp.steps": "12"}
+    own = {"harness.profile": "pocket", "mtp.batch_tokens": "1024", "mtp.depth": "2", "mtp.learning_rate": "3e-3"}
     config = load_config([], {**given, **own})
     rows: list[dict] = []
     result = mtp(config, rows.append)
-    assert len(rows) == 30
+    assert len(rows) == 12
     network = load_model(model)
     head = load_head(tmp_path / "mtp", network)
     apart, _ = split(read_samples(config, tell=lambda line: None), 0)
@@ -228,3 +229,23 @@ def test_the_verb_trains_a_head_that_drafts(model: Path, tmp_path: Path) -> None
     assert ours["kept_2"] > 0.4
     with pytest.raises(OffbookError, match="is there already; give another --out"):
         mtp(config)
+
+
+def test_a_run_drafts_and_trains_the_head_along(model: Path, tmp_path: Path) -> None:
+    network = load_model(model)
+    save_head(DraftHead(network), network, tmp_path / "head")
+    given = {"model": str(model), "out": str(tmp_path / "run"), "engine.draft": str(tmp_path / "head")}
+    small = {"tasks.num_train": "2", "tasks.num_heldout": "1", "train.groups": "1", "train.group_size": "2"}
+    rest = {"engine.draft_tokens": "2", "mtp.along": "true", "train.steps": "1", "feedback.look": "false"}
+    recipe = Path(__file__).parents[1] / "recipes" / "pocket.toml"
+    for steps in (1, 2):  # the second goes on with the head of the first
+        train(load_config([recipe], {**given, **small, **rest, "train.steps": str(steps)}))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert 0 <= row["draft/kept_1"] <= 1 <= row["draft/tokens_a_step"] <= 3
+        assert row["mtp/loss_1"] > 0
+        assert row["rl/mismatch"] < 1e-4
+    first, second = (load_file(tmp_path / "run" / "ckpt" / f"step_0000{n}" / "draft/model.safetensors") for n in (1, 2))
+    assert not first["fc.weight"].equal(second["fc.weight"])
+    load_head(tmp_path / "run" / "ckpt" / "step_00002", network)

@@ -601,7 +601,7 @@ class Config(Section):
             raise ValueError("the profile bash has one tool, so tools.add is never used; take another harness.profile")
         if self.mtp.along and not (self.engine.draft_tokens and self.engine.kind == "local"):
             raise ValueError(
-                "mtp.along is for the head of a local engine that drafts; give --engine.draft_tokens, as in 3"
+                "mtp.along is for the head of a local engine; give it drafts, as in --engine.draft_tokens 3"
             )
         if self.loop.max_staleness and (problem := self._unfit_beside_training()):
             raise ValueError(f"loop.max_staleness is {self.loop.max_staleness}, and {problem}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -17,8 +18,8 @@ import torch
 from transformers import PreTrainedModel
 
 from offbook.client import Client
-from offbook.config import Config
-from offbook.draft import load_head
+from offbook.config import Config, EngineConfig, VllmConfig
+from offbook.draft import FOLDER, load_head
 from offbook.engine import LocalEngine, RemoteEngine, Session, VllmEngine
 from offbook.engine.apart import ApartEngine, ApartSession
 from offbook.engine.local import LocalSession
@@ -159,7 +160,7 @@ class Collector:
             base = chat_folder(self.model)
             context = min(self.config.harness.context, positions(base))
             log = Path(self.config.out) / "logs" / "vllm.log"
-            server = Server(base, settings.vllm, context, log, self._progress)
+            server = Server(base, _with_drafts(settings, self.model), context, log, self._progress)
             vllm = VllmEngine(server, chat.stop_ids, settings.temperature, settings.timeout_s)
             if is_adapter(self.model):
                 vllm.apply(stored_adapter(self.model))
@@ -366,6 +367,17 @@ class Collector:
         await self.rewards.assess(task, rollout)
         if self.monitors is not None and is_hack:
             withhold(rollout, outcome, self.monitors.penalty if action == "penalise" else 0.0)
+
+
+def _with_drafts(settings: EngineConfig, model: Path) -> VllmConfig:
+    """With a draft head, as vLLM takes it. By default that drafts the likeliest token alone, of which few are kept."""
+    if not settings.draft_tokens:
+        return settings.vllm
+    head = Path(settings.draft or model)
+    head = head / FOLDER if (head / FOLDER).is_dir() else head
+    how = {"method": "eagle", "model": str(head.resolve()), "num_speculative_tokens": settings.draft_tokens}
+    option = json.dumps({**how, "draft_sample_method": "probabilistic"})
+    return settings.vllm.model_copy(update={"options": [*settings.vllm.options, "--speculative-config", option]})
 
 
 def _by_depth(engine: LocalEngine | ApartEngine) -> tuple[Counter[int], Counter[int]]:
