@@ -83,7 +83,8 @@ def settings(options: argparse.Namespace, **given: Any) -> Config:
         "train.steps": options.steps,
         "train.learning_rate": options.learning_rate,
         "feedback.weight": 0,
-        "tasks.num_train": 400,
+        "tasks.num_train": options.tasks,
+        "tasks.num_heldout": 1,
         "mtp.steps": options.head_steps,
         "mtp.batch_tokens": options.batch_tokens,
         "mtp.depth": options.depth,
@@ -205,57 +206,6 @@ def speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
                     found["speedup"] = found["tokens/s"] / plain["tokens/s"]
                     print(f"  speedup {found['speedup']:.2f}", flush=True)
     report.write()
-
-
-def main() -> list[Completion]:
-        sessions = [engine.open(f"{key}/{number}") for number in range(len(prompts))]
-        asked = (session.complete(Prompt(ids), new) for session, ids in zip(sessions, prompts, strict=True))
-        found = await asyncio.gather(*asked)
-        for session in sessions:
-            session.close()
-        return found
-
-    began = time.perf_counter()
-    done = asyncio.run(main())
-    return time.perf_counter() - began, sum(len(one.ids) for one in done)
-
-
-def speed(options: argparse.Namespace, place: Path, model: str, head: Path | None, batch: int, tokens: int) -> Row:
-    """Messages do not end before `new` tokens: all rows write all the time."""
-    config = settings(options)
-    network = load_model(model_folder(model, config.seed), config.engine.precision)
-    draft = load_head(head, network) if head else None
-    engine = LocalEngine(network, frozenset(), 1.0, seed=1, mode="continuous", draft=draft, draft_tokens=tokens)
-    prompts = beginnings(options, place, batch)
-    room = min(options.new, engine.positions - max(map(len, prompts)))
-    written(engine, prompts, room, "warm")  # compiles, captures, allocates
-    written(engine, prompts, room, "warm again")
-    runs = [written(engine, prompts, room, str(number)) for number in range(options.repeat)]
-    looked_at, kept = engine.drafts
-    shares = {f"kept_{depth + 1}": kept[depth] / max(1, looked_at[depth]) for depth in range(tokens if head else 0)}
-    each = {"tokens_a_step": 1 + sum(kept) / max(1, looked_at[0])} if head else {}
-    return {"tokens/s": max(count / seconds for seconds, count in runs), **shares, **each}
-
-
-def speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
-    policies: list[tuple[str, str, Path]] = [("before RL", options.model, place / "head-kl")]
-    policies += [(f"before RL, {loss}", options.model, place / f"head-{loss}") for loss in LOSSES[1:]]
-    if list((place / "run" / "ckpt").glob("step_*")):
-        after = latest_checkpoint(place / "run")
-        policies += [("after RL, frozen", str(after), place / "head-kl"), ("after RL, along", str(after), after)]
-    for batch in options.batches:
-        plain = report.row(
-            "speed", lambda: {"policy": "plain", "batch": batch, **speed(options, place, options.model, None, batch, 0)}
-        )
-        for name, model, folder in policies:
-            for tokens in options.drafts if name == "before RL" else options.drafts[:1]:
-
-                def work(name: str = name, model: str = model, folder: Path = folder, tokens: int = tokens) -> Row:
-                    found = speed(options, place, model, folder, batch, tokens)
-                    times = {"speedup": found["tokens/s"] / plain["tokens/s"]} if plain else {}
-                    return {"policy": name, "batch": batch, "drafts": tokens, **found, **times}
-
-                report.row("speed", work)
 
 
 def main() -> None:

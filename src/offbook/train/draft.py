@@ -81,6 +81,8 @@ class DraftTrainer:
         self.forget()
 
     def forget(self) -> None:
+        """What was learned since the last step."""
+        self.optimizer.zero_grad()
         depths, device = self.settings.depth, self.model.device
         self._tokens = [0] * depths
         self._loss_K, self._kept_K = torch.zeros(2, depths, device=device)
@@ -162,7 +164,6 @@ class DraftTrainer:
                     group["lr"] = self.settings.learning_rate * lr_scale
                 self.optimizer.step()
                 self.masters.write_back()
-        self.optimizer.zero_grad()
         self.steps += 1
         self.forget()
         return metrics

@@ -79,6 +79,8 @@ class Trainer:
         rank."""
         if model.dtype != getattr(torch, settings.precision):
             raise ValueError(f"train.precision is {settings.precision} and the model is in {model.dtype}; load it so")
+        if draft is not None and ranks.mesh is not None:
+            raise ValueError("a draft head is trained along on one rank only; leave mtp.along false")
         self.model = model
         self.settings = settings = settings.settled()
         assert settings.recompute != "auto"
@@ -106,6 +108,8 @@ class Trainer:
         gradient_norm = self._clip()
         if not math.isfinite(gradient_norm):
             self.optimizer.zero_grad()
+            if self.draft is not None:
+                self.draft.forget()
             broken = [name for name, value in self._of_all(ledger.means()).items() if not math.isfinite(value)]
             raise NotFinite(f"the gradient is {float(gradient_norm)} ({', '.join(broken) or 'every loss is finite'})")
         self.steps += 1
