@@ -475,6 +475,7 @@ class Weights:
     """What a trainer publishes and an engine applies: tensors by name, and the policy version that they are.
 
     With `adapter`, PEFT's configuration of it, they are those of an adapter alone, by the names that PEFT's files have.
+    With `draft`, the configuration of a draft head, its tensors are among them, under names that begin with `draft.`.
     What comes through a store has a `digest` of all its bits, and `changes` where it follows on others that have one.
     """
 
@@ -483,3 +484,4 @@ class Weights:
     adapter: Mapping[str, Any] | None = None
     digest: str = ""
     changes: Changes | None = None
+    draft: Mapping[str, Any] | None = None

@@ -22,6 +22,7 @@ from offbook.cli import (
     evaluate,
     export,
     live,
+    mtp,
     plan,
     pretrain,
     quickstart,
@@ -85,6 +86,7 @@ _verb("live", live.live, " --model pocket --out runs/live --once", context_setti
 _verb("plan", plan.plan, " Qwen/Qwen3-0.6B --gpu-memory 80", cls=Configured, context_settings=CONFIGURED)
 _verb("pretrain", pretrain.pretrain, " --model pocket --data pocket-code:200", context_settings=CONFIGURED)
 _verb("sft", sft.sft, " --model pocket --data runs/train --out runs/sft", context_settings=CONFIGURED)
+_verb("mtp", mtp.mtp, " pocket --out runs/mtp", cls=Configured, context_settings=CONFIGURED)
 _verb("distill", distill.distill, " logs.jsonl --model pocket", cls=Configured, context_settings=CONFIGURED)
 _verb("stages", stages.stages, " @ full --out runs/full", context_settings=CONFIGURED)
 _verb("train", train.train, " --model pocket --out runs/train --train.steps 10", context_settings=CONFIGURED)

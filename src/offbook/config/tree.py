@@ -167,10 +167,25 @@ class EngineConfig(Section):
     precision: Precision = Field(
         default="float32", description="of the engine's copy of the weights; where it is not given, train.precision"
     )
+    draft_tokens: int = Field(
+        default=0,
+        ge=0,
+        le=16,
+        description="tokens that a draft head writes ahead, for the model to read at once; 0 is no drafts: docs/mtp.md",
+    )
+    draft: str = Field(
+        default="", description="the draft head's folder; empty: `draft` in the model's, as `offbook train` leaves it"
+    )
     timeout_s: float = Field(
         default=300.0, gt=0, description="that a model behind a URL has for one answer, and vLLM for any of many"
     )
     vllm: VllmConfig = VllmConfig()
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if self.draft and not self.draft_tokens:
+            raise ValueError("engine.draft_tokens is 0, so engine.draft is never used; give a number, as in 3")
+        return self
 
 
 class LoraConfig(Section):
@@ -465,6 +480,20 @@ class RayConfig(Section):
     address: str = Field(default="", description="of the cluster, or `auto`; empty: Ray is started on this machine")
 
 
+class MtpConfig(Section):
+    """A draft head: `offbook mtp` trains one, and `offbook train` goes on with it beside the model: docs/mtp.md."""
+
+    along: bool = Field(default=False, description="train the head of the engine along with the model")
+    loss: Literal["kl", "tv", "ce"] = Field(
+        default="kl",
+        description="to the model's own distribution: KL(model || head), or total variation; ce: to the tokens",
+    )
+    depth: int = Field(default=3, ge=1, le=16, description="tokens ahead that it learns to draft")
+    learning_rate: float = Field(default=1e-3, gt=0, description="the highest; of `along` all the time")
+    steps: int = Field(default=400, ge=1, description="`offbook mtp` only, as the next")
+    batch_tokens: int = Field(default=8192, ge=1, description="of one step, about")
+
+
 class LoopConfig(Section):
     """Sampling beside training: docs/async.md."""
 
@@ -568,6 +597,7 @@ class Config(Section):
     pretrain: PretrainConfig = PretrainConfig()
     sft: SftConfig = SftConfig()
     stages: StagesConfig = StagesConfig()
+    mtp: MtpConfig = MtpConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     loop: LoopConfig = LoopConfig()
     eval: EvalConfig = EvalConfig()
@@ -613,6 +643,10 @@ class Config(Section):
             raise ValueError(f"loop.ray.samplers is {self.loop.ray.samplers}, and {problem}")
         if self.live.populations and not self.train.lora.rank:
             raise ValueError("live.populations get an adapter each: give --train.lora.rank, as in 16")
+        if self.mtp.along and not (self.engine.draft_tokens and self.engine.kind == "local"):
+            raise ValueError(
+                "mtp.along is for the head of a local engine; give it drafts, as in --engine.draft_tokens 3"
+            )
         if self.loop.max_staleness and (problem := self._unfit_beside_training()):
             raise ValueError(f"loop.max_staleness is {self.loop.max_staleness}, and {problem}")
         return self

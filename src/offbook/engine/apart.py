@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 import offbook
 from offbook.config import Config
+from offbook.draft import load_head
 from offbook.engine.decode import Decoder
 from offbook.engine.local import LocalEngine, LocalSession
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, Weights
@@ -65,6 +66,7 @@ class ApartEngine:
 
     def __init__(self, config: Config, model: Path, stop_ids: frozenset[int]):
         self.version, self.held, self.tokens_reread, self.starts = 0, 0.0, 0, 0
+        self.drafts: tuple[list[int], list[int]] = [], []
         self._order = {"config": config.model_dump(mode="json"), "model": str(model), "stop_ids": sorted(stop_ids)}
         self._file = Path(config.out) / "slots" / "weights.safetensors"
         self._log = Path(config.out) / "logs" / "engine.log"
@@ -100,6 +102,7 @@ class ApartEngine:
         save_file({name: weights.tensors[name].detach().contiguous() for name in own.values()}, part)
         os.replace(part, self._file)
         self._applied = {"do": "apply", "file": str(self._file), "names": names, "version": weights.version}
+        self._applied["draft"] = weights.draft and dict(weights.draft)
         try:
             if not self._started():  # else it came with them
                 self._take(self._applied)
@@ -170,7 +173,7 @@ class ApartEngine:
         assert process.stdout is not None
         while (said := _read(process.stdout)) is not None:
             answer = self._asked.pop(said["number"], None)
-            self.held, self.tokens_reread = said["held"], said["reread"]
+            self.held, self.tokens_reread, self.drafts = said["held"], said["reread"], said["drafts"]
             if answer is None or answer.cancelled():
                 continue
             if "lost" in said:
@@ -222,8 +225,17 @@ class _Served:
         transformers_logging.disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(order["model"], dtype=settings.precision).eval()
         stops, context = frozenset(order["stop_ids"]), config.harness.context
+        draft = load_head(Path(settings.draft or order["model"]), model) if settings.draft_tokens else None
         self.engine = LocalEngine(
-            model, stops, settings.temperature, settings.kv_tokens, config.seed, settings.mode, context=context
+            model,
+            stops,
+            settings.temperature,
+            settings.kv_tokens,
+            config.seed,
+            settings.mode,
+            context=context,
+            draft=draft,
+            draft_tokens=settings.draft_tokens,
         )
         self.sessions: dict[int, LocalSession] = {}
         self.jobs: dict[int, asyncio.Task[None]] = {}
@@ -252,6 +264,7 @@ class _Served:
         if isinstance(decoder, Decoder):
             held = sum(map(len, decoder.places.ids))
         answer |= {"number": said["number"], "held": held / self.engine.budget, "reread": self.engine.tokens_reread}
+        answer["drafts"] = self.engine.drafts
         data = json.dumps(answer).encode()
         self.output.write(LENGTH.pack(len(data)) + data)
         self.output.flush()
@@ -264,7 +277,8 @@ class _Served:
 
     async def _apply(self, said: Said) -> Said:
         stored = load_file(said["file"])
-        weights = Weights(said["version"], {name: stored[own] for name, own in said["names"].items()})
+        tensors = {name: stored[own] for name, own in said["names"].items()}
+        weights = Weights(said["version"], tensors, draft=said["draft"])
         await asyncio.to_thread(self.engine.apply, weights)
         return {}
 

@@ -4,18 +4,20 @@ A step is one forward for one token of every row and the drawing of the next one
 on a GPU it is captured as a CUDA graph for each size it comes in, and the host looks at the tokens every few steps.
 What a row writes behind its end until then is thrown away. Elsewhere the same step runs as it is, a look after each.
 
-All of it belongs to the engine's one thread. Axes: S places, R rows that write, K steps, V vocabulary.
+With a draft head a step reads one token of every row and those that the head has drafted behind it, and keeps as many
+as rejection sampling lets it: offbook.engine.speculate.
+
+All of it belongs to the engine's one thread. Axes: S places, R rows that write, K steps, W tokens that one reads, V
+vocabulary.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,65 +26,18 @@ from transformers import PreTrainedModel
 
 from offbook.engine.places import NO_LAYER, SHORTEST, NewTokens, NextTokens, Part, Places, bucket, install
 from offbook.engine.prefill import Fill, common_prefix, plan_fills
-from offbook.engine.sampling import sample
+from offbook.engine.rows import Carried, Row
+from offbook.engine.sampling import sample, verify
+from offbook.engine.speculate import Drafting
 from offbook.routers import routers_of
 from offbook.types import Routes
 
 PREFILL_TOKENS = 16_384  # in one forward
 STEPS = 8  # between two looks, where looking is dear
+T = TypeVar("T")
+Table = list[list[list[T]]]
+Ends = dict[int, tuple[Tensor, Tensor]]  # by place: the logits and the states behind its last token
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """A message in the making."""
-
-    owner: Hashable  # for whom keys and values are kept
-    prompt_ids: list[int]
-    max_tokens: int
-    uniforms: Tensor
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    abandoned: bool = False  # nobody waits any more
-    over: bool = False
-    routes: Routes | None = None  # of what was fed
-
-    @property
-    def need(self) -> int:
-        return len(self.prompt_ids) + self.max_tokens
-
-    @property
-    def fed(self) -> list[int]:
-        """The tokens that have keys and values: the last one sampled has not been read yet."""
-        return [*self.prompt_ids, *self.ids[:-1]]
-
-
-@dataclass(slots=True)
-class Carried:
-    """What rows carry from step to step, by place, always in the same memory: graphs know where it is.
-
-    The position of a place at which nobody writes is the last one.
-    """
-
-    token_S: Tensor
-    position_S: Tensor
-    count_S: Tensor  # of tokens drawn
-    uniform_SL: Tensor
-
-    @classmethod
-    def empty(cls, count: int, length: int, device: torch.device) -> Carried:
-        token_S, position_S, count_S = torch.zeros(3, count, dtype=torch.long, device=device)
-        return cls(token_S, position_S.add_(length - 1), count_S, torch.zeros(count, length, device=device))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.token_S, self.position_S, self.count_S, self.uniform_SL
-
-    def take_over(self, old: Carried, busy: int) -> None:
-        length = min(self.uniform_SL.shape[1], old.uniform_SL.shape[1])
-        for mine, theirs in zip(self.tensors()[:3], old.tensors()[:3], strict=True):
-            mine[:busy] = theirs[:busy]
-        self.uniform_SL[:busy, :length] = old.uniform_SL[:busy, :length]
 
 
 class Decoder:
@@ -91,11 +46,24 @@ class Decoder:
     `version` is that of the weights now in the model.
     """
 
-    def __init__(self, model: PreTrainedModel, stop_ids: frozenset[int], temperature: float, budget: int, static: bool):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        stop_ids: frozenset[int],
+        temperature: float,
+        budget: int,
+        static: bool,
+        drafting: Drafting | None = None,
+    ):
         self.model, self.stop_ids, self.temperature, self.static = model, stop_ids, temperature, static
         self.longest = 0  # tokens that a row may need, as far as that is known
         self.graphs = static and model.device.type == "cuda"
         install(model, fused=self.graphs and hasattr(model.base_model, "layers"))
+        self.drafting = drafting
+        if drafting:
+            drafting.install()
+        self._hidden = torch.empty(0)  # the last states of the last forward
+        model.base_model.register_forward_hook(self._note_hidden)
         self._dtype = model.dtype
         self.version = 0
         self.tokens_sampled = self.tokens_prefilled = 0
@@ -110,7 +78,7 @@ class Decoder:
 
     def reset(self) -> None:
         """Nothing is kept, nobody writes, and no memory is held."""
-        self._carried = Carried.empty(0, 0, self.model.device)
+        self._carried = Carried.empty(0, 0, self.model.device, self.drafting)
         self.rows: list[Row | None] = []  # by place; None: it has ended, and its place writes on for nobody
         self.places = Places(self.places.budget)
         self._spoilt = False  # numbers that are none may lie in a place
@@ -158,8 +126,14 @@ class Decoder:
         token_R, logprob_R = sample(logits_RV, carried.uniform_SL[new, 0], self.temperature)
         carried.token_S[new], carried.count_S[new] = token_R, 1
         carried.position_S[new] = torch.tensor([len(row.prompt_ids) for row in seated], device=device)
+        if self.drafting:
+            draws = [row.draws.T for row in seated if row.draws is not None]
+            draws_RL2 = pad_sequence(draws, batch_first=True).to(device)
+            for drawn_SL, draws_RL in zip((carried.draft_SL, carried.accept_SL), draws_RL2.unbind(2), strict=True):
+                drawn_SL[new, : draws_RL.shape[1]] = draws_RL
+            carried.window_SW[new, 0] = token_R
         self.rows += seated
-        self._take(busy, [token_R.tolist()], [logprob_R.tolist()])
+        self._take(busy, [token_R[:, None].tolist()], [logprob_R[:, None].tolist()], [[1] * len(seated)])
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -167,14 +141,15 @@ class Decoder:
         self._close_ranks()
         if not self.rows:
             return
-        running, held = self.running, len(self.rows)
+        running, held, width = self.running, len(self.rows), self._token_KSW.shape[2]
         steps = min(STEPS, max(row.max_tokens - len(row.ids) for row in running)) if self.static else 1
         rows = min(bucket(held), self.places.count) if self.static else held
-        length = self._rounded(max(len(row.prompt_ids) + len(row.ids) for row in running) + steps)
+        length = self._rounded(max(len(row.prompt_ids) + len(row.ids) for row in running) + steps * width)
         self._number.zero_()
         for _ in range(steps):
             self._run(rows, length)
-        self._take(0, self._token_KS[:steps, :held].tolist(), self._logprob_KS[:steps, :rows].tolist())
+        tokens, logprobs = self._token_KSW[:steps, :held].tolist(), self._logprob_KSW[:steps, :rows].tolist()
+        self._take(0, tokens, logprobs, self._new_KS[:steps, :held].tolist())
 
     @torch.inference_mode()
     def renew(self, version: int) -> None:
@@ -186,15 +161,19 @@ class Decoder:
         self.places.lost.clear()
         if self.rows:
             self._read({place: row.fed for place, row in enumerate(self.running)})
+            if self.drafting:
+                self._carried.window_SW[:, 0] = self._carried.token_S
 
     def _allot(self) -> None:
         count, length, device = self.places.count, self.places.length, self.model.device
-        carried = Carried.empty(count, length, device)
+        carried = Carried.empty(count, length, device, self.drafting)
         if self.rows:
             carried.take_over(self._carried, len(self.rows))
         self._carried = carried
-        self._token_KS = torch.zeros(STEPS, count, dtype=torch.long, device=device)
-        self._logprob_KS = torch.zeros(STEPS, count, device=device)
+        width = self.drafting.count + 1 if self.drafting else 1
+        self._token_KSW = torch.zeros(STEPS, count, width, dtype=torch.long, device=device)
+        self._logprob_KSW = torch.zeros(STEPS, count, width, device=device)
+        self._new_KS = torch.ones(STEPS, count, dtype=torch.long, device=device)  # how many of the W
         self._number = torch.zeros(1, dtype=torch.long, device=device)  # of the step since the last look
         self._captured: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.graphs else None
@@ -206,7 +185,7 @@ class Decoder:
 
     def _read(self, wanted: dict[int, list[int]]) -> Tensor:
         """Ids to places. Returns the logits behind the last token of each, in the order of the places."""
-        ends: dict[int, Tensor] = {}
+        ends: Ends = {}
         fills = plan_fills(wanted, dict(enumerate(self.places.ids)))
         for fill in fills:
             lost = self.places.lost.pop(self.places.owners[fill.place], [])
@@ -221,38 +200,50 @@ class Decoder:
                 self.places.ids[fill.place] = fill.ids
                 if fill.source is not None and fill.shared == len(fill.ids):
                     ends[fill.place] = ends[fill.source]
-        return torch.stack([ends[place] for place in sorted(wanted)])
+        places = sorted(wanted)
+        if self.drafting:
+            self._carried.hidden_SWD[places, 0] = torch.stack([ends[place][1] for place in places])
+            self._carried.back_S[places] = 0
+        return torch.stack([ends[place][0] for place in places])
 
-    def _compute(self, fills: list[Fill], ends: dict[int, Tensor]) -> None:
-        """Prefill, in forwards of many rows' tokens side by side."""
+    def _compute(self, fills: list[Fill], ends: Ends) -> None:
+        """Prefill, in forwards of many rows' tokens side by side. What the head keeps of a token depends on the next
+        one: of what is shared, its last token is read once more."""
         ids: list[int] = []
+        following: list[int] = []
         parts: list[Part] = []
         for fill in fills:
-            for start in range(fill.shared, len(fill.ids), PREFILL_TOKENS):
+            for start in range(max(0, fill.shared - bool(self.drafting)), len(fill.ids), PREFILL_TOKENS):
                 new = fill.ids[start : start + PREFILL_TOKENS]
                 if len(ids) + len(new) > PREFILL_TOKENS:
-                    self._forward(ids, parts, ends)
-                    ids, parts = [], []
+                    self._forward(ids, following, parts, ends)
+                    ids, following, parts = [], [], []
                 parts.append(Part(fill.place, start, len(ids), len(ids) + len(new)))
                 ids += new
+                following += [*fill.ids[start + 1 : start + 1 + len(new)], 0][: len(new)]  # 0: not known yet
         if ids:
-            self._forward(ids, parts, ends)
+            self._forward(ids, following, parts, ends)
 
-    def _forward(self, ids: list[int], parts: list[Part], ends: dict[int, Tensor]) -> None:
-        """The last logits of every part go to `ends`; of a row in several parts those of the last one stay."""
+    def _forward(self, ids: list[int], following: list[int], parts: list[Part], ends: Ends) -> None:
+        """The last logits and states of every part go to `ends`; of a row in several parts those of the last stay."""
         device = self.model.device
         tokens = self._tokens = NewTokens(self.places, parts, device)
+        last_P = torch.tensor([part.end - 1 for part in parts], device=device)
         logits_PV = self.model(
             input_ids=torch.tensor([ids], device=device),
             position_ids=tokens.position_T[None],
             attention_mask=torch.zeros(1, 1, 1, 1, device=device),  # four axes: taken as it is, and looked at by nobody
-            logits_to_keep=torch.tensor([part.end - 1 for part in parts], device=device),
+            logits_to_keep=last_P,
             use_cache=False,
             tokens=tokens,
         ).logits[0]
         if sum(layer >= 0 for layer in self.places.layers) < self.model.config.get_text_config().num_hidden_layers:
             raise RuntimeError(f"{type(self.model).__name__} hides its keys and values from the local engine")
-        ends.update(zip((part.place for part in parts), logits_PV, strict=True))
+        hidden_TD = self._hidden[0]
+        for part, logits_V, hidden_D in zip(parts, logits_PV, hidden_TD[last_P], strict=True):
+            ends[part.place] = logits_V, hidden_D
+        if self.drafting:
+            self.drafting.read(torch.tensor([following], device=device), hidden_TD[None], tokens)
         self.tokens_prefilled += len(ids)
 
     def _run(self, rows: int, length: int) -> None:
@@ -277,47 +268,89 @@ class Decoder:
 
     def _step(self, rows: int, length: int) -> None:
         """Nothing here depends on a value of a tensor, and nothing is left behind but in the same memory."""
-        carried, top = self._carried, self.places.length - 1
+        carried = self._carried
         token_R, position_R, count_R = (tensor[:rows] for tensor in carried.tensors()[:3])
-        tokens = self._tokens = NextTokens(self.places, position_R, length, self._dtype)
-        logits_RV = self.model(
-            input_ids=token_R[:, None],
-            position_ids=position_R[:, None],
-            attention_mask=tokens.bias_R11L,
+        if not self.drafting:
+            logits_RV = self._next(token_R[:, None], position_R[:, None], length)[:, -1]
+            uniform_R = carried.uniform_SL[:rows].gather(1, count_R[:, None])[:, 0]
+            drawn_R, logprob_R = sample(logits_RV, uniform_R, self.temperature)
+            self._keep(rows, drawn_R[:, None], logprob_R[:, None], torch.ones_like(count_R))
+            return
+        top = self.places.length - 1
+        along_W = torch.arange(self.drafting.count + 1, device=token_R.device)
+        of_RW = (count_R[:, None] + along_W).clamp(max=top)  # of the tokens to come, in their messages
+        random = (drawn_SL[:rows].gather(1, of_RW) for drawn_SL in (carried.draft_SL, carried.accept_SL))
+        draft_RK, accept_RK = (drawn_RW[:, :-1] for drawn_RW in random)
+        window = carried.window_SW[:rows], carried.hidden_SWD[:rows], carried.back_S[:rows]
+        drafted = self.drafting.draft(*window, position_R, draft_RK, self.places, length, self.temperature)
+        ids_RW = torch.cat([token_R[:, None], drafted.token_RK], dim=1)
+        logits_RWV = self._next(ids_RW, (position_R[:, None] + along_W).clamp(max=top), length)
+        uniform_RW = carried.uniform_SL[:rows].gather(1, of_RW)
+        fate = verify(logits_RWV, drafted.q_RKV, drafted.token_RK, accept_RK, uniform_RW, self.temperature)
+        for kept, new in zip(window, (fate.token_RW, self._hidden, fate.kept_R), strict=True):
+            kept.copy_(new)
+        self._keep(rows, fate.token_RW, fate.logprob_RW, fate.kept_R + 1)
+
+    def _next(self, ids_RW: Tensor, position_RW: Tensor, length: int) -> Tensor:
+        tokens = self._tokens = NextTokens(self.places, position_RW, length, self._dtype)
+        logits_RWV: Tensor = self.model(
+            input_ids=ids_RW,
+            position_ids=position_RW,
+            attention_mask=tokens.bias_R1WL,
             use_cache=False,
             tokens=tokens,
-        ).logits[:, -1]
-        uniform_R = carried.uniform_SL[:rows].gather(1, count_R[:, None])[:, 0]
-        drawn_R, logprob_R = sample(logits_RV, uniform_R, self.temperature)
-        self._token_KS[:, :rows].index_copy_(0, self._number, drawn_R[None])
-        self._logprob_KS[:, :rows].index_copy_(0, self._number, logprob_R[None])
-        self._number += 1
-        token_R.copy_(drawn_R)
-        position_R.add_(1).clamp_(max=top)
-        count_R.add_(1).clamp_(max=top)
+        ).logits
+        return logits_RWV
 
-    def _take(self, first: int, tokens_KR: list[list[int]], logprobs_KR: list[list[float]]) -> None:
+    def _keep(self, rows: int, token_RW: Tensor, logprob_RW: Tensor, new_R: Tensor) -> None:
+        """What a step gave, until the host looks."""
+        for kept, new in (
+            (self._token_KSW, token_RW),
+            (self._logprob_KSW, logprob_RW),
+            (self._new_KS, new_R),
+        ):
+            kept[:, :rows].index_copy_(0, self._number, new[None])
+        self._number += 1
+        token_R, position_R, count_R = (tensor[:rows] for tensor in self._carried.tensors()[:3])
+        token_R.copy_(token_RW.gather(1, new_R[:, None] - 1)[:, 0])
+        for counted_R in (position_R, count_R):
+            counted_R.add_(new_R).clamp_(max=self.places.length - 1)
+
+    def _take(self, first: int, tokens_KRW: Table[int], logprobs_KRW: Table[float], new_KR: list[list[int]]) -> None:
         """Tokens to their rows, from place `first` on. Those that ended leave what they fed for their next turn.
 
         The log-probabilities are also of places that write for nobody: what these leave may be no numbers, too.
         """
-        self._spoilt |= not math.isfinite(sum(map(sum, logprobs_KR)))
+        self._spoilt |= not math.isfinite(sum(sum(map(sum, logprobs)) for logprobs in logprobs_KRW))
         for place in range(first, len(self.rows)):
-            row = self.rows[place]
+            row, at = self.rows[place], place - first
             if row is None:
                 continue
-            for tokens, logprobs in zip(tokens_KR, logprobs_KR, strict=True):
-                row.ids.append(tokens[place - first])
-                row.logprobs.append(logprobs[place - first])
-                if row.ids[-1] in self.stop_ids or len(row.ids) >= row.max_tokens:
+            for tokens_RW, logprobs_RW, new_R in zip(tokens_KRW, logprobs_KRW, new_KR, strict=True):
+                if self.drafting and row.ids:  # the first token was not drafted
+                    self.drafting.note(new_R[at] - 1)
+                for token, logprob in zip(tokens_RW[at][: new_R[at]], logprobs_RW[at], strict=False):
+                    row.ids.append(token)
+                    row.logprobs.append(logprob)
+                    if self._is_whole(row):
+                        break
+                if self._is_whole(row):
                     break
             new = len(row.ids) - len(row.versions)
             row.versions += [self.version] * new
             self.tokens_sampled += new
-            if row.ids[-1] in self.stop_ids or len(row.ids) >= row.max_tokens or row.abandoned:
+            if self._is_whole(row) or row.abandoned:
                 self.rows[place], row.over = None, True
                 row.routes = self._routes_of(place, len(row.fed))
-                self.places.ids[place] = row.fed if math.isfinite(sum(row.logprobs)) else []
+                # Of what the last step added, the head has not read the states.
+                sound = len(row.fed) - (self.drafting.count if self.drafting else 0)
+                self.places.ids[place] = row.fed[: max(0, sound)] if math.isfinite(sum(row.logprobs)) else []
+
+    def _is_whole(self, row: Row) -> bool:
+        return row.ids[-1] in self.stop_ids or len(row.ids) >= row.max_tokens
+
+    def _note_hidden(self, _base: nn.Module, _inputs: Any, output: Any) -> None:
+        self._hidden = output.last_hidden_state
 
     @torch.compiler.disable
     def _note_routes(self, layer: int, _router: nn.Module, _inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -31,10 +31,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbook.draft import DraftHead, travelling
 from offbook.engine.decode import STEPS, Decoder, Row
 from offbook.engine.padded import PaddedDecoder
 from offbook.engine.places import has_plain_attention
 from offbook.engine.sampling import uniforms
+from offbook.engine.speculate import Drafting
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, Weights
 
 T = TypeVar("T")
@@ -71,6 +73,8 @@ class LocalSession:
             raise PromptTooLong(f"the prompt has {length} tokens and {held}")
         count = min(max_tokens, room)
         row = Row(self, prompt.ids, count, uniforms(engine.seed, self.key, self.turn, count))
+        if engine.draft is not None:
+            row.draws = uniforms(engine.seed, f"{self.key}/draft", self.turn, 2 * count).view(2, count)
         request = _Request(self.key, row, asyncio.get_running_loop().create_future(), prompt.heard)
         self.turn += 1
         engine.waiting.append(request)
@@ -94,7 +98,7 @@ class LocalEngine:
 
     `kv_tokens` is how many tokens' keys and values are held at most; rows that do not fit wait. `static` is how a GPU
     decodes (offbook.engine.decode), and can be asked for elsewhere. `context` is what a rollout may grow to, for the
-    advice where `kv_tokens` are too few; 0 is not known.
+    advice where `kv_tokens` are too few; 0 is not known. `draft` writes `draft_tokens` ahead: engine/speculate.py.
     """
 
     model: PreTrainedModel
@@ -106,6 +110,8 @@ class LocalEngine:
     version: int = 0
     static: bool | None = None
     context: int = 0
+    draft: DraftHead | None = None
+    draft_tokens: int = 0
     waiting: list[_Request] = field(default_factory=list)
     closed: list[LocalSession] = field(default_factory=list)
     open_sessions: int = 0
@@ -120,14 +126,15 @@ class LocalEngine:
         settings = self.model, self.stop_ids, self.temperature, self.budget
         self.decoder: Decoder | PaddedDecoder
         if has_plain_attention(self.model):
-            self.decoder = Decoder(*settings, static)
+            drafting = None if self.draft is None else Drafting(self.model, self.draft, self.draft_tokens)
+            self.decoder = Decoder(*settings, static, drafting)
             self.decoder.longest = min(self.context, self.model.config.get_text_config().max_position_embeddings)
-        elif self.mode == "lockstep":
+        elif self.mode == "lockstep" and self.draft is None:
             self.decoder = PaddedDecoder(*settings)
         else:
             raise OffbookError(
                 f"{self.model.config.model_type} has layers that are not plain attention, which the local engine writes"
-                " in lockstep only: set engine.mode to lockstep"
+                " in lockstep only and without drafts: set engine.mode to lockstep and engine.draft_tokens to 0"
             )
         self.decoder.version = self.version
 
@@ -150,6 +157,12 @@ class LocalEngine:
         """Of those prefilled: they were kept before, and lost because `kv_tokens` were too few."""
         return self.decoder.tokens_reread
 
+    @property
+    def drafts(self) -> tuple[list[int], list[int]]:
+        """By depth: how many drafted tokens were looked at so far, and how many were kept."""
+        drafting = self.decoder.drafting if isinstance(self.decoder, Decoder) else None
+        return (drafting.looked_at, drafting.kept) if drafting else ([], [])
+
     def open(self, key: str) -> LocalSession:
         """In lockstep, open all sessions of a batch before the first one asks, or the first is decoded alone."""
         self.open_sessions += 1
@@ -163,6 +176,8 @@ class LocalEngine:
         itself fail, nothing is sampled from the half of it: applied again, they are written from the start.
         """
         own = self.model.state_dict() if weights.adapter is None else _adapter_tensors(self.model)
+        if self.draft is not None and weights.draft is not None:  # else it stays as it is
+            own = {**own, **travelling(self.draft)}
         _refuse_others(own, weights)
         follows = weights.changes is not None and weights.changes.base == self._digest
         pieces = _pieces(own, weights) if follows else None

@@ -199,36 +199,46 @@ def bucket(number: int) -> int:
 
 
 class NextTokens:
-    """A forward of one token in each of the first places, each at its own position, over the first `length` keys.
+    """A forward of W tokens in each of the first places, each at its own position, over the first `length` keys.
 
-    The query heads that share a K/V head are the rows of one query: no key is repeated, and the mask is the same.
+    The query heads that share a K/V head are the rows of one query: no key is repeated.
     """
 
-    def __init__(self, places: Places, position_R: Tensor, length: int, dtype: torch.dtype):
-        self.places, self.position_R, self.length = places, position_R, length
-        seen_RL = torch.arange(length, device=position_R.device) <= position_R[:, None]
-        self.bias_R11L = torch.zeros_like(seen_RL, dtype=dtype).masked_fill_(~seen_RL, -math.inf)[:, None, None]
+    def __init__(self, places: Places, position_RW: Tensor, length: int, dtype: torch.dtype):
+        self.places, self.position_RW, self.length = places, position_RW, length
+        seen_RWL = torch.arange(length, device=position_RW.device) <= position_RW[:, :, None]
+        self.bias_R1WL = torch.zeros_like(seen_RWL, dtype=dtype).masked_fill_(~seen_RWL, -math.inf)[:, None]
         self._index: dict[int, Tensor] = {}
+        self._bias: dict[int, Tensor] = {1: self.bias_R1WL}
 
     def _where(self, heads: int) -> Tensor:
-        """Of each row and head among the keys of all, one after the other."""
+        """Of each row, head and token among the keys of all, one after the other."""
         if heads not in self._index:
-            rows = len(self.position_R)
-            first_RH = torch.arange(rows * heads, device=self.position_R.device).view(rows, heads) * self.places.length
-            self._index[heads] = (first_RH + self.position_R[:, None]).flatten()
+            rows, device = len(self.position_RW), self.position_RW.device
+            first_RH1 = torch.arange(rows * heads, device=device).view(rows, heads, 1) * self.places.length
+            self._index[heads] = (first_RH1 + self.position_RW[:, None]).flatten()
         return self._index[heads]
+
+    def _mask(self, shared: int) -> Tensor:
+        if self.position_RW.shape[1] == 1:  # the same for all heads
+            return self.bias_R1WL
+        if shared not in self._bias:
+            self._bias[shared] = self.bias_R1WL.repeat(1, 1, shared, 1)
+        return self._bias[shared]
 
     def keep_routes(self, layer: int, experts_NK: Tensor) -> None:
         self.places.keep_routes(layer, experts_NK, self._where(1))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        rows, heads = key.shape[:2]
+        rows, heads, width, _ = key.shape
         pair = self.places.layer(layer, key, value)
         for kept, new in zip(pair, (key, value), strict=True):
             kept.view(-1, kept.shape[3]).index_copy_(0, self._where(heads), new.reshape(-1, kept.shape[3]))
         keys, values = (kept[:rows, :, : self.length] for kept in pair)
-        query_RHGD = query.reshape(rows, heads, -1, query.shape[3])
-        return _masked(query_RHGD, keys, values, self.bias_R11L, scaling).reshape(rows, 1, query.shape[1], -1)
+        shared = query.shape[1] // heads
+        query_RHQD = query.reshape(rows, heads, shared * width, query.shape[3])
+        out_RHQD = _masked(query_RHQD, keys, values, self._mask(shared), scaling)
+        return out_RHQD.unflatten(2, (shared, width)).permute(0, 3, 1, 2, 4).reshape(rows, width, query.shape[1], -1)
 
 
 class Part(NamedTuple):

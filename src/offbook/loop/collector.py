@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
@@ -16,7 +18,8 @@ import torch
 from transformers import PreTrainedModel
 
 from offbook.client import Client
-from offbook.config import Config
+from offbook.config import Config, EngineConfig, VllmConfig
+from offbook.draft import FOLDER, load_head
 from offbook.engine import LocalEngine, RemoteEngine, Session, VllmEngine
 from offbook.engine.apart import ApartEngine, ApartSession
 from offbook.engine.local import LocalSession
@@ -120,6 +123,7 @@ class Collector:
         self._progress, self._loaded, self._lent = progress, loaded, lent
         self._apart, self._placed = apart, placed
         self._reread_before = lent.tokens_reread if isinstance(lent, LocalEngine) else 0
+        self._drafts_before = _by_depth(lent) if isinstance(lent, LocalEngine) else (Counter[int](), Counter[int]())
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
         prices = Prices(settings.price_input, settings.price_output)
@@ -165,7 +169,7 @@ class Collector:
             base = chat_folder(self.model)
             context = min(self.config.harness.context, positions(base))
             log = Path(self.config.out) / "logs" / "vllm.log"
-            server = Server(base, settings.vllm, context, log, self._progress)
+            server = Server(base, _with_drafts(settings, self.model), context, log, self._progress)
             vllm = VllmEngine(server, chat.stop_ids, settings.temperature, settings.timeout_s)
             if is_adapter(self.model):
                 vllm.apply(stored_adapter(self.model))
@@ -175,6 +179,7 @@ class Collector:
         if self.model is not None:
             torch.set_num_threads(self.config.threads)
             network = self._loaded or load_model(self.model, settings.precision)
+            draft = load_head(Path(settings.draft or self.model), network) if settings.draft_tokens else None
             return LocalEngine(
                 network,
                 chat.stop_ids,
@@ -183,6 +188,8 @@ class Collector:
                 self.config.seed,
                 settings.mode,
                 context=self.config.harness.context,
+                draft=draft,
+                draft_tokens=settings.draft_tokens,
             )
         return RemoteEngine(
             Client(self.config.model, self.remote_name, timeout_s=settings.timeout_s, max_retries=5),
@@ -207,16 +214,24 @@ class Collector:
         if self.monitors is not None:
             self.monitors.recall(rollouts)
 
-    def metrics(self) -> dict[str, int]:
-        """So far, but for the tokens that were read again: those since it was last asked for."""
+    def metrics(self) -> dict[str, float]:
+        """So far, but for the tokens that were read again and drafts: those since it was last asked for."""
         aside = {} if self.monitors is None else {"quarantined": len(self.monitors.quarantined)}
         engine = self.__dict__.get("engine")  # where no rollout was wanted there is none
-        reread = {}
+        reread: dict[str, float] = {}
         if isinstance(engine, LocalEngine | ApartEngine):
             reread = {"reread_tokens": engine.tokens_reread - self._reread_before}
             self._reread_before = engine.tokens_reread
+            reread |= self._drafts(engine)
         elsewhere = engine.grades if isinstance(engine, Samplers) else 0
         return {"grades": self._grader.runs + elsewhere, **reread, **aside}
+
+    def _drafts(self, engine: LocalEngine | ApartEngine) -> dict[str, float]:
+        """The share of drafts that were kept, by depth, and tokens that a row wrote in a step."""
+        before, self._drafts_before = self._drafts_before, _by_depth(engine)
+        looked_at, kept = (now - then for now, then in zip(self._drafts_before, before, strict=True))
+        found = {f"draft/kept_{depth}": kept[depth] / count for depth, count in looked_at.items()}
+        return {**found, "draft/tokens_a_step": 1 + kept.total() / looked_at[1]} if found else {}
 
     async def groups(
         self,
@@ -369,6 +384,22 @@ class Collector:
         await self.rewards.assess(task, rollout)
         if self.monitors is not None and is_hack:
             withhold(rollout, outcome, self.monitors.penalty if action == "penalise" else 0.0)
+
+
+def _with_drafts(settings: EngineConfig, model: Path) -> VllmConfig:
+    """With a draft head, as vLLM takes it. By default that drafts the likeliest token alone, of which few are kept."""
+    if not settings.draft_tokens:
+        return settings.vllm
+    head = Path(settings.draft or model)
+    head = head / FOLDER if (head / FOLDER).is_dir() else head
+    how = {"method": "eagle", "model": str(head.resolve()), "num_speculative_tokens": settings.draft_tokens}
+    option = json.dumps({**how, "draft_sample_method": "probabilistic"})
+    return settings.vllm.model_copy(update={"options": [*settings.vllm.options, "--speculative-config", option]})
+
+
+def _by_depth(engine: LocalEngine | ApartEngine) -> tuple[Counter[int], Counter[int]]:
+    looked_at, kept = (Counter(dict(enumerate(counts, 1))) for counts in engine.drafts)
+    return looked_at, kept
 
 
 def _machine_fault(rollout: Rollout) -> str:

@@ -14,12 +14,15 @@ import torch.distributed as dist
 
 from offbook.algo import OTHER
 from offbook.config import Config
+from offbook.draft import load_head
 from offbook.loop.annotate import teachers_of
 from offbook.loop.models import Progress, load_model, load_weights, model_folder, model_to_train
 from offbook.train.checkpoint import load_training_state
+from offbook.train.draft import DraftTrainer
 from offbook.train.parallel.led import LedTrainer
 from offbook.train.teachers import Kind, Other
 from offbook.train.trainer import Trainer
+from offbook.types import OffbookError
 
 PATIENCE = timedelta(days=7)  # that ranks have while rank 0 collects rollouts
 
@@ -54,7 +57,12 @@ def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, 
     """Of rank 0; the others make theirs of what they are told."""
     other = model_folder(config.teachers.opd.model, config.seed, progress) if config.teachers.opd.weight else None
     if orders is None:
-        return Trainer(trained, config.train, _teachers(config, other))
+        draft = None
+        if config.mtp.along:
+            draft = DraftTrainer(trained, load_head(Path(config.engine.draft or start), trained), config.mtp)
+        return Trainer(trained, config.train, _teachers(config, other), draft=draft)
+    if config.mtp.along:
+        raise OffbookError("a draft head is trained along in one process only; leave mtp.along false")
     dist.broadcast_object_list([(config, start, other)], 0, orders)
     return LedTrainer(trained, config.train, _teachers(config, other), orders)
 

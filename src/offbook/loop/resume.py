@@ -43,7 +43,7 @@ PAGES = "tools.pages"
 OWN_FILES = ("rewards.files", "tools.files", "feedback.files", PAGES)  # of the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
 BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times
-STATE = ("optimizer.safetensors", "teacher.*safetensors", "state.json")  # what a checkpoint has for training alone
+STATE = ("*optimizer.safetensors", "teacher.*safetensors", "state.json")  # what a checkpoint has for training alone
 
 
 def refuse_another_run(folder: RunFolder, config: Config, imitates: bool = False) -> None:

@@ -58,7 +58,7 @@ class Sampler:
 
         self._refuse_without_weights()
         found = await self.collector.rollouts(jobs)
-        return Sampled(found, use_of(self.collector.engine)()[0], self.collector.metrics()["grades"])
+        return Sampled(found, use_of(self.collector.engine)()[0], int(self.collector.metrics()["grades"]))
 
     async def open(self, number: int, key: str) -> None:
         self._refuse_without_weights()

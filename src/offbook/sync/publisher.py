@@ -168,7 +168,8 @@ class Publisher:
         elif number > anchored + 1 and (number - anchored) % self.catch_up_every == 0:
             ways.append(self._way(number, new, anchored, anchor))
         adapter = json.loads(json.dumps(weights.adapter and dict(weights.adapter), default=sorted))  # it has sets in it
-        manifest = Manifest(number, weights.version, self._writer, layout, new.shards, tuple(ways), adapter)
+        draft = None if weights.draft is None else dict(weights.draft)
+        manifest = Manifest(number, weights.version, self._writer, layout, new.shards, tuple(ways), adapter, draft)
         if not self.store.create(manifest_key(number), dump(manifest)):
             found = self._manifest(number)
             if last is not None and found is not None and found.writer != self._writer:

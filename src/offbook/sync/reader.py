@@ -112,7 +112,8 @@ class Reader:
         self._hold(number)
         self._state = state
         manifest, tensors = state.manifest, state.layout.views(state.flats)
-        return Weights(manifest.version, tensors, manifest.adapter, manifest.digest, _changes(start, state))
+        told = manifest.adapter, manifest.digest, _changes(start, state), manifest.draft
+        return Weights(manifest.version, tensors, *told)
 
     def _route(self, number: int, own: Manifest | None) -> list[Step]:
         """The fewest bytes to a version: from the one that is there already, or from an anchor."""

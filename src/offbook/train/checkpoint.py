@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbook.draft import FOLDER
+from offbook.train.draft import DraftTrainer
 from offbook.train.lora import adapter_of, adapter_tensors, save_adapter
 from offbook.train.parallel.dense import put
 from offbook.train.trainer import Trainer
@@ -54,16 +56,21 @@ class Contents:
     @classmethod
     def of(cls, trainer: Trainer, step: int, tokenizer_from: Path) -> Contents:
         """The trainer's own tensors: they change with its next step. All ranks have to call it."""
-        model, tensors = trainer.model, {"optimizer.safetensors": _optimizer_tensors(trainer)}
+        model, tensors = trainer.model, {"optimizer.safetensors": trainer.whole(_optimizer_tensors(trainer))}
         for name, own in trainer.own_weights().items():
             if own.kind.moves:
                 tensors[f"teacher.{name}.safetensors"] = trainer.whole(_trained(own.decoder.model, trainer))
+        texts = {}
+        if trainer.draft is not None:
+            tensors[f"{FOLDER}/model.safetensors"] = trainer.draft.head.tensors()
+            tensors["draft.optimizer.safetensors"] = _optimizer_tensors(trainer.draft)
+            texts[f"{FOLDER}/config.json"] = json.dumps(trainer.draft.head.described(model), indent=1) + "\n"
         state = {"step": step, "updates": trainer.steps, "policy_norm": trainer.policy_norm}
         return cls(
             model=model,
             weights=trainer.whole(model.state_dict() if adapter_of(model) is None else adapter_tensors(model)),
             tensors=tensors,
-            texts={"state.json": json.dumps(state) + "\n"},
+            texts={**texts, "state.json": json.dumps(state) + "\n"},
             tokenizer_from=tokenizer_from,
         )
 
@@ -97,7 +104,8 @@ class Contents:
                 save_adapter(self.model, self.weights, path)
             copy_tokenizer(self.tokenizer_from, path)
             for file, tensors in self.tensors.items():
-                save_file(tensors, path / file)
+                (path / file).parent.mkdir(exist_ok=True)
+                save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / file)
         except SafetensorError as error:  # how that library says that the disk is full
             kept = max(finished_steps(path.parent), default=0)
             last = f"the last finished one, of step {kept}, is kept" if kept else "there is no finished one"
@@ -121,19 +129,16 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 def load_training_state(trainer: Trainer, path: Path) -> None:
     """Optimizer and teacher; the weights came with the model, and a frozen teacher is the run's starting model."""
-    tensors = load_file(path / "optimizer.safetensors")
-    masters = trainer.masters.named
-    for key, tensor in tensors.items():
-        name, state = key.rsplit("/", 1)
-        if state == MASTER:
-            put(masters[name], tensor)
-        elif tensor.shape == masters[name].shape:
-            trainer.optimizer.state[masters[name]][state] = torch.zeros_like(masters[name], dtype=tensor.dtype).detach()
-            put(trainer.optimizer.state[masters[name]][state], tensor)
-        else:
-            trainer.optimizer.state[masters[name]][state] = tensor.to(masters[name].device)
+    _load_optimizer(trainer, path / "optimizer.safetensors")
+    if trainer.draft is not None:
+        if not (path / FOLDER).is_dir():
+            raise OffbookError(f"{path} has no draft head, so it cannot be trained along; leave mtp.along false")
+        trainer.draft.head.load_state_dict(load_file(path / FOLDER / "model.safetensors"))
+        _load_optimizer(trainer.draft, path / "draft.optimizer.safetensors")
     state = json.loads((path / "state.json").read_text())
     trainer.steps = state.get("updates", state["step"])  # fewer where steps were skipped
+    if trainer.draft is not None:
+        trainer.draft.steps = trainer.steps
     trainer.policy_norm = state.get("policy_norm", 0.0)
     for name, weights in trainer.own_weights().items():
         weights.steps = trainer.steps
@@ -152,10 +157,23 @@ def _trained(teacher: PreTrainedModel, trainer: Trainer) -> dict[str, Tensor]:
     return {name: own[name] for name in trainer.masters.named}
 
 
-def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:
+def _load_optimizer(trainer: Trainer | DraftTrainer, path: Path) -> None:
+    masters = trainer.masters.named
+    for key, tensor in load_file(path).items():
+        name, state = key.rsplit("/", 1)
+        if state == MASTER:
+            put(masters[name], tensor)
+        elif tensor.shape == masters[name].shape:
+            trainer.optimizer.state[masters[name]][state] = torch.zeros_like(masters[name], dtype=tensor.dtype).detach()
+            put(trainer.optimizer.state[masters[name]][state], tensor)
+        else:
+            trainer.optimizer.state[masters[name]][state] = tensor.to(masters[name].device)
+
+
+def _optimizer_tensors(trainer: Trainer | DraftTrainer) -> dict[str, Tensor]:
     masters = trainer.masters
     tensors = {f"{name}/{MASTER}": masters.named[name].detach() for name in masters.copies}
     for name, master in masters.named.items():
         for key, value in trainer.optimizer.state.get(master, {}).items():
             tensors[f"{name}/{key}"] = value
-    return {name: tensor.contiguous() for name, tensor in trainer.whole(tensors).items()}
+    return tensors

@@ -19,11 +19,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
+from offbook.output import output_of
 from offbook.train import attention
 from offbook.train.attention import BranchRow, LayerKV
 from offbook.train.batches import Batch, BranchBatch
 from offbook.train.host import compile_once, round_length
-from offbook.train.output import output_of
 from offbook.train.parallel.context import Context
 from offbook.types import Branch, Sample
 

@@ -20,9 +20,11 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from offbook.config import TrainConfig
+from offbook.draft import travelling
 from offbook.train import head
 from offbook.train.balance import PartGradients, scales_of
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens, micro_batches, row_length
+from offbook.train.draft import DraftTrainer
 from offbook.train.forward import Decoder
 from offbook.train.lora import adapter_of, adapter_tensors
 from offbook.train.masters import Masters
@@ -72,11 +74,15 @@ class Trainer:
         settings: TrainConfig,
         teachers: Mapping[str, Kind] = NO_TEACHERS,
         ranks: Ranks = ALONE,
+        draft: DraftTrainer | None = None,
     ):
         """`teachers` by the names that branches call them. What `settings` leave to be chosen is what a CPU takes. With
-        other `ranks` the weights are sharded, and each steps on samples of its own."""
+        other `ranks` the weights are sharded, and each steps on samples of its own. A `draft` head learns along, on one
+        rank."""
         if model.dtype != getattr(torch, settings.precision):
             raise ValueError(f"train.precision is {settings.precision} and the model is in {model.dtype}; load it so")
+        if draft is not None and ranks.mesh is not None:
+            raise ValueError("a draft head is trained along on one rank only; leave mtp.along false")
         self.model = model
         self.settings = settings = settings.settled()
         assert settings.recompute != "auto"
@@ -87,7 +93,7 @@ class Trainer:
             raise ValueError(f"train.reference_kl needs a teacher called {REFERENCE}: Frozen()")
         self.replay = Replay(model)
         self.student.free_routing = self.replay.free
-        self.ranks = ranks
+        self.ranks, self.draft = ranks, draft
         if ranks.mesh is not None:
             for decoder in (self.student, *(own.decoder for own in self.own_weights().values())):
                 shard(decoder, ranks.mesh, ranks.experts, ranks.context)
@@ -104,6 +110,8 @@ class Trainer:
         gradient_norm = self._clip()
         if not math.isfinite(gradient_norm):
             self.optimizer.zero_grad()
+            if self.draft is not None:
+                self.draft.forget()
             broken = [name for name, value in self._of_all(ledger.means()).items() if not math.isfinite(value)]
             raise NotFinite(f"the gradient is {float(gradient_norm)} ({', '.join(broken) or 'every loss is finite'})")
         self.steps += 1
@@ -124,6 +132,8 @@ class Trainer:
         metrics = {**self._of_all(shares), "gradient_norm": gradient_norm, **self.replay.figures()}
         width = self.model.config.get_text_config().hidden_size
         metrics |= self.ranks.spread(sum(cost_of(sample, width) for micro in batches for sample in micro))
+        if self.draft is not None:
+            metrics |= self.draft.step()
         if isinstance(self.optimizer, Muon):
             metrics["muon/fallbacks"] = self.optimizer.fallbacks
         return StepResult({**metrics, **of_parts}, ledger.measured())
@@ -225,6 +235,11 @@ class Trainer:
     def publish(self, version: int) -> Weights:
         """They are not copied, unless they are sharded: apply them before the next step. All ranks have to call it."""
         weights = weights_of(self.model, version)
+        if self.draft is not None:
+            head = self.draft.head
+            weights = replace(
+                weights, tensors={**weights.tensors, **travelling(head)}, draft=head.described(self.model)
+            )
         return replace(weights, tensors=self.whole(weights.tensors))
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -249,6 +264,8 @@ class Trainer:
         output, settings = self.student.head, self.settings
         self.replay.begin(batch, self.ranks.context)
         hidden_BTD, teachers = self._forward(batch, micro)
+        if self.draft is not None and torch.is_grad_enabled():
+            self.draft.learn(batch, hidden_BTD)
         tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
         hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
         student: Scorer = output, hidden_ND.detach()[: len(tokens.weight_M)]

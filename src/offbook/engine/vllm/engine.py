@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from offbook.draft import without_head
 from offbook.engine.vllm.server import CALL_S, Server
 from offbook.engine.vllm.weights import Sender
 from offbook.engine.vllm.wire import Broken, Wire
@@ -215,6 +216,7 @@ class VllmEngine:
     def _update(self, weights: Weights) -> None:
         shared = self._shared
         assert shared.sender is not None
+        weights = without_head(weights)  # vLLM keeps the one that it started with
         shared.applied += 1
         if weights.adapter is None:
             shared.sender.send(weights.tensors)

@@ -1,0 +1,254 @@
+"""Draft heads: what they keep and what they save. `python bench/gpu/mtp.py --model FOLDER --json mtp.json`
+
+1. Rollouts of the model on pocket tasks, at temperature 1. --sft N lets it imitate N demonstrations first: a model that
+   solves nothing has nothing to learn by RL.
+2. A head for each loss (KL, total variation, cross-entropy), trained on these rollouts: seconds, and what sampling
+   keeps by depth on rollouts kept apart.
+3. RL with the head of KL trained along: seconds of the head as a share of the step's.
+4. Tokens a second without and with drafts at batch 1, 8 and 64: messages behind the beginnings of real rollouts, one
+   after the other, each to its own end, prompts included. Of the model before RL, after it with the head as it was, and
+   with the one that was trained along.
+
+--tiny is for a CPU, to try the script itself. Each part goes on without the ones that failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offbook.config import Config, load_config
+from offbook.draft import load_head
+from offbook.engine import LocalEngine
+from offbook.loop.collector import Collector, chat_of
+from offbook.loop.models import load_model, model_folder
+from offbook.loop.tasks import task_sets
+from offbook.loop.train import train
+from offbook.runfolder import RunFolder, dump_lines, latest_checkpoint
+from offbook.stages.mtp import mtp, read_samples
+from offbook.stages.sft import sft
+from offbook.types import Prompt, Rollout
+
+ON_GPU = torch.cuda.is_available()
+LOSSES = ("kl", "tv", "ce")
+Row = dict[str, Any]
+
+
+class Report:
+    def __init__(self, file: Path | None):
+        self.file, self.rows = file, list[Row]()
+
+    def row(self, part: str, work: Callable[[], Row]) -> Row | None:
+        """One more, unless it fails: the others are worth having."""
+        began = time.monotonic()
+        try:
+            found = {"part": part, **work()}
+        except Exception:
+            traceback.print_exc()
+            print(f"{part}: failed after {time.monotonic() - began:.1f} s", flush=True)
+            return None
+        self.rows.append(found)
+        told = (f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in found.items())
+        print("  ".join(told), flush=True)
+        self.write()
+        return found
+
+    def write(self) -> None:
+        if self.file:
+            self.file.write_text(json.dumps(self.rows, indent=1) + "\n")
+
+
+def settings(options: argparse.Namespace, **given: Any) -> Config:
+    """Of every part."""
+    precision = "bfloat16" if ON_GPU and options.precision == "auto" else options.precision.replace("auto", "float32")
+    tree = {
+        "model": options.model,
+        "engine.mode": "continuous" if ON_GPU else "lockstep",
+        "train.precision": precision,
+        "engine.precision": precision,
+        "train.groups": options.groups,
+        "train.group_size": options.group_size,
+        "train.steps": options.steps,
+        "train.learning_rate": options.learning_rate,
+        "feedback.weight": 0,
+        "tasks.num_train": options.tasks,
+        "tasks.num_heldout": 1,
+        "mtp.steps": options.head_steps,
+        "mtp.batch_tokens": options.batch_tokens,
+        "mtp.depth": options.depth,
+        **{key.replace("__", "."): value for key, value in given.items()},
+    }
+    given = {key: value if isinstance(value, str) else json.dumps(value) for key, value in tree.items()}
+    return load_config(["pocket"], given)
+
+
+def rollouts_of(config: Config, count: int, size: int) -> list[Rollout]:
+    tasks = task_sets(config, lambda what, share: None).train[:count]
+
+    async def collect() -> list[Rollout]:
+        collector = Collector(config, model_folder(config.model, config.seed))
+        try:
+            return [one for group in await collector.groups(tasks, size, "bench") for one in group]
+        finally:
+            await collector.aclose()
+
+    return asyncio.run(collect())
+
+
+def collected(options: argparse.Namespace, place: Path) -> Row:
+    began = time.monotonic()
+    found = rollouts_of(settings(options), options.tasks, options.group_size)
+    (place / "rollouts.jsonl").write_bytes(dump_lines(found))
+    sampled = sum(sum(segment.sampled) for one in found for segment in one.segments)
+    solved = sum(one.reward.parts.get("outcome", 0.0) for one in found) / len(found)
+    return {"rollouts": len(found), "tokens": sampled, "solved": solved, "seconds": time.monotonic() - began}
+
+
+def head(options: argparse.Namespace, place: Path, loss: str) -> Row:
+    out = place / f"head-{loss}"
+    shutil.rmtree(out, ignore_errors=True)
+    data = {"sft__data": [str(place / "rollouts.jsonl")], "mtp__loss": loss}
+    rows: list[Row] = []
+    found = mtp(settings(options, out=str(out), **data), rows.append)
+    kept = {key.removeprefix("validation/"): value for key, value in found.items() if "kept" in key}
+    return {"loss": loss, **kept, "seconds": sum(row["step_s"] for row in rows)}
+
+
+def reinforced(options: argparse.Namespace, place: Path) -> Row:
+    out = {"out": str(place / "run"), "engine__draft": str(place / "head-kl"), "engine__draft_tokens": options.depth}
+    rows: list[Row] = []
+    train(settings(options, mtp__along=True, **out), rows.append)
+    late = rows[len(rows) // 3 :]  # the first ones compile
+    share = sum(row.get("mtp/train_s", 0.0) for row in late) / sum(row["train_s"] for row in late)
+    kept = {key: rows[-1][key] for key in sorted(rows[-1]) if key.startswith("draft/")}
+    reward = {f"reward of step {row['step']}": row["reward"] for row in (rows[0], rows[-1]) if "reward" in row}
+    return {"steps": len(rows), "head's share of train_s": share, **kept, **reward}
+
+
+def beginnings(options: argparse.Namespace, place: Path, count: int) -> list[list[int]]:
+    """Of real rollouts, up to where a message begins."""
+    data = {"sft__data": [str(place / "rollouts.jsonl")]}
+    samples, rng = read_samples(settings(options, **data), tell=lambda line: None), random.Random(0)
+    found = []
+    while len(found) < count:
+        one = rng.choice(samples)
+        starts = [at for at in range(1, len(one.ids)) if one.ce_weight[at] and not one.ce_weight[at - 1]]
+        if starts:
+            found.append(one.ids[: rng.choice(starts)])
+    return found
+
+
+def written(engine: LocalEngine, prompts: list[list[int]], batch: int, new: int, key: str) -> tuple[float, int]:
+    """As many at once as the batch has; each writes messages until it has written `new` tokens."""
+
+    async def one(number: int) -> int:
+        count, turn = 0, 0
+        while count < new:
+            session = engine.open(f"{key}/{number}/{turn}")
+            prompt = Prompt(prompts[(number + turn * batch) % len(prompts)])
+            count += len((await session.complete(prompt, new)).ids)
+            session.close()
+            turn += 1
+        return count
+
+    async def all_of_them() -> int:
+        return sum(await asyncio.gather(*map(one, range(batch))))
+
+    began = time.perf_counter()
+    count = asyncio.run(all_of_them())
+    return time.perf_counter() - began, count
+
+
+def speed(
+    options: argparse.Namespace, place: Path, policy: str, model: str, head: Path | None, batch: int, tokens: int
+) -> Row:
+    config = settings(options)
+    folder = model_folder(model, config.seed)
+    network = load_model(folder, config.engine.precision)
+    draft = load_head(head, network) if head else None
+    stops = chat_of(folder, config).stop_ids
+    engine = LocalEngine(network, stops, 1.0, seed=1, mode="continuous", draft=draft, draft_tokens=tokens)
+    prompts = beginnings(options, place, 4 * batch)
+    for warm in ("compiles", "captures"):
+        written(engine, prompts, batch, options.new, warm)
+    runs = [written(engine, prompts, batch, options.new, str(number)) for number in range(options.repeat)]
+    looked_at, kept = engine.drafts
+    shares = {f"kept_{depth + 1}": kept[depth] / max(1, looked_at[depth]) for depth in range(len(kept))}
+    each = {"tokens_a_step": 1 + sum(kept) / looked_at[0]} if draft else {}
+    rate = max(count / seconds for seconds, count in runs)
+    return {"policy": policy, "batch": batch, "drafts": tokens, "tokens/s": rate, **shares, **each}
+
+
+def speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
+    policies = [("before RL", options.model, place / "head-kl")]
+    policies += [(f"before RL, {loss}", options.model, place / f"head-{loss}") for loss in LOSSES[1:]]
+    if list((place / "run" / "ckpt").glob("step_*")):
+        after = latest_checkpoint(RunFolder(place / "run"))
+        policies += [("after RL, frozen", str(after), place / "head-kl"), ("after RL, along", str(after), after)]
+    for batch in options.batches:
+        plain = report.row("speed", partial(speed, options, place, "plain", options.model, None, batch, 0))
+        for name, model, folder in policies:
+            for tokens in options.drafts if name == "before RL" else options.drafts[:1]:
+                found = report.row("speed", partial(speed, options, place, name, model, folder, batch, tokens))
+                if plain and found:
+                    found["speedup"] = found["tokens/s"] / plain["tokens/s"]
+                    print(f"  speedup {found['speedup']:.2f}", flush=True)
+    report.write()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="pocket", help="`pocket`, `smollm2-135m`, a folder")
+    parser.add_argument("--sft", type=int, default=0, help="demonstrations that the model imitates first")
+    parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--tasks", type=int, default=64, help="that rollouts are collected on")
+    parser.add_argument("--groups", type=int, default=4)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=20, help="of RL")
+    parser.add_argument("--learning-rate", type=float, default=1e-4, help="of RL")
+    parser.add_argument("--head-steps", type=int, default=400)
+    parser.add_argument("--batch-tokens", type=int, default=16_384)
+    parser.add_argument("--depth", type=int, default=3)
+    parser.add_argument("--drafts", type=int, nargs="+", default=[3, 2, 4], help="the first for every policy")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--new", type=int, default=256, help="tokens that a row writes, at least")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--place", type=Path, help="a folder that is kept; parts that are there are not done again")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.tiny:
+        options.tasks, options.groups, options.group_size, options.steps, options.head_steps = 3, 1, 2, 2, 8
+        options.batch_tokens, options.batches, options.new, options.repeat, options.drafts = 1024, [1, 2], 16, 1, [2]
+        options.depth = 2
+    report = Report(options.json)
+    with tempfile.TemporaryDirectory() as scratch:
+        place = options.place or Path(scratch)
+        place.mkdir(parents=True, exist_ok=True)
+        if options.sft:
+            data = {"out": str(place / "sft"), "sft__data": [f"pocket:{options.sft}"], "sft__learning_rate": 2e-4}
+            report.row("sft", lambda: {"steps": len(sft(settings(options, **data)).metrics()[0])})
+            options.model = str(place / "sft")
+        if not (place / "rollouts.jsonl").is_file():
+            report.row("rollouts", lambda: collected(options, place))
+        for loss in LOSSES:
+            if not (place / f"head-{loss}" / "draft").is_dir():
+                report.row("head", partial(head, options, place, loss))
+        report.row("rl", lambda: reinforced(options, place))
+        speeds(options, place, report)
+
+
+if __name__ == "__main__":
+    main()

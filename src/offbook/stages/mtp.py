@@ -1,0 +1,156 @@
+"""A draft head trained from scratch on what a model has written or reads, while the model stays as it is.
+
+OUT/config.toml, OUT/metrics.jsonl, and OUT/draft/ with the head when it is done. Left out: going on after a stop. A
+head takes minutes, and only the whole of one is written.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offbook.config import Config, ConfigError, TrainConfig
+from offbook.draft import FOLDER, DraftHead, load_head, save_head
+from offbook.lock import only_writer
+from offbook.loop.collector import chat_of
+from offbook.loop.models import Progress, chat_folder, described, load_model, model_folder, positions, quiet
+from offbook.runfolder import RunFolder, whole_folder, write_atomic
+from offbook.stages.conversations import Writing
+from offbook.stages.sources import read_sources, refuse_missing_data
+from offbook.tokens import Chat
+from offbook.train.batches import Batch, micro_batches
+from offbook.train.draft import DraftTrainer
+from offbook.train.forward import Decoder
+from offbook.train.schedule import learning_rate_share
+from offbook.types import OffbookError, Sample
+
+APART = 20  # one in so many samples is kept apart
+MOST_APART = 32
+
+
+def mtp(
+    config: Config,
+    on_step: Callable[[dict[str, Any]], None] = lambda row: None,
+    progress: Progress = quiet,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Trains the head that `config` describes. Returns where it is, and how much of its drafts is kept by depth."""
+    folder = RunFolder(config.out)
+    folder.refuse_file()
+    with only_writer(folder.path):
+        if (folder.path / FOLDER).exists():
+            raise OffbookError(f"{folder.path / FOLDER} is there already; give another --out")
+        torch.set_num_threads(config.threads)
+        samples = read_samples(config, progress, tell)
+        start = model_folder(config.model, config.seed, progress)
+        decoder = Decoder(load_model(start, config.train.precision))
+        torch.manual_seed(config.seed)
+        model = decoder.model
+        head = load_head(Path(config.engine.draft), model) if config.engine.draft else DraftHead(model)
+        write_atomic(folder.config_file, config.to_toml())
+        folder.metrics_file.unlink(missing_ok=True)  # of one that was stopped
+        trainer = DraftTrainer(model, head, config.mtp)
+        apart, learned = split(samples, config.seed)
+        tell(f"{len(learned)} samples of {sum(len(one.ids) for one in learned)} tokens, {len(apart)} kept apart")
+        for row in train_head(trainer, decoder, learned, config):
+            folder.append_metrics(row)
+            progress(f"draft head {config.out}", row["step"] / config.mtp.steps)
+            on_step(row)
+        found = measure(trainer, decoder, apart, config.train.settled().micro_tokens)
+        with whole_folder(folder.path / FOLDER) as part:
+            save_head(head, model, part)
+        result = {"head": str(folder.path / FOLDER), **{f"validation/{key}": found[key] for key in found}}
+        write_atomic(folder.path / "result.json", json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def train_head(
+    trainer: DraftTrainer, decoder: Decoder, samples: list[Sample], config: Config
+) -> Iterator[dict[str, Any]]:
+    """Step by step, each with its metrics."""
+    settings, micro_tokens = config.mtp, config.train.settled().micro_tokens
+    warmup = max(1, settings.steps // 20)
+    schedule = TrainConfig(steps=settings.steps, schedule="cosine", warmup_steps=warmup, final_share=0.05)
+    batches = _batches(samples, settings.batch_tokens, config.seed)
+    for step in range(1, settings.steps + 1):
+        began, drawn = time.monotonic(), next(batches)
+        for micro in micro_batches(drawn, micro_tokens):
+            _learn(trainer, decoder, micro, differentiate=True)
+        row = trainer.step(learning_rate_share(schedule, step))
+        tokens = sum(len(sample.ids) for sample in drawn)
+        yield {"step": step, **row, "train_tokens": tokens, "step_s": time.monotonic() - began}
+
+
+def measure(trainer: DraftTrainer, decoder: Decoder, samples: list[Sample], micro_tokens: int) -> dict[str, float]:
+    """What `DraftTrainer.measured` says of samples that it does not learn from."""
+    for micro in micro_batches(samples, micro_tokens):
+        _learn(trainer, decoder, micro, differentiate=False)
+    found = {name.removeprefix("mtp/"): value for name, value in trainer.measured().items()}
+    trainer.forget()
+    return found
+
+
+def _learn(trainer: DraftTrainer, decoder: Decoder, micro: list[Sample], differentiate: bool) -> None:
+    batch = Batch.collate(micro, decoder.model.device)
+    with torch.no_grad():
+        hidden_BTD, _ = decoder.hidden(batch.ids_BT)
+    trainer.learn(batch, hidden_BTD, differentiate)
+
+
+def split(samples: list[Sample], seed: int) -> tuple[list[Sample], list[Sample]]:
+    """Those kept apart, and those to learn from."""
+    drawn = random.Random(f"{seed} mtp").sample(samples, len(samples))
+    count = min(MOST_APART, max(1, len(drawn) // APART)) if len(drawn) > 1 else 0
+    return drawn[:count], drawn[count:]
+
+
+def _batches(samples: list[Sample], batch_tokens: int, seed: int) -> Iterator[list[Sample]]:
+    """Without end, each time through in a new order."""
+    rng, batch = random.Random(f"{seed} mtp batches"), list[Sample]()
+    while True:
+        for sample in rng.sample(samples, len(samples)):
+            batch.append(sample)
+            if sum(len(one.ids) for one in batch) >= batch_tokens:
+                yield batch
+                batch = []
+
+
+def read_samples(config: Config, progress: Progress = quiet, tell: Callable[[str], None] = print) -> list[Sample]:
+    """Of rollouts and trajectories what agents wrote is learned, of text everything."""
+    texts = [name for name in config.sft.data if name.endswith(".txt")]
+    others = [name for name in config.sft.data if name not in texts]
+    sources = config.model_copy(update={"sft": config.sft.model_copy(update={"data": others})})
+    if others or not texts:
+        refuse_missing_data(sources)
+    if missing := [name for name in texts if not Path(name).is_file()]:
+        raise ConfigError(f"there is no {missing[0]}; --data .txt is a file of text")
+    start = model_folder(config.model, config.seed, progress)
+    chat = chat_of(start, config)
+    context = min(config.harness.context, positions(chat_folder(start)))
+    found = [sample for name in texts for sample in _of_text(Path(name), chat, context)]
+    writing = Writing(chat, described(str(start)).get_text_config().vocab_size, context, {})
+    counts: Counter[str] = Counter()
+    for source in read_sources(sources, start, progress):
+        tell(str(source))
+        for rollout, tools in zip(source.rollouts, source.tools, strict=True):
+            for segment in (writing.written(one, tools, counts) for one in rollout.segments):
+                weight = [float(sampled) for sampled in segment.sampled[:context]]
+                found.append(Sample(segment.ids[:context], ce_weight=weight, temperature=config.engine.temperature))
+    found = [sample for sample in found if any(sample.ce_weight[2:])]
+    if not found:
+        raise OffbookError("nothing is left to learn from: no token of an agent has two before it; give other --data")
+    return found
+
+
+def _of_text(path: Path, chat: Chat, context: int) -> Iterator[Sample]:
+    ids = chat.encode(path.read_text())
+    for start in range(0, len(ids), context):
+        part = ids[start : start + context]
+        yield Sample(part, ce_weight=[1.0] * len(part))

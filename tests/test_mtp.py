@@ -1,0 +1,251 @@
+"""Draft heads: what they learn, where they are kept, and whose they are."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import in_bfloat16, random_ids, saved, tiny_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from offbook.config import ConfigError, MtpConfig, TrainConfig, load_config
+from offbook.draft import DraftHead, load_head, save_head
+from offbook.engine import LocalEngine
+from offbook.loop.models import load_model
+from offbook.loop.train import train
+from offbook.stages.mtp import measure, mtp, read_samples, split
+from offbook.sync import Publisher, Reader, open_store
+from offbook.train import draft as train_draft
+from offbook.train.batches import Batch
+from offbook.train.checkpoint import load_training_state
+from offbook.train.draft import Depths, DraftTrainer
+from offbook.train.forward import Decoder
+from offbook.train.trainer import Trainer
+from offbook.types import OffbookError, Sample
+
+CPU = torch.device("cpu")
+
+
+def samples(count: int = 6, length: int = 40) -> list[Sample]:
+    rng = random.Random(0)
+    lengths = [length - number for number in range(count)]
+    return [Sample(random_ids(rng, size), ce_weight=[1.0] * size) for size in lengths]
+
+
+def moved(head: DraftHead, seed: int = 0) -> DraftHead:
+    """Away from where it begins, so that mistakes show."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return head
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("window", [8, 512])
+def test_it_learns_on_what_it_sees_when_it_drafts(kind: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every depth the states are those of drafting token by token, all before it read again."""
+    monkeypatch.setattr(train_draft, "WINDOW", window)
+    model = tiny_model(kind).double()
+    trainer = DraftTrainer(model, moved(DraftHead(model)), MtpConfig(depth=4))
+    batch = Batch.collate(samples(2, 24), CPU)
+    with torch.no_grad():
+        hidden, _ = Decoder(model).hidden(batch.ids_BT)
+        embedded = model.get_input_embeddings()(batch.ids_BT)[:, 1:]
+        found = trainer.states(batch.ids_BT, hidden)
+        assert len(found) == 4
+        for depth, (states, start) in enumerate(found):
+            assert states.shape[1] == (23 if not depth else min(23, found[1][1] + window) - start)
+            for number in range(states.shape[1]):
+                begin = start + number - depth  # the last position whose state is the model's
+                read = hidden[:, : begin + 1]
+                for _ in range(depth + 1):
+                    position = torch.arange(read.shape[1])[None]
+                    state = trainer.head(embedded[:, : read.shape[1]], read, position, depths=Depths())
+                    read = torch.cat([read, state[:, -1:]], dim=1)
+                assert torch.allclose(states[:, number], read[:, -1], atol=1e-8)
+
+
+@pytest.mark.parametrize("loss", ["kl", "tv", "ce"])
+def test_the_loss_is_the_one_that_was_asked_for(loss: str) -> None:
+    model, one = tiny_model(), samples(1, 12)[0]
+    one.ce_weight = [0.0] * 6 + [1.0] * 4
+    one.temperature = 0.7
+    trainer = DraftTrainer(model, moved(DraftHead(model)), MtpConfig(loss=loss, depth=1))
+    batch = Batch.collate([one], CPU)
+    with torch.no_grad():
+        hidden, _ = Decoder(model).hidden(batch.ids_BT)
+        ((states, _),) = trainer.states(batch.ids_BT, hidden)
+        q, p = ((model.lm_head(x)[0] / 0.7).log_softmax(-1) for x in (states[:, 4:8], hidden[:, 5:9]))
+    trainer.learn(batch, hidden)
+    found = trainer.step()
+    apart = (p.exp() - q.exp()).abs().sum(-1) / 2
+    tokens = torch.tensor(one.ids)[6:10, None]
+    wanted = {"kl": (p.exp() * (p - q)).sum(-1), "tv": apart, "ce": -q.gather(1, tokens)}[loss]
+    assert found["mtp/loss_1"] == pytest.approx(float(wanted.mean()), rel=1e-4)
+    assert found["mtp/kept_1"] == pytest.approx(float(1 - apart.mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_beside_training_the_model_learns_what_it_would_without(precision: str) -> None:
+    """And the head learns: nothing of it reaches the base."""
+    found = {}
+    for along in (False, True):
+        model = tiny_model() if precision == "float32" else in_bfloat16(tiny_model())
+        draft = DraftTrainer(model, DraftHead(model), MtpConfig(depth=2)) if along else None
+        trainer = Trainer(model, TrainConfig(precision=precision, learning_rate=1e-3), draft=draft)
+        rows = [trainer.step(samples()).metrics for _ in range(3)]
+        found[along] = model.state_dict()
+        assert ("mtp/loss_1" in rows[0]) == along
+    for name, tensor in found[False].items():
+        assert tensor.equal(found[True][name])
+    assert rows[-1]["mtp/loss_1"] < rows[0]["mtp/loss_1"]
+    assert rows[0]["mtp/train_s"] > 0
+
+
+def test_a_checkpoint_has_the_head_and_goes_on_with_it(tmp_path: Path) -> None:
+    def start() -> Trainer:
+        model = tiny_model()
+        torch.manual_seed(0)
+        return Trainer(model, TrainConfig(), draft=DraftTrainer(model, DraftHead(model), MtpConfig(depth=2)))
+
+    whole = start()
+    for _ in range(2):
+        whole.step(samples())
+    path = saved(whole, tmp_path, 2)
+    whole.step(samples())
+    again = start()
+    again.model.load_state_dict(AutoModelForCausalLM.from_pretrained(path).state_dict())
+    load_training_state(again, path)
+    again.step(samples())
+    assert again.draft is not None
+    assert whole.draft is not None
+    assert again.draft.head.fc.weight.equal(whole.draft.head.fc.weight)
+    loaded = load_head(path, load_model(path))
+    assert loaded.fc.weight.equal(load_file(path / "draft" / "model.safetensors")["fc.weight"])
+    shutil.rmtree(path / "draft")
+    with pytest.raises(OffbookError, match="no draft head, so it cannot be trained along"):
+        load_training_state(again, path)
+
+
+def test_it_lies_in_the_layout_that_vllm_loads(tmp_path: Path) -> None:
+    """vLLM puts `model.` before each name, `Eagle` before the architecture, and takes embedding and head from the
+    model: llama_eagle.py and configs/eagle.py of 0.24."""
+    model = tiny_model()
+    save_head(DraftHead(model), model, tmp_path)
+    layer = "layers.0."
+    projections = [f"{layer}self_attn.{one}_proj.weight" for one in "qkvo"]
+    projections += [f"{layer}mlp.{one}_proj.weight" for one in ("gate", "up", "down")]
+    names = {"fc.weight", f"{layer}post_attention_layernorm.weight", *projections}
+    assert load_file(tmp_path / "model.safetensors").keys() == names
+    told = json.loads((tmp_path / "config.json").read_text())
+    assert (told["architectures"], told["model_type"]) == (["LlamaForCausalLM"], "llama")
+    assert (told["num_hidden_layers"], told["hidden_size"], told["head_dim"], told["vocab_size"]) == (1, 48, 12, 300)
+    assert told["rope_parameters"]["rope_theta"] == model.config.rope_parameters["rope_theta"]
+
+
+def damaged(folder: Path, *, without: str = "", config: bool = True) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop(without, None)
+    save_file(tensors, folder / "model.safetensors")
+    if not config:
+        (folder / "config.json").unlink()
+
+
+def test_a_head_of_another_base_and_one_that_is_not_whole_are_refused(tmp_path: Path) -> None:
+    model = tiny_model()
+    for name in ("whole", "short", "bare"):
+        save_head(DraftHead(model), model, tmp_path / name)
+    damaged(tmp_path / "short", without="fc.weight")
+    damaged(tmp_path / "bare", config=False)
+    with torch.no_grad():
+        for parameter in model.parameters():  # a long training
+            parameter.add_(torch.randn_like(parameter) * parameter.std() * 0.3)
+    load_head(tmp_path / "whole", model)
+    refused: dict[str, tuple[str, PreTrainedModel]] = {
+        "is of another model \\(their embeddings differ": ("whole", tiny_model(seed=1)),
+        "is of another model \\(their embeddings": ("whole", tiny_model(vocabulary=200)),
+        "has no fc.weight; train it anew": ("short", model),
+        "there is no draft head in .*bare .*offbook mtp MODEL": ("bare", model),
+        "there is no draft head in .*nowhere": ("nowhere", model),
+    }
+    for said, (name, base) in refused.items():
+        with pytest.raises(OffbookError, match=said):
+            load_head(tmp_path / name, base)
+
+
+def test_it_travels_with_the_weights(tmp_path: Path) -> None:
+    model = tiny_model()
+    draft = DraftTrainer(model, moved(DraftHead(model)), MtpConfig())
+    trainer = Trainer(model, TrainConfig(), draft=draft)
+    store = open_store(str(tmp_path / "store"))
+    publisher, reader = Publisher(store), Reader(open_store(str(tmp_path / "store")), "one")
+    engine = LocalEngine(tiny_model(seed=1), frozenset({7}), draft=DraftHead(tiny_model()), draft_tokens=2)
+    assert engine.draft is not None
+    for version in (1, 2):
+        trainer.step(samples())
+        publisher.publish(trainer.publish(version))
+        publisher.wait()
+        weights = reader.poll()
+        assert weights is not None
+        assert weights.draft is not None
+        assert weights.draft["architectures"] == ["LlamaForCausalLM"]
+        engine.apply(weights)
+        for name, tensor in draft.head.state_dict().items():
+            assert engine.draft.state_dict()[name].equal(tensor)
+    publisher.close()
+    reader.close()
+
+
+def test_settings_that_would_do_nothing_are_refused() -> None:
+    for key, value, said in (
+        ("engine.draft", "runs/mtp", "engine.draft_tokens is 0"),
+        ("mtp.along", "true", "as in --engine.draft_tokens 3"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load_config([], {key: value})
+
+
+def test_the_verb_trains_a_head_that_drafts(model: Path, tmp_path: Path) -> None:
+    given = {"model": str(model), "out": str(tmp_path / "mtp"), "sft.data": '["pocket:60"]', "mtp.steps": "12"}
+    own = {"harness.profile": "pocket", "mtp.batch_tokens": "1024", "mtp.depth": "2", "mtp.learning_rate": "3e-3"}
+    config = load_config([], {**given, **own})
+    rows: list[dict] = []
+    result = mtp(config, rows.append)
+    assert len(rows) == 12
+    network = load_model(model)
+    head = load_head(tmp_path / "mtp", network)
+    apart, _ = split(read_samples(config, tell=lambda line: None), 0)
+    decoder = Decoder(network)
+    fresh = measure(DraftTrainer(network, DraftHead(network), config.mtp), decoder, apart, 8192)
+    ours = measure(DraftTrainer(network, head, config.mtp), decoder, apart, 8192)
+    assert ours["kept_1"] == pytest.approx(result["validation/kept_1"], abs=1e-3)
+    assert ours["kept_1"] > 0.4 > fresh["kept_1"]
+    assert ours["kept_2"] > 0.3
+    with pytest.raises(OffbookError, match="is there already; give another --out"):
+        mtp(config)
+
+
+def test_a_run_drafts_and_trains_the_head_along(model: Path, tmp_path: Path) -> None:
+    network = load_model(model)
+    save_head(DraftHead(network), network, tmp_path / "head")
+    given = {"model": str(model), "out": str(tmp_path / "run"), "engine.draft": str(tmp_path / "head")}
+    small = {"tasks.num_train": "2", "tasks.num_heldout": "1", "train.groups": "1", "train.group_size": "2"}
+    rest = {"engine.draft_tokens": "2", "mtp.along": "true", "train.steps": "1", "feedback.look": "false"}
+    recipe = Path(__file__).parents[1] / "recipes" / "pocket.toml"
+    for steps in (1, 2):  # the second goes on with the head of the first
+        train(load_config([recipe], {**given, **small, **rest, "train.steps": str(steps)}))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert 0 <= row["draft/kept_1"] <= 1 <= row["draft/tokens_a_step"] <= 3
+        assert row["mtp/loss_1"] > 0
+        assert row["rl/mismatch"] < 1e-4
+    first, second = (load_file(tmp_path / "run" / "ckpt" / f"step_0000{n}" / "draft/model.safetensors") for n in (1, 2))
+    assert not first["fc.weight"].equal(second["fc.weight"])
+    load_head(tmp_path / "run" / "ckpt" / "step_00002", network)
