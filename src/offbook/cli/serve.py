@@ -119,10 +119,8 @@ async def _serve(
 
     ended = [rollout.id for rollout in folder.rollouts(0)[0]]
     sessions = Sessions(make, partial(folder.append_rollout, 0), owner, ended)
-    async with (
-        aclosing(collector),
-        aclosing(Serving(make_app(sessions, collector.pages and collector.pages.told), listener)),
-    ):
+    app = make_app(sessions, collector.pages.told if collector.pages else None)
+    async with aclosing(collector), aclosing(Serving(app, listener)):
         following = asyncio.create_task(_follow(reader, _own_engine(collector))) if reader else None
         session, key = sessions.open()
         began(session.rollout.id, key)
