@@ -110,3 +110,11 @@ def test_without_ray_there_is_one_sentence(given: dict[str, str], tmp_path: Path
             run(given, tmp_path / "run", **{"loop.ray.samplers": "1"})
     else:
         pytest.skip("Ray is installed")
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there_is_one_sentence(given: dict[str, str], tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    ray.shutdown()
+    with pytest.raises(OffbookError, match=r"Ray cannot be reached \(.*; start a cluster by `ray start --head`"):
+        run(given, tmp_path / "run", **{"loop.ray.samplers": "1", "loop.ray.address": "auto"})
