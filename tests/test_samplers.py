@@ -88,7 +88,6 @@ def test_many_samplers_beside_training(cluster: Any, given: dict[str, str], tmp_
     assert len({rollout.id for rollout in rollouts}) == len(rollouts) == 6 * 2
     rows, _ = folder.metrics()
     assert all(row["staleness/too_old"] == 0 for row in rows)
-    assert rows[-1]["grades"] > 0
 
 
 def test_what_cannot_be_elsewhere_is_refused() -> None:
