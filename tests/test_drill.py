@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from test_async import run
+from test_held import given
 from test_loop import SMALL, offbook
 
-from offbook.cli.drill import BLOWS, Report, _is_well
+from offbook.cli.drill import BLOWS, Report, _damage, _is_store_whole, _is_well, _store
+
+__all__ = ["given"]  # a fixture
 
 
 @pytest.mark.slow
@@ -23,6 +28,20 @@ def test_nothing_is_lost(cache: Path, model: Path, tmp_path: Path) -> None:
     assert lockstep["store_whole"]
     assert continuous["store_whole"]
     assert continuous["turns"] > continuous["rollouts"] == 6 * 2 * 3
+
+
+def test_a_run_heals_its_store(given: dict[str, str], tmp_path: Path) -> None:
+    """What the drill does to one, to a run that goes on: the last weights are there for whoever reads then."""
+    out, told = tmp_path / "run", {"train.steps": "4", "loop.store": str(_store(tmp_path / "run"))}
+
+    def strike(row: dict[str, Any]) -> None:
+        if row["step"] == 1:
+            _damage(_store(out))
+
+    run(given, out, strike, **told)
+    assert _is_store_whole(out)
+    _damage(_store(out))
+    assert not _is_store_whole(out)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_every_route_gives_the_same_answer(pages: Path, tmp_path: Path, given: d
                 await toolset.run(ToolCall(NAME, {"query": "?"}), Workbench(box, Limits()))
         engine, chat = Scripted(["x"]), merging_chat()
         sessions = Sessions(lambda rollout: Session(rollout, chat, engine.open, Limits()), owner=OWNER)
-        session, key = sessions.open("s")
+        _, key = sessions.open("s")
         assert collector.pages is not None
         listener = listen(0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/tools/search_docs"

@@ -237,8 +237,12 @@ def _is_store_whole(out: Path) -> bool:
     from offbook.sync import Reader, open_store
 
     reader = Reader(open_store(str(_store(out))), "drill")
-    found = reader.poll()
-    reader.close()
+    try:
+        found = reader.poll()
+    except OffbookError:
+        return False
+    finally:
+        reader.close()
     kept = weights_in(latest_checkpoint(RunFolder(out)), 0).tensors
     return found is not None and all(
         torch.equal(tensor, kept[name].to(tensor.dtype)) for name, tensor in found.tensors.items()

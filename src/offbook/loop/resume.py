@@ -75,13 +75,8 @@ def refuse_another_run(folder: RunFolder, config: Config, imitates: bool = False
 
 
 def _own_files(config: Config) -> dict[str, list[str]]:
-    return dict(
-        zip(
-            OWN_FILES,
-            (config.rewards.files, config.tools.files, config.feedback.files, config.tools.pages),
-            strict=True,
-        )
-    )
+    files = config.rewards.files, config.tools.files, config.feedback.files, config.tools.pages
+    return dict(zip(OWN_FILES, files, strict=True))
 
 
 def record_own_files(folder: RunFolder, config: Config) -> None:

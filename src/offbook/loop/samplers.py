@@ -116,7 +116,13 @@ class Samplers:
         self.version, self._numbers, self._weights = 0, itertools.count(), None
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
-            ray.init(settings.address or None, log_to_driver=False, configure_logging=False, include_dashboard=False)
+            quietly = {"log_to_driver": False, "configure_logging": False, "include_dashboard": False}
+            try:
+                ray.init(settings.address or None, **quietly)
+            except Exception as error:  # of any kind: it gives its own processes 30 s, which a busy machine takes
+                said = (str(error).strip() or type(error).__name__).splitlines()[0]
+                mend = "start a cluster by `ray start --head`, and give --loop.ray.address auto"
+                raise OffbookError(f"Ray cannot be reached ({said}); {mend}") from None
         actor = ray.remote(max_restarts=-1, num_cpus=settings.cpus, num_gpus=settings.gpus)(Sampler)
         self.places = [Place(actor.remote(config, model.resolve())) for _ in range(settings.samplers)]
 

@@ -82,8 +82,8 @@ def refuse_leaking_pages(config: Config, tasks: Iterable[Task]) -> None:
             folder = config.tools.pages[int(place.split()[1]) - 1]
             others = f", and {len(leaks) - 1} more," if len(leaks) > 1 else ""
             raise OffbookError(
-                f"the page {page} of {folder} (tools.pages){others} holds {leaks[0].what}, which was removed for the task "
-                f"{task.id}; take it out"
+                f"the page {page} of {folder} (tools.pages){others} holds {leaks[0].what}, which was removed for the "
+                f"task {task.id}; take it out"
             )
 
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from offbook.config import Config
 from offbook.runfolder import RunFolder, write_atomic
@@ -42,20 +42,20 @@ class Tensorboard:
         self._writer.close()
 
 
-class Wandb:
-    def __init__(self, package: Any, run: Path, run_id: str, config: dict[str, Any]):
-        self._run = package.init(project=PROJECT, name=run.name, id=run_id, resume="allow", dir=str(run), config=config)
+class Logged:
+    """A run of wandb, or of trackio, which has the same words."""
 
-    def send(self, step: int, numbers: dict[str, float]) -> None:
-        self._run.log(numbers, step=step)
+    def __init__(self, run: Any):
+        self._run = run
 
-    def close(self) -> None:
-        self._run.finish()
+    @classmethod
+    def by_wandb(cls, package: Any, run: Path, run_id: str, config: dict[str, Any]) -> Self:
+        about = {"name": run.name, "id": run_id, "dir": str(run)}
+        return cls(package.init(project=PROJECT, resume="allow", config=config, **about))
 
-
-class Trackio:
-    def __init__(self, package: Any, run: Path, run_id: str, config: dict[str, Any]):
-        self._run = package.init(project=PROJECT, name=f"{run.name}-{run_id}", resume="allow", config=config)
+    @classmethod
+    def by_trackio(cls, package: Any, run: Path, run_id: str, config: dict[str, Any]) -> Self:
+        return cls(package.init(project=PROJECT, name=f"{run.name}-{run_id}", resume="allow", config=config))
 
     def send(self, step: int, numbers: dict[str, float]) -> None:
         self._run.log(numbers, step=step)
@@ -66,8 +66,8 @@ class Trackio:
 
 SINKS: dict[str, tuple[str, Callable[..., Sink]]] = {
     "tensorboard": ("torch.utils.tensorboard", Tensorboard),
-    "wandb": ("wandb", Wandb),
-    "trackio": ("trackio", Trackio),
+    "wandb": ("wandb", Logged.by_wandb),
+    "trackio": ("trackio", Logged.by_trackio),
 }
 
 

@@ -200,9 +200,6 @@ class Server:
             return self._http.get(f"{self.url}/health", headers=self.headers, timeout=2.0).is_success
         return False
 
-    def is_dead(self) -> bool:
-        return self._process is not None and self._process.poll() is not None
-
     def _said(self) -> str:
         """Since the last start."""
         if not self.log.is_file():
