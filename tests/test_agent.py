@@ -16,7 +16,7 @@ from scripted import Scripted
 from starting import run
 from test_loop import environment
 
-from offbook.config import Config
+from offbook.config import Config, load_config
 from offbook.live.agent import Elsewhere, Worked, apply, session_of, work
 from offbook.live.kept import head, kept_in, lines_of
 from offbook.loop.collector import Collector
@@ -159,6 +159,7 @@ def test_the_verb_keeps_numbers_alone_unless_told_otherwise(cache: Path, model: 
     second = json.loads(offbook(*begin, "--live.consent", "all"))
     stored = json.loads((out / "sessions" / f"{second['session']}.json").read_text())
     assert "border" in stored["rollout"]["segments"][0]["messages"][1]["text"]
+    assert load_config([out / "config.toml"], {}).live.consent == "numbers", "of whoever says nothing"
     assert offbook("agent", "--out", out, "--say", "No, that is wrong.") == f"{second['session']}: noted\n"
     offbook("agent", "--out", out, "--thumb", "down", "--session", first["session"])
     stored = json.loads((out / "sessions" / f"{second['session']}.json").read_text())

@@ -17,7 +17,6 @@ import random
 import shutil
 import time
 from contextlib import aclosing
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
@@ -236,7 +235,7 @@ def one_seed(seed: int, out: Path, cycles: int, sessions: int) -> dict[str, Any]
         "sabotaged_deployment": {"kind": cycle.last.kind, "why": cycle.last.why, "sessions": noticed * PIECE},
         "returned_to": cycle.last.deployed == deployed,
         "reader": {"complaints": len(cross), "read": sum(cross), "others": len(kind), "misread": sum(kind)},
-        "decisions": [asdict(one) | {"numbers": {}} for one in cycle.folder.decisions()],
+        "decisions": [[one.kind, one.version] for one in cycle.folder.decisions()],
         "seconds": time.monotonic() - began,
     }
 

@@ -172,7 +172,7 @@ def _shown(worked: Worked, path: Path, yes: bool, as_json: bool) -> bool | None:
         say("nothing was applied: give --yes, or answer at a terminal", to=console)
         return None
     with suppress(EOFError):
-        return console.input(f"apply to {path}? [y/N] ").strip().lower() in ("y", "yes")
+        return console.input(f"apply to {path}? [y/N] ", markup=False).strip().lower() in ("y", "yes")
     return None
 
 

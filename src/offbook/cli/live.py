@@ -64,9 +64,10 @@ def live(
             return
         with ExitStack() as held:
             held.enter_context(only_writer(place))
-            write_atomic(place / "config.toml", config.to_toml())
             for cycle in cycles:
                 cycle.begin()
+            for folder in {place, *(cycle.folder.path for cycle in cycles)}:  # whoever runs the cycle decides for it
+                write_atomic(folder / "config.toml", config.to_toml())
             _run(cycles, sessions or [], once)
     if as_json:
         print(json.dumps([asdict(cycle.last) for cycle in cycles]))

@@ -53,9 +53,11 @@ class Cycle:
         self._tell, self._progress, self._clock = tell, progress, clock
 
     def begin(self) -> None:
-        """Version 0 is the model of the configuration. A cycle that has begun keeps its own."""
+        """Version 0 is the model of the configuration. A cycle that has begun keeps its own: what one user consents to
+        is nobody else's consent."""
         self.folder.path.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.folder.config_file, self.config.to_toml())
+        if not self.folder.config_file.is_file():
+            write_atomic(self.folder.config_file, self.config.to_toml())
         if not self.folder.decisions():
             start = model_folder(self.config.model, self.config.seed, self._progress).resolve()
             self._decide("start", f"{self.config.model} is served", deployed=0, version=0, path=str(start))

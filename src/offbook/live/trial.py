@@ -75,7 +75,7 @@ def _first(fortune_N: Sequence[float], needed: float) -> int:
 
 
 def detectable(differences_N: Sequence[float], alpha: float) -> float | None:
-    """By a test at the end alone; one that may stop at any time needs about a half more for the same."""
+    """By a test at the end alone; one that may stop at any time needs more."""
     if len(differences_N) < 2:
         return None
     reach = NormalDist().inv_cdf(1 - alpha / 2) + NormalDist().inv_cdf(POWER)
