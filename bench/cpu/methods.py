@@ -2,6 +2,7 @@
 
     python bench/cpu/methods.py --out runs/methods --seeds 0 1 2 --steps 20 --json docs/results/methods.json
     python bench/cpu/methods.py --out runs/methods --continual --seeds 0 --steps 8
+    python bench/cpu/methods.py --out runs/methods --heed
 
 Arms of one seed start from the same model, which was shown references and demonstrations in imitation, so that a
 teacher can make something of them. Those that sample rollouts train for as many steps; those that imitate get as many
@@ -20,11 +21,13 @@ import math
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from offbook.algo import opsd_branches, sdft_branches
 from offbook.config import Config, load_config
 from offbook.loop.collector import Collector
 from offbook.loop.evaluate import PARALLEL, summarize
@@ -35,7 +38,10 @@ from offbook.runfolder import RunFolder, dump_lines, latest_checkpoint, load_lin
 from offbook.stages.sft import sft
 from offbook.taskgen.pocket import make_pocket_tasks
 from offbook.tasks import load_tasks
-from offbook.types import Rollout, Task
+from offbook.tokens import chat_for
+from offbook.train.forward import Decoder
+from offbook.train.measure import measure_branches
+from offbook.types import Distill, Rollout, Sample, Task
 
 ALONE = {"train.rl_weight": "0", "feedback.weight": "0"}
 TEACHERS = {
@@ -111,6 +117,8 @@ class Bench:
         return {key: summarize(groups)[key] for key in KEYS}
 
     def job(self, name: str) -> dict[str, Any]:
+        if self.arguments.heed:
+            return self.heeds(self.pocket if name == "pocket" else self.start)
         if self.arguments.continual:
             return self.continual(name)
         return self.measured(self.start) if name == "before" else self.arm(name)
@@ -182,6 +190,25 @@ class Bench:
         )
         return rows
 
+    def heeds(self, model: Path) -> dict[str, dict[str, float]]:
+        """By how many nats a solution, or another rollout that solved the task, makes responses likelier that did so:
+        below 0 it is a teacher that knows less than its student."""
+        known, _ = load_lines(self.demonstrations, Rollout)
+        decoder, chat, samples = Decoder(load_model(model)), chat_for(model), []
+        for number, one in enumerate(known):
+            shown = opsd_branches(one, one.diff, chat, 1.0, Distill())[0]
+            sample = Sample(one.segments[0].ids, branches=[replace(shown, key=f"opsd/{number}")])
+            others = [other for other in known if other.task == one.task and other.id != one.id]
+            for other in others[:1]:
+                shown = sdft_branches(one, other, chat, 1.0, Distill())[0]
+                sample.branches.append(replace(shown, key=f"sdft/{number}"))
+            samples.append(sample)
+        found: dict[str, list[float]] = {"opsd": [], "sdft": []}
+        for measured in measure_branches(decoder, samples, 4096):
+            for key, values in measured.items():
+                found[key.partition("/")[0]].append(sum(values.teacher) - sum(values.student))
+        return {kind: {"responses": len(nats), "nats": mean(nats)} for kind, nats in found.items() if nats}
+
     def by_family(self, model: Path, tasks: list[Task]) -> dict[str, float]:
         chosen = {family: [task for task in tasks if fits(task)] for family, fits in FAMILIES.items()}
         return {family: self.measured(model, of)["solved"] if of else math.nan for family, of in chosen.items()}
@@ -207,8 +234,11 @@ def run(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
     for seed in arguments.seeds:
         bench = Bench(seed, arguments)
         bench.prepare()
-        for name in ("sft", "sdft") if arguments.continual else arguments.arms or ["before", *ARMS, *IMITATION]:
-            path = bench.root / ("continual" if arguments.continual else f"steps-{arguments.steps}") / f"{name}.json"
+        part, names = f"steps-{arguments.steps}", arguments.arms or ["before", *ARMS, *IMITATION]
+        if arguments.continual or arguments.heed:
+            part, names = ("continual", ["sft", "sdft"]) if arguments.continual else ("heed", ["pocket", "start"])
+        for name in names:
+            path = bench.root / part / f"{name}.json"
             row = found.setdefault(name, {})[str(seed)] = kept(path, partial(bench.job, name))
             print(f"seed {seed} {name}: {json.dumps(row)}", flush=True)
             if arguments.json:
@@ -240,10 +270,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="configuration of all arms")
     parser.add_argument("--continual", action="store_true")
+    parser.add_argument("--heed", action="store_true", help="no training: what models make of what is shown")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     found = run(arguments)
-    print("\n".join(table(found)) if not arguments.continual else json.dumps(found, indent=1))
+    plain = arguments.continual or arguments.heed
+    print(json.dumps(found, indent=1) if plain else "\n".join(table(found)))
 
 
 if __name__ == "__main__":
