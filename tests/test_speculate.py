@@ -19,6 +19,7 @@ from offbook.draft import DraftHead
 from offbook.engine import LocalEngine
 from offbook.engine.local import LocalSession
 from offbook.engine.sampling import draw, verify
+from offbook.engine.speculate import Drafted
 from offbook.types import OffbookError, Prompt, Weights
 
 
@@ -130,6 +131,46 @@ def test_the_same_seed_gives_the_same_tokens_in_every_memory() -> None:
     roomy, narrow = drafting(), drafting(kv_tokens=3 * 256)
     assert written(roomy) == written(narrow)
     assert narrow.tokens_prefilled > roomy.tokens_prefilled
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_drafts_are_those_of_a_head_that_reads_everything_anew(kind: str) -> None:
+    """In the first turn and in one that goes on from what was kept, at every depth."""
+    engine = drafting(lambda: tiny_model(kind).double(), mode="continuous")
+    at_work, rng, seen = engine.decoder.drafting, random.Random(0), list[tuple[int, Drafted]]()
+    draft = at_work.draft
+
+    def noted(*given) -> Drafted:
+        seen.append((int(given[3][0]), draft(*given)))
+        return seen[-1][1]
+
+    at_work.draft = noted
+
+    async def turns(session: LocalSession) -> list[tuple[list[int], list[tuple[int, Drafted]]]]:
+        ids, done = random_ids(rng, 30), []
+        for kept in (None, 25, None):  # the second turn has other tokens from there on
+            completion = await session.complete(Prompt(ids), 15)
+            ids = [*ids, *completion.ids]
+            done.append((ids, [*seen]))
+            seen.clear()
+            ids = [*ids[:kept], *random_ids(rng, 4)]
+        return done
+
+    (done,) = run(engine, turns)
+    plain = tiny_model(kind).double()
+    head = head_of(plain)
+    for ids, drafts in done:
+        assert len(drafts) >= 2
+        for place, drafted in drafts:  # of the token that is to be read next
+            with torch.no_grad():
+                read = plain.model(torch.tensor([ids[:place]])).last_hidden_state
+                following = [*ids[1 : place + 1], *drafted.token_RK[0].tolist()]
+                for depth in range(3):
+                    embedded = plain.model.embed_tokens(torch.tensor([following[: read.shape[1]]]))
+                    state = head(embedded, read, torch.arange(read.shape[1])[None])
+                    read = torch.cat([read, state[:, -1:]], dim=1)
+                    q_V = plain.lm_head(state[0, -1]).softmax(-1)
+                    assert torch.allclose(drafted.q_RKV[0, depth].double(), q_V, atol=1e-5)
 
 
 def test_a_turn_reads_what_is_new() -> None:

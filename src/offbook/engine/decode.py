@@ -60,10 +60,10 @@ class Decoder:
         self.graphs = static and model.device.type == "cuda"
         install(model, fused=self.graphs and hasattr(model.base_model, "layers"))
         self.drafting = drafting
+        self._hidden = torch.empty(0)  # the last states of the last forward, for a head
         if drafting:
             drafting.install()
-        self._hidden = torch.empty(0)  # the last states of the last forward
-        model.base_model.register_forward_hook(self._note_hidden)
+            model.base_model.register_forward_hook(self._note_hidden)
         self._dtype = model.dtype
         self.version = 0
         self.tokens_sampled = self.tokens_prefilled = 0
@@ -239,11 +239,11 @@ class Decoder:
         ).logits[0]
         if sum(layer >= 0 for layer in self.places.layers) < self.model.config.get_text_config().num_hidden_layers:
             raise RuntimeError(f"{type(self.model).__name__} hides its keys and values from the local engine")
-        hidden_TD = self._hidden[0]
-        for part, logits_V, hidden_D in zip(parts, logits_PV, hidden_TD[last_P], strict=True):
+        hidden_PD = self._hidden[0, last_P] if self.drafting else logits_PV[:, :0]
+        for part, logits_V, hidden_D in zip(parts, logits_PV, hidden_PD, strict=True):
             ends[part.place] = logits_V, hidden_D
         if self.drafting:
-            self.drafting.read(torch.tensor([following], device=device), hidden_TD[None], tokens)
+            self.drafting.read(torch.tensor([following], device=device), self._hidden, tokens)
         self.tokens_prefilled += len(ids)
 
     def _run(self, rows: int, length: int) -> None:

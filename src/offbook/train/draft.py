@@ -194,7 +194,7 @@ class DraftTrainer:
 
 
 class _Constant(nn.Module):
-    """A head whose weights are not trained by what goes through it."""
+    """The model's head, whose weights are not trained by what goes through it."""
 
     def __init__(self, output: nn.Module):
         super().__init__()
@@ -202,8 +202,7 @@ class _Constant(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         (output,) = self._output
-        weights = {name: parameter.detach() for name, parameter in output.named_parameters()}
-        logits: Tensor = torch.func.functional_call(output, weights, hidden)
+        logits: Tensor = output(hidden)
         return logits
 
 
