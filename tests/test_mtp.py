@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from offbook.config import ConfigError, MtpConfig, TrainConfig, load_config
 from offbook.draft import DraftHead, load_head, save_head
 from offbook.engine import LocalEngine
+from offbook.engine.apart import ApartEngine
 from offbook.loop.models import load_model
 from offbook.loop.train import train
 from offbook.stages.mtp import measure, mtp, read_samples, split
@@ -26,7 +28,7 @@ from offbook.train.checkpoint import load_training_state
 from offbook.train.draft import Depths, DraftTrainer
 from offbook.train.forward import Decoder
 from offbook.train.trainer import Trainer
-from offbook.types import OffbookError, Sample
+from offbook.types import Completion, OffbookError, Prompt, Sample
 
 CPU = torch.device("cpu")
 
@@ -200,6 +202,34 @@ def test_it_travels_with_the_weights(tmp_path: Path) -> None:
             assert engine.draft.state_dict()[name].equal(tensor)
     publisher.close()
     reader.close()
+
+
+def test_an_engine_in_a_process_of_its_own_drafts_too(model: Path, tmp_path: Path) -> None:
+    network = load_model(model)
+    save_head(DraftHead(network), network, tmp_path / "head")
+    given = {"model": str(model), "out": str(tmp_path / "run"), "engine.draft": str(tmp_path / "head")}
+    config = load_config([], {**given, "engine.draft_tokens": "2"})
+    trainer = Trainer(network, TrainConfig(), draft=DraftTrainer(network, moved(DraftHead(network)), MtpConfig()))
+
+    async def written() -> tuple[Completion, tuple[list[int], list[int]]]:
+        engine = ApartEngine(config, model, frozenset())
+        try:
+            engine.apply(trainer.publish(1))
+            session = engine.open("one")
+            done = await session.complete(Prompt([1, 5, 2, 7]), 12)
+            session.close()
+            return done, engine.drafts
+        finally:
+            await engine.aclose()
+
+    done, (looked_at, kept) = asyncio.run(written())
+    ids = torch.tensor([[1, 5, 2, 7, *done.ids]])
+    with torch.no_grad():
+        logp = network(ids).logits[0, 3:-1].log_softmax(-1).gather(1, ids[0, 4:, None])[:, 0]
+    assert torch.allclose(torch.tensor(done.logprobs), logp, atol=1e-4)
+    assert done.versions == [1] * 12
+    assert looked_at[0] >= kept[0]
+    assert looked_at[0] + sum(kept) >= 11
 
 
 def test_settings_that_would_do_nothing_are_refused() -> None:
