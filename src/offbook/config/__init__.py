@@ -1,34 +1,21 @@
 """The configuration: what can be set, and how files and options become it."""
 
 from offbook.config.files import RETIRED, ConfigError, load_config, recipe_for, recipes, with_new_keys
-from offbook.config.methods import CorrectionsConfig, TeachersConfig
-from offbook.config.stages import PretrainConfig, SftConfig, StageConfig
-from offbook.config.tree import (
-    LOCAL,
+from offbook.config.judging import (
     AuditorConfig,
-    CheckpointConfig,
-    Config,
     EffortConfig,
-    EngineConfig,
-    EvalConfig,
     FeedbackConfig,
-    HarnessConfig,
     JudgeConfig,
-    LiveConfig,
-    LoraConfig,
     MonitorsConfig,
-    MtpConfig,
-    Precision,
-    RanksConfig,
     RewardsConfig,
-    SandboxConfig,
-    TasksConfig,
-    ToolsConfig,
-    TrainConfig,
-    VllmConfig,
-    cache_folder,
-    is_url,
 )
+from offbook.config.methods import CorrectionsConfig, TeachersConfig
+from offbook.config.running import EvalConfig, LiveConfig
+from offbook.config.section import LOCAL, Precision
+from offbook.config.stages import PretrainConfig, SftConfig, StageConfig
+from offbook.config.training import CheckpointConfig, LoraConfig, MtpConfig, RanksConfig, TrainConfig
+from offbook.config.tree import Config, cache_folder, is_url
+from offbook.config.world import EngineConfig, HarnessConfig, SandboxConfig, TasksConfig, ToolsConfig, VllmConfig
 
 __all__ = [
     "LOCAL",

@@ -6,8 +6,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+Precision = Literal["float32", "bfloat16"]
 Schedule = Literal["constant", "cosine", "linear", "wsd"]
 TeacherName = Literal["live", "ema", "frozen", "trust_region"]
+LOCAL = "local"  # in the place of a judge model's URL: it runs here
 
 
 class Section(BaseModel):
