@@ -17,7 +17,7 @@ from starting import run
 from test_loop import environment
 
 from offbook.config import Config, load_config
-from offbook.live.agent import Elsewhere, Worked, apply, session_of, work
+from offbook.live.agent import Elsewhere, Worked, apply, copy_of, session_of, work
 from offbook.live.kept import head, kept_in, lines_of
 from offbook.loop.collector import Collector
 from offbook.tokens import byte_chat, render_call
@@ -88,6 +88,27 @@ def test_the_agent_works_on_a_copy_and_sees_what_git_would(repository: Path) -> 
     assert NEW in (repository / "shapes.py").read_text()
     assert os.access(repository / "run.sh", os.X_OK), "what it could be run by stays"
     assert not (repository / "notes.txt").exists()
+
+
+def test_a_folder_of_a_repository_keeps_its_secrets(repository: Path) -> None:
+    (repository / "part").mkdir()
+    (repository / "part" / "code.py").write_text("x = 1\n")
+    (repository / "part" / ".env").write_text("KEY=1\n")
+    with (repository / ".gitignore").open("a") as ignored:
+        ignored.write(".env\n")
+    with copy_of(repository / "part") as tree:
+        assert [path.name for path in tree.iterdir()] == ["code.py"]
+
+
+@pytest.mark.parametrize(
+    ("path", "request_", "says"), [("nowhere", "Fix it", "not a folder"), (".", "  ", "say where")]
+)
+def test_bad_input_is_refused_before_a_model_is_made(path: str, request_: str, says: str, tmp_path: Path) -> None:
+    done = run("agent", path, request_, "--out", "live", cwd=tmp_path, env=environment(tmp_path / "cache"))
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert not (tmp_path / "live").exists()
+    assert not (tmp_path / "cache").exists()
 
 
 def test_what_changed_meanwhile_is_not_overwritten(repository: Path) -> None:

@@ -52,19 +52,22 @@ def agent(
     before = Path(out) / "config.toml"
     own = {"out": out, **({"model": model} if model else {})}
     config = config_from(ctx, own, [before] if before.is_file() else (), {"model": "pocket"})
+    from offbook.live.agent import refuse_no_folder
     from offbook.live.cycle import Cycle
     from offbook.live.sessions import user_digest
 
+    if not (is_about_earlier := bool(forget or say_ or thumb or kept)):  # before a model is loaded
+        if not request.strip():
+            raise OffbookError('say where and what is to be done, as in: offbook agent . "Fix the failing test"')
+        refuse_no_folder(path)
     who = user_digest(user or getpass.getuser())
     with progress_display(plain) as progress:
         cycle = Cycle(config, population, progress=progress)
-        if request:
+        if not is_about_earlier:
             cycle.begin()
-    if forget or say_ or thumb or kept:
+    if is_about_earlier:
         _about_earlier(cycle, who, session, say_, thumb, kept, forget, as_json)
         return
-    if not request:
-        raise OffbookError('say what is to be done, as in: offbook agent . "Fix the failing test"')
     _work(cycle, path, request, who, yes, as_json)
 
 

@@ -34,11 +34,15 @@ class Worked:
     before: Mapping[str, bytes | None]  # of the files that it changed; None where there was none
 
 
+def refuse_no_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise OffbookError(f"{path} is not a folder; give the one that the agent is to work in")
+
+
 @contextmanager
 def copy_of(path: Path) -> Iterator[Path]:
     """The files that git tracks or would track; without git all but what is made by machines."""
-    if not path.is_dir():
-        raise OffbookError(f"{path} is not a folder; give the one that the agent is to work in")
+    refuse_no_folder(path)
     with tempfile.TemporaryDirectory(prefix="offbook-agent-") as place:
         tree, size = Path(place) / "tree", 0
         tree.mkdir()
@@ -55,7 +59,8 @@ def copy_of(path: Path) -> Iterator[Path]:
 
 
 def _files(path: Path) -> list[str]:
-    if (path / ".git").exists():
+    whole = path.resolve()
+    if any((folder / ".git").exists() for folder in (whole, *whole.parents)):  # it may be a folder of a repository
         listed = git(path, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
         return [name for name in listed.split("\0") if name]
     every = (file.relative_to(path) for file in sorted(path.rglob("*")))
