@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,21 @@ def test_nothing_is_lost(cache: Path, model: Path, tmp_path: Path) -> None:
     assert continuous["turns"] > continuous["rollouts"] == 6 * 2 * 3
 
 
+def wait_for(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    """What is published is written beside training."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_a_run_heals_its_store(given: dict[str, str], tmp_path: Path) -> None:
     """What the drill does to one, to a run that goes on: the last weights are there for whoever reads then."""
     out, told = tmp_path / "run", {"train.steps": "4", "loop.store": str(_store(tmp_path / "run"))}
 
     def strike(row: dict[str, Any]) -> None:
         if row["step"] == 1:
+            wait_for(lambda: json.loads((_store(out) / "HEAD").read_bytes())["number"] == 2)  # the start is 1
             _damage(_store(out))
 
     run(given, out, strike, **told)

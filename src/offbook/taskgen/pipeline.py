@@ -292,7 +292,7 @@ class _Run:
                 outcome = await self._one(made, candidate, earlier, alone)
             if outcome is None:
                 return
-            if not alone and is_late(outcome):
+            if not alone and (is_late(outcome) or outcome.refused == OURS):  # a full pipe, a process that was killed
                 late.append(candidate)
                 return
             made.outcomes.append(outcome)
