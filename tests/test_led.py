@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 from ranks import on_ranks
 from test_loop import SMALL, weights
 from test_loop import uninterrupted as uninterrupted
@@ -68,4 +67,3 @@ def refused(replicate: int) -> str:
 
 def test_ranks_that_do_not_divide_are_refused() -> None:
     assert on_ranks(2, refused, 3) == ["train.ranks.replicate is 3, which 2 ranks cannot be divided by"] * 2
-    assert torch.distributed.is_available()

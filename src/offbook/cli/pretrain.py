@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from offbook.cli.options import Json, Plain, config_from, console, progress_display, say
+from offbook.cli.options import Json, Plain, config_from, console, say
+from offbook.cli.stage import show_run
 from offbook.cli.train import CHOICES, tracker_of
 from offbook.config import ConfigError
 
@@ -44,21 +44,6 @@ def pretrain(
     if dry_run:
         print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
         return
-    with progress_display(plain) as progress:
-
-        def on_step(row: dict[str, Any]) -> None:
-            if tracker:
-                tracker.follow()
-            numbers = {"loss": "ce/loss", "validation": "validation/loss", "learning rate": "learning_rate"}
-            told = ", ".join(f"{name} {row[key]:.3g}" for name, key in numbers.items() if key in row)
-            console.print(f"step {row['step']} of {row['steps']}: {told}")
-
-        folder = run(config, on_step, progress, partial(say, to=console))
-    if tracker:
-        tracker.close()
-    rows, _ = folder.metrics()
-    if as_json:
-        print(json.dumps(rows[-1]))
-        return
-    print(f"{config.out}: {rows[-1]['step']} steps done")
-    say(f"next: offbook eval {config.out} --suite base, or offbook sft --model {config.out}", to=console)
+    show_run(run, config, tracker, plain, as_json)
+    if not as_json:
+        say(f"next: offbook eval {config.out} --suite base, or offbook sft --model {config.out}", to=console)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from offbook.cli.options import Json, Plain, config_from, console, progress_display, say
+from offbook.cli.options import Json, Plain, config_from, console, say
+from offbook.cli.stage import show_run
 from offbook.cli.train import CHOICES, tracker_of
 from offbook.config import ConfigError
 
@@ -45,23 +45,9 @@ def sft(
     if dry_run:
         print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
         return
-    with progress_display(plain) as progress:
-
-        def on_step(row: dict[str, Any]) -> None:
-            if tracker:
-                tracker.follow()
-            numbers = {"loss": "ce/loss", "validation": "validation/loss", "learning rate": "learning_rate"}
-            shown = ", ".join(f"{name} {row[key]:.3g}" for name, key in numbers.items() if key in row)
-            console.print(f"step {row['step']} of {row['steps']}: {shown}")
-
-        folder = run(config, on_step, progress, partial(say, to=console))
-    if tracker:
-        tracker.close()
-    rows, _ = folder.metrics()
+    last = show_run(run, config, tracker, plain, as_json)
     if as_json:
-        print(json.dumps(rows[-1]))
         return
-    print(f"{config.out}: {rows[-1]['step']} steps done")
-    if OWN in rows[-1]:
-        print(told(rows[-1][OWN], rows[-1][OTHER]))
+    if OWN in last:
+        print(told(last[OWN], last[OTHER]))
     say(f"next: offbook eval {config.out}, or offbook train --model {config.out} --out runs/train", to=console)
