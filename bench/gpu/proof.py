@@ -54,7 +54,6 @@ HELD_OUT = "whole_suite_again"  # a rule that imitation never saw a reminder of;
 LONGER = 4
 GRID = (("forward", "0.3"), ("forward", "3"), ("reverse", "0.3"), ("reverse", "1"), ("reverse", "3"))
 Settings = dict[str, str]
-SLOW = {"train.learning_rate": "1e-4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,6 @@ ARMS = {
     "hints": Arm(1, "RL + hints", hinted(**HINTS["hints"])),
     "donor": Arm(1, "RL + hint of another rule", hinted(**HINTS["donor"])),
     "constant_negative": Arm(1, "RL + advantage -1 on the same message", hinted(**HINTS["constant_negative"])),
-    "rl_slow": Arm(1, "RL, a third of the learning rate", {**hinted(**HINTS["rl"]), **SLOW}),
-    "hints_slow": Arm(1, "RL + hints, a third of the learning rate", {**hinted(**HINTS["hints"]), **SLOW}),
     "hints_alone": Arm(2, "hints alone", own_reward("without_outcome", 1.0)),
     "penalty": Arm(2, "RL, invalid calls in the reward", {**hinted(weight="0"), **own_reward("invalid_share", 0.5)}),
     "random_target": Arm(2, "RL + the hint on another message", hinted(**HINTS["random_target"])),
@@ -127,7 +124,7 @@ class Experiment:
             "harness.context": str(options.context), "harness.message_tokens": "160", "harness.summarize_at": "0",
             "harness.command_s": "20", "harness.wall_s": "600",
             "engine.kind": options.engine, "engine.mode": "continuous",
-            "train.groups": "4", "train.group_size": "8", "train.learning_rate": "2e-4", "train.log_parts": "1",
+            "train.groups": "4", "train.group_size": "8", "train.learning_rate": "1e-4", "train.log_parts": "4",
             "train.lora.rank": str(options.lora_rank),
             "feedback.balance": "rl", "feedback.weight": "1", "feedback.rules": json.dumps([*TAUGHT, HELD_OUT]),
             "feedback.max_targets": "6", "feedback.max_candidates": "12",  # a rollout of 25 turns has about 8 faults

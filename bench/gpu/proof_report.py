@@ -20,7 +20,7 @@ from offbook.evals.statistics import Ratio, compare_paired, interval, wilson
 
 START, END = "<!-- proof -->", "<!-- end of proof -->"
 BASE = "rl"
-BESIDE = {"hints": ("donor", "constant_negative"), "hints_slow": ("rl_slow",)}  # what else an arm is held against
+BESIDE = {"hints": ("donor", "constant_negative")}  # what else an arm is held against
 NOTHING = "-"
 Result = dict[str, Any]
 Arms = dict[tuple[str, int], list[Result]]  # by arm and steps, a result a seed

@@ -17,6 +17,7 @@ import copy
 import json
 import logging
 import math
+import secrets
 import threading
 import time
 from array import array
@@ -74,6 +75,7 @@ class _Shared:
     """What engines of different temperatures on the same server have in common."""
 
     server: Server
+    named: str = field(default_factory=lambda: secrets.token_hex(4))  # a server of the user's own may see many runs
     version: int = 0
     weights: Weights | None = None  # the last that were applied; a server that is started again gets them
     applied: int = 0  # how often: what names weights, since runs that share a server have the same versions
@@ -227,7 +229,7 @@ class VllmEngine:
     def _load_adapter(self, sender: Sender, weights: Weights) -> None:
         """A new name and path each time, loaded before the old one goes: vLLM answers 200 when it is in."""
         shared = self._shared
-        folder = sender.adapter(weights, f"adapter-{shared.applied}")
+        folder = sender.adapter(weights, f"adapter-{shared.named}-{shared.applied}")
         shared.server.call(
             "/v1/load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder)}, self.timeout_s
         )
@@ -305,7 +307,7 @@ class VllmEngine:
             "max_tokens": max_tokens,
             "temperature": self.temperature,
             "stop_ids": self._stop_ids,
-            "salt": f"weights {shared.applied}",
+            "salt": f"weights {shared.named} {shared.applied}",
             "adapter": shared.adapter if has_adapter else "",
         }
         body = json.dumps(about).encode() + b"\n" + array("i", ids).tobytes()
@@ -366,6 +368,9 @@ class VllmEngine:
         if shared.line is not None and shared.line.loop is asyncio.get_running_loop():
             shared.line.close()
         shared.line = None
+        if shared.adapter and not shared.server.is_ours:  # the next run's come beside it, and its files go
+            with contextlib.suppress(OffbookError):
+                await asyncio.to_thread(self._call, "/v1/unload_lora_adapter", {"lora_name": shared.adapter})
         if shared.sender is not None:
             shared.sender.close()
         await asyncio.to_thread(shared.server.stop)
