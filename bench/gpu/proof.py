@@ -304,7 +304,8 @@ def imitate(experiment: Experiment, seed: int, base: Path, out: Path) -> None:
         # So long that a reminder is heeded for what it says: docs/results/real-model.md.
         "sft.reminders": "0.5", "sft.pairs": "1", "sft.epochs": "3", "sft.batch_tokens": "8192",
         "sft.hold_out_rules": json.dumps([HELD_OUT]),
-        "sft.learning_rate": str(options.sft_learning_rate),
+        "sft.learning_rate": str(options.sft_learning_rate), "sft.validation_every": "100",
+        "checkpoint.every": "400",
         **dict(option.split("=", 1) for option in options.set if option.startswith("sft.")),
     }  # fmt: skip
 
