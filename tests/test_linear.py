@@ -35,6 +35,7 @@ FP8, TOKEN, TENSOR, APPROXIMATE = (
     LinearConfig(kind="nvfp4", division="approximate"),
 )
 LOW = {"fp8": FP8, "token": TOKEN, "tensor": TENSOR, "approximate": APPROXIMATE}
+SUBNORMAL = 1e-38  # scales of such numbers lose bits, or are zero
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 ROWS = st.integers(1, 70).flatmap(lambda size: st.lists(NUMBERS, min_size=size, max_size=size))
 
@@ -93,12 +94,12 @@ def test_blocks_keep_sizes_signs_and_bounds(row: list[float]) -> None:
         assert found.shape == x.shape
         assert bool(((found == 0) | (found.sign() == x.sign())).all())
         assert bool(found.isfinite().all())
-        assert float((found - x).abs().max()) <= step * largest
+        assert float((found - x).abs().max()) <= step * largest + SUBNORMAL
     assert torch.equal(mxfp8(mxfp8(x)), mxfp8(x))
     once = nvfp4(x, "token")
     of_blocks = nn.functional.pad(x, (0, -len(row) % 16)).view(-1, 16).abs().amax(1).tolist()
     if all(block == 0 or block > max(of_blocks) / 2**14 for block in of_blocks):  # their scales have all their bits
-        assert torch.allclose(nvfp4(once, "token"), once, rtol=1e-5, atol=0)
+        assert torch.allclose(nvfp4(once, "token"), once, rtol=1e-5, atol=SUBNORMAL)
 
 
 def test_zeros_stay_zeros_and_what_is_no_number_is_seen() -> None:
