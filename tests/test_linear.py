@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from offbook.config import ConfigError, LinearConfig, LoraConfig, TrainConfig, load_config
 from offbook.engine import LocalEngine
+from offbook.engine.apart import ApartEngine
 from offbook.linear import compute_linears, plainly, refuse_lacking
 from offbook.linear.formats import E2M1, E4M3, Grid, approximate_division, e8m0, ieee_division, mxfp8, nvfp4
 from offbook.linear.layers import LowLinear, fp8_product, mxfp8_product
@@ -295,3 +297,28 @@ def test_options_that_are_never_used_are_refused() -> None:
 def samples() -> list[Sample]:
     rng = random.Random(0)
     return [sample_with_branches(rng) for _ in range(2)]
+
+
+def test_an_engine_in_a_process_of_its_own_multiplies_so_too(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    given = {"out": str(tmp_path / "run"), "train.linear.kind": "nvfp4"}
+    here = tiny_model()
+    compute_linears(here, TOKEN)
+    said = [written_by(LocalEngine(here, frozenset()))]
+    for more in ({}, {"engine.linear": "plain"}):
+        engine = ApartEngine(load_config(["standard"], given | more), tmp_path / "model", frozenset())
+        engine.apply(weights_of(tiny_model(), 0))
+        said.append(written_by(engine))
+    assert said[0] == said[1] != said[2]
+
+
+def written_by(engine: LocalEngine | ApartEngine) -> list[float]:
+    async def write() -> list[float]:
+        session = engine.open("a")
+        completion = await session.complete(Prompt([1, 5, 2, 7]), 8)
+        session.close()
+        if isinstance(engine, ApartEngine):
+            await engine.aclose()
+        return completion.logprobs
+
+    return asyncio.run(write())
