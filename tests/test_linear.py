@@ -322,3 +322,15 @@ def written_by(engine: LocalEngine | ApartEngine) -> list[float]:
         return completion.logprobs
 
     return asyncio.run(write())
+
+
+@pytest.mark.parametrize("kind", LOW)
+def test_layers_can_be_compiled_in_one_piece(kind: str) -> None:
+    """Without making kernels of it, which takes minutes on a CPU."""
+    layer, x = linear(LOW[kind]), torch.randn(3, 5, 40, requires_grad=True)
+    found = []
+    for run in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        run(x).square().sum().backward()
+        found.append([x.grad, layer.weight.grad])
+        x.grad = layer.weight.grad = None
+    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in zip(*found, strict=True))
