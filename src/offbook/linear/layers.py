@@ -35,11 +35,9 @@ FP8_CAPABILITY = (8, 9)
 
 def fp8_product(a_NK: Tensor, b_MK: Tensor) -> Tensor:
     """A GPU adds up in float32 and hands the sums over in bfloat16."""
-    count, wanted = len(b_MK), -a_NK.shape[1] % ALIGNED
-    (a, a_scale), (b, b_scale) = (
-        _fp8_rows(nn.functional.pad(matrix, (0, wanted, 0, more)))
-        for matrix, more in ((a_NK, 0), (b_MK, -count % ALIGNED))
-    )
+    count, filler = len(b_MK), -a_NK.shape[1] % ALIGNED
+    a, a_scale = _fp8_rows(nn.functional.pad(a_NK, (0, filler)))
+    b, b_scale = _fp8_rows(nn.functional.pad(b_MK, (0, filler, 0, -count % ALIGNED)))
     out = torch.bfloat16 if a.is_cuda else torch.float32
     return torch._scaled_mm(a, b.t(), a_scale, b_scale.t(), out_dtype=out)[:, :count]
 
