@@ -104,6 +104,8 @@ def show_plan(found: Plan, to: Console = results) -> None:
         say(f"trained: {found.trained / 1e6:.1f}M parameters of adapters", to=to)
     way = found.way
     say(f"recompute {way.recompute}, compile {str(way.compile).lower()}, micro_tokens {way.micro_tokens}", to=to)
+    if found.linear != "plain":
+        say(f"linear layers in {found.linear}{', emulated' if found.linear == 'nvfp4' else ''}", to=to)
     if found.gpu_share is not None:
         say(f"vLLM gets {found.gpu_share:g} of the GPU (engine.vllm.gpu_share)", to=to)
     if found.kv_tokens is not None:

@@ -13,7 +13,7 @@ from offbook.config.methods import CorrectionsConfig, TeachersConfig
 from offbook.config.running import EvalConfig, LiveConfig
 from offbook.config.section import LOCAL, Precision
 from offbook.config.stages import PretrainConfig, SftConfig, StageConfig
-from offbook.config.training import CheckpointConfig, LoraConfig, MtpConfig, RanksConfig, TrainConfig
+from offbook.config.training import CheckpointConfig, LinearConfig, LoraConfig, MtpConfig, RanksConfig, TrainConfig
 from offbook.config.tree import Config, cache_folder, is_url
 from offbook.config.world import EngineConfig, HarnessConfig, SandboxConfig, TasksConfig, ToolsConfig, VllmConfig
 
@@ -31,6 +31,7 @@ __all__ = [
     "FeedbackConfig",
     "HarnessConfig",
     "JudgeConfig",
+    "LinearConfig",
     "LiveConfig",
     "LoraConfig",
     "MonitorsConfig",

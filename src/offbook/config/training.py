@@ -28,6 +28,29 @@ class LoraConfig(Section):
         return self
 
 
+class LinearConfig(Section):
+    """How linear layers multiply: docs/precision.md. Embeddings, output head, routers and fused experts stay plain."""
+
+    kind: Literal["plain", "fp8", "nvfp4"] = Field(
+        default="plain",
+        description="in train.precision; in FP8, on GPUs that have it; or as NVFP4, backward as MXFP8, emulated",
+    )
+    scale: Literal["token", "tensor"] = Field(
+        default="token", description="nvfp4 only: what of the activations shares a float32 scale"
+    )
+    division: Literal["ieee", "approximate"] = Field(
+        default="ieee", description="nvfp4 only: by scales, rounded once, or through their reciprocals"
+    )
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if self.kind != "nvfp4" and (self.scale, self.division) != ("token", "ieee"):
+            raise ValueError(
+                f"train.linear.kind is {self.kind}, so train.linear.scale and division are never used; leave them out"
+            )
+        return self
+
+
 class RanksConfig(Section):
     """How weights lie on the ranks of a run that torchrun starts: docs/scale.md. Of one process they say nothing."""
 
@@ -84,6 +107,7 @@ class TrainConfig(Section):
         default="float32",
         description="of the model that is trained; with bfloat16 the optimizer steps on float32 master weights",
     )
+    linear: LinearConfig = LinearConfig()
     lora: LoraConfig = LoraConfig()
     ranks: RanksConfig = RanksConfig()
 

@@ -17,7 +17,7 @@ from offbook.config.methods import TeachersConfig
 from offbook.config.running import EvalConfig, LiveConfig, LoopConfig
 from offbook.config.section import LOCAL, Precision, Section
 from offbook.config.stages import PretrainConfig, SftConfig, StagesConfig
-from offbook.config.training import CheckpointConfig, MtpConfig, TrainConfig
+from offbook.config.training import CheckpointConfig, LinearConfig, MtpConfig, TrainConfig
 from offbook.config.world import EngineConfig, HarnessConfig, SandboxConfig, TasksConfig, ToolsConfig
 
 
@@ -116,6 +116,11 @@ class Config(Section):
         if self.feedback.weight and judge.url == LOCAL and not judge.name:
             return "the judge would read with weights that change; give feedback.judge.name another model"
         return ""
+
+    @property
+    def engine_linear(self) -> LinearConfig:
+        """How a local engine's linear layers multiply."""
+        return self.train.linear if self.engine.linear == "trained" else LinearConfig()
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump())

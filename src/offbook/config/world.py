@@ -156,6 +156,9 @@ class EngineConfig(Section):
     precision: Precision = Field(
         default="float32", description="of the engine's copy of the weights; where it is not given, train.precision"
     )
+    linear: Literal["trained", "plain"] = Field(
+        default="trained", description="local models: linear layers as train.linear says, or plain"
+    )
     draft_tokens: int = Field(
         default=0,
         ge=0,

@@ -29,6 +29,7 @@ from offbook.config import Config
 from offbook.draft import load_head
 from offbook.engine.decode import Decoder
 from offbook.engine.local import LocalEngine, LocalSession
+from offbook.linear import compute_linears
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, Weights
 
 START_S = 300.0  # to import, load and take its first weights
@@ -224,6 +225,7 @@ class _Served:
         torch.set_num_threads(config.threads)
         transformers_logging.disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(order["model"], dtype=settings.precision).eval()
+        compute_linears(model, config.engine_linear)
         stops, context = frozenset(order["stop_ids"]), config.harness.context
         draft = load_head(Path(settings.draft or order["model"]), model) if settings.draft_tokens else None
         self.engine = LocalEngine(

@@ -28,6 +28,7 @@ from offbook.feedback import rules_of
 from offbook.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
 from offbook.harness.pages import NAME as SEARCH
 from offbook.harness.pages import Pages
+from offbook.linear import compute_linears
 from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
 from offbook.loop.samplers import Samplers
 from offbook.loop.slots import Seat
@@ -179,6 +180,7 @@ class Collector:
         if self.model is not None:
             torch.set_num_threads(self.config.threads)
             network = self._loaded or load_model(self.model, settings.precision)
+            compute_linears(network, self.config.engine_linear)
             draft = load_head(Path(settings.draft or self.model), network) if settings.draft_tokens else None
             return LocalEngine(
                 network,

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from offbook.config import Config
+from offbook.linear import refuse_lacking
 from offbook.loop.models import described
 from offbook.loop.plan import LARGEST_SHARE, SPARE, Device, Needs, kv_room, ways_of
 from offbook.sync.publisher import ANCHOR_EVERY
@@ -67,6 +68,7 @@ class Layout:
 
 
 def make_layout(config: Config, device: Device, gpus: int) -> Layout:
+    refuse_lacking(config.train.linear, device.name, device.capability)
     needs = Needs.of(config, described(config.model))
     shapes, context = needs.shapes, needs.context
     training = 2 ** ((gpus // 2).bit_length() - 1)  # meshes are powers of two
@@ -138,7 +140,9 @@ def _rank_parts(config: Config, needs: Needs, shard: int, rows: int, way: Way) -
         whole = shapes.parameters - tables - shapes.expert_entries
         layers = whole + shapes.expert_entries / _ep(shapes.num_experts, shard)
         parts["gathered weights"] = shapes.width_bytes * (tables + GATHERED * layers / shapes.layers)
-    step = step_parts(shapes, replace(way, micro_tokens=tokens), tokens, -(-needs.branch_tokens // rows))
+    step = step_parts(
+        shapes, replace(way, micro_tokens=tokens), tokens, -(-needs.branch_tokens // rows), config.train.linear.kind
+    )
     keys = shapes.width_bytes * shapes.kv_entries / shapes.layers * needs.context if rows > 1 else 0.0
     return {**parts, **step, **({"keys of a shared row": keys} if keys else {})}
 

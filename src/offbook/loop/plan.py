@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from offbook.config import Config, LoraConfig, TrainConfig
 from offbook.engine.local import CPU_TOKENS
 from offbook.engine.vllm.server import BATCHED_TOKENS, SHARE
+from offbook.linear import refuse_lacking
 from offbook.loop.annotate import teachers_of
 from offbook.loop.models import described
 from offbook.train.lora import make_trainable
@@ -57,6 +58,7 @@ class Device:
     memory: float  # bytes that are free
     is_gpu: bool
     whole: float = 0.0  # bytes, with those that others hold; 0: nobody does
+    capability: tuple[int, int] | None = None  # of a GPU that is here
 
     @property
     def room(self) -> float:
@@ -84,6 +86,7 @@ class Plan:
     largest_context: int  # 0 where none fits
     gpu_share: float | None = None  # of a vLLM that is started here
     sleeps: bool = False  # it does, while the trainer works
+    linear: str = "plain"  # how linear layers multiply
 
     @property
     def need(self) -> float:
@@ -115,6 +118,7 @@ class Plan:
             "recompute": self.way.recompute,
             "compile": self.way.compile,
             "micro_tokens": self.way.micro_tokens,
+            "linear": self.linear,
             "parts": self.parts,
             "need_bytes": self.need,
             "kv_tokens": self.kv_tokens,
@@ -126,6 +130,7 @@ class Plan:
 
     def __str__(self) -> str:
         how = f"recompute {self.way.recompute}, {'compiled' if self.way.compile else 'not compiled'}"
+        how += f", linear layers in {self.linear}" if self.linear != "plain" else ""
         vllm = "" if self.gpu_share is None else f", engine.vllm.gpu_share {self.gpu_share:g}"
         needs = f"{self.need / GB:.1f} of {self.device.memory / GB:.0f} GB planned"
         return f"{needs}: {how}, {self.way.micro_tokens} tokens{vllm}"
@@ -144,12 +149,14 @@ def this_device(gpu_memory_gb: float = 0.0) -> Device:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # what an earlier run in this process has left is free, too
         free, whole = torch.cuda.mem_get_info()
-        return Device(torch.cuda.get_device_name(), free, is_gpu=True, whole=whole)
+        name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+        return Device(name, free, is_gpu=True, whole=whole, capability=capability)
     return Device("the memory of this machine (it has no GPU)", free_host_memory(), is_gpu=False)
 
 
 def make_plan(config: Config, device: Device, engine_apart: bool = False, context: int = 0) -> Plan:
     """`engine_apart`: it has a GPU of its own. `context`: of a row, where it is not what a rollout may have."""
+    refuse_lacking(config.train.linear, device.name, device.capability)
     run = Needs.of(config, described(config.model))
     return _planned(config, replace(run, context=context or run.context), device, engine_apart)
 
@@ -207,7 +214,7 @@ def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> 
         return {
             **static_parts(run.shapes, config.train.optimizer, run.teachers, run.gradients),
             **({"other teacher": run.other} if run.other else {}),
-            **step_parts(run.shapes, way, tokens, run.branch_tokens),
+            **step_parts(run.shapes, way, tokens, run.branch_tokens, config.train.linear.kind),
             **({} if engine_apart else _engine_parts(config, run.shapes, device, share)),
         }
 
@@ -242,6 +249,7 @@ def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> 
         largest_context=max(fitting, default=0),
         gpu_share=share,
         sleeps=sleeps,
+        linear=config.train.linear.kind,
     )
 
 

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
+from offbook.linear import plainly
 from offbook.output import output_of
 from offbook.train import attention
 from offbook.train.attention import BranchRow, LayerKV
@@ -218,9 +219,10 @@ def _is_plain(model: PreTrainedModel) -> bool:
     native, layers = model.config._attn_implementation, base.layers
     try:
         base.layers = layers[:TRIED_LAYERS]
-        wanted = reencoded(model, batch.ids_BT, branches)
-        tried = Decoder(model, plain=True)
-        _, found = tried.hidden(batch.ids_BT, branches)
+        with plainly(model):
+            wanted = reencoded(model, batch.ids_BT, branches)
+            tried = Decoder(model, plain=True)
+            _, found = tried.hidden(batch.ids_BT, branches)
     except (AttributeError, TypeError, AssertionError):  # other arguments, or no keys
         tried, found = None, None
     finally:

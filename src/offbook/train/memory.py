@@ -37,6 +37,8 @@ COMPILED_SHARE = {2: 0.66, 4: 0.74}  # by bytes an entry: of an eager layer's sa
 COMPILED_ADAPTER_SHARE = {2: 0.47, 4: 0.53}  # the same under adapters (an H200, Qwen3-8B; float32 by proportion)
 CHUNK_BYTES = {2: 16.0, 4: 20.0}  # a logit of an eager chunk: logits, log-probabilities and their gradients
 COMPILED_CHUNK_BYTES = {2: 10.0, 4: 12.0}  # the same of fused kernels
+COPY_BYTES = {"plain": 0, "fp8": 9, "nvfp4": 20}  # an entry of what is multiplied: quantized, and on the way to it
+COMPILED_COPY_BYTES = {"plain": 0, "fp8": 1, "nvfp4": 8}  # counted in the code, and not held against a GPU yet
 BACKWARD_SHARE = 0.25  # of what a layer saves, for gradients in flight in its backward pass
 FORWARD_SHARE = 0.5  # of what a layer saves, that is alive at a time in a pass without gradients
 RESERVE_SHARE = 0.05  # of a GPU's memory, for pieces that the allocator cannot use
@@ -51,6 +53,7 @@ CGROUPS = (  # of version 2 and of version 1: limit, use
 KEPT_FILES = ("active_file", "inactive_file")  # counted as used, and given back when somebody needs it
 IN_A_STEP = ("activations", "head, or a layer's backward", "branch pass")  # the parts of `step_parts`
 Mode = Literal["none", "layers", "all"]
+Linear = Literal["plain", "fp8", "nvfp4"]
 MODES: tuple[Mode, ...] = ("none", "layers", "all")  # from the fastest to the smallest
 
 
@@ -74,6 +77,8 @@ class Shapes:
     positions: int
     num_experts: int  # of a layer; 0 where it has none
     expert_entries: int  # parameters in experts, of all layers
+    product_entries: int  # of the largest matrix of a linear layer
+    product_width: int  # what that takes and gives of a token, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,8 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     named = dict(model.named_parameters())
+    linear = [one for one in model.base_model.modules() if isinstance(one, nn.Linear)]
+    largest = max(((one.weight.numel(), sum(one.weight.shape)) for one in linear), default=(0, 0))
     experts = [one for name, one in named.items() if ".experts." in name and one.ndim == 3]
     output = model.get_output_embeddings().weight
     tables = {id(output), id(model.get_input_embeddings().weight)}
@@ -120,6 +127,8 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         positions=config.max_position_embeddings,
         num_experts=max((len(one) for one in experts), default=0),
         expert_entries=sum(one.numel() for one in experts),
+        product_entries=largest[0],
+        product_width=largest[1],
     )
 
 
@@ -191,7 +200,9 @@ def static_parts(shapes: Shapes, optimizer: str = "adamw", teachers: int = 0, gr
     }
 
 
-def step_parts(shapes: Shapes, way: Way, tokens: int, branch_tokens: int = 0) -> dict[str, float]:
+def step_parts(
+    shapes: Shapes, way: Way, tokens: int, branch_tokens: int = 0, linear: Linear = "plain"
+) -> dict[str, float]:
     """Bytes that come on top in a step, by part: `tokens` in one forward, `branch_tokens` that ride along."""
     share = COMPILED_SHARE if shapes.trained == shapes.parameters else COMPILED_ADAPTER_SHARE
     layer = shapes.saved * (share[shapes.width_bytes] if way.compile else 1.0)
@@ -205,7 +216,9 @@ def step_parts(shapes: Shapes, way: Way, tokens: int, branch_tokens: int = 0) ->
     table = shapes.head_entries if shapes.head_trained else 0
     activations = tokens * (shapes.layers * kept + behind)
     at_head = chunk + (4 + shapes.width_bytes) * table + 2 * tokens * given  # a chunk's gradient and their sum
-    in_layer = tokens * (again + BACKWARD_SHARE * layer) + shapes.width_bytes * table
+    copied = (COMPILED_COPY_BYTES if way.compile else COPY_BYTES)[linear]
+    copies = copied * (tokens * shapes.product_width + shapes.product_entries)
+    in_layer = tokens * (again + BACKWARD_SHARE * layer) + copies + shapes.width_bytes * table
     # At the end no activations are left. Gradients of a table that is tied meet there: the head's and its own.
     at_end = 2 * shapes.width_bytes * table * shapes.tied - activations
     most = max(at_head, in_layer, at_end)

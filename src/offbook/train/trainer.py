@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from offbook.config import TrainConfig
 from offbook.draft import travelling
+from offbook.linear import compute_linears
 from offbook.train import head
 from offbook.train.balance import PartGradients, scales_of
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens, micro_batches, row_length
@@ -87,6 +88,7 @@ class Trainer:
         self.settings = settings = settings.settled()
         assert settings.recompute != "auto"
         self.compiled = settings.compile is True
+        compute_linears(model, settings.linear)
         self.student = Decoder(model, settings.recompute, self.compiled)
         self.teachers = make_teachers(self.student, teachers)
         if settings.reference_kl and REFERENCE not in self.teachers:

@@ -1,0 +1,164 @@
+"""FP8 linear layers against bfloat16 ones, on one GPU: `python bench/gpu/precision.py --json precision.json`.
+
+Step: `Trainer.step` on models of Qwen3's shapes with random weights, all of them trained in bfloat16 with float32
+masters, eight rollouts of 4,096 random tokens with two hints each (feedback.py): seconds, the median; peak memory; and
+how far the gradient is from that of plain layers. Product: one layer forward and backward, compiled, in microseconds.
+With `--model FOLDER` also vLLM, in bfloat16 and with its own FP8 (`--quantization fp8`): |its log-probabilities - a
+forward in bfloat16 whose linear layers are plain or FP8| over what it has sampled after random prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from feedback import SHAPES, TRY, Shape, make_samples, time_steps
+from shapes import DEVICE, QWEN3, free_memory, make_model, time_once
+from torch import Tensor, nn
+from vllm_engine import CHECKED, NEW, complete, differences, prompts
+
+from offbook.config import LinearConfig, LoraConfig, TrainConfig, VllmConfig
+from offbook.engine import VllmEngine
+from offbook.engine.vllm import Server
+from offbook.linear import compute_linears
+from offbook.linear.layers import LowLinear
+from offbook.loop.models import load_model
+from offbook.train.teachers import Frozen
+from offbook.train.trainer import Trainer
+
+KINDS = ("plain", "fp8")
+ENGINES = {"bfloat16": [], "fp8": ["--quantization", "fp8"]}
+TOKENS = 32_768 if DEVICE == "cuda" else 64
+Row = dict[str, Any]
+
+
+def step_rows(model: str, shape: Shape, options: argparse.Namespace) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    gradient = None
+    for kind in options.kinds:
+        torch._dynamo.reset()
+        free_memory()
+        settings = TrainConfig(
+            micro_tokens=131_072,
+            recompute=options.recompute,
+            compile=DEVICE == "cuda" and not options.eager,
+            learning_rate=1e-6,
+            precision=options.precision,
+            lora=LoraConfig(rank=options.lora),
+            linear=LinearConfig(kind=kind),
+        )
+        trainer = Trainer(make_model(model, options.precision, options.lora), settings, {"frozen": Frozen()})
+        samples = make_samples(shape, "frozen")
+        trainer.gradients(samples)
+        found = gradient_of(trainer)
+        gradient = found if gradient is None else gradient
+        trainer.optimizer.zero_grad()
+        apart = float((found - gradient).norm() / gradient.norm())
+        row = time_steps(lambda trainer=trainer, samples=samples: trainer.step(samples), shape, options.repeats)
+        rows[kind] = {**row, "gradient_apart": apart}
+        del trainer
+    return rows
+
+
+def gradient_of(trainer: Trainer) -> Tensor:
+    """Of the first layer, where what happens in all others arrives."""
+    named = trainer.masters.named.items()
+    found = [master.grad.flatten().cpu() for name, master in named if ".layers.0." in name and master.grad is not None]
+    return torch.cat(found)
+
+
+def product_rows(model: str, kinds: list[str], repeats: int) -> dict[str, Row]:
+    """Of each kind, the layers of the feed-forward: they are most of a model's products."""
+    width, inner = QWEN3[model][:2]
+    rows: dict[str, Row] = {}
+    for name, (into, out) in {"up": (width, inner), "down": (inner, width)}.items():
+        x_ND = torch.randn(TOKENS, into, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+        for kind in kinds:
+            layer = nn.Linear(into, out, bias=False, device=DEVICE, dtype=torch.bfloat16)
+            if kind != "plain":
+                layer.__class__, layer.settings = LowLinear, LinearConfig(kind=kind)
+            run = torch.compile(layer) if DEVICE == "cuda" else layer
+
+            def both(run: Any = run, x_ND: Tensor = x_ND) -> None:
+                run(x_ND).sum().backward()
+
+            times = [time_once(both) for _ in range(repeats + 3)][3:]
+            rows.setdefault(name, {})[kind] = 1e6 * statistics.median(times)
+    return rows
+
+
+def engine_rows(options: argparse.Namespace) -> dict[str, Row]:
+    asked = prompts(options, CHECKED, 7)
+    rows: dict[str, Row] = {}
+    for name, more in ENGINES.items():
+        with TemporaryDirectory() as folder:
+            settings = VllmConfig(gpu_share=options.share, options=more)
+            log = Path(folder) / "vllm.log"
+            server = Server(Path(options.model), settings, options.length + NEW, log, lambda what, share: None)
+            answers = asyncio.run(answered(VllmEngine(server, frozenset()), asked))
+        for kind in options.kinds:
+            network = load_model(Path(options.model), options.precision)
+            compute_linears(network, LinearConfig(kind=kind))
+            rows[f"engine {name}, trainer {kind}"] = differences(network, asked, answers)
+    return rows
+
+
+async def answered(engine: VllmEngine, asked: list[list[int]]) -> list[Any]:
+    try:
+        return await complete(engine, asked)
+    finally:
+        await engine.aclose()
+
+
+def show(figures: dict[str, Any]) -> None:
+    for model, rows in figures["step"].items():
+        base = next(iter(rows.values()))
+        for kind, row in rows.items():
+            faster, memory = base["step_s"] / row["step_s"], row["peak_gib"]
+            print(
+                f"{model:6}{kind:7}{row['step_s']:9.3f} s ({faster:.2f}x){memory:8.1f} GiB, "
+                f"gradient {row['gradient_apart']:.1%} apart"
+            )
+    for model, rows in figures["product"].items():
+        for name, row in rows.items():
+            print(f"{model:6}{name:6}" + ", ".join(f"{kind} {micros:,.0f} us" for kind, micros in row.items()))
+    for name, row in figures.get("engine", {}).items():
+        print(f"{name:40} mean {row['mean']:.2g}, p99 {row['p99']:.2g}, largest {row['max']:.2g} nats")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    on_gpu = DEVICE == "cuda"
+    parser.add_argument("--models", nargs="+", choices=QWEN3, default=["0.6B", "4B"] if on_gpu else ["tiny"])
+    parser.add_argument("--kinds", nargs="+", choices=(*KINDS, "nvfp4"), default=list(KINDS))
+    parser.add_argument("--recompute", choices=("none", "layers", "all"), default="layers")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters of this rank alone")
+    parser.add_argument("--eager", action="store_true", help="layers that are not compiled")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", default="", help="a folder, for vLLM")
+    parser.add_argument("--length", type=int, default=512, help="of prompts for vLLM")
+    parser.add_argument("--share", type=float, default=0.4, help="of the GPU, for vLLM")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    print(f"{torch.cuda.get_device_name() if on_gpu else 'no GPU'}, torch {torch.__version__}, {options.recompute}")
+    shape = SHAPES["8x4k"] if on_gpu else TRY["tiny"]
+    figures: dict[str, Any] = {"step": {}, "product": {}}
+    for model in options.models:
+        figures["step"][model] = step_rows(model, shape, options)
+        figures["product"][model] = product_rows(model, options.kinds, options.repeats)
+    if options.model:
+        figures["engine"] = engine_rows(options)
+    show(figures)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+"""Low precision: what formats make of numbers, what of a batch a row's result depends on, and training in each kind."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TEACHERS, in_bfloat16, random_ids, tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
+from test_branches import sample_with_branches
+from test_moe import make as make_moe
+from torch import Tensor, nn
+
+from offbook.config import ConfigError, LinearConfig, LoraConfig, TrainConfig, load_config
+from offbook.engine import LocalEngine
+from offbook.engine.apart import ApartEngine
+from offbook.linear import compute_linears, plainly, refuse_lacking
+from offbook.linear.formats import E2M1, E4M3, Grid, approximate_division, e8m0, ieee_division, mxfp8, nvfp4
+from offbook.linear.layers import LowLinear, fp8_product, mxfp8_product
+from offbook.loop.plan import Device, make_plan
+from offbook.routers import routers_of
+from offbook.train.lora import make_trainable
+from offbook.train.teachers import sharing_copy
+from offbook.train.trainer import Trainer, weights_of
+from offbook.types import Distill, OffbookError, Prompt, Sample
+
+FP8, TOKEN, TENSOR, APPROXIMATE = (
+    LinearConfig(kind="fp8"),
+    LinearConfig(kind="nvfp4"),
+    LinearConfig(kind="nvfp4", scale="tensor"),
+    LinearConfig(kind="nvfp4", division="approximate"),
+)
+LOW = {"fp8": FP8, "token": TOKEN, "tensor": TENSOR, "approximate": APPROXIMATE}
+SUBNORMAL = 1e-38  # scales of such numbers lose bits, or are zero
+NUMBERS = st.floats(-1e6, 1e6, width=32)
+ROWS = st.integers(1, 70).flatmap(lambda size: st.lists(NUMBERS, min_size=size, max_size=size))
+
+
+def reference(x: float, grid: Grid) -> float:
+    """The nearest of all numbers that the grid has; of two the one with an even mantissa."""
+    per_power = 2**grid.mantissa
+    numbers, power = [grid.least * step / per_power for step in range(per_power)], grid.least
+    while power <= grid.largest:
+        numbers += [power * (1 + step / per_power) for step in range(per_power)]
+        power *= 2
+    numbers = [number for number in numbers if number <= grid.largest]
+    nearest = min(range(len(numbers)), key=lambda place: (abs(Fraction(abs(x)) - Fraction(numbers[place])), place % 2))
+    return math.copysign(numbers[nearest], x)
+
+
+@given(NUMBERS)
+def test_grids_round_to_the_nearest_and_ties_to_even(x: float) -> None:
+    for grid in (E2M1, E4M3):
+        for number in (x, x / 1e4, x / 1e8):
+            tensor = torch.tensor([number])
+            found = grid.rounded(tensor)
+            assert float(found) == reference(float(tensor), grid)
+            assert torch.equal(grid.rounded(found), found)
+    torchs = torch.tensor([x]).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    assert torch.equal(E4M3.rounded(torch.tensor([x])), torchs)
+
+
+def test_grids_by_hand() -> None:
+    halves = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -5.0, 100.0])
+    assert E2M1.rounded(halves).tolist() == [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, -4.0, 6.0]
+    assert E4M3.rounded(torch.tensor([17.0, 19.0, 2.0**-10, 1.5 * 2**-9, 460.0])).tolist() == [16, 20, 0, 2**-8, 448]
+    assert e8m0(torch.tensor([1.0, 1.1, 2.0, 0.3, 0.0])).tolist() == [1.0, 2.0, 2.0, 0.5, 2.0**-126]
+
+
+def test_nvfp4_by_hand() -> None:
+    """The largest is 2688 = 6 * 448, so that the scale above is 1. In the second block, of largest 10, the scale is
+    E4M3(10 / 6) = 1.625; 10 is clipped to 6 of it, 4 becomes 2 of it, and 0.3 nothing."""
+    row = torch.zeros(1, 32)
+    row[0, 0], row[0, 16], row[0, 17], row[0, 18] = 2688.0, 10.0, 4.0, 0.3
+    found = nvfp4(row, "token")
+    assert found[0, [0, 16, 17, 18]].tolist() == [2688.0, 9.75, 3.25, 0.0]
+
+
+def test_mxfp8_by_hand() -> None:
+    """Of largest 500 the scale is 2, so that nothing is clipped: 250 lies between 240 and 256, and 8.5 in the middle of
+    8 and 9."""
+    assert mxfp8(torch.tensor([[500.0, 17.0, 1.0]])).tolist() == [[512.0, 16.0, 1.0]]
+
+
+@given(ROWS)
+def test_blocks_keep_sizes_signs_and_bounds(row: list[float]) -> None:
+    x = torch.tensor([row])
+    largest = float(x.abs().max())
+    for found, step in ((nvfp4(x, "token"), 1 / 4), (mxfp8(x), 1 / 16)):
+        assert found.shape == x.shape
+        assert bool(((found == 0) | (found.sign() == x.sign())).all())
+        assert bool(found.isfinite().all())
+        assert float((found - x).abs().max()) <= step * largest + SUBNORMAL
+    assert torch.equal(mxfp8(mxfp8(x)), mxfp8(x))
+    once = nvfp4(x, "token")
+    of_blocks = nn.functional.pad(x, (0, -len(row) % 16)).view(-1, 16).abs().amax(1).tolist()
+    if all(block == 0 or block > max(of_blocks) / 2**14 for block in of_blocks):  # their scales have all their bits
+        assert torch.allclose(nvfp4(once, "token"), once, rtol=1e-5, atol=SUBNORMAL)
+
+
+def test_zeros_stay_zeros_and_what_is_no_number_is_seen() -> None:
+    assert not nvfp4(torch.zeros(2, 40), "tensor").any()
+    assert not mxfp8(torch.zeros(2, 40)).any()
+    assert not fp8_product(torch.zeros(2, 40), torch.ones(3, 40)).any()
+    for broken in (math.nan, math.inf):
+        x = torch.ones(2, 20)
+        x[0, 3] = broken
+        assert nvfp4(x, "token").isfinite().all(1).tolist() == [False, True]
+        assert not nvfp4(x, "tensor").isfinite().any()
+        assert mxfp8(x)[0, :3].isnan().all()
+        assert fp8_product(x, torch.ones(3, 20)).isfinite().all(1).tolist() == [False, True]
+
+
+def test_approximate_division_may_end_on_the_other_side() -> None:
+    """Quotients of 2.5, in the middle of 2 and 3: rounded once they go to the even one, 2. Some become 3."""
+    by = torch.rand(100_000, generator=torch.Generator().manual_seed(0)) + 0.5
+    by = by.bfloat16().float()  # so that 2.5 times as much is exact
+    middle = 2.5 * by
+    exact, moved = (E2M1.rounded(divide(middle, by)) for divide in (ieee_division, approximate_division))
+    assert bool((exact == 2).all())
+    assert 0.01 < float((moved == 3).float().mean()) < 0.5
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 70))
+def test_products_are_near_the_plain_one_in_all_sizes(rows: int, columns: int, inner: int) -> None:
+    rng = torch.Generator().manual_seed(rows * columns * inner)
+    a, b = torch.randn(rows, inner, generator=rng), torch.randn(columns, inner, generator=rng)
+    most = a.norm(dim=1)[:, None] * b.norm(dim=1)
+    for product in (fp8_product, mxfp8_product):
+        assert bool(((product(a, b) - a @ b.t()).abs() <= 0.13 * most + 1e-6).all())
+
+
+def linear(settings: LinearConfig, inner: int = 40, outer: int = 24) -> LowLinear:
+    torch.manual_seed(0)
+    layer = nn.Linear(inner, outer)
+    layer.__class__, layer.settings = LowLinear, settings
+    return layer
+
+
+@pytest.mark.parametrize("kind", LOW)
+def test_a_row_depends_on_the_other_rows_by_a_scale_of_the_tensor_alone(kind: str) -> None:
+    """Sampling and training see a token in different batches: this is the whole difference between the two scales."""
+    layer = linear(LOW[kind])
+    row, others = torch.randn(1, 40), 50 * torch.randn(7, 40)
+    alone, among = layer(row)[0], layer(torch.cat([row, others]))[0]
+    if kind == "tensor":
+        assert float((alone - among).detach().norm() / alone.detach().norm()) > 0.05
+    else:
+        assert torch.allclose(alone, among, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", LOW)
+def test_gradients_are_near_those_of_the_plain_layer(kind: str) -> None:
+    low, plain = linear(LOW[kind]), linear(LOW[kind])
+    plain.__class__ = nn.Linear
+    wanted, found = [], []
+    for layer, into in ((plain, wanted), (low, found)):
+        torch.manual_seed(1)
+        x = torch.randn(2, 9, 40, requires_grad=True)
+        layer(x).mul(torch.randn(2, 9, 24)).sum().backward()
+        into += [x.grad, layer.weight.grad, layer.bias.grad]
+    for one, other in zip(wanted, found, strict=True):
+        assert float((one - other).norm() / one.norm()) < 0.06
+    assert torch.equal(wanted[2], found[2])
+
+
+@pytest.mark.parametrize("kind", LOW)
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("recompute", ["none", "layers", "all"])
+def test_an_rl_step_with_hints(kind: str, rank: int, recompute: str) -> None:
+    model = tiny_model()
+    make_trainable(model, LoraConfig(rank=rank), "", seed=0)
+    settings = TrainConfig(linear=LOW[kind], recompute=recompute, lora=LoraConfig(rank=rank), learning_rate=1e-3)
+    trainer = Trainer(model, settings, TEACHERS["frozen"])
+    assert trainer.student.plain
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    metrics = trainer.step(samples()).metrics
+    assert metrics[f"{Distill().part}/kl"] > 0
+    assert math.isfinite(metrics["gradient_norm"])
+    moved = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    assert moved
+    assert all(("lora_" in name) == bool(rank) for name in moved)
+
+
+def test_recomputing_gives_the_same_gradients() -> None:
+    found = []
+    for recompute in ("none", "layers", "all"):
+        trainer = Trainer(tiny_model(), TrainConfig(linear=TENSOR, recompute=recompute), TEACHERS["live"])
+        trainer.gradients(samples())
+        found.append([master.grad for master in trainer.masters.named.values()])
+    for others in found[1:]:
+        assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(found[0], others, strict=True))
+
+
+@pytest.mark.parametrize("kind", LOW)
+def test_a_model_in_bfloat16_has_masters(kind: str) -> None:
+    settings = TrainConfig(precision="bfloat16", linear=LOW[kind])
+    trainer = Trainer(in_bfloat16(tiny_model()), settings, TEACHERS["frozen"])
+    assert math.isfinite(trainer.step(samples()).metrics["gradient_norm"])
+    assert all(master.dtype == torch.float32 for master in trainer.masters.named.values())
+
+
+def test_what_is_not_a_plain_linear_layer_stays_as_it_is() -> None:
+    model = make_moe("qwen3")
+    make_trainable(model, LoraConfig(rank=2, targets=["q_proj"]), "", seed=0)
+    names = set(model.state_dict())
+    compute_linears(model, TOKEN)
+    low = {name for name, layer in model.named_modules() if isinstance(layer, LowLinear)}
+    assert low
+    assert not any("lora_" in name or "lm_head" in name or "embed" in name for name in low)
+    assert any(name.endswith("q_proj.base_layer") for name in low)
+    assert not any(isinstance(part, LowLinear) for router in routers_of(model) for part in router.modules())
+    assert set(model.state_dict()) == names
+    assert {name for name, layer in sharing_copy(model).named_modules() if isinstance(layer, LowLinear)} == low
+    with plainly(model):
+        assert not any(isinstance(layer, LowLinear) for layer in model.modules())
+    compute_linears(model, LinearConfig())
+    assert not any(isinstance(layer, LowLinear) for layer in model.modules())
+
+
+@pytest.mark.parametrize(("trained", "sampled", "most"), [(TOKEN, TOKEN, 1e-3), (TENSOR, TENSOR, 9), (TOKEN, None, 9)])
+def test_the_engine_agrees_with_the_trainer_by_a_scale_a_token(
+    trained: LinearConfig, sampled: LinearConfig | None, most: float
+) -> None:
+    """A prompt is read and its answer written in another batch than that of the training forward."""
+    network = tiny_model()
+    compute_linears(network, sampled or LinearConfig())
+    engine = LocalEngine(network, frozenset(), mode="continuous")
+    rng, trainer = random.Random(0), Trainer(tiny_model(), TrainConfig(linear=trained))
+
+    async def answer(key: str) -> tuple[list[int], list[float]]:
+        ids, session = random_ids(rng, 20), engine.open(key)
+        completion = await session.complete(Prompt(ids), 12)
+        session.close()
+        return [*ids, *completion.ids], completion.logprobs
+
+    async def answers() -> list[tuple[list[int], list[float]]]:
+        return await asyncio.gather(*(answer(str(number)) for number in range(4)))
+
+    found = asyncio.run(answers())
+    ids_BT = torch.tensor([ids for ids, _ in found])
+    apart = logprobs(trainer, ids_BT)[:, -12:] - torch.tensor([told for _, told in found])
+    typical = float(apart.abs().median())
+    assert typical < most
+    assert trained == sampled == TOKEN or typical > 1e-3
+
+
+@torch.no_grad()
+def logprobs(trainer: Trainer, ids_BT: Tensor) -> Tensor:
+    hidden, _ = trainer.student.hidden(ids_BT)
+    logits = trainer.student.head(hidden[:, :-1])
+    return logits.log_softmax(-1).gather(2, ids_BT[:, 1:, None])[..., 0]
+
+
+def test_weights_travel_between_an_engine_and_a_trainer_of_different_kinds() -> None:
+    network = tiny_model(seed=1)
+    compute_linears(network, TOKEN)
+    engine, trainer = LocalEngine(network, frozenset()), Trainer(tiny_model(), TrainConfig(linear=FP8))
+    engine.apply(weights_of(trainer.model, 3))
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), trainer.model.parameters(), strict=True))
+
+
+def test_a_chip_that_lacks_fp8_is_refused_and_told_what_to_do() -> None:
+    refuse_lacking(FP8, "NVIDIA H200", (9, 0))
+    refuse_lacking(TOKEN, "NVIDIA A100", (8, 0))
+    refuse_lacking(FP8, "a CPU", None)
+    config = load_config(["pocket"], {"train.linear.kind": "fp8"})
+    with pytest.raises(OffbookError, match=r"NVIDIA A100 has no FP8 .* leave train.linear.kind plain"):
+        make_plan(config, Device("NVIDIA A100", 80e9, is_gpu=True, capability=(8, 0)))
+
+
+def test_plan_counts_copies_and_says_the_kind() -> None:
+    device, plans = Device("", 80e9, is_gpu=True, capability=(9, 0)), {}
+    for kind in ("plain", "fp8", "nvfp4"):
+        options = {"train.linear.kind": kind, "train.compile": "true", "train.recompute": "all"}
+        plans[kind] = make_plan(load_config(["pocket"], options), device)
+    part = "head, or a layer's backward"
+    assert plans["plain"].parts[part] <= plans["fp8"].parts[part] <= plans["nvfp4"].parts[part]
+    assert plans["fp8"].to_dict()["linear"] == "fp8"
+    assert "linear layers in nvfp4" in str(plans["nvfp4"])
+    assert "linear" not in str(plans["plain"])
+
+
+def test_options_that_are_never_used_are_refused() -> None:
+    divided = {"train.linear.kind": "fp8", "train.linear.division": "approximate"}
+    for option in ({"train.linear.scale": "tensor"}, divided):
+        with pytest.raises(ConfigError, match=r"never used; leave them out"):
+            load_config(["pocket"], option)
+
+
+def samples() -> list[Sample]:
+    rng = random.Random(0)
+    return [sample_with_branches(rng) for _ in range(2)]
+
+
+def test_an_engine_in_a_process_of_its_own_multiplies_so_too(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    given = {"out": str(tmp_path / "run"), "train.linear.kind": "nvfp4"}
+    here = tiny_model()
+    compute_linears(here, TOKEN)
+    said = [written_by(LocalEngine(here, frozenset()))]
+    for more in ({}, {"engine.linear": "plain"}):
+        engine = ApartEngine(load_config(["standard"], given | more), tmp_path / "model", frozenset())
+        engine.apply(weights_of(tiny_model(), 0))
+        said.append(written_by(engine))
+    assert said[0] == said[1] != said[2]
+
+
+def written_by(engine: LocalEngine | ApartEngine) -> list[float]:
+    async def write() -> list[float]:
+        session = engine.open("a")
+        completion = await session.complete(Prompt([1, 5, 2, 7]), 8)
+        session.close()
+        if isinstance(engine, ApartEngine):
+            await engine.aclose()
+        return completion.logprobs
+
+    return asyncio.run(write())
+
+
+@pytest.mark.parametrize("kind", LOW)
+def test_layers_can_be_compiled_in_one_piece(kind: str) -> None:
+    """Without making kernels of it, which takes minutes on a CPU."""
+    layer, x = linear(LOW[kind]), torch.randn(3, 5, 40, requires_grad=True)
+    found = []
+    for run in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        run(x).square().sum().backward()
+        found.append([x.grad, layer.weight.grad])
+        x.grad = layer.weight.grad = None
+    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in zip(*found, strict=True))
