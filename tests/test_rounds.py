@@ -110,3 +110,17 @@ def test_a_round_is_what_it_would_be_alone(folder: Path) -> None:
             assert told(run) == told(alone), name
     values = {f"{FILE}::test_value[{name}]" for name in ("a::b", "[c]")}
     assert runs[-1].passed == {f"{FILE}::{name}" for name in CASES[1:]} | values
+
+
+def test_of_an_assertion_that_says_nothing_the_code_is_told(folder: Path) -> None:
+    fails, skipped, broken = (
+        f"{FILE}::test_says_nothing",
+        "tests/test_expected.py::test_expected",
+        "tests/test_broken.py",
+    )
+    expected = "import pytest\n\n\n@pytest.mark.xfail\ndef test_expected():\n    assert not 3\n"
+    write_files(folder, {"tests/test_expected.py": expected, broken: "assert not 4\n"})
+    (run,) = run_in(folder, [Round([FILE, "tests/test_expected.py", broken], [fails, skipped])])
+    assert run.failed == {fails: "call: value() == 2"}
+    assert run.skipped == {skipped: "assert not 3"}
+    assert run.broken == {broken: "assert not 4"}

@@ -123,8 +123,9 @@ def settings_of(suite: Suite) -> dict[str, Any]:
 def options_of(suite: Suite, per_test_s: float = PER_TEST_S) -> list[str]:
     """What every run has. A repository's `addopts` do not count: they bring coverage, reports and parallel runs."""
     every = [
-        *("-q", "--color=no", "--tb=short", "--rootdir=.", "--continue-on-collection-errors", "-o", "addopts="),
+        *("-q", "--color=no", "--rootdir=.", "--continue-on-collection-errors", "-o", "addopts="),
         *("-o", "xfail_strict=false"),
+        "--tb=line",  # the source lines of a traceback cost a test that fails fifty times what it costs itself
         "--assert=plain",  # rewriting the assertions of a test file takes longer than most of its tests
     ]
     if suite.environment is None:

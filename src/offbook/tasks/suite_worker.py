@@ -36,6 +36,7 @@ import importlib
 import importlib.machinery
 import itertools
 import json
+import linecache
 import os
 import shutil
 import signal
@@ -109,7 +110,7 @@ class Recorder:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.pipe.tell("broken", report.nodeid, last_line(report.longreprtext))
+            self.pipe.tell("broken", report.nodeid, why_failed(report))
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         if self.selected is not None:
@@ -143,7 +144,7 @@ class Recorder:
         ended = {phase.when for phase in self.phases}
         outcome, reason = "passed", ""
         if failed:
-            outcome, reason = "failed", f"{failed.when}: {last_line(failed.longreprtext)}"
+            outcome, reason = "failed", f"{failed.when}: {why_failed(failed)}"
         elif skipped or unexpected:
             outcome, reason = "skipped", why_skipped(skipped) if skipped else "passes against expectation"
         elif not {"call", "teardown"} <= ended:
@@ -163,10 +164,21 @@ def last_line(text: str) -> str:
     return error[:REASON]
 
 
+def why_failed(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """The same, where pytest does not show source lines."""
+    from _pytest._code.code import ExceptionChainRepr
+
+    error = last_line(report.longreprtext)
+    if error == "AssertionError" and isinstance(report.longrepr, ExceptionChainRepr):
+        place = report.longrepr.chain[0][1]
+        error = linecache.getline(place.path, place.lineno).strip()[:REASON] if place else error
+    return error
+
+
 def why_skipped(report: pytest.TestReport) -> str:
     if isinstance(report.longrepr, tuple):  # file, line, reason
         return report.longrepr[2].removeprefix("Skipped: ")[:REASON]
-    return last_line(report.longreprtext)
+    return why_failed(report)
 
 
 class Tracer:
