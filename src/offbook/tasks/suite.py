@@ -14,7 +14,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from offbook.sandbox import Box, BoxSpec, BwrapBox, open_box
@@ -93,6 +93,7 @@ async def run_rounds(
         "max_tests": max_tests,
         "pytest": not all(one.calls for one in rounds),
         "places": PLACES if isinstance(box, BwrapBox) else [],
+        "starts": [_start_of(one, options_of(suite, one.per_test_s)) for one in rounds],
     }
     await box.write(order_file, json.dumps(order))
     settings = {"PYTHONHASHSEED": str(hash_seed), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "", "TZ": "UTC"}
@@ -101,6 +102,13 @@ async def run_rounds(
     python = [str(own or sys.executable), "-P", "-s", "-B", "-c", WORKER.read_text(), order_file]
     result = await box.exec(f"{assignments} {shlex.join(python)}", timeout_s, report=True)
     return runs_of(result.report, len(rounds), result.output[-OUTPUT_TAIL:], result.timed_out)
+
+
+def _start_of(one: Round, options: list[str]) -> dict[str, list[str]] | None:
+    """What pytest looks at before it collects tests. Nothing, where a round may change that."""
+    if one.calls or any(not path.endswith(".py") or PurePath(path).name == "conftest.py" for path in one.changes):
+        return None
+    return {"options": options, "folders": sorted({os.path.dirname(path) or "." for path in one.files})}
 
 
 def settings_of(suite: Suite) -> dict[str, Any]:
@@ -115,8 +123,9 @@ def settings_of(suite: Suite) -> dict[str, Any]:
 def options_of(suite: Suite, per_test_s: float = PER_TEST_S) -> list[str]:
     """What every run has. A repository's `addopts` do not count: they bring coverage, reports and parallel runs."""
     every = [
-        *("-q", "--color=no", "--tb=short", "--rootdir=.", "--continue-on-collection-errors", "-o", "addopts="),
+        *("-q", "--color=no", "--rootdir=.", "--continue-on-collection-errors", "-o", "addopts="),
         *("-o", "xfail_strict=false"),
+        "--tb=line",  # the source lines of a traceback cost a test that fails fifty times what it costs itself
         "--assert=plain",  # rewriting the assertions of a test file takes longer than most of its tests
     ]
     if suite.environment is None:

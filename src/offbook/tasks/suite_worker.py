@@ -20,6 +20,8 @@ test runs in this process and could write there whatever it likes, so all of it 
 
 There may be several rounds, each with changes of its own to the tree: all but the last run in a process of their own.
 No round can read what another one is told to do: each has a file of its own, which its process alone ever reads.
+Where pytest would start in the same way for some of them it starts once, before anything of the tree is imported, and
+every round goes on from there.
 """
 
 from __future__ import annotations
@@ -34,17 +36,19 @@ import importlib
 import importlib.machinery
 import itertools
 import json
+import linecache
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Collection, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
 
     import pytest
     from _pytest.fixtures import FixtureDef, SubRequest
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
 REPORT = 3
 PRIVATE = 200  # file descriptors from here on are ours
 DUMPABLE, SUBREAPER = 4, 36  # of prctl
+PIPE_BYTES = 65536
 REASON, RESULT = 300, 4000  # characters
 CALL_S = 1.0
 HITS = "__offbook_hits__"
@@ -82,15 +87,30 @@ class Pipe:
 class Recorder:
     """Which tests run and how they end: one outcome a test, from the reports of its phases."""
 
-    def __init__(self, pipe: Pipe, selected: set[str] | None, max_tests: int):
-        self.pipe, self.selected, self.max_tests = pipe, selected, max_tests
+    pipe: Pipe
+
+    def __init__(self, max_tests: int):
+        self.max_tests = max_tests
+        self.selected: set[str] | None = None
+        self.within: set[str] | None = None  # files, classes and functions that the selected tests are, or are in
         self.numbers: dict[str, int] = {}
         self.phases: list[pytest.TestReport] = []
         self.error = ""
 
+    def select(self, tests: Sequence[str] | None, is_narrow: bool) -> None:
+        """`is_narrow`: what is not selected is not even collected, which is most of the work in a large file."""
+        self.selected = None if tests is None else set(tests)
+        if tests is not None and is_narrow:
+            self.within = set()
+            for path, _, name in (test.partition("::") for test in tests):
+                self.within.update(itertools.accumulate([path, *name.partition("[")[0].split("::")], "{}::{}".format))
+
+    def pytest_pycollect_makeitem(self, collector: pytest.Collector, name: str) -> list[pytest.Item] | None:
+        return None if self.within is None or f"{collector.nodeid}::{name}" in self.within else []
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.pipe.tell("broken", report.nodeid, last_line(report.longreprtext))
+            self.pipe.tell("broken", report.nodeid, why_failed(report))
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         if self.selected is not None:
@@ -124,7 +144,7 @@ class Recorder:
         ended = {phase.when for phase in self.phases}
         outcome, reason = "passed", ""
         if failed:
-            outcome, reason = "failed", f"{failed.when}: {last_line(failed.longreprtext)}"
+            outcome, reason = "failed", f"{failed.when}: {why_failed(failed)}"
         elif skipped or unexpected:
             outcome, reason = "skipped", why_skipped(skipped) if skipped else "passes against expectation"
         elif not {"call", "teardown"} <= ended:
@@ -144,10 +164,21 @@ def last_line(text: str) -> str:
     return error[:REASON]
 
 
+def why_failed(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """The same, where pytest does not show source lines."""
+    from _pytest._code.code import ExceptionChainRepr
+
+    error = last_line(report.longreprtext)
+    if error == "AssertionError" and isinstance(report.longrepr, ExceptionChainRepr):
+        place = report.longrepr.chain[0][1]
+        error = linecache.getline(place.path, place.lineno).strip()[:REASON] if place else error
+    return error
+
+
 def why_skipped(report: pytest.TestReport) -> str:
     if isinstance(report.longrepr, tuple):  # file, line, reason
         return report.longrepr[2].removeprefix("Skipped: ")[:REASON]
-    return last_line(report.longreprtext)
+    return why_failed(report)
 
 
 class Tracer:
@@ -281,6 +312,36 @@ class Watcher:
         return name if any(name == root or name.startswith(root + os.sep) for root in self.product) else ""
 
 
+class Compiled:
+    """Code of files that no round changed, so that not every round compiles them. Nothing of it has been run.
+
+    A round names what it compiles itself, and the process that it comes from does that for those after it."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[bytes, CodeType]] = {}
+        self.names = -1  # in a round: where to
+        self.compile: Any = importlib.machinery.SourceFileLoader.source_to_code
+
+        def source_to_code(loader: Any, data: Any, path: Any, **options: Any) -> Any:
+            known = self.known.get(path)
+            if known and known[0] == data:
+                return known[1]
+            if self.names >= 0:
+                with contextlib.suppress(OSError):  # full: then the others compile it too
+                    os.write(self.names, f"{path}\n".encode())
+            return self.compile(loader, data, path, **options)
+
+        setattr(importlib.machinery.SourceFileLoader, "source_to_code", source_to_code)  # noqa: B010
+
+    def learn(self, names: int, unchanged: Collection[str]) -> None:
+        """What would warn is left to the rounds, where a test may want to see it."""
+        for path in os.read(names, PIPE_BYTES).decode().splitlines():
+            if path not in self.known and os.path.relpath(path) in unchanged and (data := read(path)) is not None:
+                with warnings.catch_warnings(), contextlib.suppress(Exception):
+                    warnings.simplefilter("error")
+                    self.known[path] = data, self.compile(None, data, path)
+
+
 def main(order_file: str) -> NoReturn:
     # Neither the code under test nor its children shall write to the pipe by accident, by number or by inheritance.
     # Nor to any other pipe that came with the box.
@@ -311,18 +372,13 @@ def main(order_file: str) -> NoReturn:
             importlib.import_module(name)
     gc.enable()
     gc.freeze()
-    tree = os.getcwd()
-    roots = [os.path.normpath(os.path.join(tree, root)) for root in order["import_roots"]]
-    first_of_site = next((i for i, path in enumerate(sys.path) if path.endswith("site-packages")), len(sys.path))
-    sys.path[first_of_site:first_of_site] = roots
-    os.environ["PYTHONPATH"] = os.pathsep.join(roots)  # for the processes that tests start
-
     found = there(order["places"]) if len(sealed) > 1 else {}
-    while len(sealed) > 1:
-        prctl(DUMPABLE, 0)  # its files are not to be had through /proc by the child
-        for path in apart(descriptor, order, sealed, prctl, found):
-            os.write(descriptor, json.dumps(["saw", "written", path]).encode() + b"\n")
-        os.close(sealed.pop(0))
+    rounds = Rounds(descriptor, order, sealed, prctl, found) if len(sealed) > 1 else None
+    alike = num_alike(order, found) if rounds else []
+    while rounds and len(sealed) > 1:
+        done = rounds.together(alike[-len(sealed)]) if alike[-len(sealed)] > 1 else 0
+        if not done and (this := rounds.next()):
+            end(run_round(Pipe(descriptor), order, this, is_narrow=True))
     prctl(DUMPABLE, 1)
     end(run_round(Pipe(descriptor), order, unsealed(sealed[0])))
 
@@ -344,45 +400,121 @@ def unsealed(descriptor: int) -> dict[str, Any]:
 Found = dict[str, tuple[int, int, int]]
 
 
-def apart(descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any, found: Found) -> list[str]:
-    """In a process of its own, which has pytest already and nothing yet of what is tested. The first of the sealed
-    files is its own. The paths that it changes are told to this process, which then makes them what they were.
+class Rounds:
+    """Those that are still to be run, each in a process of its own, which has pytest already and nothing yet of what is
+    tested. `found` is what was there before all rounds."""
 
-    `found` is what was there before all rounds. What a round leaves goes, so that no other one can learn from it;
-    returned are the files of others that it wrote to.
-    """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
+    def __init__(self, descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any, found: Found):
+        self.descriptor, self.order, self.sealed, self.prctl, self.found = descriptor, order, sealed, prctl, found
+        self.compiled = Compiled()
+
+    def next(self) -> dict[str, Any] | None:
+        """The first of the sealed files is the next round's own: what it is told to do, in its process. The paths that
+        it changes are told to this process, which then makes them what they were. What a round leaves goes, so that no
+        other one can learn from it; files of others that it wrote to are told."""
+        self.prctl(DUMPABLE, 0)  # our files are not to be had through /proc by the child
+        reading, writing = os.pipe()
+        names, self.compiled.names = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            for other in (names, *self.sealed[1:]):
+                os.close(other)
+            this = unsealed(self.sealed[0])
+            before = {path: read(path) for path in this["changes"]}
+            as_text = {path: None if data is None else data.decode("latin-1") for path, data in before.items()}
+            with open(writing, "w") as pipe:
+                json.dump([this["timeout_s"], as_text], pipe)
+            del before, as_text
+            self.prctl(DUMPABLE, 1)
+            return this
+        os.close(writing)
+        os.close(self.compiled.names)
+        with open(reading) as pipe:
+            timeout_s, before = json.load(pipe)
+        deadline = time.monotonic() + timeout_s
+        while os.waitpid(child, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+            time.sleep(0.002)
+        end_children()
+        for path, state in there(self.order["places"]).items():
+            if path not in self.found and path not in before:
+                remove(path)
+            elif path not in before and state != self.found[path]:
+                os.write(self.descriptor, json.dumps(["saw", "written", path]).encode() + b"\n")
+        for path, text in before.items():
+            write(path, None if text is None else text.encode("latin-1"))
+        self.compiled.learn(names, self.found.keys() - before.keys())
+        os.close(names)
+        os.close(self.sealed.pop(0))
+        return None
+
+    def together(self, count: int) -> int:
+        """The next so many, for which pytest starts once, in a process of its own. How many of them were run: none
+        where it does not come to the point at which it would collect tests."""
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            self.prctl(SUBREAPER, 1)
+            end(Started(self, count, writing).run())
+        os.close(writing)
+        os.waitpid(child, 0)
+        end_children()
+        done = len(os.read(reading, count))
         os.close(reading)
-        for other in sealed[1:]:
-            os.close(other)
-        this = unsealed(sealed[0])
-        before = {path: read(path) for path in this["changes"]}
-        as_text = {path: None if data is None else data.decode("latin-1") for path, data in before.items()}
-        with open(writing, "w") as pipe:
-            json.dump([this["timeout_s"], as_text], pipe)
-        del before, as_text
-        prctl(DUMPABLE, 1)
-        end(run_round(Pipe(descriptor), order, this))
-    os.close(writing)
-    with open(reading) as pipe:
-        timeout_s, before = json.load(pipe)
-    deadline = time.monotonic() + timeout_s
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-        time.sleep(0.002)
-    end_children()
-    written = []
-    for path, state in there(order["places"]).items():
-        if path not in found and path not in before:
-            remove(path)
-        elif path not in before and state != found[path]:
-            written.append(path)
-    for path, text in before.items():
-        write(path, None if text is None else text.encode("latin-1"))
-    return written
+        for sealed in self.sealed[:done]:
+            os.close(sealed)
+        del self.sealed[:done]
+        return done
+
+
+class Started:
+    """pytest, up to where it would collect tests. It has seen the options and the folders that the rounds have in
+    common, the settings there, and plugins; nothing of the tree can be imported yet."""
+
+    def __init__(self, rounds: Rounds, count: int, done: int):
+        self.rounds, self.count, self.done = rounds, count, done
+        self.recorder = Recorder(rounds.order["max_tests"])
+        self.in_round = False
+
+    def run(self) -> int:
+        import pytest
+
+        pytest.hookimpl(tryfirst=True)(Started.pytest_collection)
+        start = self.rounds.order["starts"][-len(self.rounds.sealed)]
+        exit_code = run_pytest(start["options"], start["folders"], [self.recorder, self])
+        if self.in_round:
+            self.recorder.pipe.tell("end", exit_code)
+        return exit_code
+
+    def pytest_collection(self, session: pytest.Session) -> None:
+        """Comes to an end in the processes of the rounds only."""
+        capture = session.config.pluginmanager.getplugin("capturemanager")
+        for _ in range(self.count):
+            sys.stdout.flush()
+            if this := self.rounds.next():
+                os.close(self.done)
+                self.in_round = True
+                begin(self.recorder, Pipe(self.rounds.descriptor), self.rounds.order, this, is_narrow=True)
+                session.config.args = session.config.option.file_or_dir = this["files"]
+                return
+            capture.read_global_capture()  # what a round printed and nobody took is not for the next one
+            os.write(self.done, b".")
+        end(0)
+
+
+def num_alike(order: dict[str, Any], found: Found) -> list[int]:
+    """For each round how many pytest starts the same for, from there on and without the last. A conftest file would
+    bring code of the tree along."""
+    starts = order["starts"]
+    if order["sources"] or any(os.path.basename(path) == "conftest.py" for path in found):
+        return [0] * len(starts)
+    alike = [0]
+    for start, following in zip(starts[-2::-1], [None, *starts[-2:0:-1]]):  # noqa: B905
+        alike.insert(0, 0 if start is None else alike[0] + 1 if start == following else 1)
+    return alike
 
 
 def remove(path: str) -> None:
@@ -446,17 +578,13 @@ def write(path: str, content: bytes | None) -> None:
         file.write(content)
 
 
-def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any]) -> int:
-    for path, text in this["changes"].items():
-        write(path, None if text is None else text.encode())
+def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any], is_narrow: bool = False) -> int:
+    recorder = Recorder(order["max_tests"])
+    begin(recorder, pipe, order, this, is_narrow)
     if this["calls"]:
         return run_calls(pipe, this["calls"])
     import pytest
 
-    selected = None if this["tests"] is None else set(this["tests"])
-    recorder = Recorder(pipe, selected, order["max_tests"])
-    if order["product"]:
-        sys.addaudithook(Watcher(pipe, order["product"], this["files"]).hook)
     plugins: list[object] = [recorder]
     if order["sources"]:
         tracer = Tracer(recorder, {os.path.realpath(path): path for path in order["sources"]})
@@ -464,10 +592,31 @@ def run_round(pipe: Pipe, order: dict[str, Any], this: dict[str, Any]) -> int:
             pytest.hookimpl(wrapper=True)(hook)
         plugins.append(tracer)
         tracer.start()
-    off = [argument for name in OFF for argument in ("-p", f"no:{name}")]
-    exit_code = int(pytest.main([*off, *this["options"], "--", *this["files"]], plugins=plugins))
+    exit_code = run_pytest(this["options"], this["files"], plugins)
     pipe.tell("end", exit_code)
     return exit_code
+
+
+def begin(recorder: Recorder, pipe: Pipe, order: dict[str, Any], this: dict[str, Any], is_narrow: bool) -> None:
+    """From here on the tree is as the round has it, and can be imported."""
+    roots = [os.path.abspath(root) for root in order["import_roots"]]
+    first_of_site = next((i for i, path in enumerate(sys.path) if path.endswith("site-packages")), len(sys.path))
+    sys.path[first_of_site:first_of_site] = roots
+    os.environ["PYTHONPATH"] = os.pathsep.join(roots)  # for the processes that tests start
+    for path, text in this["changes"].items():
+        write(path, None if text is None else text.encode())
+    recorder.pipe = pipe
+    recorder.select(this["tests"], is_narrow)
+    if order["product"] and not this["calls"]:
+        sys.addaudithook(Watcher(pipe, order["product"], this["files"]).hook)
+
+
+def run_pytest(options: list[str], files: list[str], plugins: list[object]) -> int:
+    import pytest
+
+    off = [argument for name in OFF for argument in ("-p", f"no:{name}")]
+    pytest.hookimpl(tryfirst=True)(Recorder.pytest_pycollect_makeitem)
+    return int(pytest.main([*off, *options, "--", *files], plugins=plugins))
 
 
 def run_calls(pipe: Pipe, calls: list[list[str]]) -> int:

@@ -12,7 +12,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -151,14 +151,21 @@ def _indexed(found: Iterable[tuple[Path | None, Leaf]]) -> _Index:
             continue
         where.append([(path, leaf.name)])
         compiled.append(bytecode.is_bytecode(leaf.data))
-        tokens = copies.tokens_of(copies.normalise(leaf.text))
-        kept["named"].append((copies.winnowed(copies.named_shingles(tokens), WINDOW), number))
-        kept["renamed"].append((copies.winnowed(copies.renamed_shingles(tokens), RENAMED_WINDOW), number))
+        named, renamed = _kept_of(leaf.text)
+        kept["named"].append((named, number))
+        kept["renamed"].append((renamed, number))
         if (leaf.is_binary and not leaf.data.startswith(NOISE)) or bytecode.is_symbol_table(leaf):
             kept["words"].append((copies.hashed(bytecode.words_in(leaf.data)), number))
     source = [any(name.endswith(SOURCE) for _, name in names) for names in where]
     postings = {name: _sorted_postings(parts) for name, parts in kept.items()}
     return _Index(where, np.array(source, dtype=bool), np.array(compiled, dtype=bool), **postings)
+
+
+@lru_cache(maxsize=2048)  # repositories have pytest and what it needs in common, and a candidate's files are read twice
+def _kept_of(text: str) -> tuple[copies.Hashes, copies.Hashes]:
+    tokens = copies.tokens_of(copies.normalise(text))
+    named, renamed = copies.named_shingles(tokens), copies.renamed_shingles(tokens)
+    return copies.winnowed(named, WINDOW), copies.winnowed(renamed, RENAMED_WINDOW)
 
 
 def _sorted_postings(parts: list[tuple[copies.Hashes, int]]) -> _Postings:
