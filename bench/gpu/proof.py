@@ -212,12 +212,16 @@ class Experiment:
 
     # Cells
 
+    def is_measured(self, name: str, seed: int) -> bool:
+        path = self.result_file(name, seed)
+        return path.is_file() and "eval" in json.loads(path.read_text())
+
     def run(self, name: str, seed: int) -> None:
         """An arm, trained and measured; what is there of it is not done again."""
+        if self.is_measured(name, seed):
+            return
         path = self.result_file(name, seed)
         result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-        if "eval" in result:
-            return
         config, started = self.config(seed, name), time.monotonic()
         folder, last, arm = RunFolder(config.out), 0 if name == "before" else config.train.steps, arm_named(name)
         result |= {"arm": SAME_RUN.get(name, name), "label": arm.label, "tier": arm.tier, "seed": seed, "steps": last}
@@ -323,20 +327,17 @@ def imitate(experiment: Experiment, seed: int, base: Path, out: Path) -> None:
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
     """In the order in which they are worth most: tier 1 seed by seed, then the others for the first seed."""
-    for seed in options.seeds if 1 in options.tiers else ():
-        yield "before", seed
-        yield from ((name, seed) for name, arm in ARMS.items() if arm.tier == 1)
-    for tier in sorted({*options.tiers} - {1}):
-        yield from ((name, options.seeds[0]) for name, arm in ARMS.items() if arm.tier == tier)
+    every = {"before": BEFORE, **ARMS}
+    wanted = {name: arm for name, arm in every.items() if not options.arms or name in options.arms}
+    for tier in sorted({*options.tiers}):
+        for seed in options.seeds if tier == 1 else options.seeds[:1]:
+            yield from ((name, seed) for name, arm in wanted.items() if arm.tier == tier)
 
 
 def run_all(experiment: Experiment) -> list[str]:
     """Returns what failed."""
     failed = []
-    wanted = [
-        cell for cell in cells(experiment.options) if not experiment.options.arms or cell[0] in experiment.options.arms
-    ]
-    for name, seed in wanted:
+    for name, seed in cells(experiment.options):
         try:
             if experiment.left_s() <= 0:
                 raise OutOfTime(f"{name}, seed {seed}")
@@ -356,7 +357,7 @@ def run_all(experiment: Experiment) -> list[str]:
     return failed
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -379,15 +380,20 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every run")
     parser.add_argument("--budget-minutes", type=float, default=1e9)
     parser.add_argument("--prepare", action="store_true", help="make the tasks of all seeds and end")
+    parser.add_argument("--starts", action="store_true", help="make the starts of all seeds and end")
     parser.add_argument("--out", default="runs/proof")
     parser.add_argument("--json", type=Path, help="all figures in one file")
     parser.add_argument("--markdown", type=Path, help="replace what is between the two marks of this page")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = parser().parse_args()
     logging.basicConfig(level=logging.WARNING)
     experiment = Experiment(options)
-    if options.prepare:
+    if options.prepare or options.starts:
         for seed in options.seeds:
-            experiment.prepare(seed)
+            (experiment.prepare if options.prepare else experiment.start)(seed)
         return
     try:
         failed = run_all(experiment)
