@@ -28,10 +28,19 @@ def trained(cache: Path, model: Path, out: Path, steps: int, **more: str) -> int
     return get_rank()
 
 
-def assert_alike(run: Path, other: Path, steps: int) -> None:
+def sampled(run: Path, step: int) -> list[list[list[int]]]:
+    return [[segment.ids for segment in rollout.segments] for rollout in RunFolder(run).rollouts(step)[0]]
+
+
+def assert_alike(run: Path, other: Path, steps: int, at_least: int) -> None:
+    """As long as both sampled the same: weights that differ in their last bits let a token fall otherwise one day, and
+    on which day depends on the processor. `at_least` so many steps are before it."""
     rows, expected = RunFolder(run).metrics()[0], RunFolder(other).metrics()[0]
     assert [row["step"] for row in rows] == [*range(1, steps + 1)]
-    for row, wanted in zip(rows, expected, strict=False):
+    while sampled(run, steps) != sampled(other, steps):
+        steps -= 1
+    assert steps >= at_least
+    for row, wanted in zip(rows[:steps], expected, strict=False):
         for key in ("solved", "train_tokens", "rl/loss", "gradient_norm", "hinted_targets", "hint/kl"):
             assert row[key] == pytest.approx(wanted[key], rel=1e-3, abs=1e-5), (row["step"], key)
         assert {*row} ^ {*wanted} <= {"ranks/cost_spread", *NOT_EQUAL}
@@ -41,7 +50,7 @@ def assert_alike(run: Path, other: Path, steps: int) -> None:
 
 def test_a_run_on_ranks_is_that_of_one_process(cache: Path, model: Path, uninterrupted: Path, tmp_path: Path) -> None:
     assert on_ranks(2, trained, cache, model, tmp_path / "two", 2) == [0, 1]
-    assert_alike(tmp_path / "two", uninterrupted, 2)
+    assert_alike(tmp_path / "two", uninterrupted, 2, at_least=2)
     feedback = [RunFolder(run).feedback(1)[0] for run in (tmp_path / "two", uninterrupted)]
     ours, theirs = ([len(item.teacher) for item in items] for items in feedback)
     assert ours == theirs, "what hints did is gathered from whoever had the sample"
@@ -52,7 +61,7 @@ def test_it_goes_on_at_another_number_of_ranks(cache: Path, model: Path, uninter
     for steps, ranks in ((1, 1), (2, 2), (3, 4), (4, 1)):
         more = {"train__ranks__replicate": "2"} if ranks == 4 else {}
         on_ranks(ranks, trained_with, cache, model, out, steps, more)
-    assert_alike(out, uninterrupted, 4)
+    assert_alike(out, uninterrupted, 4, at_least=3)
 
 
 def trained_with(cache: Path, model: Path, out: Path, steps: int, more: dict[str, str]) -> int:
