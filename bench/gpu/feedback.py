@@ -330,6 +330,18 @@ def show(entry: dict[str, Any]) -> None:
         )
 
 
+def settings_of(options: argparse.Namespace, **more: Any) -> TrainConfig:
+    return TrainConfig(
+        micro_tokens=131_072,
+        recompute=options.recompute,
+        compile=DEVICE == "cuda" and not options.eager,
+        learning_rate=1e-6,
+        precision=options.precision,
+        lora=LoraConfig(rank=options.lora),
+        **more,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
@@ -349,14 +361,7 @@ def main() -> None:
     ceiling = matrix_ceiling() if DEVICE == "cuda" else math.inf
     print(f"{gpu}, torch {torch.__version__}: {ceiling / 1e12:.0f} TFLOP/s in bf16 products")
     print(f"Qwen3-{MODEL}, {options.precision}, " + (f"LoRA of rank {options.lora}" if options.lora else "all weights"))
-    settings = TrainConfig(
-        micro_tokens=131_072,
-        recompute=options.recompute,
-        compile=DEVICE == "cuda" and not options.eager,
-        learning_rate=1e-6,
-        precision=options.precision,
-        lora=LoraConfig(rank=options.lora),
-    )
+    settings = settings_of(options)
     if options.profile or options.mixed:
         figures = mixed(settings) if options.mixed else profile(shapes[options.shapes[0]], settings)
         if options.json:

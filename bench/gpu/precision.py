@@ -18,12 +18,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from feedback import SHAPES, TRY, Shape, make_samples, time_steps
+from feedback import SHAPES, TRY, Shape, make_samples, settings_of, time_steps
 from shapes import DEVICE, QWEN3, free_memory, make_model, time_once
 from torch import Tensor, nn
 from vllm_engine import CHECKED, NEW, complete, differences, prompts
 
-from offbook.config import LinearConfig, LoraConfig, TrainConfig, VllmConfig
+from offbook.config import LinearConfig, VllmConfig
 from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server
 from offbook.linear import compute_linears
@@ -44,15 +44,7 @@ def step_rows(model: str, shape: Shape, options: argparse.Namespace) -> dict[str
     for kind in options.kinds:
         torch._dynamo.reset()
         free_memory()
-        settings = TrainConfig(
-            micro_tokens=131_072,
-            recompute=options.recompute,
-            compile=DEVICE == "cuda" and not options.eager,
-            learning_rate=1e-6,
-            precision=options.precision,
-            lora=LoraConfig(rank=options.lora),
-            linear=LinearConfig(kind=kind),
-        )
+        settings = settings_of(options, linear=LinearConfig(kind=kind))
         trainer = Trainer(make_model(model, options.precision, options.lora), settings, {"frozen": Frozen()})
         samples = make_samples(shape, "frozen")
         trainer.gradients(samples)

@@ -24,6 +24,7 @@ from proof_report import report
 
 from offbook.config import VllmConfig
 from offbook.engine.vllm import Server
+from offbook.engine.vllm.engine import LORA_RANKS
 
 TRIES = 2
 CACHE_BYTES = 5_000_000_000  # of a lane. Said, since vLLM takes what others allocate meanwhile for its own
@@ -65,7 +66,8 @@ class Lanes:
         server = Server(
             self.experiment.base(), settings, context, self.out / "logs" / f"vllm-{lane}", lambda stage, share: None
         )
-        server.lora_rank = 16
+        rank = self.experiment.options.lora_rank
+        server.lora_rank = min((room for room in LORA_RANKS if room >= rank), default=rank) if rank else 0
         server.start()
         proof.say(f"lane {lane}: vLLM is up")
         return server
