@@ -1,13 +1,13 @@
-"""The cells of proof.py side by side on one GPU: imitations first, beside them a vLLM server for each lane, then as
-many arms at a time as there are lanes.
+"""The cells of proof.py side by side on one GPU: imitations first, beside them vLLM servers that the lanes share, then
+as many arms at a time as there are lanes.
 
-    python bench/gpu/side_by_side.py --lanes 6 --model smollm2-135m --seeds 0 1 2 --tiers 1 2 --steps 12 \\
+    python bench/gpu/side_by_side.py --lanes 6 --servers 2 --model smollm2-135m --seeds 0 1 2 --tiers 1 2 --steps 12 \\
         --engine vllm --budget-minutes 25 --out runs/proof
 
 All other options are proof.py's. An arm is a process of its own, which says what it does in OUT/logs; its result is in
 OUT/results when it is over, and what is there is not done again. The controls have their targets from the rules that
-the look of the seed's `hints` arm kept, so they wait for that. Rollouts of several arms share the cores: with 16, six
-arms took 20 s a step where three took 12. CUDA's MPS lets the processes compute at the same time.
+the look of the seed's `hints` arm kept, so they wait for that. Rollouts of several arms share the cores: with 16 and a
+server a lane, six arms took 20 s a step where three took 12. CUDA's MPS lets the processes compute at the same time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,8 +28,9 @@ from offbook.engine.vllm import Server
 from offbook.engine.vllm.engine import LORA_RANKS
 
 TRIES = 2
-CACHE_BYTES = 5_000_000_000  # of a lane. Said, since vLLM takes what others allocate meanwhile for its own
+CACHE_BYTES = 7_000_000_000  # for a lane. Said, since vLLM takes what others allocate meanwhile for its own
 FIRST = ("hints", "rl")
+OWN = ("--lanes", "--servers", "--json", "--markdown")  # options that are not proof.py's, or not for each process
 Cell = tuple[str, int]
 
 
@@ -58,42 +60,40 @@ class Lanes:
                 self.failed += [cell for cell in self.waiting if cell[1] == seed]
                 self.waiting = [cell for cell in self.waiting if cell[1] != seed]
 
-    def serve(self, lane: int) -> Server | None:
-        if self.experiment.options.engine != "vllm":
-            return None
-        more = ["--kv-cache-memory-bytes", str(CACHE_BYTES), "--max-num-batched-tokens", "8192"]
-        settings, context = VllmConfig(gpu_share=0.05, options=more), self.experiment.options.context
-        server = Server(
-            self.experiment.base(), settings, context, self.out / "logs" / f"vllm-{lane}", lambda stage, share: None
-        )
-        rank = self.experiment.options.lora_rank
-        server.lora_rank = min((room for room in LORA_RANKS if room >= rank), default=rank) if rank else 0
+    def serve(self, number: int, lanes: int) -> Server:
+        """For as many lanes, each with an adapter of its own, and the one that comes after it."""
+        options = self.experiment.options
+        more = {"kv-cache-memory-bytes": lanes * CACHE_BYTES, "max-num-batched-tokens": 8192}
+        more |= {"max-num-seqs": lanes * options.parallel}
+        if options.lora_rank:
+            more |= {"max-loras": lanes + 1, "max-cpu-loras": 2 * lanes + 1}
+        words = [word for name, value in more.items() for word in (f"--{name}", str(value))]
+        settings = VllmConfig(gpu_share=0.05, options=words)
+        log = self.out / "logs" / f"vllm-{number}"
+        server = Server(self.experiment.base(), settings, options.context, log, lambda stage, share: None)
+        if rank := options.lora_rank:
+            server.lora_rank = min((room for room in LORA_RANKS if room >= rank), default=rank)
         server.start()
-        proof.say(f"lane {lane}: vLLM is up")
+        proof.say(f"vLLM server {number} is up")
         return server
 
-    def work(self, lane: int) -> None:
+    def work(self, server: Future[Server] | None) -> None:
         """Cells, until there are none or the budget is spent."""
-        server = self.serve(lane)
-        at = ["--set", f"engine.vllm.url={server.url}"] if server else []
-        try:
-            while cell := self.take():
-                name, seed = cell
-                tier = str(proof.arm_named(name).tier)
-                which = ["--arms", name, "--seeds", str(seed), "--tiers", tier]
-                tries = TRIES
-                while tries and not self.experiment.is_measured(*cell) and self.experiment.left_s() > 0:
-                    self.run([*which, *at], f"{name}-{seed}")
-                    tries -= 1
-                done = self.experiment.is_measured(*cell)
-                with self.changed:
-                    self.to_come.remove(cell)
-                    self.failed += [] if done else [cell]
-                    self.changed.notify_all()
-                proof.say(f"{name}, seed {seed}: {'done' if done else 'not done'}")
-        finally:
-            if server:
-                server.stop()
+        at = ["--set", f"engine.vllm.url={server.result().url}"] if server else []
+        while cell := self.take():
+            name, seed = cell
+            tier = str(proof.arm_named(name).tier)
+            which = ["--arms", name, "--seeds", str(seed), "--tiers", tier]
+            tries = TRIES
+            while tries and not self.experiment.is_measured(*cell) and self.experiment.left_s() > 0:
+                self.run([*which, *at], f"{name}-{seed}")
+                tries -= 1
+            done = self.experiment.is_measured(*cell)
+            with self.changed:
+                self.to_come.remove(cell)
+                self.failed += [] if done else [cell]
+                self.changed.notify_all()
+            proof.say(f"{name}, seed {seed}: {'done' if done else 'not done'}")
 
     def take(self) -> Cell | None:
         """The first whose start is there, and whose rules, if others say which they are."""
@@ -125,6 +125,7 @@ class Lanes:
 def main() -> None:
     arguments = proof.parser()
     arguments.add_argument("--lanes", type=int, default=6, help="arms at a time")
+    arguments.add_argument("--servers", type=int, default=2, help="of vLLM, that the lanes share")
     options = arguments.parse_args()
     experiment = proof.Experiment(options)
     (experiment.out / "logs").mkdir(parents=True, exist_ok=True)
@@ -133,13 +134,18 @@ def main() -> None:
     experiment.base()
     cells = [cell for cell in proof.cells(options) if not experiment.is_measured(*cell)]
     lanes = Lanes(experiment, without_own(sys.argv[1:]), sorted(cells, key=lambda cell: cell[0] not in FIRST))
-    threads = [threading.Thread(target=lanes.imitate, args=[seed]) for seed in options.seeds]
-    threads += [threading.Thread(target=lanes.work, args=[lane]) for lane in range(options.lanes)]
-    began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    began, number = time.monotonic(), min(options.servers, options.lanes) if options.engine == "vllm" else 0
+    with ThreadPoolExecutor(number + len(options.seeds) + options.lanes) as pool:
+        shared = [pool.submit(lanes.serve, at, -(-options.lanes // number)) for at in range(number)]
+        imitations = [pool.submit(lanes.imitate, seed) for seed in options.seeds]
+        work = [pool.submit(lanes.work, shared[lane % number] if shared else None) for lane in range(options.lanes)]
+        try:
+            for job in [*imitations, *work]:
+                job.result()
+        finally:
+            for server in shared:
+                if not server.exception():
+                    server.result().stop()
     proof.say(f"{len(cells) - len(lanes.to_come)} cells in {(time.monotonic() - began) / 60:.1f} minutes")
     report(experiment.out / "results", options.json, options.markdown)
     if left := [*lanes.failed, *lanes.waiting]:
@@ -148,7 +154,7 @@ def main() -> None:
 
 def without_own(given: list[str]) -> list[str]:
     """The options that are not for each process, with their values."""
-    at = [number for number, word in enumerate(given) if word in ("--lanes", "--json", "--markdown")]
+    at = [number for number, word in enumerate(given) if word in OWN]
     return [word for number, word in enumerate(given) if number not in at and number - 1 not in at]
 
 
