@@ -124,3 +124,14 @@ def test_of_an_assertion_that_says_nothing_the_code_is_told(folder: Path) -> Non
     assert run.failed == {fails: "call: value() == 2"}
     assert run.skipped == {skipped: "assert not 3"}
     assert run.broken == {broken: "assert not 4"}
+
+
+def test_what_is_put_back_was_not_written_to(folder: Path) -> None:
+    """By a round before it, whether or not pytest had started for that one. What a round writes to is told."""
+    changes = replace(ALL, changes={"product.py": PRODUCT + "\n", FILE: TESTS + "\n"})
+    by_itself = replace(KEPT, changes={"data.txt": ""})  # no Python file: pytest starts again
+    writes = replace(KEPT, changes={"product.py": "open('tests/other.txt', 'w').close()\n" + PRODUCT})
+    write_files(folder, {"data.txt": "", "tests/other.txt": ""})
+    rounds = [changes, KEPT, by_itself, KEPT, writes, KEPT]
+    told_of = [{path for what, path in run.saw if what == "written"} for run in run_in(folder, rounds)]
+    assert told_of == [set(), set(), set(), set(), {"tests/other.txt"}, set()]

@@ -152,6 +152,27 @@ def test_a_table_is_edited_for_all_tests_that_share_it(tmp_path: Path) -> None:
         assert asyncio.run(solved(code, 1)) == (False, True), name
 
 
+def test_a_twin_reaches_the_tests_that_call_its_test() -> None:
+    tests = textwrap.dedent("""
+        def test_called(f=f): assert f(1) == 2
+        def helper(): test_called(abs)
+        def test_caller(): helper()
+        def test_other(): assert f(2) == 4
+        class TestBase:
+            def test_method(self): assert f(3) == 6
+            def test_by_name(self): self.test_method()
+            def test_by_another(self): self.test_by_name()
+        class TestMore(TestBase):
+            def test_method(self): super().test_method()
+    """)
+    names = ["test_called", "test_caller", "test_other", "TestMore::test_method"]
+    names += [f"TestBase::test_{name}" for name in ("method", "by_name", "by_another")]
+    nodes = [f"test_pkg.py::{name}" for name in names]
+    trial = trial_of({"test_pkg.py": tests.encode()}, nodes, nodes, {}, random.Random(1))
+    shared = {twin.test.partition("::")[2]: {*twin.shared} for twins in trial.drawn for twin in twins}
+    assert shared == {"test_called": {nodes[1]}, "test_other": set(), "TestBase::test_method": {nodes[3], *nodes[5:]}}
+
+
 def test_a_drawn_test_is_itself_in_some_rounds_and_its_twin_in_others() -> None:
     for number in (1, 2, 3, 5, 30):
         twins = Twins(tuple(Twin(f"t.py::test_{n}", n, n, "", "value", (f"t.py::test_{n}",)) for n in range(number)))

@@ -3,7 +3,8 @@
 An edit is one expected value (a constant that a check compares with), one raised type, or one check turned round. What
 equals everything passes a test with another value, and fails one that was turned round, as does whoever looks the value
 up: a turned check shows only that the runner runs. Cases may come from a table of the module; an edit of the table, and
-not of its use, is what somebody sees who looks there.
+not of its use, is what somebody sees who looks there. Such an edit reaches other tests too, as does one of a test that
+others call.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
 from offbook import syntax
 
-MAX_SHARED = 8  # other tests of a table: all of them are run again with it
+MAX_SHARED = 8  # other tests that an edit reaches: all of them are run again with it
 CHECKS = re.compile(r"(assert|eq|check|expect|verify|compare|ensure)_?\w*|are_equal", re.I)
 # Calls whose arguments are as good as literals.
 PLAIN = frozenset(
@@ -114,6 +115,7 @@ class Module:
         self._names: dict[str, set[str]] = {}  # what a test, a function or a value of the module refers to
         self._everywhere = {"pytestmark"}  # what every test does
         self._tables: dict[str, ast.Assign] = {}
+        self._reached_by: dict[str, set[str]] = {}
         self._read(tree.body, "", set())
         for node in tree.body:
             names = _names_in(node)
@@ -132,6 +134,8 @@ class Module:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 self._functions[prefix + node.name] = node
                 self._names[prefix + node.name] = _names_in(node) | around
+                if prefix and node.name.startswith("test"):  # another one may call it: self.test_other()
+                    self._names[node.name] = self._names.get(node.name, set()) | _names_in(node) | around
             elif isinstance(node, ast.ClassDef):
                 self._parents[prefix + node.name] = [base.id for base in node.bases if isinstance(base, ast.Name)]
                 rest = [one for one in node.body if not getattr(one, "name", "").startswith("test")]
@@ -164,10 +168,10 @@ class Module:
             return
         constants = [(of, change) for of, value in values for change in _constants(value, rng)]
         kinds = ("value", constants), ("raises", [(part, one) for one in checks.raised])
-        left = most
+        left, callers = most, self._users({function.name.value}, test, tests)
         for kind, changes in (*kinds, ("check", [(part, one) for one in checks.turned])):
             for of, (node, text) in rng.sample(changes, len(changes)):
-                shared = () if of is part else self._users(of, test, tests)
+                shared = callers if of is part else self._users(_assigned(of), test, tests)
                 if left and len(shared) <= MAX_SHARED:
                     left -= 1
                     yield Edit(*of.span(node), text, kind, shared)
@@ -197,24 +201,30 @@ class Module:
         for one in inside if depth else ():
             yield from self._rows(one, part, local, depth - 1)
 
-    def _users(self, table: _Part, test: str, tests: Collection[str]) -> tuple[str, ...]:
-        """The other tests that a table reaches, however."""
-        first = matchers.findall(table.module, matchers.AssignTarget(target=matchers.Name()))
-        names = {cst.ensure_type(cst.ensure_type(one, cst.AssignTarget).target, cst.Name).value for one in first}
+    def _users(self, names: set[str], test: str, tests: Collection[str]) -> tuple[str, ...]:
+        """The other tests that a table reaches, or a test that others call, however. Not those of other files."""
         return tuple(other for other in sorted(tests) if other != test and names & self._reached(other))
 
     def _reached(self, test: str) -> set[str]:
-        reached, left = set[str](), [*self._everywhere, *self._names.get(test, ())]
-        while left:
-            if (name := left.pop()) not in reached:
-                reached.add(name)
-                left += self._names.get(name, ())
-        return reached
+        if test not in self._reached_by:
+            reached, left = set[str](), [*self._everywhere, *self._names.get(test, ())]
+            while left:
+                if (name := left.pop()) not in reached:
+                    reached.add(name)
+                    left += self._names.get(name, ())
+            self._reached_by[test] = reached
+        return self._reached_by[test]
+
+
+def _assigned(table: _Part) -> set[str]:
+    first = matchers.findall(table.module, matchers.AssignTarget(target=matchers.Name()))
+    return {cst.ensure_type(cst.ensure_type(one, cst.AssignTarget).target, cst.Name).value for one in first}
 
 
 def _names_in(node: ast.AST) -> set[str]:
-    """With those of arguments, which may be fixtures."""
+    """With those of arguments, which may be fixtures, and of attributes that may be tests."""
     found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    found |= {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and one.attr.startswith("test")}
     return found | {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
 
 

@@ -402,11 +402,12 @@ Found = dict[str, tuple[int, int, int]]
 
 class Rounds:
     """Those that are still to be run, each in a process of its own, which has pytest already and nothing yet of what is
-    tested. `found` is what was there before all rounds."""
+    tested. `found` is what was there before all rounds, and `put_back` what of it the last one changed by order."""
 
     def __init__(self, descriptor: int, order: dict[str, Any], sealed: list[int], prctl: Any, found: Found):
         self.descriptor, self.order, self.sealed, self.prctl, self.found = descriptor, order, sealed, prctl, found
         self.compiled = Compiled()
+        self.put_back: Found = {}
 
     def next(self) -> dict[str, Any] | None:
         """The first of the sealed files is the next round's own: what it is told to do, in its process. The paths that
@@ -445,6 +446,8 @@ class Rounds:
                 os.write(self.descriptor, json.dumps(["saw", "written", path]).encode() + b"\n")
         for path, text in before.items():
             write(path, None if text is None else text.encode("latin-1"))
+        self.put_back = {path: state_of(path) for path in before if path in self.found and os.path.lexists(path)}
+        self.found.update(self.put_back)
         self.compiled.learn(names, self.found.keys() - before.keys())
         os.close(names)
         os.close(self.sealed.pop(0))
@@ -460,14 +463,14 @@ class Rounds:
             self.prctl(SUBREAPER, 1)
             end(Started(self, count, writing).run())
         os.close(writing)
+        with open(reading) as pipe:  # no round has it
+            done = pipe.read().split("\n")[:-1]
         os.waitpid(child, 0)
         end_children()
-        done = len(os.read(reading, count))
-        os.close(reading)
-        for sealed in self.sealed[:done]:
-            os.close(sealed)
-        del self.sealed[:done]
-        return done
+        for line in done:
+            self.found.update((path, tuple(state)) for path, state in json.loads(line).items())
+            os.close(self.sealed.pop(0))
+        return len(done)
 
 
 class Started:
@@ -501,7 +504,7 @@ class Started:
                 session.config.args = session.config.option.file_or_dir = this["files"]
                 return
             capture.read_global_capture()  # what a round printed and nobody took is not for the next one
-            os.write(self.done, b".")
+            os.write(self.done, json.dumps(self.rounds.put_back).encode() + b"\n")
         end(0)
 
 
@@ -533,9 +536,13 @@ def there(places: Sequence[str]) -> Found:
             for name in files:
                 path = os.path.normpath(os.path.join(folder, name))
                 with contextlib.suppress(OSError):  # gone by now
-                    state = os.lstat(path)
-                    found[path] = state.st_ctime_ns, state.st_size, state.st_ino
+                    found[path] = state_of(path)
     return found
+
+
+def state_of(path: str) -> tuple[int, int, int]:
+    state = os.lstat(path)
+    return state.st_ctime_ns, state.st_size, state.st_ino
 
 
 def end_children() -> None:
