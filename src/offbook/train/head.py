@@ -30,6 +30,7 @@ class Objective:
     reference_kl: float = 0.0
     distill: Distill = field(default_factory=Distill)
     shares: tuple[float, ...] = (1.0,)  # of the teachers
+    shifts: bool = False  # whether the student, moved by what the insertion does to them, is what teaches
 
 
 class Rows(NamedTuple):
@@ -92,7 +93,7 @@ def chunk_terms(logits_NV: Tensor, teacher: TeacherLogits, rows: Rows, targets: 
     distill, first = objective.distill, slice(len(targets.weight_M))
     student = logits_NV[first].detach(), logp_NV[first]
     streams = rows.ids_N[first], rows.temperature_N[first]
-    nats_M, scores = compared(student, teacher, *streams, distill.direction, objective.shares)
+    nats_M, scores = compared(student, teacher, *streams, distill.direction, objective.shares, objective.shifts)
     distill_M = _weight(targets, scores) * losses.cap_values(nats_M, distill.cap)
     if distill.importance_cap:
         distill_M = distill_M * losses.importance(scores.student_M, rows.behaviour_N[first], distill.importance_cap)
@@ -112,21 +113,28 @@ def compared(
     temperature_M: Tensor,
     direction: Direction,
     shares: tuple[float, ...],
+    shifts: bool = False,
 ) -> tuple[Tensor, TargetScores]:
-    """The divergence of the teacher from the student, differentiable, and all that is known of the targets. Of the
-    student: its logits and what follows from them."""
+    """The divergence of what is taught from the student, differentiable, and all that is known of the targets. Of the
+    student: its logits and what follows from them. What is taught is the teacher, or what its shift makes of the
+    student."""
 
     def sampled_M(logp_MV: Tensor) -> Tensor:
         return logp_MV.detach().gather(1, ids_M[:, None])[:, 0]
 
     logits_MV, logp_MV = student
     teacher_logp_MV = log_probabilities(teacher.hinted, temperature_M, shares)
-    nats_M = losses.divergence(logp_MV, teacher_logp_MV, direction)
-    plain_M, moved_M = sampled_M(logp_MV), nats_M.detach()
+    plain_logp_MV = logp_MV.detach()
     if teacher.plain:
         models = [*teacher.plain, logits_MV][: len(teacher.hinted)]
         plain_logp_MV = log_probabilities(models, temperature_M, shares)
-        plain_M, moved_M = sampled_M(plain_logp_MV), losses.divergence(plain_logp_MV, teacher_logp_MV, direction)
+    taught_logp_MV = teacher_logp_MV
+    if shifts:
+        taught_logp_MV = losses.log_mix([logp_MV.detach(), teacher_logp_MV, plain_logp_MV], (1.0, 1.0, -1.0))
+    nats_M = losses.divergence(logp_MV, taught_logp_MV, direction)
+    plain_M, moved_M = sampled_M(plain_logp_MV), nats_M.detach()
+    if teacher.plain:
+        moved_M = losses.divergence(plain_logp_MV, teacher_logp_MV, direction)
     scores = TargetScores(sampled_M(logp_MV), sampled_M(teacher_logp_MV), plain_M, nats_M.detach(), moved_M)
     return nats_M, scores
 

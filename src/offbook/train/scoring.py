@@ -127,10 +127,11 @@ class Scoring:
         objective = Objective(self.ratio_cap, bool(self.ledger.counts.tokens[POLICY]), self.reference_kl)
         teacher = TeacherLogits([], [])
         if number is not None and group is not None:
-            objective = replace(objective, distill=group.distill, shares=self.teachers[number].shares)
+            scorers = self.teachers[number]
+            objective = replace(objective, distill=group.distill, shares=scorers.shares, shifts=scorers.shifts)
             own = slice(targets.start - group.tokens.start, targets.stop - group.tokens.start)
             with torch.no_grad():
-                teacher = self.teachers[number].logits(own)
+                teacher = scorers.logits(own)
         score = compile_once(chunk_terms) if self.compile else chunk_terms
         terms: Terms = score(logits_NV, teacher, rows, self._targets(targets), objective)
         self._record(terms, rows)

@@ -31,6 +31,7 @@ class Scorers(NamedTuple):
     models: list[Scorer]
     shares: tuple[float, ...] = (1.0,)
     plain: Sequence[Scorer] = ()  # those with weights of their own, without what branches insert, where that is asked
+    shifts: bool = False  # whether what it teaches is the student, moved by the difference of these two
 
     def logits(self, part: slice | Tensor) -> TeacherLogits:
         hinted, plain = ([head(hidden_MD[part]) for head, hidden_MD in each] for each in (self.models, self.plain))
@@ -79,7 +80,8 @@ class Compared:
             part = slice(start, start + chunk_rows)
             streams = self.ids_M[part], self.temperature_M[part]
             student_MV, teacher = self._student_logits(part), self.teacher.logits(part)
-            parts.append(score(student_MV, teacher, *streams, self.direction, self.teacher.shares))
+            how = self.direction, self.teacher.shares, self.teacher.shifts
+            parts.append(score(student_MV, teacher, *streams, *how))
         return TargetScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     @torch.no_grad()
@@ -114,9 +116,10 @@ def _chunk_scores(
     temperature_M: Tensor,
     direction: Direction,
     shares: tuple[float, ...],
+    shifts: bool,
 ) -> TargetScores:
     student = logits_MV, log_probabilities([logits_MV], temperature_M)
-    return compared(student, teacher, ids_M, temperature_M, direction, shares)[1]
+    return compared(student, teacher, ids_M, temperature_M, direction, shares, shifts)[1]
 
 
 @dataclass(frozen=True, slots=True)
