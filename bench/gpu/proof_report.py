@@ -20,10 +20,12 @@ from offbook.evals.statistics import Ratio, compare_paired, interval, wilson
 
 START, END = "<!-- proof -->", "<!-- end of proof -->"
 BASE = "rl"
-BESIDE = {"hints": ("donor", "constant_negative")}  # what else an arm is held against
+BESIDE = {"hints": ("donor", "constant_negative"), "shift": ("hints",)}  # what else an arm is held against
 NOTHING = "-"
 Result = dict[str, Any]
 Arms = dict[tuple[str, int], list[Result]]  # by arm and steps, a result a seed
+
+KEPT = ("solved", "reward", "tokens", "turns", "calls", "invalid_calls")  # of a rollout, in the JSON file
 
 
 def load(folder: Path) -> Arms:
@@ -249,6 +251,12 @@ def picture(arms: Arms) -> str:
     return drawn({title: lines(key) for title, key in CURVES.items()}, percent=("solved",))
 
 
+def kept(row: dict[str, Any]) -> dict[str, Any]:
+    """What the tables are of, and what is worth telling apart by task."""
+    numbers = {name: row["numbers"][name] for name in KEPT}
+    return {"task": row["task"], "stop": row["stop"], "numbers": numbers}
+
+
 def report(folder: Path, json_file: Path | None = None, markdown: Path | None = None) -> None:
     arms = load(folder)
     if not arms:
@@ -258,7 +266,7 @@ def report(folder: Path, json_file: Path | None = None, markdown: Path | None = 
     lines = [line for each in tables for line in each(arms)]
     print("\n".join(lines))
     if json_file:
-        every = [one for results in arms.values() for one in results]
+        every = [{**one, "eval": [kept(row) for row in one["eval"]]} for results in arms.values() for one in results]
         short = json.loads(json.dumps(every), parse_float=lambda digits: float(f"{float(digits):.5g}"))
         json_file.write_text(json.dumps(short, separators=(",", ":")) + "\n")
     if markdown:

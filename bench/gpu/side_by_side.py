@@ -1,13 +1,14 @@
 """The cells of proof.py side by side on one GPU: imitations first, beside them vLLM servers that the lanes share, then
 as many arms at a time as there are lanes.
 
-    python bench/gpu/side_by_side.py --lanes 6 --servers 2 --model smollm2-135m --seeds 0 1 2 --tiers 1 2 --steps 12 \\
+    python bench/gpu/side_by_side.py --lanes 6 --servers 3 --model smollm2-135m --seeds 0 1 2 --tiers 1 2 --steps 12 \\
         --engine vllm --budget-minutes 25 --out runs/proof
 
 All other options are proof.py's. An arm is a process of its own, which says what it does in OUT/logs; its result is in
 OUT/results when it is over, and what is there is not done again. The controls have their targets from the rules that
 the look of the seed's `hints` arm kept, so they wait for that. Rollouts of several arms share the cores: with 16 and a
-server a lane, six arms took 20 s a step where three took 12. CUDA's MPS lets the processes compute at the same time.
+server a lane, six arms took 20 s a step where three took 12; with two servers for all their engines were at 100% of a
+core. CUDA's MPS lets the processes compute at the same time.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Lanes:
 def main() -> None:
     arguments = proof.parser()
     arguments.add_argument("--lanes", type=int, default=6, help="arms at a time")
-    arguments.add_argument("--servers", type=int, default=2, help="of vLLM, that the lanes share")
+    arguments.add_argument("--servers", type=int, default=3, help="of vLLM, that the lanes share")
     options = arguments.parse_args()
     experiment = proof.Experiment(options)
     (experiment.out / "logs").mkdir(parents=True, exist_ok=True)
