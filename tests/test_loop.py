@@ -303,6 +303,10 @@ def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) ->
         (["eval", "pocket", "--limt", "2"], 2, "there is no option --limt; did you mean --limit?"),
         (["view", ".", "--port", "99999"], 2, "'--port'"),
         (["eval", "pocket", "--out", "a-file"], 1, "a-file is a file; --out is the folder of a run"),
+        (["live", "--model", "./absent", "--dry-run"], 1, "there is no model folder ./absent"),
+        (["live", *POCKET, "--tasks.source", "absent", "--dry-run"], 1, "there is no task folder absent"),
+        (["agent", "--kept", *POCKET], 1, "has no session of yours"),
+        (["mtp", "./absent"], 1, "there is no model folder ./absent"),
     ],
 )
 def test_bad_input_gets_one_sentence(

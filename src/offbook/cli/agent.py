@@ -84,6 +84,8 @@ def _about_earlier(
         chosen += [f"{one}-shadow" for one in chosen]
         print(f"{cycle.folder.forget(chosen)} sessions deleted")
         return
+    if not id and not own:
+        raise OffbookError(f"{cycle.folder.path} has no session of yours; --session names another")
     if kept:
         shares = {one.id: kept_in(Path(one.place), one.commit, one.lines) if one.place else None for one in own}
         if as_json:
@@ -94,8 +96,6 @@ def _about_earlier(
             if share is not None:
                 cycle.folder.react(name, Reaction("kept", share))
         return
-    if not id and not own:
-        raise OffbookError(f"{cycle.folder.path} has no session of yours; --session names another")
     id = id or own[-1].id
     if said:
         cycle.folder.react(id, follow_up(said))

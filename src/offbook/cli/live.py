@@ -92,8 +92,13 @@ def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any
     """Nothing is written."""
     from offbook.live.collect import found_in
     from offbook.live.reactions import score
+    from offbook.loop.models import described
+    from offbook.loop.tasks import refuse_missing_tasks
 
     has_begun = cycle.folder.decisions_file.is_file()
+    if not has_begun:
+        described(config.model)
+    refuse_missing_tasks(config)
     stored = [score(one, cycle.settings) for one in cycle.folder.sessions()]
     chosen, left_out = cycle.to_learn_from(stored) if has_begun else ([], {})
     new = [one for source in sources for one in found_in(cycle, source)] if has_begun else []

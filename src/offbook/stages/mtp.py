@@ -44,6 +44,7 @@ def mtp(
     """Trains the head that `config` describes. Returns where it is, and how much of its drafts is kept by depth."""
     folder = RunFolder(config.out)
     folder.refuse_file()
+    described(config.model)  # before anything is read
     with only_writer(folder.path):
         if (folder.path / FOLDER).exists():
             raise OffbookError(f"{folder.path / FOLDER} is there already; give another --out")
