@@ -468,9 +468,7 @@ def test_an_interrupted_build_leaves_nothing_that_looks_finished(tmp_path: Path)
 
 
 def test_tasks_that_cannot_be_verified_are_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = tmp_path / "worker.py"
-    broken.write_text("raise SystemExit('no pytest here')")
-    monkeypatch.setattr(suite, "WORKER", broken)
+    monkeypatch.setattr(suite, "worker_text", lambda: "raise SystemExit('no pytest here')")
     with pytest.raises(OffbookError, match=r"cannot be verified on this machine.*no pytest here"):
         asyncio.run(make_pocket_tasks(tmp_path / "tasks", 0, 1, 0, lambda share: None))
 

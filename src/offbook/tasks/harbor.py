@@ -16,7 +16,7 @@ import tarfile
 from functools import cache
 from pathlib import Path
 
-from offbook.tasks.suite import WORKER, options_of, settings_of
+from offbook.tasks.suite import options_of, settings_of, worker_text
 from offbook.types import Suite, Task, is_test_file
 
 DOCKERFILE = """\
@@ -92,7 +92,7 @@ def write_judge(task: Task) -> None:
 def _parts() -> dict[str, bytes]:
     """The judge, the worker, and the modules as they can be imported where there is no offbook."""
     here = Path(__file__)
-    parts = {"worker.py": WORKER.read_bytes(), "judge.py": here.with_name("harbor_judge.py").read_bytes()}
+    parts = {"worker.py": worker_text().encode(), "judge.py": here.with_name("harbor_judge.py").read_bytes()}
     for name in MODULES:
         text = here.with_name(f"{name}.py").read_text()
         text = text.replace("from offbook.types import is_test_file\n", f"\n\n{inspect.getsource(is_test_file)}\n")

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -23,7 +25,7 @@ from offbook.types import OffbookError, Suite
 
 __all__ = ["MAX_TESTS", "PER_TEST_S", "Function", "Round", "StartFailed", "SuiteRun", "run_rounds", "suite_box"]
 
-WORKER = Path(__file__).with_name("suite_worker.py")
+INSIDE = ("report", "watch", "running", "rounds", "main")  # one after the other
 OUTPUT_TAIL = 4000  # characters
 MAX_TESTS = 20_000
 START_S = 120.0
@@ -32,6 +34,14 @@ PLACES = ["/tmp", "/dev/shm", "/home/agent"]  # that are a box's own and can be 
 
 class StartFailed(OffbookError):
     """The command that gets a box ready did not."""
+
+
+@cache
+def worker_text() -> str:
+    """The modules of inside/ as one text, without what they import from each other: in a box nothing of it is there."""
+    folder, own = Path(__file__).parent / "inside", re.compile(r"^from (offbook\.|__future__ ).*\n", re.MULTILINE)
+    texts = [own.sub("", (folder / f"{name}.py").read_text()) for name in INSIDE]
+    return "\n".join(["from __future__ import annotations", *texts])
 
 
 def make_interpreter(folder: Path, base: Path) -> None:
@@ -99,7 +109,7 @@ async def run_rounds(
     settings = {"PYTHONHASHSEED": str(hash_seed), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "", "TZ": "UTC"}
     assignments = " ".join(f"{name}={value}" for name, value in settings.items())
     own = suite.environment and suite.environment.resolve() / "python" / "bin" / "python"
-    python = [str(own or sys.executable), "-P", "-s", "-B", "-c", WORKER.read_text(), order_file]
+    python = [str(own or sys.executable), "-P", "-s", "-B", "-c", worker_text(), order_file]
     result = await box.exec(f"{assignments} {shlex.join(python)}", timeout_s, report=True)
     return runs_of(result.report, len(rounds), result.output[-OUTPUT_TAIL:], result.timed_out)
 

@@ -1,8 +1,8 @@
 """The tests of a repository: which can be relied on, and which function of the product each of them enters.
 
 Those can be relied on that pass, quickly, every time, whatever the order of sets. Each is then run once with a tracer
-(suite_worker.py). Left out: functions entered only in processes that a test starts, and lambdas, which count as a part
-of the function around them.
+(tasks/inside/watch.py). Left out: functions entered only in processes that a test starts, and lambdas, which count as a
+part of the function around them.
 """
 
 from __future__ import annotations

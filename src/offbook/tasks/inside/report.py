@@ -1,0 +1,130 @@
+"""Rows of the report, and the pytest plugin that writes how each test went."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import linecache
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
+
+REASON = 300  # characters
+
+
+class Pipe:
+    """Rows for the report."""
+
+    __slots__ = ("descriptor", "process")
+
+    def __init__(self, descriptor: int):
+        self.descriptor = descriptor
+        self.process = os.getpid()
+        self.tell("round")
+
+    def tell(self, *row: Any) -> None:
+        if os.getpid() != self.process:  # a test forked and its child came back here
+            os._exit(1)
+        data = memoryview(json.dumps(row).encode() + b"\n")
+        while data:  # a signal of pytest-timeout can cut a write short
+            data = data[os.write(self.descriptor, data) :]
+
+
+class Recorder:
+    """Which tests run and how they end: one outcome a test, from the reports of its phases."""
+
+    pipe: Pipe
+
+    def __init__(self, max_tests: int):
+        self.max_tests = max_tests
+        self.selected: set[str] | None = None
+        self.within: set[str] | None = None  # files, classes and functions that the selected tests are, or are in
+        self.numbers: dict[str, int] = {}
+        self.phases: list[pytest.TestReport] = []
+        self.error = ""
+
+    def select(self, tests: Sequence[str] | None, is_narrow: bool) -> None:
+        """`is_narrow`: what is not selected is not even collected, which is most of the work in a large file."""
+        self.selected = None if tests is None else set(tests)
+        if tests is not None and is_narrow:
+            self.within = set()
+            for path, _, name in (test.partition("::") for test in tests):
+                self.within.update(itertools.accumulate([path, *name.partition("[")[0].split("::")], "{}::{}".format))
+
+    def pytest_pycollect_makeitem(self, collector: pytest.Collector, name: str) -> list[pytest.Item] | None:
+        return None if self.within is None or f"{collector.nodeid}::{name}" in self.within else []
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.pipe.tell("broken", report.nodeid, why_failed(report))
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        if self.selected is not None:
+            chosen = [{item.nodeid, item.nodeid.partition("[")[0]} & self.selected for item in items]
+            dropped = [item for item, wanted in zip(items, chosen) if not wanted]  # noqa: B905
+            items[:] = [item for item, wanted in zip(items, chosen) if wanted]  # noqa: B905
+            config.hook.pytest_deselected(items=dropped)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.numbers = {node: number for number, node in enumerate(item.nodeid for item in session.items)}
+        self.pipe.tell("collected", list(self.numbers))
+        if len(self.numbers) > self.max_tests:
+            session.items.clear()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.phases, self.error = [], ""
+        self.pipe.tell("start", self.numbers[nodeid])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.phases.append(report)
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[Any]) -> None:
+        if call.excinfo is not None and not self.error:
+            bases = {base.__name__ for base in call.excinfo.type.__mro__}
+            self.error = "assertion" if bases & {"AssertionError", "Failed"} else call.excinfo.type.__name__
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        failed = next((phase for phase in self.phases if phase.failed), None)
+        skipped = next((phase for phase in self.phases if phase.skipped), None)
+        unexpected = any(hasattr(phase, "wasxfail") for phase in self.phases)
+        ended = {phase.when for phase in self.phases}
+        outcome, reason = "passed", ""
+        if failed:
+            outcome, reason = "failed", f"{failed.when}: {why_failed(failed)}"
+        elif skipped or unexpected:
+            outcome, reason = "skipped", why_skipped(skipped) if skipped else "passes against expectation"
+        elif not {"call", "teardown"} <= ended:
+            outcome, reason = "failed", "it did not run to its end"
+        seconds = round(sum(phase.duration for phase in self.phases), 4)
+        self.pipe.tell("done", self.numbers[nodeid], outcome, seconds, reason, self.error)
+
+
+def last_line(text: str) -> str:
+    """Of a traceback the line that names the error; of an assertion that says nothing, the line of code."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    place = next((number for number, line in enumerate(lines) if line.startswith("E ")), len(lines) - 1)
+    error = lines[place].removeprefix("E").strip() if lines else ""
+    if error == "AssertionError":  # Python 3.11 and later mark the place under the line of code
+        code = [line.strip() for line in lines[:place] if line.strip(" ^~")]
+        error = code[-1] if code else error
+    return error[:REASON]
+
+
+def why_failed(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """The same, where pytest does not show source lines."""
+    from _pytest._code.code import ExceptionChainRepr
+
+    error = last_line(report.longreprtext)
+    if error == "AssertionError" and isinstance(report.longrepr, ExceptionChainRepr):
+        place = report.longrepr.chain[0][1]
+        error = linecache.getline(place.path, place.lineno).strip()[:REASON] if place else error
+    return error
+
+
+def why_skipped(report: pytest.TestReport) -> str:
+    if isinstance(report.longrepr, tuple):  # file, line, reason
+        return report.longrepr[2].removeprefix("Skipped: ")[:REASON]
+    return why_failed(report)
