@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import TEACHERS, distilled, tiny_model
-from test_branches import gradients, reencoded, sample_with_branches
+from test_branches import gradients, places_of, reencoded, sample_with_branches
 from torch import Tensor
 
 from offbook.config import TrainConfig
+from offbook.train import losses
 from offbook.train.losses import divergence
 from offbook.train.trainer import Trainer
 from offbook.types import Direction, Sample
@@ -39,10 +40,14 @@ def naive_gradients(trainer: Trainer, sample: Sample, direction: Direction) -> l
     for branch in sample.branches:
         bare = replace(branch, inserted=[])
         with torch.no_grad():
-            moved = reencoded(start, sample, branch) - reencoded(start, sample, bare)
+            hinted, plain = reencoded(start, sample, branch), reencoded(start, sample, bare)
         own = reencoded(student, sample, bare)
-        taught = (own.detach() + moved).log_softmax(-1)
-        total = total + branch.weight * divergence(own, taught, direction).sum()
+        taught = own.detach().exp() * (hinted.exp() + 1e-4) / (plain.exp() + 1e-4)
+        nats = divergence(own, (taught / taught.sum(-1, keepdim=True)).log(), direction)
+        for token, place in enumerate(places_of(branch)):
+            its = [float(logp[token, sample.ids[place]]) for logp in (own.detach(), hinted, plain)]
+            is_behind = its[0] > its[1] if its[2] > its[1] else its[0] < its[1]
+            total = total + branch.weight * nats[token] * is_behind
     (total / sum(branch.num_targets for branch in sample.branches)).backward()
     return [parameter.grad for parameter in student.parameters()]
 
@@ -56,7 +61,8 @@ def test_gradients_equal_reencoding(direction: Direction) -> None:
     assert max(float(grad.abs().max()) for grad in reference) > 1e-4
 
 
-def test_where_the_student_is_its_start_it_is_the_frozen_teacher() -> None:
+def test_where_the_student_is_its_start_it_is_the_frozen_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "SUPPORT", 1e-12)
     sample = hints_alone(4)
     both = [gradients(drifted(teacher, factor=1.0), [sample]) for teacher in ("shift", "frozen")]
     for ours, theirs in zip(*both, strict=True):
@@ -73,6 +79,28 @@ def test_a_hint_that_says_nothing_teaches_nothing() -> None:
     }
     assert largest["shift"] < 1e-6
     assert largest["frozen"] > 1e-3
+
+
+def test_it_comes_to_an_end() -> None:
+    """The same messages again and again, without a gate: the student comes as far as the hinted start, not further."""
+    trainer, sample = drifted("shift", factor=1.1), hints_alone(7)
+    trainer.settings = trainer.settings.model_copy(update={"learning_rate": 3e-4})
+    rows = [trainer.step([sample]) for _ in range(120)]
+    kl = [row.metrics["distill/kl"] for row in rows]
+    assert max(kl[-10:]) < 0.2 * kl[0]
+    assert max(kl) < 3 * kl[0]
+    for one in rows[-1].measured.values():
+        for student, teacher, plain in zip(one.student, one.teacher, one.plain, strict=True):
+            beyond = (student - teacher) * (1 if teacher > plain else -1)
+            assert beyond < 1.0
+
+
+def test_ratios_of_what_hardly_occurs_move_nothing() -> None:
+    """Both readings of the start are far below a ten-thousandth, one a thousand times the other."""
+    rest = torch.tensor([0.9, 0.1])
+    hinted, plain = (torch.cat([rest * (1 - tail), torch.tensor([tail])]).log()[None] for tail in (6e-6, 6e-9))
+    student = torch.tensor([[0.6, 0.35, 0.05]]).log()
+    assert losses.shifted(student, hinted, plain).exp()[0, 2] == pytest.approx(0.05, rel=0.1)
 
 
 def test_compiled_it_is_the_same() -> None:

@@ -94,7 +94,9 @@ class FeedbackConfig(Section):
     anchor_weight: float = Field(default=1.0, gt=0, description="beside an RL loss of weight 1")
     anchor_tokens: int = Field(default=4096, ge=1, description="longer contexts are not held: they would cost the most")
     top: int = Field(default=5, ge=1, description="likeliest tokens recorded where student and teacher differ")
-    teacher: TeacherName = Field(default="frozen", description="whose weights the hinted model has: docs/feedback.md")
+    teacher: TeacherName | Literal["shift"] = Field(
+        default="frozen", description="whose weights the hinted model has: docs/feedback.md"
+    )
     ema_decay: float = Field(default=0.99, gt=0, lt=1, description="teacher `ema` only")
     refresh_steps: int = Field(
         default=0, ge=0, description="teacher `frozen` only: steps until it takes the student's weights; 0 is never"

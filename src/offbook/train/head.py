@@ -116,8 +116,8 @@ def compared(
     shifts: bool = False,
 ) -> tuple[Tensor, TargetScores]:
     """The divergence of what is taught from the student, differentiable, and all that is known of the targets. Of the
-    student: its logits and what follows from them. What is taught is the teacher, or what its shift makes of the
-    student."""
+    student: its logits and what follows from them. What is taught is the teacher; or what its shift makes of the
+    student, at tokens whose sampled one the student has not yet moved as far as the teacher has."""
 
     def sampled_M(logp_MV: Tensor) -> Tensor:
         return logp_MV.detach().gather(1, ids_M[:, None])[:, 0]
@@ -128,15 +128,17 @@ def compared(
     if teacher.plain:
         models = [*teacher.plain, logits_MV][: len(teacher.hinted)]
         plain_logp_MV = log_probabilities(models, temperature_M, shares)
-    taught_logp_MV = teacher_logp_MV
+    student_M, teacher_M, plain_M = map(sampled_M, (logp_MV, teacher_logp_MV, plain_logp_MV))
     if shifts:
-        taught_logp_MV = losses.log_mix([logp_MV.detach(), teacher_logp_MV, plain_logp_MV], (1.0, 1.0, -1.0))
-    nats_M = losses.divergence(logp_MV, taught_logp_MV, direction)
-    plain_M, moved_M = sampled_M(plain_logp_MV), nats_M.detach()
+        taught_logp_MV = losses.shifted(logp_MV, teacher_logp_MV, plain_logp_MV)
+        is_ahead_M = (teacher_M - student_M) * (teacher_M - plain_M) > 0  # or it would move on and on
+        nats_M = losses.divergence(logp_MV, taught_logp_MV, direction) * is_ahead_M
+    else:
+        nats_M = losses.divergence(logp_MV, teacher_logp_MV, direction)
+    moved_M = nats_M.detach()
     if teacher.plain:
         moved_M = losses.divergence(plain_logp_MV, teacher_logp_MV, direction)
-    scores = TargetScores(sampled_M(logp_MV), sampled_M(teacher_logp_MV), plain_M, nats_M.detach(), moved_M)
-    return nats_M, scores
+    return nats_M, TargetScores(student_M, teacher_M, plain_M, nats_M.detach(), moved_M)
 
 
 def _weight(targets: Targets, scores: TargetScores) -> Tensor:

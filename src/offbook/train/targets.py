@@ -49,7 +49,8 @@ class TopTokens(NamedTuple):
 @dataclass(slots=True)
 class Measured:
     """What a branch did to its target tokens, each: log-probabilities of the sampled ones by the student, by the
-    teacher and by the teacher without what is inserted, and the divergence of the teacher from both others."""
+    teacher and by the teacher without what is inserted; the divergence of what is taught from the student, and of the
+    teacher from itself without."""
 
     student: list[float]
     teacher: list[float]
