@@ -92,8 +92,9 @@ def main_table(arms: Arms) -> list[str]:
             metric = metric_of(key)
             around = show_interval(metric, interval(found[key])) if key in ("solved", "invalid_per_100") else ""
             cells.append(f"{show(metric, found[key].value)} {around}".strip())
-        reached = mean(steps_to_level(one, arms) for one in results)
-        return [*cells, figure(reached), figure(mean(one["perplexity"] for one in results), ".2f")]
+        reached = [step for one in results if (step := steps_to_level(one, arms)) is not None]
+        some = f" ({len(reached)} of {len(results)})" if 0 < len(reached) < len(results) else ""
+        return [*cells, figure(mean(reached)) + some, figure(mean(one["perplexity"] for one in results), ".2f")]
 
     heading = ["", "seeds", *(metric_of(key).label for key in keys), "steps to RL's level", "perplexity"]
     return table(heading, (line(results) for results in arms.values()))
@@ -131,8 +132,8 @@ def paired_table(arms: Arms) -> list[str]:
         cells = [f"{ours[0]['label']} less {theirs[0]['label']}", str(len(shared))]
         for key in keys:
             apart, metric = compare_paired(other[key], this[key]), metric_of(key)
-            p = NOTHING if apart.p is None else f"{apart.p:.3f}"
-            cells.append(f"{show_change(metric, apart.value)} {show_interval(metric, apart.interval)}, p {p}")
+            p = NOTHING if apart.p is None else "p < .001" if apart.p < 0.001 else f"p {apart.p:.3f}"
+            cells.append(f"{show_change(metric, apart.value)} {show_interval(metric, apart.interval)}, {p}")
         return cells
 
     lines = []
@@ -162,17 +163,14 @@ def seed_table(arms: Arms) -> list[str]:
 
 
 def rule_table(arms: Arms) -> list[str]:
+    """Of all messages of all seeds."""
     rules = sorted({rule for results in arms.values() for one in results for rule in one["rules"]})
-    lines = [
-        [
-            label(results),
-            *(
-                figure(mean(100 * one["rules"].get(rule, 0) / max(1, one["messages"]) for one in results))
-                for rule in rules
-            ),
-        ]
-        for results in arms.values()
-    ]
+
+    def rate(results: list[Result], rule: str) -> str:
+        faults = sum(one["rules"].get(rule, 0) for one in results)
+        return figure(100 * faults / max(1, sum(one["messages"] for one in results)))
+
+    lines = [[label(results), *(rate(results, rule) for rule in rules)] for results in arms.values()]
     return table(["faults per 100 messages", *rules], lines)
 
 
@@ -202,24 +200,23 @@ def taught_table(arms: Arms) -> list[str]:
 
 
 def cost_table(arms: Arms) -> list[str]:
-    def of_curve(results: list[Result], key: Callable[[Result], float | None], form: str = ".1f") -> str:
-        return figure(mean(key(row) for one in results for row in one.get("curve", ())[1:]), form)
+    def of_curve(results: list[Result], key: Callable[[Result], float | None], form: str, first: int = 0) -> str:
+        return figure(mean(key(row) for one in results for row in one["curve"][first:]), form)
 
     def norm(part: str) -> Callable[[Result], float | None]:
         return lambda row: row.get(f"{part}/gradient_norm", row.get(f"{part}/hidden_gradient"))
 
-    def signal(groups: int) -> Callable[[Result], float | None]:
-        """Sampled tokens of groups whose rollouts did not all earn the same."""
-        return lambda row: row["tokens"] * row["rollouts"] * (1 - row["groups_without_signal"] / groups)
+    def told(key: str) -> Callable[[Result], float | None]:
+        return lambda row: row.get(key)
 
     lines = []
     for results in arms.values():
         if results[0].get("curve"):
-            seconds = [of_curve(results, lambda row, key=key: row.get(key)) for key in COSTS]  # type: ignore[misc]
+            seconds = [of_curve(results, told(key), ".1f", first=1) for key in COSTS]  # the first step warms up
             taught = figure(mean(step["tokens"] for one in results for step in one["taught"]), ".0f")
             minutes = figure(sum(one["train_s"] + one["eval_s"] for one in results) / 60)
             norms = [of_curve(results, norm(part), ".2g") for part in ("rl", "hint")]
-            tokens = of_curve(results, signal(results[0]["groups"]), ".0f")
+            tokens = of_curve(results, told("rl/signal_tokens"), ".0f")
             lines.append([label(results), *seconds, *norms, tokens, taught, minutes])
     heading = ["", *COSTS.values(), "gradient, RL", "gradient, hints", "tokens with signal, RL", "hints", "minutes"]
     return table(heading, lines)

@@ -118,7 +118,8 @@ def candidates(
         ("max_candidates", settings.max_candidates) if settings.threshold else ("max_targets", settings.max_targets)
     )
     pairs = list(once.values())[:most]
-    donors = [rules[name] for name in settings.rules] if len(settings.rules) > 1 else list(rules.values())
+    # Not of rules that the run teaches: the hint that one fault needs would come by way of another's.
+    donors = [rule for name, rule in rules.items() if name not in settings.rules] or list(rules.values())
     chosen = stand_in(pairs, rollout, settings.control, donors)
     counts["candidates"] += len(pairs)
     counts["left_out/look"] += len(found) - len(helpful)
