@@ -231,17 +231,18 @@ COSTS = {
 }
 
 
+DRAWN = {"rl": "RL", "hints": "hints", "shift": "shift", "donor": "another rule's", "constant_negative": "-1"}
 CURVES = {"invalid calls per 100": "invalid_per_100", "solved": "solved"}
 
 
 def picture(arms: Arms) -> str:
-    """What arms of equal length did on their training tasks, step by step; the mean of the seeds."""
+    """What the arms that all seeds have did on their training tasks, step by step; the mean of the seeds."""
 
     def lines(key: str) -> Lines:
-        trained = {label(results): results for results in arms.values() if results[0]["steps"]}
-        curves = {name: [one["curve"] for one in results] for name, results in trained.items()}
+        trained = {arm: results for (arm, steps), results in arms.items() if steps and arm in DRAWN}
+        curves = {DRAWN[arm]: [one["curve"] for one in results] for arm, results in trained.items()}
         return {
-            name.split(",")[0]: mean_curve([[(float(row["step"]), float(row[key])) for row in curve] for curve in each])
+            name: mean_curve([[(float(row["step"]), float(row[key])) for row in curve] for curve in each])
             for name, each in curves.items()
         }
 
