@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 
 from offbook.tokens import ChatFormat, byte_chat
 from offbook.train.checkpoint import checkpoint_path
-from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix, Shifted
+from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import Trainer
 from offbook.train.writing import Checkpoints
 from offbook.types import Distill, Sample
@@ -103,8 +103,7 @@ def random_ids(rng: random.Random, count: int, vocabulary: int = 300) -> list[in
 TEACHERS: dict[str, dict[str, Kind]] = {
     name: {Distill().teacher: kind}
     for name, kind in (
-        ("live", Live()), ("frozen", Frozen()), ("ema", Ema()), ("trust_region", Mix(Frozen(), 0.1)),
-        ("shift", Shifted(Frozen())),
+        ("live", Live()), ("frozen", Frozen()), ("ema", Ema()), ("trust_region", Mix(Frozen(), 0.1))
     )
 }  # fmt: skip
 

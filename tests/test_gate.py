@@ -14,7 +14,7 @@ import torch
 from conftest import TEACHERS, distilled, random_ids, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
-from test_branches import places_of, reencoded, sample_with_branches
+from test_branches import gradients, places_of, reencoded, sample_with_branches
 
 from offbook.algo import anchor_sample
 from offbook.config import FeedbackConfig, TrainConfig
@@ -162,6 +162,43 @@ def test_a_drifted_student_is_not_the_hints_doing() -> None:
     assert mean(measured.divergence) > 0.1
     assert measured.skipped == "no_shift"
     assert result.metrics["distill/shift"] == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("teacher", ["live", "frozen", "ema"])
+def test_only_tokens_that_the_hint_moves_teach(teacher: str) -> None:
+    """The gradient is that of each context encoded from scratch, at half of the tokens."""
+    sample = replace(sample_with_branches(random.Random(12)), rl_weight=[0.0] * 60)
+    trainer = drifted(teacher)
+    (of_trainer,) = trainer.teachers.values()
+    student = copy.deepcopy(trainer.model)
+    start = of_trainer.own.decoder.model if of_trainer.own else student
+    own, moved = [], []
+    for branch in sample.branches:
+        bare = replace(branch, inserted=[])
+        with torch.no_grad():
+            hinted, plain = reencoded(start, sample, branch), reencoded(start, sample, bare)
+        moved.append(divergence(plain, hinted, "forward"))
+        own.append(branch.weight * divergence(reencoded(student, sample, bare), hinted, "forward"))
+    ranked = torch.cat(moved).sort().values
+    token_gate = float(ranked[len(ranked) // 2 :][:2].mean())  # between two of them
+    kept = torch.cat(moved) >= token_gate
+    ((torch.cat(own) * kept).sum() / len(kept)).backward()
+    asked = distilled([sample], token_gate=token_gate)
+    for ours, theirs in zip(gradients(trainer, asked), student.parameters(), strict=True):
+        assert torch.allclose(ours, theirs.grad, atol=1e-6)
+    assert drifted(teacher).step(asked).metrics["distill/signal_tokens"] == int(kept.sum()) < len(kept)
+
+
+def test_without_a_hint_no_token_teaches() -> None:
+    """However far the student has gone: all tokens of a frozen teacher would pull it back."""
+    same = Branch(10, [], ((12, 20),), 1.0, key="same")
+    found = [
+        drifted("frozen").step(distilled([sample_of(random.Random(1), [same])], token_gate=nats)).metrics
+        for nats in (0.0, 1e-6)
+    ]
+    assert found[0]["gradient_norm"] > 1e-2
+    assert found[1]["gradient_norm"] == 0.0
+    assert (found[0]["distill/signal_tokens"], found[1]["distill/signal_tokens"]) == (8, 0)
 
 
 def test_the_gate_is_a_mean_over_the_message() -> None:

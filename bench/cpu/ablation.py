@@ -38,8 +38,7 @@ HINTS: dict[str, dict[str, str]] = {
     "ungated": {"gate": "0"},
     "ema": {"teacher": "ema"},
     "trust_region": {"teacher": "trust_region"},
-    "shift": {"teacher": "shift"},
-    "shift_none": {"teacher": "shift", "control": "none"},
+    "tokens": {"token_gate": "0.02"},
     "live": {"teacher": "live"},
     "live_anchored": {"teacher": "live", "anchor_share": "0.25", "anchor_weight": "5"},
     "live_annealed": {"teacher": "live", "anneal_steps": "20", "anneal_to": "0.5"},
@@ -69,8 +68,7 @@ LABELS = {
     "ungated": "without the gate",
     "ema": "teacher ema",
     "trust_region": "teacher trust_region",
-    "shift": "teacher shift",
-    "shift_none": "teacher shift, control: no hint",
+    "tokens": "tokens that the hint moves by 0.02 nats alone",
     "live": "teacher live",
     "live_anchored": "teacher live, a quarter of the targets anchored",
     "live_annealed": "teacher live, weight to 0.5 over 20 steps",
@@ -97,7 +95,7 @@ LABELS = {
 BALANCE = ("own_5", "rl_1", "rl_2", "rl_5", "bounded_0.3", "bounded_1")  # beside RL alone, with --balance
 LONG = (
     *("rl", "hints", "annealed", "reverse", "reverse_annealed", "ema"),
-    *("live", "live_anchored", "live_annealed", "refreshed", "shift"),
+    *("live", "live_anchored", "live_annealed", "refreshed", "tokens"),
 )
 TIMES = 4
 CURVES = {"invalid calls per 100": "invalid_per_100", "solved": "solved"}

@@ -76,7 +76,7 @@ def own_reward(name: str, weight: float) -> Settings:
 ARMS = {
     "rl": Arm(1, "RL", hinted(**HINTS["rl"])),
     "hints": Arm(1, "RL + hints", hinted(**HINTS["hints"])),
-    "shift": Arm(1, "RL + hints, teacher shift", hinted(**HINTS["shift"])),
+    "tokens": Arm(1, "RL + hints on the tokens that they move", hinted(**HINTS["tokens"])),
     "donor": Arm(1, "RL + hint of another rule", hinted(**HINTS["donor"])),
     "constant_negative": Arm(1, "RL + advantage -1 on the same message", hinted(**HINTS["constant_negative"])),
     "hints_alone": Arm(2, "hints alone", own_reward("without_outcome", 1.0)),

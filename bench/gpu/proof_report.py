@@ -20,7 +20,7 @@ from offbook.evals.statistics import Ratio, compare_paired, interval, wilson
 
 START, END = "<!-- proof -->", "<!-- end of proof -->"
 BASE = "rl"
-BESIDE = {"hints": ("donor", "constant_negative"), "shift": ("hints",)}  # what else an arm is held against
+BESIDE = {"hints": ("donor", "constant_negative"), "tokens": ("hints",)}  # what else an arm is held against
 NOTHING = "-"
 Result = dict[str, Any]
 Arms = dict[tuple[str, int], list[Result]]  # by arm and steps, a result a seed
@@ -231,7 +231,7 @@ COSTS = {
 }
 
 
-DRAWN = {"rl": "RL", "hints": "hints", "shift": "shift", "donor": "another rule's", "constant_negative": "-1"}
+DRAWN = {"rl": "RL", "hints": "hints", "tokens": "moved tokens", "donor": "another rule's", "constant_negative": "-1"}
 CURVES = {"invalid calls per 100": "invalid_per_100", "solved": "solved"}
 
 

@@ -78,6 +78,11 @@ class FeedbackConfig(Section):
         ge=0,
         description="nats a token by which a hint has to move its message, and away from it; 0 is no gate",
     )
+    token_gate: float = Field(
+        default=0.0,
+        ge=0,
+        description="nats by which a hint has to move a token of its message for that token to teach; 0 is all of them",
+    )
     look: bool = Field(
         default=True,
         description="before step 1: sample messages with and without each hint where a rule was broken; what does not "
@@ -94,9 +99,7 @@ class FeedbackConfig(Section):
     anchor_weight: float = Field(default=1.0, gt=0, description="beside an RL loss of weight 1")
     anchor_tokens: int = Field(default=4096, ge=1, description="longer contexts are not held: they would cost the most")
     top: int = Field(default=5, ge=1, description="likeliest tokens recorded where student and teacher differ")
-    teacher: TeacherName | Literal["shift"] = Field(
-        default="frozen", description="whose weights the hinted model has: docs/feedback.md"
-    )
+    teacher: TeacherName = Field(default="frozen", description="whose weights the hinted model has: docs/feedback.md")
     ema_decay: float = Field(default=0.99, gt=0, lt=1, description="teacher `ema` only")
     refresh_steps: int = Field(
         default=0, ge=0, description="teacher `frozen` only: steps until it takes the student's weights; 0 is never"

@@ -13,7 +13,7 @@ from offbook.config import FeedbackConfig, TeachersConfig
 from offbook.feedback import NEGATIVE, RULES, Pairs, Rule, read_all, stand_in
 from offbook.loop.teachers import WholeResponse
 from offbook.tokens import Chat
-from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix, Shifted
+from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import REFERENCE
 from offbook.types import Branch, Distill, Feedback, Hint, Rollout, Sample, Target, Task
 
@@ -28,7 +28,6 @@ def teachers_of(
         "frozen": Frozen(settings.refresh_steps),
         "ema": Ema(settings.ema_decay),
         "trust_region": Mix(Frozen(), settings.trust_mix),
-        "shift": Shifted(Frozen()),
     }
     named = [settings.teacher] if settings.weight else []
     named += [one.teacher for one in (others.opsd, others.sdft) if one.weight] if others else []
@@ -47,6 +46,7 @@ def distill_of(settings: FeedbackConfig) -> Distill:
         cap=settings.token_cap,
         importance_cap=settings.importance_cap,
         gate=settings.threshold,
+        token_gate=settings.token_gate,
         places=0 if settings.control == "every_turn" else settings.max_targets,
         top=settings.top,
     )

@@ -36,7 +36,7 @@ from offbook.train.memory import (
     static_parts,
     step_parts,
 )
-from offbook.train.teachers import Live, Mix, Shifted
+from offbook.train.teachers import Live, Mix
 from offbook.types import OffbookError
 
 GB = 1e9
@@ -187,7 +187,7 @@ class Needs:
         kinds = teachers_of(config.feedback, config.train.reference_kl > 0, config.teachers).values()
         other = config.teachers.opd
         shown = meta_shapes(described(other.model), config.train) if other.weight else None
-        own = {kind.own if isinstance(kind, Mix | Shifted) else kind for kind in kinds if not isinstance(kind, Live)}
+        own = {kind.own if isinstance(kind, Mix) else kind for kind in kinds if not isinstance(kind, Live)}
         riding = any(isinstance(kind, Live | Mix) for kind in kinds)
         targets = config.feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
         gradients = 2 if config.feedback.weight and config.feedback.balance == "bounded" else 1

@@ -21,8 +21,7 @@ VERDICTS = ("", "no_shift", "towards_mistake", "over_limit")  # why a branch doe
 
 class TargetScores(NamedTuple):
     """Of each target token the sampled one's log-probability, by the student, by the teacher, and by the teacher
-    without what the branch inserts; and the divergence of what is taught from the student, and of the teacher from
-    itself without."""
+    without what the branch inserts; and the divergence of the teacher from both others."""
 
     student_M: Tensor
     teacher_M: Tensor

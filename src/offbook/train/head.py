@@ -30,7 +30,6 @@ class Objective:
     reference_kl: float = 0.0
     distill: Distill = field(default_factory=Distill)
     shares: tuple[float, ...] = (1.0,)  # of the teachers
-    shifts: bool = False  # whether the student, moved by what the insertion does to them, is what teaches
 
 
 class Rows(NamedTuple):
@@ -93,8 +92,10 @@ def chunk_terms(logits_NV: Tensor, teacher: TeacherLogits, rows: Rows, targets: 
     distill, first = objective.distill, slice(len(targets.weight_M))
     student = logits_NV[first].detach(), logp_NV[first]
     streams = rows.ids_N[first], rows.temperature_N[first]
-    nats_M, scores = compared(student, teacher, *streams, distill.direction, objective.shares, objective.shifts)
+    nats_M, scores = compared(student, teacher, *streams, distill.direction, objective.shares)
     distill_M = _weight(targets, scores) * losses.cap_values(nats_M, distill.cap)
+    if distill.token_gate:
+        distill_M = distill_M * (scores.moved_M >= distill.token_gate)
     if distill.importance_cap:
         distill_M = distill_M * losses.importance(scores.student_M, rows.behaviour_N[first], distill.importance_cap)
     return Terms(rl_N.sum(), ce_N.sum(), distill_M.sum(), logp_N.detach(), entropy_N, scores)
@@ -113,32 +114,23 @@ def compared(
     temperature_M: Tensor,
     direction: Direction,
     shares: tuple[float, ...],
-    shifts: bool = False,
 ) -> tuple[Tensor, TargetScores]:
-    """The divergence of what is taught from the student, differentiable, and all that is known of the targets. Of the
-    student: its logits and what follows from them. What is taught is the teacher; or what its shift makes of the
-    student, at tokens whose sampled one the student has not yet moved as far as the teacher has."""
+    """The divergence of the teacher from the student, differentiable, and all that is known of the targets. Of the
+    student: its logits and what follows from them."""
 
     def sampled_M(logp_MV: Tensor) -> Tensor:
         return logp_MV.detach().gather(1, ids_M[:, None])[:, 0]
 
     logits_MV, logp_MV = student
     teacher_logp_MV = log_probabilities(teacher.hinted, temperature_M, shares)
-    plain_logp_MV = logp_MV.detach()
+    nats_M = losses.divergence(logp_MV, teacher_logp_MV, direction)
+    plain_M, moved_M = sampled_M(logp_MV), nats_M.detach()
     if teacher.plain:
         models = [*teacher.plain, logits_MV][: len(teacher.hinted)]
         plain_logp_MV = log_probabilities(models, temperature_M, shares)
-    student_M, teacher_M, plain_M = map(sampled_M, (logp_MV, teacher_logp_MV, plain_logp_MV))
-    if shifts:
-        taught_logp_MV = losses.shifted(logp_MV, teacher_logp_MV, plain_logp_MV)
-        is_ahead_M = (teacher_M - student_M) * (teacher_M - plain_M) > 0  # or it would move on and on
-        nats_M = losses.divergence(logp_MV, taught_logp_MV, direction) * is_ahead_M
-    else:
-        nats_M = losses.divergence(logp_MV, teacher_logp_MV, direction)
-    moved_M = nats_M.detach()
-    if teacher.plain:
-        moved_M = losses.divergence(plain_logp_MV, teacher_logp_MV, direction)
-    return nats_M, TargetScores(student_M, teacher_M, plain_M, nats_M.detach(), moved_M)
+        plain_M, moved_M = sampled_M(plain_logp_MV), losses.divergence(plain_logp_MV, teacher_logp_MV, direction)
+    scores = TargetScores(sampled_M(logp_MV), sampled_M(teacher_logp_MV), plain_M, nats_M.detach(), moved_M)
+    return nats_M, scores
 
 
 def _weight(targets: Targets, scores: TargetScores) -> Tensor:

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from offbook.types import Direction
 
-SUPPORT = 1e-4  # e of `shifted`
-
 
 def importance(logp_N: Tensor, behaviour_logp_N: Tensor, cap: float) -> Tensor:
     """min(pi / mu, cap), not differentiated. On-policy it is 1."""
@@ -70,13 +68,6 @@ def cap_values(values: Tensor, cap: float) -> Tensor:
     """No value counts for more than `cap`. The surplus is scaled away instead of clamped, because a clamp would take
     the gradient from the very tokens where student and teacher disagree most."""
     return values * (cap / values.detach().clamp(min=cap)) if cap < torch.inf else values
-
-
-def shifted(student_logp_MV: Tensor, hinted_logp_MV: Tensor, plain_logp_MV: Tensor) -> Tensor:
-    """The student, moved by what a hint does to a teacher: proportional to p * (hinted + e) / (plain + e). Where both
-    readings of the teacher are below e their ratio means nothing, and nothing is moved."""
-    hinted_MV, plain_MV = (torch.log(logp_MV.exp() + SUPPORT) for logp_MV in (hinted_logp_MV, plain_logp_MV))
-    return (student_logp_MV.detach() + hinted_MV - plain_MV).log_softmax(-1)
 
 
 def log_mix(logps_MV: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

@@ -127,11 +127,10 @@ class Scoring:
         objective = Objective(self.ratio_cap, bool(self.ledger.counts.tokens[POLICY]), self.reference_kl)
         teacher = TeacherLogits([], [])
         if number is not None and group is not None:
-            scorers = self.teachers[number]
-            objective = replace(objective, distill=group.distill, shares=scorers.shares, shifts=scorers.shifts)
+            objective = replace(objective, distill=group.distill, shares=self.teachers[number].shares)
             own = slice(targets.start - group.tokens.start, targets.stop - group.tokens.start)
             with torch.no_grad():
-                teacher = scorers.logits(own)
+                teacher = self.teachers[number].logits(own)
         score = compile_once(chunk_terms) if self.compile else chunk_terms
         terms: Terms = score(logits_NV, teacher, rows, self._targets(targets), objective)
         self._record(terms, rows)
@@ -205,7 +204,8 @@ class Scoring:
             **{reason or "taught": verdict_B == index for index, reason in enumerate(VERDICTS)},
         }
         sizes_B = sent(torch.tensor([branch.num_targets for branch in branches]), verdict_B.device)
-        self.ledger.add(f"{part}/signal_tokens", sizes_B * (verdict_B == 0), 1)
+        taught_M = torch.repeat_interleave(verdict_B == 0, sizes_B, output_size=len(scores.moved_M))
+        self.ledger.add(f"{part}/signal_tokens", taught_M & (scores.moved_M >= group.distill.token_gate), 1)
         for values, count in ((by_token, counts.tokens[part]), (by_branch, counts.branches[part])):
             for name, value in values.items():
                 self.ledger.add(f"{part}/{name}", value, count)

@@ -31,7 +31,6 @@ class Scorers(NamedTuple):
     models: list[Scorer]
     shares: tuple[float, ...] = (1.0,)
     plain: Sequence[Scorer] = ()  # those with weights of their own, without what branches insert, where that is asked
-    shifts: bool = False  # whether what it teaches is the student, moved by the difference of these two
 
     def logits(self, part: slice | Tensor) -> TeacherLogits:
         hinted, plain = ([head(hidden_MD[part]) for head, hidden_MD in each] for each in (self.models, self.plain))
@@ -49,8 +48,7 @@ class TopTokens(NamedTuple):
 @dataclass(slots=True)
 class Measured:
     """What a branch did to its target tokens, each: log-probabilities of the sampled ones by the student, by the
-    teacher and by the teacher without what is inserted; the divergence of what is taught from the student, and of the
-    teacher from itself without."""
+    teacher and by the teacher without what is inserted, and the divergence of the teacher from both others."""
 
     student: list[float]
     teacher: list[float]
@@ -81,8 +79,7 @@ class Compared:
             part = slice(start, start + chunk_rows)
             streams = self.ids_M[part], self.temperature_M[part]
             student_MV, teacher = self._student_logits(part), self.teacher.logits(part)
-            how = self.direction, self.teacher.shares, self.teacher.shifts
-            parts.append(score(student_MV, teacher, *streams, *how))
+            parts.append(score(student_MV, teacher, *streams, self.direction, self.teacher.shares))
         return TargetScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     @torch.no_grad()
@@ -117,10 +114,9 @@ def _chunk_scores(
     temperature_M: Tensor,
     direction: Direction,
     shares: tuple[float, ...],
-    shifts: bool,
 ) -> TargetScores:
     student = logits_MV, log_probabilities([logits_MV], temperature_M)
-    return compared(student, teacher, ids_M, temperature_M, direction, shares, shifts)[1]
+    return compared(student, teacher, ids_M, temperature_M, direction, shares)[1]
 
 
 @dataclass(frozen=True, slots=True)

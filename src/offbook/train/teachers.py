@@ -5,8 +5,6 @@ Frozen   the model the run started from, or was `refresh_steps` ago, on a base o
 Ema      a slow average of the student, likewise
 Other    another model with the same vocabulary, which stays as it is
 Mix      between one of those and the live one, in logits: own ** (1 - share) * live ** share (SDPO, section 3)
-Shifted  the student without the insertion, moved in logits by what that does to one of those: an insertion that does
-         nothing teaches nothing, however far the student has gone from the start
 
 A trainer is given them by name. Those with equal weights share one copy.
 """
@@ -70,12 +68,7 @@ class Mix:
     live_share: float
 
 
-@dataclass(frozen=True, slots=True)
-class Shifted:
-    own: Frozen | Ema
-
-
-Kind = Live | Frozen | Ema | Other | Mix | Shifted
+Kind = Live | Frozen | Ema | Other | Mix
 
 
 class OwnWeights:
@@ -110,7 +103,6 @@ class OwnWeights:
 class Teacher:
     own: OwnWeights | None  # None is the student alone
     live_share: float
-    shifts: bool = False
 
     @property
     def rides(self) -> bool:
@@ -123,32 +115,29 @@ class Teacher:
         return (1.0,) if self.own is None or not self.rides else (1 - self.live_share, self.live_share)
 
     def own_scorers(self, batch: Batch, branches: list[BranchAt], plain: bool) -> Scorers:
-        """By weights of its own, none where it has none; with `plain`, and where its shift is what teaches, also of the
-        targets without what is inserted, as branches that insert nothing: the same base, and the targets' own tokens
-        once more."""
+        """By weights of its own, none where it has none; with `plain` also of the targets without what is inserted,
+        as branches that insert nothing: the same base, and the targets' own tokens once more."""
         if self.own is None:
             return Scorers([], self.shares)
-        plain = plain or self.shifts
         decoder, bare = self.own.decoder, [(row, replace(branch, inserted=[])) for row, branch in branches]
         read = BranchBatch.collate(batch, [*branches, *(bare if plain else [])])
         hidden_MD = decoder.inside(lambda: decoder.targets(batch, read))
         size = sum(branch.num_targets for _, branch in branches)
         hinted = decoder.head, hidden_MD[:size]
-        return Scorers([hinted], self.shares, [(decoder.head, hidden_MD[size:])] if plain else (), self.shifts)
+        return Scorers([hinted], self.shares, [(decoder.head, hidden_MD[size:])] if plain else ())
 
 
 def make_teachers(student: Decoder, kinds: Mapping[str, Kind]) -> dict[str, Teacher]:
     copies: dict[Frozen | Ema | Other, OwnWeights] = {}
     teachers = {}
     for name, kind in kinds.items():
-        weights = kind.own if isinstance(kind, Mix | Shifted) else kind
+        weights = kind.own if isinstance(kind, Mix) else kind
         if isinstance(weights, Live):
             teachers[name] = Teacher(None, 1.0)
             continue
         if weights not in copies:
             copies[weights] = OwnWeights(student, weights)
-        live_share = kind.live_share if isinstance(kind, Mix) else 0.0
-        teachers[name] = Teacher(copies[weights], live_share, isinstance(kind, Shifted))
+        teachers[name] = Teacher(copies[weights], kind.live_share if isinstance(kind, Mix) else 0.0)
     return teachers
 
 

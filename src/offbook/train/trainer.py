@@ -302,7 +302,8 @@ class Trainer:
         for name in sorted({*owners, *micro.asked}):
             for number in (number for number, owner in enumerate(owners) if owner == name):
                 group = batch.groups[number]
-                found[number] = teachers[number].own_scorers(batch, group.branches, plain=group.distill.gate > 0)
+                gates = group.distill.gate, group.distill.token_gate
+                found[number] = teachers[number].own_scorers(batch, group.branches, plain=any(gates))
             for _ in range(micro.asked[name] - owners.count(name)):
                 self._ask_idly(name)
         scorers = [found[number] for number in range(len(teachers))]
