@@ -53,6 +53,7 @@ TAUGHT = (*LEARNED, "edit_not_applied")  # rules whose hints may teach
 HELD_OUT = "whole_suite_again"  # a rule that imitation never saw a reminder of; its hints teach, too
 LONGER = 4
 GRID = (("forward", "0.3"), ("forward", "3"), ("reverse", "0.3"), ("reverse", "1"), ("reverse", "3"))
+BOUNDED = {"balance": "bounded", "bound": "0.3"}
 Settings = dict[str, str]
 
 
@@ -89,6 +90,8 @@ ARMS = {
         f"{way}_{weight}": Arm(3, f"RL + hints, {way}, weight {weight}", hinted(direction=way, weight=weight))
         for way, weight in GRID
     },
+    "bounded": Arm(3, "RL + hints, at most 0.3 of RL's gradient", hinted(**BOUNDED)),
+    "tokens_bounded": Arm(3, "both: moved tokens, at most 0.3", hinted(**HINTS["tokens"], **BOUNDED)),
     "rl_longer": Arm(3, "RL", hinted(**HINTS["rl"]), LONGER),
     "hints_longer": Arm(3, "RL + hints", hinted(**HINTS["hints"]), LONGER),
 }  # fmt: skip
@@ -331,7 +334,7 @@ def cells(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
     every = {"before": BEFORE, **ARMS}
     wanted = {name: arm for name, arm in every.items() if not options.arms or name in options.arms}
     for tier in sorted({*options.tiers}):
-        for seed in options.seeds if tier == 1 else options.seeds[:1]:
+        for seed in options.seeds if tier == 1 or options.every_seed else options.seeds[:1]:
             yield from ((name, seed) for name, arm in wanted.items() if arm.tier == tier)
 
 
@@ -363,6 +366,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tiers", type=int, nargs="+", default=[1], choices=(1, 2, 3))
+    parser.add_argument("--every-seed", action="store_true", help="tiers 2 and 3 for all seeds, too")
     parser.add_argument("--arms", nargs="+", choices=["before", *ARMS], help="only these")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--engine", choices=("local", "vllm"), default="local")
