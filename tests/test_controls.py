@@ -103,14 +103,14 @@ def test_none_is_the_same_target_without_a_hint(faulty: Rollout, chat: ChatForma
     assert [branch.key for branch in sample.branches] == [branch.key for branch in plain.branches]
 
 
-def test_a_donor_hint_is_about_another_rule(faulty: Rollout, chat: ChatFormat) -> None:
+def test_a_donor_hint_is_about_a_rule_that_the_run_does_not_teach(faulty: Rollout, chat: ChatFormat) -> None:
     (plain,), _ = annotated(faulty, chat)
-    (sample,), _ = annotated(faulty, chat, control="donor")
+    (sample,), feedback = annotated(faulty, chat, control="donor")
     assert [branch.key for branch in sample.branches] == [branch.key for branch in plain.branches]
-    texts = {text_of(rule) for rule in FOUR}
-    for mine, other in zip(plain.branches, sample.branches, strict=True):
+    for mine, other, item in zip(plain.branches, sample.branches, feedback, strict=True):
         assert mine.inserted != other.inserted
-        assert any(text in chat.decode(other.inserted) for text in texts)
+        assert item.hint.rule not in FOUR
+        assert item.hint.text in chat.decode(other.inserted)
 
 
 def test_a_single_rule_has_donors_too(faulty: Rollout, chat: ChatFormat) -> None:

@@ -50,10 +50,11 @@ def test_own_rules_are_counted_and_stand_in_for_others(tmp_path: Path, chat: Cha
     rules = rules_of([own(tmp_path, example())])
     rollout = rollout_of(chat, "r", EDIT, "It is done.")
     counts: Counter[str] = Counter()
-    settings = FeedbackConfig(rules=["no_prints", "repeated_call"], control="donor")
-    (sample,), _ = annotate([[rollout]], settings, chat, step=1, counts=counts, rules=rules)
+    settings = FeedbackConfig(rules=["no_prints"], control="donor")
+    (sample,), (item,) = annotate([[rollout]], settings, chat, step=1, counts=counts, rules=rules)
     assert counts["candidates"] == 1
-    assert RULES["repeated_call"].text in chat.decode(sample.branches[0].inserted)
+    assert item.hint.rule in RULES
+    assert item.hint.text in chat.decode(sample.branches[0].inserted)
 
 
 def test_a_hint_can_name_the_tools(tmp_path: Path) -> None:
