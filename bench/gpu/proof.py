@@ -31,7 +31,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 from ablation import HINTS
-from proof_measures import perplexity, readings, rule_counts, taught, unrelated_text
+from proof_measures import functions_missing, perplexity, readings, rule_counts, taught, unrelated_text
 from proof_report import report
 
 from offbook.config import Config, load_config
@@ -267,6 +267,7 @@ class Experiment:
         by_id = {task.id: task for task in tasks}
         return {
             "eval": [asdict(row_of(rollout, by_id[rollout.task])) for rollout in rollouts],
+            "functions": {task.id: functions_missing(task) for task in tasks},
             "rules": rule_counts(rollouts, by_id),
             "messages": sum(rollout.usage.turns for rollout in rollouts),
             "eval_s": time.monotonic() - started,

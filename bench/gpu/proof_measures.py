@@ -50,6 +50,11 @@ def rule_counts(rollouts: list[Rollout], tasks: dict[str, Task]) -> dict[str, in
     return dict(Counter(target.rule for one in rollouts for target in read_all(one, tasks[one.task])))
 
 
+def functions_missing(task: Task) -> int:
+    """That the agent has to write."""
+    return sum(path.read_text().count("raise NotImplementedError") for path in task.tree.rglob("*.py"))
+
+
 def readings(model: PreTrainedModel, config: Config, source: str) -> dict[str, dict[str, float | None]]:
     """Faults of the scripted agent on held-out drafts, the same for every arm: how much likelier a hint makes them, in
     nats, and how much the hint of another rule does. Below 0 is good."""

@@ -24,7 +24,6 @@ BESIDE = {"hints": ("donor", "constant_negative"), "tokens": ("hints",)}  # what
 NOTHING = "-"
 Result = dict[str, Any]
 Arms = dict[tuple[str, int], list[Result]]  # by arm and steps, a result a seed
-
 KEPT = ("solved", "reward", "tokens", "turns", "calls", "invalid_calls")  # of a rollout, in the JSON file
 
 
@@ -162,6 +161,23 @@ def seed_table(arms: Arms) -> list[str]:
     return table(["solved, invalid per 100", *(f"seed {seed}" for seed in seeds)], lines)
 
 
+def size_table(arms: Arms) -> list[str]:
+    """By the functions that a task lacks: rollouts that solve it, their valid calls, rollouts that end at the limit."""
+    sizes = sorted({size for results in arms.values() for one in results for size in one.get("functions", {}).values()})
+
+    def cell(results: list[Result], size: int) -> str:
+        rows = [row for one in results for row in one["eval"] if one["functions"][row["task"]] == size]
+        if not rows:
+            return NOTHING
+        solved, limit = mean(row["numbers"]["solved"] for row in rows), mean(row["stop"] == "turns" for row in rows)
+        valid = mean(row["numbers"]["calls"] - row["numbers"]["invalid_calls"] for row in rows)
+        return f"{solved:.0%}, {valid:.1f}, {limit:.0%}"
+
+    lines = [[label(results), *(cell(results, size) for size in sizes)] for results in arms.values()]
+    heading = ["solved, valid calls, at the limit of turns", *(f"{size} functions" for size in sizes)]
+    return table(heading, lines) if sizes else []
+
+
 def rule_table(arms: Arms) -> list[str]:
     """Of all messages of all seeds."""
     rules = sorted({rule for results in arms.values() for one in results for rule in one["rules"]})
@@ -213,11 +229,10 @@ def cost_table(arms: Arms) -> list[str]:
     for results in arms.values():
         if results[0].get("curve"):
             seconds = [of_curve(results, told(key), ".1f", first=1) for key in COSTS]  # the first step warms up
-            taught = figure(mean(step["tokens"] for one in results for step in one["taught"]), ".0f")
             minutes = figure(sum(one["train_s"] + one["eval_s"] for one in results) / 60)
             norms = [of_curve(results, norm(part), ".2g") for part in ("rl", "hint")]
-            tokens = of_curve(results, told("rl/signal_tokens"), ".0f")
-            lines.append([label(results), *seconds, *norms, tokens, taught, minutes])
+            tokens = [of_curve(results, told(f"{part}/signal_tokens"), ".0f") for part in ("rl", "hint")]
+            lines.append([label(results), *seconds, *norms, *tokens, minutes])
     heading = ["", *COSTS.values(), "gradient, RL", "gradient, hints", "tokens with signal, RL", "hints", "minutes"]
     return table(heading, lines)
 
@@ -260,7 +275,7 @@ def report(folder: Path, json_file: Path | None = None, markdown: Path | None = 
     if not arms:
         print("no arm is measured yet")
         return
-    tables = (main_table, paired_table, seed_table, rule_table, reading_table, taught_table, cost_table)
+    tables = (main_table, paired_table, seed_table, size_table, rule_table, reading_table, taught_table, cost_table)
     lines = [line for each in tables for line in each(arms)]
     print("\n".join(lines))
     if json_file:
