@@ -205,7 +205,9 @@ class Scoring:
         }
         sizes_B = sent(torch.tensor([branch.num_targets for branch in branches]), verdict_B.device)
         taught_M = torch.repeat_interleave(verdict_B == 0, sizes_B, output_size=len(scores.moved_M))
-        self.ledger.add(f"{part}/signal_tokens", taught_M & (scores.moved_M >= group.distill.token_gate), 1)
+        if group.distill.token_gate:
+            taught_M = taught_M & (scores.moved_M >= group.distill.token_gate)
+        self.ledger.add(f"{part}/signal_tokens", taught_M, 1)
         for values, count in ((by_token, counts.tokens[part]), (by_branch, counts.branches[part])):
             for name, value in values.items():
                 self.ledger.add(f"{part}/{name}", value, count)
