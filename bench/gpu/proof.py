@@ -23,7 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,6 @@ from offbook.types import OffbookError
 
 TAUGHT = (*LEARNED, "edit_not_applied")  # rules whose hints may teach
 HELD_OUT = "whole_suite_again"  # a rule that imitation never saw a reminder of; its hints teach, too
-LONGER = 4
 GRID = (("forward", "0.3"), ("forward", "3"), ("reverse", "0.3"), ("reverse", "1"), ("reverse", "3"))
 BOUNDED = {"balance": "bounded", "bound": "0.3"}
 Settings = dict[str, str]
@@ -62,7 +61,6 @@ class Arm:
     tier: int
     label: str
     settings: Settings
-    times: int = 1  # as many steps as the others
 
 
 def hinted(**switches: str) -> Settings:
@@ -92,15 +90,19 @@ ARMS = {
     },
     "bounded": Arm(3, "RL + hints, at most 0.3 of RL's gradient", hinted(**BOUNDED)),
     "tokens_bounded": Arm(3, "both: moved tokens, at most 0.3", hinted(**HINTS["tokens"], **BOUNDED)),
-    "rl_longer": Arm(3, "RL", hinted(**HINTS["rl"]), LONGER),
-    "hints_longer": Arm(3, "RL + hints", hinted(**HINTS["hints"]), LONGER),
 }  # fmt: skip
-SAME_RUN = {"rl_longer": "rl", "hints_longer": "hints"}  # that are trained further
+SAME_RUN = {f"{name}_longer": name for name in ("rl", "hints", "tokens_bounded")}  # trained further
+ARMS |= {longer: replace(ARMS[name], tier=3) for longer, name in SAME_RUN.items()}
 BEFORE = Arm(1, "before", {})
 
 
 def arm_named(name: str) -> Arm:
     return BEFORE if name == "before" else ARMS[name]
+
+
+def steps_of(name: str, options: argparse.Namespace) -> int:
+    """Of an arm's training."""
+    return 0 if name == "before" else options.steps * (options.longer if name in SAME_RUN else 1)
 
 
 class OutOfTime(Exception):
@@ -148,7 +150,7 @@ class Experiment:
             "seed": str(seed),
             "model": str(self.start_folder(seed)),
             "tasks.source": str(self.tasks_folder(seed)),
-            "train.steps": str(options.steps * arm.times),
+            "train.steps": str(max(1, steps_of(name, options))),
             "out": str(self.out / "runs" / SAME_RUN.get(name, name) / f"seed-{seed}"),
         }
 
@@ -171,7 +173,7 @@ class Experiment:
         return self.out / "starts" / f"seed-{seed}"
 
     def result_file(self, name: str, seed: int) -> Path:
-        steps = 0 if name == "before" else self.options.steps * ARMS[name].times
+        steps = steps_of(name, self.options)
         return self.out / "results" / f"{SAME_RUN.get(name, name)}-{steps}-seed-{seed}.json"
 
     # What arms begin with
@@ -227,7 +229,7 @@ class Experiment:
         path = self.result_file(name, seed)
         result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         config, started = self.config(seed, name), time.monotonic()
-        folder, last, arm = RunFolder(config.out), 0 if name == "before" else config.train.steps, arm_named(name)
+        folder, last, arm = RunFolder(config.out), steps_of(name, self.options), arm_named(name)
         result |= {"arm": SAME_RUN.get(name, name), "label": arm.label, "tier": arm.tier, "seed": seed, "steps": last}
         result |= {"order": ["before", *ARMS].index(name), "groups": config.train.groups}
         if name != "before":
@@ -331,12 +333,17 @@ def imitate(experiment: Experiment, seed: int, base: Path, out: Path) -> None:
 
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    """In the order in which they are worth most: tier 1 seed by seed, then the others for the first seed."""
-    every = {"before": BEFORE, **ARMS}
-    wanted = {name: arm for name, arm in every.items() if not options.arms or name in options.arms}
+    """As --arms has them, or in the order in which they are worth most: tier 1 seed by seed, then the others."""
+
+    def seeds(name: str) -> list[int]:
+        return options.seeds if arm_named(name).tier == 1 or options.every_seed else options.seeds[:1]
+
+    if options.arms:
+        yield from ((name, seed) for name in options.arms for seed in seeds(name))
+        return
     for tier in sorted({*options.tiers}):
-        for seed in options.seeds if tier == 1 or options.every_seed else options.seeds[:1]:
-            yield from ((name, seed) for name, arm in wanted.items() if arm.tier == tier)
+        names = [name for name in ("before", *ARMS) if arm_named(name).tier == tier]
+        yield from ((name, seed) for seed in options.seeds for name in names if seed in seeds(name))
 
 
 def run_all(experiment: Experiment) -> list[str]:
@@ -368,8 +375,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tiers", type=int, nargs="+", default=[1], choices=(1, 2, 3))
     parser.add_argument("--every-seed", action="store_true", help="tiers 2 and 3 for all seeds, too")
-    parser.add_argument("--arms", nargs="+", choices=["before", *ARMS], help="only these")
+    parser.add_argument("--arms", nargs="+", choices=["before", *ARMS], help="only these, of any tier, in this order")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--longer", type=int, default=4, help="times as many steps for the arms named ..._longer")
     parser.add_argument("--engine", choices=("local", "vllm"), default="local")
     parser.add_argument(
         "--tasks", default="pocket-long", help="pocket, pocket-long, pocket-long-3-8: functions to restore"

@@ -83,8 +83,7 @@ class Lanes:
         at = ["--set", f"engine.vllm.url={server.result().url}"] if server else []
         while cell := self.take():
             name, seed = cell
-            tier = str(proof.arm_named(name).tier)
-            which = ["--arms", name, "--seeds", str(seed), "--tiers", tier]
+            which = ["--arms", name, "--seeds", str(seed)]
             tries = TRIES
             while tries and not self.experiment.is_measured(*cell) and self.experiment.left_s() > 0:
                 self.run([*which, *at], f"{name}-{seed}")
