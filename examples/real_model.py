@@ -37,7 +37,7 @@ RULES = ["unknown_tool", "malformed_arguments", "repeated_call", "edited_tests",
 ARMS: dict[str, dict[str, Any]] = {
     "RL + hints": {
         "weight": 1.0,  # lambda, beside an RL loss of weight 1 ...
-        "balance": "rl",  # ... divided by the RL tokens of the step: it fades as faults get rare
+        "bound": 0.3,  # ... and at most so much of its gradient: hints are not to hold RL back
         "rules": RULES,
         "max_targets": 6,  # a rollout: long ones have several faults
         "max_candidates": 12,

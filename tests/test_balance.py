@@ -184,8 +184,9 @@ def test_what_is_set_is_what_branches_say() -> None:
     for settings, by_policy, bound in (
         (FeedbackConfig(balance="own"), False, 0.0),
         (FeedbackConfig(balance="rl"), True, 0.0),
-        (FeedbackConfig(balance="bounded", bound=0.3), True, 0.3),
+        (FeedbackConfig(), True, 0.3),
+        (FeedbackConfig(balance="bounded", bound=0.5), True, 0.5),
     ):
         assert (distill_of(settings).by_policy, distill_of(settings).bound) == (by_policy, bound)
     with pytest.raises(ValueError, match="is never used"):
-        FeedbackConfig(balance="rl", bound=0.3)
+        FeedbackConfig(balance="rl", bound=0.5)

@@ -75,7 +75,7 @@ def own_reward(name: str, weight: float) -> Settings:
 ARMS = {
     "rl": Arm(1, "RL", hinted(**HINTS["rl"])),
     "hints": Arm(1, "RL + hints", hinted(**HINTS["hints"])),
-    "tokens": Arm(1, "RL + hints on the tokens that they move", hinted(**HINTS["tokens"])),
+    "tokens": Arm(1, "RL + hints, moved tokens", hinted(**HINTS["tokens"])),
     "donor": Arm(1, "RL + hint of another rule", hinted(**HINTS["donor"])),
     "constant_negative": Arm(1, "RL + advantage -1 on the same message", hinted(**HINTS["constant_negative"])),
     "hints_alone": Arm(2, "hints alone", own_reward("without_outcome", 1.0)),
@@ -88,8 +88,8 @@ ARMS = {
         f"{way}_{weight}": Arm(3, f"RL + hints, {way}, weight {weight}", hinted(direction=way, weight=weight))
         for way, weight in GRID
     },
-    "bounded": Arm(3, "RL + hints, at most 0.3 of RL's gradient", hinted(**BOUNDED)),
-    "tokens_bounded": Arm(3, "both: moved tokens, at most 0.3", hinted(**HINTS["tokens"], **BOUNDED)),
+    "bounded": Arm(3, "RL + bounded hints", hinted(**BOUNDED)),
+    "tokens_bounded": Arm(3, "RL + bounded hints, moved tokens", hinted(**HINTS["tokens"], **BOUNDED)),
 }  # fmt: skip
 SAME_RUN = {f"{name}_longer": name for name in ("rl", "hints", "tokens_bounded")}  # trained further
 ARMS |= {longer: replace(ARMS[name], tier=3) for longer, name in SAME_RUN.items()}

@@ -20,7 +20,8 @@ from offbook.evals.statistics import Ratio, compare_paired, interval, wilson
 
 START, END = "<!-- proof -->", "<!-- end of proof -->"
 BASE = "rl"
-BESIDE = {"hints": ("donor", "constant_negative"), "tokens": ("hints",)}  # what else an arm is held against
+# What else an arm is held against
+BESIDE = {"hints": ("donor", "constant_negative"), "tokens": ("hints",), "bounded": ("hints",)}
 NOTHING = "-"
 Result = dict[str, Any]
 Arms = dict[tuple[str, int], list[Result]]  # by arm and steps, a result a seed
@@ -100,18 +101,17 @@ def main_table(arms: Arms) -> list[str]:
 
 
 def level_of(curve: Sequence[Result]) -> tuple[float, int]:
-    """What a run ends at: the mean of its last steps, and of how many."""
-    window = max(1, min(5, len(curve) // 3))
+    """What a run ends at: the mean of its last third, and how many steps that is."""
+    window = max(1, len(curve) // 3)
     return fmean(row["solved"] for row in curve[-window:]), window
 
 
 def steps_to_level(result: Result, arms: Arms) -> float | None:
-    """The first step at which a moving mean of the solved training tasks is where RL of that seed ends."""
-    of_rl = [one for (arm, _), results in arms.items() if arm == BASE for one in results]
-    base = [one for one in of_rl if one["seed"] == result["seed"] and one["curve"]]
+    """The first step at which a moving mean of the solved training tasks is where as many steps of RL end."""
+    base = [one for one in arms.get((BASE, result["steps"]), ()) if one["seed"] == result["seed"]]
     if not base or not result.get("curve"):
         return None
-    level, window = level_of(min(base, key=lambda one: one["steps"])["curve"])
+    level, window = level_of(base[0]["curve"])
     solved = [row["solved"] for row in result["curve"]]
     return next(
         (float(step) for step in range(window, len(solved) + 1) if fmean(solved[step - window : step]) >= level), None
@@ -128,7 +128,7 @@ def paired_table(arms: Arms) -> list[str]:
         if not shared:
             return None
         this, other = numbers(shared), numbers([base[one["seed"]] for one in shared])
-        cells = [f"{ours[0]['label']} less {theirs[0]['label']}", str(len(shared))]
+        cells = [f"{label(ours)}, less {theirs[0]['label']}", str(len(shared))]
         for key in keys:
             apart, metric = compare_paired(other[key], this[key]), metric_of(key)
             p = NOTHING if apart.p is None else "p < .001" if apart.p < 0.001 else f"p {apart.p:.3f}"
@@ -246,7 +246,13 @@ COSTS = {
 }
 
 
-DRAWN = {"rl": "RL", "hints": "hints", "tokens": "moved tokens", "donor": "another rule's", "constant_negative": "-1"}
+DRAWN = {
+    "rl": "RL",
+    "tokens_bounded": "bounded hints",
+    "hints": "hints",
+    "donor": "another rule's",
+    "constant_negative": "-1",
+}
 CURVES = {"invalid calls per 100": "invalid_per_100", "solved": "solved"}
 
 
@@ -254,8 +260,8 @@ def picture(arms: Arms) -> str:
     """What the arms that all seeds have did on their training tasks, step by step; the mean of the seeds."""
 
     def lines(key: str) -> Lines:
-        trained = {arm: results for (arm, steps), results in arms.items() if steps and arm in DRAWN}
-        curves = {DRAWN[arm]: [one["curve"] for one in results] for arm, results in trained.items()}
+        longest = {arm: results for (arm, _), results in sorted(arms.items(), key=lambda each: each[0][1])}
+        curves = {name: [one["curve"] for one in longest[arm]] for arm, name in DRAWN.items() if arm in longest}
         return {
             name: mean_curve([[(float(row["step"]), float(row[key])) for row in curve] for curve in each])
             for name, each in curves.items()

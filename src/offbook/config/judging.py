@@ -59,11 +59,11 @@ class FeedbackConfig(Section):
     )
     weight: float = Field(default=1.0, ge=0, description="lambda, beside an RL loss of weight 1")
     balance: Literal["own", "rl", "bounded"] = Field(
-        default="rl",
+        default="bounded",
         description="what the hints' sum is divided by: own: the tokens they teach; rl: the step's RL tokens, so that "
         "it fades as faults get rare; bounded: the same, and the norm of its gradient is at most `bound` times RL's",
     )
-    bound: float = Field(default=1.0, gt=0, description="`balance` bounded only: times the norm of RL's gradient")
+    bound: float = Field(default=0.3, gt=0, description="`balance` bounded only: times the norm of RL's gradient")
     anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
     anneal_to: float = Field(default=0.0, ge=0, description="what `weight` is after `anneal_steps`")
     rule_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
