@@ -9,6 +9,7 @@ import random
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.edits import Module
@@ -37,7 +38,7 @@ def trial_of(
     inherited: dict[str, str] = {}
     for path, data in sorted(files.items()):
         try:
-            module = Module(data)
+            module = _module(data)
         except (UnicodeDecodeError, SyntaxError, ValueError):
             continue
         places: dict[str, bool] = {}  # where a test is written down, and whether it gets twins
@@ -55,6 +56,12 @@ def trial_of(
                     rounds.append(place := [])
                 place.append(twin)
     return Trial(files, rounds, right, inherited)
+
+
+@lru_cache(maxsize=64)
+def _module(data: bytes) -> Module:
+    """The deletions of a package share its test files."""
+    return Module(data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ def parse(source: str) -> cst.Module:
     return cst.parse_module(source)
 
 
-def operate(source: str, orders: Orders) -> Operated:
-    module = parse(source)
+def operate(source: str | cst.Module, orders: Orders) -> Operated:
+    module = parse(source) if isinstance(source, str) else source
     surgeon = _Surgeon(module, orders)
     after = module.visit(surgeon)
     removed = {name: "\n".join(texts) for name, texts in surgeon.removed.items()}

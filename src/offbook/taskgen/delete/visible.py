@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import lru_cache
 
 import libcst as cst
 
@@ -37,12 +38,14 @@ def without_tests(
         if name and path.endswith(".py") and (is_test_code(path) or "." not in name):  # no doctest of the product
             by_file[path].add(name.replace("::", "."))
     changed: dict[str, str | None] = {}
+    trees: dict[str, cst.Module] = {}  # of changed files: to read a long one again takes seconds
     for path, names in sorted(by_file.items()):
         remover = _TestRemover(names, _inherited(files[path], names))
-        text = parse(files[path]).visit(remover).code
+        trees[path] = parse(files[path]).visit(remover)
+        text = trees[path].code
         changed[path] = text if _has_tests(text) or _is_imported(path, files) else None
     if deletion is not None:
-        changed |= _cleaned(files, changed, deletion, import_roots)
+        changed |= _cleaned(files, changed, trees, deletion, import_roots)
     return {path: text for path, text in changed.items() if text != files[path]}
 
 
@@ -87,10 +90,16 @@ def _left_empty(before: cst.ClassDef, after: cst.ClassDef) -> bool:
 
 def _inherited(source: str, names: set[str]) -> set[str]:
     """The failing tests that their class does not define itself, or may have from another one, too."""
+    own = _of_their_own(source)
+    return {name for name in names if "." in name and ".".join(name.split(".")[-2:]) not in own}
+
+
+@lru_cache(maxsize=256)
+def _of_their_own(source: str) -> frozenset[str]:
+    """What is defined in classes that have no tests from another one."""
     classes = [node for node in ast.walk(syntax.parse(source)) if isinstance(node, ast.ClassDef)]
     alone = [node for node in classes if {ast.unparse(base).rpartition(".")[2] for base in node.bases} <= WITHOUT_TESTS]
-    own = {f"{node.name}.{part}" for node in alone for part in _defined(node)}
-    return {name for name in names if "." in name and ".".join(name.split(".")[-2:]) not in own}
+    return frozenset(f"{node.name}.{part}" for node in alone for part in _defined(node))
 
 
 def _defined(node: ast.AST) -> set[str]:
@@ -105,6 +114,7 @@ def _defined(node: ast.AST) -> set[str]:
     return found
 
 
+@lru_cache(maxsize=256)
 def _has_tests(source: str) -> bool:
     tree = syntax.parse(source)
     inherits = any(isinstance(node, ast.ClassDef) and node.bases for node in tree.body)
@@ -124,7 +134,11 @@ def _is_imported(path: str, files: Mapping[str, str]) -> bool:
 
 
 def _cleaned(
-    files: Mapping[str, str], changed: Mapping[str, str | None], deletion: Deletion, import_roots: tuple[str, ...]
+    files: Mapping[str, str],
+    changed: Mapping[str, str | None],
+    trees: Mapping[str, cst.Module],
+    deletion: Deletion,
+    import_roots: tuple[str, ...],
 ) -> dict[str, str | None]:
     product = {path: text for path, text in files.items() if path.endswith(".py") and not is_test_code(path)}
     symbols = _modules_of(product, import_roots)
@@ -143,7 +157,7 @@ def _cleaned(
         if module is None or not (names or any(map(module.imports_module, modules))):
             continue
         orders = Orders(lost=names, statements=True, modules=modules, package=module.package)
-        text = operate(text, orders).source
+        text = operate(trees.get(path, text), orders).source
         stays = _imports_well(text, set(names)) and (_has_tests(text) or _is_imported(path, files))
         result[path] = text if stays or not _has_tests(files[path]) else None
     return result
