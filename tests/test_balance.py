@@ -188,5 +188,14 @@ def test_what_is_set_is_what_branches_say() -> None:
         (FeedbackConfig(balance="bounded", bound=0.5), True, 0.5),
     ):
         assert (distill_of(settings).by_policy, distill_of(settings).bound) == (by_policy, bound)
-    with pytest.raises(ValueError, match="is never used"):
-        FeedbackConfig(balance="rl", bound=0.5)
+
+
+def test_controls_and_sdpo_teach_all_tokens() -> None:
+    assert distill_of(FeedbackConfig()).token_gate == 0.02
+    for settings in (FeedbackConfig(control="donor"), FeedbackConfig(method="sdpo"), FeedbackConfig(token_gate=0)):
+        assert distill_of(settings).token_gate == 0.0
+
+
+def test_a_run_from_before_hints_were_bounded_is_read_as_it_was() -> None:
+    settings = FeedbackConfig.model_validate({"balance": "rl", "bound": 1.0, "token_gate": 0.0})
+    assert (distill_of(settings).bound, distill_of(settings).token_gate) == (0.0, 0.0)

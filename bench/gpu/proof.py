@@ -132,7 +132,7 @@ class Experiment:
             "engine.kind": options.engine, "engine.mode": "continuous",
             "train.groups": "4", "train.group_size": "8", "train.learning_rate": "1e-4", "train.log_parts": "4",
             "train.lora.rank": str(options.lora_rank),
-            "feedback.balance": "rl", "feedback.weight": "1", "feedback.rules": json.dumps([*TAUGHT, HELD_OUT]),
+            "feedback.balance": "rl", "feedback.token_gate": "0", "feedback.rules": json.dumps([*TAUGHT, HELD_OUT]),
             "feedback.max_targets": "6", "feedback.max_candidates": "12",  # a rollout of 25 turns has about 8 faults
             "checkpoint.every": "2", "checkpoint.keep": "1",
             "eval.samples": str(options.samples),

@@ -79,7 +79,7 @@ class FeedbackConfig(Section):
         description="nats a token by which a hint has to move its message, and away from it; 0 is no gate",
     )
     token_gate: float = Field(
-        default=0.0,
+        default=0.02,
         ge=0,
         description="nats by which a hint has to move a token of its message for that token to teach; 0 is all of them",
     )
@@ -128,9 +128,6 @@ class FeedbackConfig(Section):
         if self.threshold and self.max_candidates < self.max_targets:
             reached = f"feedback.max_targets = {self.max_targets} cannot be reached"
             return f"feedback.max_candidates is {self.max_candidates}, so {reached}; give at least as many candidates"
-        if self.balance != "bounded" and self.bound != type(self).model_fields["bound"].default:
-            way = "give --feedback.balance bounded"
-            return f"feedback.balance is {self.balance}, so feedback.bound is never used; {way}"
         if self.look_every and not self.look:
             return "feedback.look is false, so feedback.look_every is never used; give --feedback.look true"
         return self.judge.idle("feedback", bool(self.weight))
@@ -144,6 +141,11 @@ class FeedbackConfig(Section):
     def threshold(self) -> float:
         """The gate, which controls go without: it would take away what they are there to show."""
         return 0.0 if self.control else self.gate
+
+    @property
+    def token_threshold(self) -> float:
+        """Likewise; and SDPO teaches the whole response."""
+        return 0.0 if self.control or self.method == "sdpo" else self.token_gate
 
 
 class EffortConfig(Section):

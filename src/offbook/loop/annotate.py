@@ -46,7 +46,7 @@ def distill_of(settings: FeedbackConfig) -> Distill:
         cap=settings.token_cap,
         importance_cap=settings.importance_cap,
         gate=settings.threshold,
-        token_gate=settings.token_gate,
+        token_gate=settings.token_threshold,
         places=0 if settings.control == "every_turn" else settings.max_targets,
         top=settings.top,
     )
