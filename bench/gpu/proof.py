@@ -89,6 +89,8 @@ ARMS = {
         for way, weight in GRID
     },
     "bounded": Arm(3, "RL + bounded hints", hinted(**BOUNDED)),
+    "donor_bounded": Arm(3, "RL + bounded hint of another rule", hinted(**HINTS["donor"], **BOUNDED)),
+    "effort": Arm(3, "RL, effort in the reward", {**hinted(weight="0"), "rewards.effort.on": "true"}),
     "tokens_bounded": Arm(3, "RL + bounded hints, moved tokens", hinted(**HINTS["tokens"], **BOUNDED)),
 }  # fmt: skip
 SAME_RUN = {f"{name}_longer": name for name in ("rl", "hints", "tokens_bounded")}  # trained further
