@@ -244,7 +244,8 @@ QWEN3_4B = QWEN3_8B | {"hidden_size": 2560, "intermediate_size": 9728}
 @pytest.mark.parametrize(
     ("recipe", "shape", "gb", "sleep"),
     [
-        ("qwen3-0.6b", QWEN3_06B, 24, "false"),
+        ("qwen3-0.6b", QWEN3_06B, 26, "false"),
+        ("qwen3-0.6b", QWEN3_06B, 24, "true"),
         ("qwen3-4b", QWEN3_4B, 141, "false"),
         ("qwen3-8b-lora", QWEN3_8B, 52, "false"),
         ("qwen3-8b-lora", QWEN3_8B, 48, "true"),
@@ -294,7 +295,7 @@ def test_a_vllm_that_sleeps_is_awake_beside_what_the_trainer_holds(tmp_path: Pat
     large = load_config(["qwen3-4b"], given | {"engine.vllm.gpu_share": "0.9"})
     plan = make_plan(large, device)
     assert plan.need == pytest.approx(plan.held)
-    with pytest.raises(OffbookError, match=r"needs 207 GB .* has 141 GB; --engine\.vllm\.gpu_share 0\.3\d* needs 13"):
+    with pytest.raises(OffbookError, match=r"needs 223 GB .* has 141 GB; --engine\.vllm\.gpu_share 0\.2\d* needs 13"):
         refuse_too_large(large, plan)
     small = make_plan(load_config(["qwen3-4b"], given | {"engine.vllm.gpu_share": "0.1"}), device)
     asleep = small.parts["engine (vLLM's share)"] - CONTEXT_BYTES
@@ -306,7 +307,7 @@ def test_a_share_that_is_too_large_is_refused_with_one_that_fits(tmp_path: Path)
     given = {"model": str(tmp_path), "engine.kind": "vllm", "engine.vllm.gpu_share": "0.4"}
     config, device = load_config(["qwen3-4b"], given), Device("an H200", 141e9, is_gpu=True)
     with pytest.raises(
-        OffbookError, match=r"needs 144 GB .*; --engine\.vllm\.gpu_share (0\.\d+) needs 13\d GB"
+        OffbookError, match=r"needs 160 GB .*; --engine\.vllm\.gpu_share (0\.\d+) needs 13\d GB"
     ) as caught:
         refuse_too_large(config, make_plan(config, device))
     advised = str(caught.value).split("gpu_share ")[1].split()[0]

@@ -277,6 +277,36 @@ def test_workers_write_a_log_and_end_with_the_one_that_started_them(tmp_path: Pa
     assert log.read_text() == "begun\nput away\n"
 
 
+def alive(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat")
+    return state.is_file() and state.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent_however_that_ends(tmp_path: Path, number: int) -> None:
+    """Also where interrupts are ignored, as in the background of a shell."""
+    told = tmp_path / "pid"
+    code = (
+        "import os, pathlib, signal, sys, time\n"
+        "from offbook.taskgen.workers import workers\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "told = pathlib.Path(sys.argv[1])\n"
+        "def work():\n    told.with_suffix('.part').write_text(str(os.getpid()))\n"
+        "    told.with_suffix('.part').rename(told)\n    time.sleep(60)\n"
+        "with workers(1, work, told.parent):\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(told)], stderr=subprocess.DEVNULL)
+    began = time.monotonic()
+    while not told.is_file():
+        assert time.monotonic() - began < 30
+        time.sleep(0.02)
+    process.send_signal(number)
+    process.wait(timeout=40)
+    while alive(int(told.read_text())):
+        assert time.monotonic() - began < 50, "the worker goes on alone"
+        time.sleep(0.02)
+
+
 def test_an_interrupt_is_one_sentence(tmp_path: Path) -> None:
     """In the middle of a download that never comes to an end."""
     with socket.socket() as server:

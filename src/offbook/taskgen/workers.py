@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -13,14 +14,16 @@ from pathlib import Path
 from types import FrameType
 
 END_S = 30.0  # for what is half done to be put away
+PARENT_DIED = 1  # of prctl: which signal that is
 
 
 @contextmanager
 def workers(count: int, work: Callable[[], None], folder: Path) -> Iterator[None]:
     """Forked, so nothing has to be passed on: before there are threads. What they say is in folder/worker-N.log.
 
-    One that dies leaves its repository to whoever comes next.
+    One that dies leaves its repository to whoever comes next. They end with this process, however that ends.
     """
+    interrupt_at_term()
     context = multiprocessing.get_context("fork")
     started: list[ForkProcess] = []
     sys.stdout.flush()
@@ -44,13 +47,19 @@ def workers(count: int, work: Callable[[], None], folder: Path) -> Iterator[None
                 process.kill()
 
 
-def _run(work: Callable[[], None], log: Path) -> None:
-    """A request to end is an interrupt, so that what is half done is put away."""
+def interrupt_at_term() -> None:
+    """A request to end is an interrupt, so that what is half done is put away; also where interrupts are ignored, as
+    they are in what a shell starts in the background."""
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.raise_signal(signal.SIGINT)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, end)
+
+
+def _run(work: Callable[[], None], log: Path) -> None:
+    ctypes.CDLL(None).prctl(PARENT_DIED, signal.SIGTERM)
     sys.stdout = sys.stderr = open(log, "w", buffering=1)  # noqa: SIM115  # as long as the process lives
     for descriptor in (1, 2):  # of what it starts
         os.dup2(sys.stdout.fileno(), descriptor)
