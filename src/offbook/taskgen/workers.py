@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 END_S = 30.0  # for what is half done to be put away
 PARENT_DIED = 1  # of prctl: which signal that is
+Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 @contextmanager
@@ -23,7 +25,7 @@ def workers(count: int, work: Callable[[], None], folder: Path) -> Iterator[None
 
     One that dies leaves its repository to whoever comes next. They end with this process, however that ends.
     """
-    interrupt_at_term()
+    before = interrupt_at_term()
     context = multiprocessing.get_context("fork")
     started: list[ForkProcess] = []
     sys.stdout.flush()
@@ -45,17 +47,19 @@ def workers(count: int, work: Callable[[], None], folder: Path) -> Iterator[None
             process.join(END_S)
             if process.is_alive():
                 process.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def interrupt_at_term() -> None:
+def interrupt_at_term() -> dict[int, Handler]:
     """A request to end is an interrupt, so that what is half done is put away; also where interrupts are ignored, as
-    they are in what a shell starts in the background."""
+    they are in what a shell starts in the background. Returns what was done before."""
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, end)
+    handlers: dict[int, Handler] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: end}
+    return {number: signal.signal(number, handler) for number, handler in handlers.items()}
 
 
 def _run(work: Callable[[], None], log: Path) -> None:
