@@ -140,7 +140,7 @@ def test_a_list_of_behaviours_is_called_whole_only_where_it_is() -> None:
 
 def test_what_is_there_and_what_is_gone_are_told_apart() -> None:
     text = write("stub", *WRAP)["normal"]
-    assert "Write these stubs, too: `_words` in `pkg/text.py`." in text  # private, and anyone finds it
+    assert "Stubs to be written as well: `_words` in `pkg/text.py`." in text  # private, and anyone finds it
     text = write("hybrid", "pkg/text.py::_words", "pkg/text.py::wrap")["normal"]
     assert "`wrap` in `pkg/text.py`" in text.partition("\n")[0]  # and not the helper
     assert "removed" not in text

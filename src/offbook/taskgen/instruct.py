@@ -169,7 +169,7 @@ class _Writer:
 
     def _also_missing(self) -> str:
         sentences = []
-        for state, opening in (("stub", "Write these stubs, too"), ("gone", "Write these, too, which are removed")):
+        for state, opening in (("stub", "Stubs to be written as well"), ("gone", "Removed, to be written as well")):
             by_file: dict[str, list[str]] = {}
             for function in self._named_others():
                 if (function.key in self._deletion.deleted) == (state == "gone"):
