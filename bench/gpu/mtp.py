@@ -8,8 +8,11 @@
 4. Tokens a second without and with drafts at batch 1, 8 and 64: messages behind the beginnings of real rollouts, one
    after the other, each to its own end, prompts included. Of the model before RL, after it with the head as it was, and
    with the one that was trained along.
+5. The same through vLLM, without and with the head of KL, with its default drafts (the likeliest token) and with drawn
+   ones. vLLM is left out unless --parts names it.
 
---tiny is for a CPU, to try the script itself. Each part goes on without the ones that failed.
+--parts takes some of them; what they need of earlier ones has to be in --place. --tiny is for a CPU, to try the script
+itself. Each part goes on without the ones that failed.
 """
 
 from __future__ import annotations
@@ -27,12 +30,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import torch
 
-from offbook.config import Config, load_config
+from offbook.config import Config, EngineConfig, VllmConfig, load_config
 from offbook.draft import load_head
-from offbook.engine import LocalEngine
-from offbook.loop.collector import Collector, chat_of
+from offbook.engine import LocalEngine, VllmEngine
+from offbook.engine.vllm import Server
+from offbook.loop.collector import Collector, _with_drafts, chat_of
 from offbook.loop.models import load_model, model_folder
 from offbook.loop.tasks import task_sets
 from offbook.loop.train import train
@@ -43,6 +48,8 @@ from offbook.types import Prompt, Rollout
 
 ON_GPU = torch.cuda.is_available()
 LOSSES = ("kl", "tv", "ce")
+PARTS = ("rollouts", "heads", "rl", "speed")
+VLLM = "vllm"
 Row = dict[str, Any]
 
 
@@ -91,7 +98,7 @@ def settings(options: argparse.Namespace, **given: Any) -> Config:
         **{key.replace("__", "."): value for key, value in given.items()},
     }
     given = {key: value if isinstance(value, str) else json.dumps(value) for key, value in tree.items()}
-    return load_config(["pocket"], given)
+    return load_config(["pocket"], given | dict(option.split("=", 1) for option in options.set))
 
 
 def rollouts_of(config: Config, count: int, size: int) -> list[Rollout]:
@@ -141,7 +148,7 @@ def beginnings(options: argparse.Namespace, place: Path, count: int) -> list[lis
     """Of real rollouts, up to where a message begins."""
     data = {"sft__data": [str(place / "rollouts.jsonl")]}
     samples, rng = read_samples(settings(options, **data), tell=lambda line: None), random.Random(0)
-    found = []
+    found: list[list[int]] = []
     while len(found) < count:
         one = rng.choice(samples)
         starts = [at for at in range(1, len(one.ids)) if one.ce_weight[at] and not one.ce_weight[at - 1]]
@@ -150,8 +157,8 @@ def beginnings(options: argparse.Namespace, place: Path, count: int) -> list[lis
     return found
 
 
-def written(engine: LocalEngine, prompts: list[list[int]], batch: int, new: int, key: str) -> tuple[float, int]:
-    """As many at once as the batch has; each writes messages until it has written `new` tokens."""
+async def written(engine: LocalEngine | VllmEngine, prompts: list[list[int]], batch: int, new: int, key: str) -> float:
+    """Tokens a second: as many at once as the batch has; each writes messages until it has written `new` tokens."""
 
     async def one(number: int) -> int:
         count, turn = 0, 0
@@ -163,12 +170,16 @@ def written(engine: LocalEngine, prompts: list[list[int]], batch: int, new: int,
             turn += 1
         return count
 
-    async def all_of_them() -> int:
-        return sum(await asyncio.gather(*map(one, range(batch))))
-
     began = time.perf_counter()
-    count = asyncio.run(all_of_them())
-    return time.perf_counter() - began, count
+    count = sum(await asyncio.gather(*map(one, range(batch))))
+    return count / (time.perf_counter() - began)
+
+
+async def fastest(options: argparse.Namespace, engine: LocalEngine | VllmEngine, place: Path, batch: int) -> float:
+    prompts = beginnings(options, place, 4 * batch)
+    for warm in ("compiles", "captures"):
+        await written(engine, prompts, batch, options.new, f"{warm}/{batch}")
+    return max([await written(engine, prompts, batch, options.new, str(number)) for number in range(options.repeat)])
 
 
 def speed(
@@ -180,14 +191,10 @@ def speed(
     draft = load_head(head, network) if head else None
     stops = chat_of(folder, config).stop_ids
     engine = LocalEngine(network, stops, 1.0, seed=1, mode="continuous", draft=draft, draft_tokens=tokens)
-    prompts = beginnings(options, place, 4 * batch)
-    for warm in ("compiles", "captures"):
-        written(engine, prompts, batch, options.new, warm)
-    runs = [written(engine, prompts, batch, options.new, str(number)) for number in range(options.repeat)]
+    rate = asyncio.run(fastest(options, engine, place, batch))
     looked_at, kept = engine.drafts
     shares = {f"kept_{depth + 1}": kept[depth] / max(1, looked_at[depth]) for depth in range(len(kept))}
     each = {"tokens_a_step": 1 + sum(kept) / looked_at[0]} if draft else {}
-    rate = max(count / seconds for seconds, count in runs)
     return {"policy": policy, "batch": batch, "drafts": tokens, "tokens/s": rate, **shares, **each}
 
 
@@ -208,6 +215,44 @@ def speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
     report.write()
 
 
+def vllm_speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
+    drafts = EngineConfig(draft=str(place / "head-kl"), draft_tokens=options.drafts[0])
+    drawn = _with_drafts(drafts, Path(options.model)).options
+    likeliest = [drawn[0], json.dumps({**json.loads(drawn[1]), "draft_sample_method": "greedy"})]
+    plain: dict[int, float] = {}
+    for name, more in {"plain": [], "drawn drafts": drawn, "likeliest drafts": likeliest}.items():
+
+        async def measure(name: str = name, more: list[str] = more) -> None:
+            log = place / f"vllm-{name.split()[0]}.log"
+            settings = VllmConfig(gpu_share=0.4, options=more)
+            folder = model_folder(options.model, 0)
+            server = Server(folder, settings, 4096, log, lambda what, share: None)
+            engine = VllmEngine(server, chat_of(folder, load_config(["pocket"], {})).stop_ids)
+            try:
+                for batch in options.batches:
+                    rate = await fastest(options, engine, place, batch)
+                    faster = {"speedup": rate / plain[batch]} if batch in plain else {}
+                    plain.setdefault(batch, rate)
+                    found = {"policy": name, "batch": batch, "tokens/s": rate, **faster}
+                    report.row("vllm", partial(dict, found, **({} if name == "plain" else counted(server))))
+            finally:
+                await engine.aclose()
+
+        try:
+            asyncio.run(measure())
+        except Exception:
+            traceback.print_exc()
+
+
+def counted(server: Server) -> Row:
+    """Since the server came up: what it has drafted and kept, by depth."""
+    lines = [line for line in httpx2.get(f"{server.url}/metrics").text.splitlines() if line.startswith("vllm:spec")]
+    found = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+    drafts = sum(value for name, value in found.items() if "num_drafts_total" in name)
+    depths = [value for name, value in sorted(found.items()) if "accepted_tokens_per_pos_total" in name]
+    return {f"accepted_{depth}": value / max(1.0, drafts) for depth, value in enumerate(depths, 1)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="pocket", help="`pocket`, `smollm2-135m`, a folder")
@@ -226,6 +271,8 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=256, help="tokens that a row writes, at least")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--place", type=Path, help="a folder that is kept; parts that are there are not done again")
+    parser.add_argument("--parts", nargs="+", choices=(*PARTS, VLLM), default=list(PARTS))
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every part")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -239,15 +286,20 @@ def main() -> None:
         place.mkdir(parents=True, exist_ok=True)
         if options.sft:
             data = {"out": str(place / "sft"), "sft__data": [f"pocket:{options.sft}"], "sft__learning_rate": 2e-4}
-            report.row("sft", lambda: {"steps": len(sft(settings(options, **data)).metrics()[0])})
-            options.model = str(place / "sft")
-        if not (place / "rollouts.jsonl").is_file():
+            if not (place / "sft" / "ckpt").is_dir():
+                report.row("sft", lambda: {"steps": len(sft(settings(options, **data)).metrics()[0])})
+            options.model = str(latest_checkpoint(RunFolder(place / "sft")))
+        if "rollouts" in options.parts and not (place / "rollouts.jsonl").is_file():
             report.row("rollouts", lambda: collected(options, place))
-        for loss in LOSSES:
+        for loss in LOSSES if "heads" in options.parts else ():
             if not (place / f"head-{loss}" / "draft").is_dir():
                 report.row("head", partial(head, options, place, loss))
-        report.row("rl", lambda: reinforced(options, place))
-        speeds(options, place, report)
+        if "rl" in options.parts:
+            report.row("rl", lambda: reinforced(options, place))
+        if "speed" in options.parts:
+            speeds(options, place, report)
+        if VLLM in options.parts:
+            vllm_speeds(options, place, report)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,8 @@ def measure(way: Callable[[Tensor], Tensor], flops: float, matrices: Tensor, pea
     out = way(matrices)
     wait()
     workspace = torch.cuda.max_memory_allocated() - before if DEVICE == "cuda" else 0
-    values = torch.linalg.svdvals(out[0].float())
+    wide = out[0].double() if rows <= columns else out[0].double().mT
+    values = torch.linalg.eigvalsh(wide @ wide.mT).clamp(min=0).sqrt()  # many times faster than their decomposition
     seconds = timed(lambda: way(matrices))
     return {
         "ms": 1e3 * seconds,

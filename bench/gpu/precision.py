@@ -145,11 +145,16 @@ def main() -> None:
     for model in options.models:
         figures["step"][model] = step_rows(model, shape, options)
         figures["product"][model] = product_rows(model, options.kinds, options.repeats)
+        write(figures, options.json)
     if options.model:
         figures["engine"] = engine_rows(options)
     show(figures)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(figures, options.json)
+
+
+def write(figures: dict[str, Any], file: Path | None) -> None:
+    if file:
+        file.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":
