@@ -114,7 +114,7 @@ def test_the_size_of_a_checkpoint_is_known_before_it_is_written(tmp_path: Path) 
     trainer = Trainer(tiny_model(), TrainConfig(), TEACHERS["ema"])
     trainer.step([sample_with_branches(random.Random(0))])
     path = saved(trainer, tmp_path)
-    written = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    written = sum(file.stat().st_size for file in path.rglob("*.safetensors"))
     assert Checkpoints(trainer, tmp_path, tmp_path).size == pytest.approx(written, rel=0.1)
 
 
@@ -160,19 +160,24 @@ def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
     trainer = Trainer(tiny_model(), TrainConfig(), TEACHERS["ema"])
     trainer.step([sample_with_branches(random.Random(0))])
     path = saved(trainer, tmp_path)
-    assert {file.suffix for file in path.iterdir()} <= {".json", ".safetensors", ""}
+    assert {file.suffix for file in path.rglob("*")} <= {".json", ".safetensors", ""}
+    assert [file.name for file in path.glob("*.safetensors")] == ["model.safetensors"]  # vLLM loads all of these
 
 
 def test_a_checkpoint_from_before_teachers_had_names_is_restored(tmp_path: Path) -> None:
     trainer = Trainer(tiny_model(), TrainConfig(), {"ema": Ema()})
     trainer.step([replace(sample_with_branches(random.Random(0)), branches=[])])
     path = saved(trainer, tmp_path)
-    (path / "teacher.ema.safetensors").rename(path / "teacher.safetensors")
+    (path / "training" / "teacher.ema.safetensors").rename(path / "teacher.safetensors")
+    (path / "training" / "optimizer.safetensors").rename(path / "optimizer.safetensors")
+    (path / "training").rmdir()
     restored = Trainer(tiny_model(), TrainConfig(), {"ema": Ema()})
     load_training_state(restored, path)
     models = [one.teachers["ema"].own.decoder.model for one in (trainer, restored)]
     for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(ours, theirs)
+    states = [one.optimizer.state[one.masters.named["model.norm.weight"]]["exp_avg"] for one in (trainer, restored)]
+    assert torch.equal(*states) and states[0].any()
 
 
 def test_teachers_of_equal_weights_share_one_copy() -> None:

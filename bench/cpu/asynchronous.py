@@ -5,7 +5,7 @@
 
 `wall`: the same steps of the pocket model three ways, each in a process of its own: synchronous in lockstep,
 synchronous with the continuous engine, asynchronous. Seconds are from the first request to the end of the last step;
-models are not loaded in them. `slots`: rollouts that are there already go through the reconciler, its files and its
+models are not loaded in them. No way finds the grades of another: all would be there for the second. `slots`: rollouts that are there already go through the reconciler, its files and its
 journal, and no model, box or trainer is in the way.
 """
 
@@ -73,7 +73,8 @@ def wall(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 own = {"out": f"{scratch}/{way}-{seed}", "seed": str(seed), "train.steps": str(arguments.steps)}
                 order = json.dumps({**own, **settings, **dict(pair.split("=", 1) for pair in arguments.set)})
                 command = [sys.executable, __file__, "one", order, *(["--eval"] if arguments.eval else [])]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+                env = {**os.environ, "OFFBOOK_CACHE": str(without_grades(Path(f"{own['out']}-cache")))}
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=env)
                 if done.returncode:
                     print(f"{way}, seed {seed}: ended with code {done.returncode}", file=sys.stderr)
                     continue
@@ -83,6 +84,18 @@ def wall(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 rows.append(row)
                 print(_line(row), flush=True)
     return rows
+
+
+def without_grades(folder: Path) -> Path:
+    """What has been made on this machine, the model and its tasks among it, but for the grades of rollouts."""
+    from offbook.config import cache_folder
+
+    for made in cache_folder().glob("*/*"):
+        if made.name != "grades":
+            link = folder / made.relative_to(cache_folder())
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(made)
+    return folder
 
 
 def _line(row: dict[str, Any]) -> str:

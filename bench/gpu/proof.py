@@ -328,7 +328,7 @@ def imitate(experiment: Experiment, seed: int, base: Path, out: Path) -> None:
             say(f"  imitation, step {row['step']} of {row['steps']}: {numbers}")
 
     checkpoint = latest_checkpoint(sft(load_config(["standard"], settings), on_step=told))
-    names = [path for path in checkpoint.iterdir() if path.name not in ("optimizer.safetensors", "state.json", "DONE")]
+    names = [path for path in checkpoint.iterdir() if path.is_file() and path.name not in ("state.json", "DONE")]
     with whole_folder(out) as part:  # an adapter's tokenizer is its base's
         for path in (path for path in names if path.name.startswith("adapter_") or not is_adapter(checkpoint)):
             (part / path.name).write_bytes(path.read_bytes())

@@ -38,8 +38,21 @@ def fp8_product(a_NK: Tensor, b_MK: Tensor) -> Tensor:
     count, filler = len(b_MK), -a_NK.shape[1] % ALIGNED
     a, a_scale = _fp8_rows(nn.functional.pad(a_NK, (0, filler)))
     b, b_scale = _fp8_rows(nn.functional.pad(b_MK, (0, filler, 0, -count % ALIGNED)))
-    out = torch.bfloat16 if a.is_cuda else torch.float32
-    return torch._scaled_mm(a, b.t(), a_scale, b_scale.t(), out_dtype=out)[:, :count]
+    return _scaled_product(a, b, a_scale, b_scale)[:, :count]
+
+
+@torch.library.custom_op("offbook::scaled_product", mutates_args=())
+def _scaled_product(a_NK: Tensor, b_MK: Tensor, a_scale_N1: Tensor, b_scale_M1: Tensor) -> Tensor:
+    """An operator of its own, for it needs rows in memory one after the other, and a compiler may lay them out anew."""
+    out = torch.bfloat16 if a_NK.is_cuda else torch.float32
+    return torch._scaled_mm(
+        a_NK.contiguous(), b_MK.contiguous().t(), a_scale_N1.contiguous(), b_scale_M1.contiguous().t(), out_dtype=out
+    )
+
+
+@_scaled_product.register_fake
+def _(a_NK: Tensor, b_MK: Tensor, a_scale_N1: Tensor, b_scale_M1: Tensor) -> Tensor:
+    return a_NK.new_empty(len(a_NK), len(b_MK), dtype=torch.bfloat16 if a_NK.is_cuda else torch.float32)
 
 
 def _fp8_rows(x_NK: Tensor) -> tuple[Tensor, Tensor]:

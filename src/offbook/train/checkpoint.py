@@ -1,5 +1,5 @@
-"""Checkpoints: a folder that `AutoModelForCausalLM.from_pretrained` loads, the optimizer beside the weights. Of a model
-with an adapter that alone, in PEFT's format.
+"""Checkpoints: a folder that `AutoModelForCausalLM.from_pretrained` and vLLM load. Of a model with an adapter that
+alone, in PEFT's format. What only training needs is in a folder of it: vLLM loads every .safetensors beside the weights.
 
 DONE is written last; a folder without it is an unfinished write and counts for nothing. No pickle anywhere.
 """
@@ -32,6 +32,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",  # which tokens end a message
 )
+TRAINING = "training"  # optimizer and slow teachers; beside the weights in checkpoints from before
 MASTER = "master"  # a float32 weight, beside the optimizer's state of it
 
 
@@ -56,14 +57,14 @@ class Contents:
     @classmethod
     def of(cls, trainer: Trainer, step: int, tokenizer_from: Path) -> Contents:
         """The trainer's own tensors: they change with its next step. All ranks have to call it."""
-        model, tensors = trainer.model, {"optimizer.safetensors": trainer.whole(_optimizer_tensors(trainer))}
+        model, tensors = trainer.model, {f"{TRAINING}/optimizer.safetensors": trainer.whole(_optimizer_tensors(trainer))}
         for name, own in trainer.own_weights().items():
             if own.kind.moves:
-                tensors[f"teacher.{name}.safetensors"] = trainer.whole(_trained(own.decoder.model, trainer))
+                tensors[f"{TRAINING}/teacher.{name}.safetensors"] = trainer.whole(_trained(own.decoder.model, trainer))
         texts = {}
         if trainer.draft is not None:
             tensors[f"{FOLDER}/model.safetensors"] = trainer.draft.head.tensors()
-            tensors["draft.optimizer.safetensors"] = _optimizer_tensors(trainer.draft)
+            tensors[f"{TRAINING}/draft.optimizer.safetensors"] = _optimizer_tensors(trainer.draft)
             texts[f"{FOLDER}/config.json"] = json.dumps(trainer.draft.head.described(model), indent=1) + "\n"
         state = {"step": step, "updates": trainer.steps, "policy_norm": trainer.policy_norm}
         return cls(
@@ -129,12 +130,13 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 def load_training_state(trainer: Trainer, path: Path) -> None:
     """Optimizer and teacher; the weights came with the model, and a frozen teacher is the run's starting model."""
-    _load_optimizer(trainer, path / "optimizer.safetensors")
+    kept = path / TRAINING if (path / TRAINING).is_dir() else path
+    _load_optimizer(trainer, kept / "optimizer.safetensors")
     if trainer.draft is not None:
         if not (path / FOLDER).is_dir():
             raise OffbookError(f"{path} has no draft head, so it cannot be trained along; leave mtp.along false")
         trainer.draft.head.load_state_dict(load_file(path / FOLDER / "model.safetensors"))
-        _load_optimizer(trainer.draft, path / "draft.optimizer.safetensors")
+        _load_optimizer(trainer.draft, kept / "draft.optimizer.safetensors")
     state = json.loads((path / "state.json").read_text())
     trainer.steps = state.get("updates", state["step"])  # fewer where steps were skipped
     if trainer.draft is not None:
@@ -143,8 +145,8 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
     for name, weights in trainer.own_weights().items():
         weights.steps = trainer.steps
         if weights.kind.moves:
-            named = path / f"teacher.{name}.safetensors"
-            slow = load_file(named if named.is_file() else path / "teacher.safetensors")  # from before they had names
+            named = kept / f"teacher.{name}.safetensors"
+            slow = load_file(named if named.is_file() else kept / "teacher.safetensors")  # from before they had names
             with torch.no_grad():
                 for key, parameter in weights.decoder.model.named_parameters():
                     if key in trainer.masters.named:
