@@ -177,7 +177,8 @@ def test_a_checkpoint_from_before_teachers_had_names_is_restored(tmp_path: Path)
     for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(ours, theirs)
     states = [one.optimizer.state[one.masters.named["model.norm.weight"]]["exp_avg"] for one in (trainer, restored)]
-    assert torch.equal(*states) and states[0].any()
+    assert torch.equal(*states)
+    assert states[0].any()
 
 
 def test_teachers_of_equal_weights_share_one_copy() -> None:

@@ -5,8 +5,8 @@
 
 `wall`: the same steps of the pocket model three ways, each in a process of its own: synchronous in lockstep,
 synchronous with the continuous engine, asynchronous. Seconds are from the first request to the end of the last step;
-models are not loaded in them. No way finds the grades of another: all would be there for the second. `slots`: rollouts that are there already go through the reconciler, its files and its
-journal, and no model, box or trainer is in the way.
+models are not loaded in them. No way finds the grades of another: all would be there for the second. `slots`: rollouts
+that are there already go through the reconciler, its files and its journal, and no model, box or trainer is in the way.
 """
 
 from __future__ import annotations
@@ -66,9 +66,16 @@ def one_run(settings: dict[str, str], evaluated: bool) -> dict[str, Any]:
 
 
 def wall(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    from offbook.config import load_config
+    from offbook.loop.models import model_folder
+    from offbook.loop.tasks import task_sets
+
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         for seed in arguments.seeds:
+            made = load_config(["pocket"], {"seed": str(seed)})
+            model_folder(made.model, seed)
+            task_sets(made)
             for way, settings in WAYS.items():
                 own = {"out": f"{scratch}/{way}-{seed}", "seed": str(seed), "train.steps": str(arguments.steps)}
                 order = json.dumps({**own, **settings, **dict(pair.split("=", 1) for pair in arguments.set)})

@@ -1,5 +1,6 @@
 """Checkpoints: a folder that `AutoModelForCausalLM.from_pretrained` and vLLM load. Of a model with an adapter that
-alone, in PEFT's format. What only training needs is in a folder of it: vLLM loads every .safetensors beside the weights.
+alone, in PEFT's format. What only training needs is in a folder in it: vLLM loads every .safetensors that lies beside
+the weights.
 
 DONE is written last; a folder without it is an unfinished write and counts for nothing. No pickle anywhere.
 """
@@ -57,7 +58,8 @@ class Contents:
     @classmethod
     def of(cls, trainer: Trainer, step: int, tokenizer_from: Path) -> Contents:
         """The trainer's own tensors: they change with its next step. All ranks have to call it."""
-        model, tensors = trainer.model, {f"{TRAINING}/optimizer.safetensors": trainer.whole(_optimizer_tensors(trainer))}
+        model, optimizer = trainer.model, trainer.whole(_optimizer_tensors(trainer))
+        tensors = {f"{TRAINING}/optimizer.safetensors": optimizer}
         for name, own in trainer.own_weights().items():
             if own.kind.moves:
                 tensors[f"{TRAINING}/teacher.{name}.safetensors"] = trainer.whole(_trained(own.decoder.model, trainer))
