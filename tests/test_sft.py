@@ -225,6 +225,21 @@ def test_ids_of_our_own_are_taken_as_they_are(tiny: Path, tmp_path: Path, demons
     ]
 
 
+def test_scripted_episodes_that_outgrow_a_window_teach_summaries(tiny: Path, chat: ChatFormat) -> None:
+    harness = {"context": 8192, "tokens": 32_768, "summarize_at": 1200, "summary_tokens": 400, "profile": "pocket"}
+    config = settings(tiny, Path("pocket-long-2:2"), harness=harness, validation_share=0.0, pairs=0.0, reminders=0.0)
+    found = [one.segment for one in lessons_of(config).learned]
+    asked = [segment for segment in found if segment.summary is not None]
+    assert asked
+    for segment in asked:
+        sample = sft_sample(segment)
+        learned = chat.decode([id for id, weight in zip(sample.ids, sample.ce_weight, strict=True) if weight])
+        assert learned.endswith(segment.messages[segment.summary].text + "<|im_end|>")
+        assert segment.messages[segment.summary].text.startswith("Done: ")
+    opened = [segment.messages[1].text for segment in found]
+    assert sum("this is your last summary:\n\nDone: " in text for text in opened) == len(asked)
+
+
 def test_what_is_longer_than_the_context_is_cut_after_a_message_or_dropped(tiny: Path, tmp_path: Path) -> None:
     data = written(tmp_path / "a.jsonl", [chat_line(0, turns=20), chat_line(1)])
     told: dict[str, list[str]] = {"cut": [], "drop": []}

@@ -191,7 +191,6 @@ def _demonstrated(which: str, count: int, config: Config, model: Path, progress:
         config.harness.limits(),
         turns=max(harness_of(level).limits.turns, config.harness.turns),
         context=min(config.harness.context, positions(model)),
-        summarize_at=0,
     )
     harness = Harness(limits, config.harness.profile)
     digest = hashlib.sha256(json.dumps([asdict(limits), harness.profile]).encode())
