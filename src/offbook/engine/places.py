@@ -32,6 +32,7 @@ MASK_ENTRIES = 2**26  # ... in one mask there are at most so many,
 KEY_ENTRIES = 2**27  # and so many of keys, which are copied where places do not lie side by side
 NO_LAYER = -1  # from here down: experts of the layers with a router, which lie and move as keys do
 FEWEST = 64  # queries of a part, however long its row is
+RECOMPILED = 64  # times that a layer is compiled before it is left as it is
 
 
 def has_plain_attention(model: PreTrainedModel) -> bool:
@@ -53,8 +54,11 @@ def install(model: PreTrainedModel, fused: bool = False) -> None:
     AttentionInterface.register(name, torch.compiler.disable(_attention) if fused else _attention)
     AttentionMaskInterface.register(name, sdpa_mask)
     model.set_attn_implementation(name)
-    for layer in model.base_model.layers if fused else ():
-        layer.compile(dynamic=True)
+    if fused:
+        limits = torch._dynamo.config  # of a layer's code, which all models of a kind share that a process loads
+        limits.recompile_limit = max(limits.recompile_limit, RECOMPILED)
+        for layer in model.base_model.layers:
+            layer.compile(dynamic=True)
 
 
 class Tokens(Protocol):
