@@ -5,7 +5,8 @@ and without, ours with a step less, what torch.optim.Muon does, and a compiled b
 are given for the products really computed and, as `classic`, for those that the classic way would need in that time;
 the share is of the fastest plain product measured here. Then the step of what one of 256 ranks would own of the
 experts, 270 matrices, alone and while a second stream copies as many bytes as an all-to-all there and back would move.
-Without a GPU the shapes are small, for trying whether it runs.
+Without a GPU the shapes are small, for trying whether it runs. `--profile` says instead which kernels take how long in
+the orthogonalisation of the first shape and in a step.
 """
 
 from __future__ import annotations
@@ -212,11 +213,29 @@ def shard_steps(pairs: int, peak: float) -> Iterator[dict[str, Any]]:
             optimizer = None  # its momenta are a third of the memory
 
 
+def profile(pairs: int) -> None:
+    count, rows, columns = SHAPES[0]
+    matrices = torch.randn(count // SHRINK or 1, rows // SHRINK, columns // SHRINK, device=DEVICE)
+    optimizer = Muon(*expert_shard(pairs), lr=1e-6, method=OURS)
+    on = torch.profiler.ProfilerActivity.CUDA if DEVICE == "cuda" else torch.profiler.ProfilerActivity.CPU
+    for name, run in {"orthogonalisation": lambda: orthogonalize(matrices), "step": optimizer.step}.items():
+        for _ in range(2):
+            run()
+        with torch.profiler.profile(activities=[on]) as trace:
+            run()
+            wait()
+        by_time = "self_cuda_time_total" if DEVICE == "cuda" else "self_cpu_time_total"
+        print(f"\n{name}\n{trace.key_averages().table(sort_by=by_time, row_limit=16, max_name_column_width=90)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--profile", action="store_true", help="instead: which kernels take how long")
     parser.add_argument("--pairs", type=int, default=45 if DEVICE == "cuda" else 2, help="of experts in the shard")
     options = parser.parse_args()
+    if options.profile:
+        return profile(options.pairs)
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
     kernel = symmetric.kernel_of(torch.device(DEVICE, 0)) if DEVICE == "cuda" else None
     told = getattr(kernel, "keywords", None)

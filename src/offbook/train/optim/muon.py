@@ -191,7 +191,9 @@ class _Step:
         return directions
 
     def move(self, weights: Tensor, directions: Tensor, block: Block) -> None:
-        weights.mul_(self.keep).add_(directions, alpha=-self.lr * self.optimizer.method.size(*block))
+        if self.keep != 1:  # one pass over the memory less
+            weights.mul_(self.keep)
+        weights.add_(directions, alpha=-self.lr * self.optimizer.method.size(*block))
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         return local(self.optimizer.state[parameter]["momentum"])
