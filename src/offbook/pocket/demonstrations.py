@@ -6,9 +6,11 @@ No torch here: worker processes make them while nothing else is loaded.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -45,6 +47,7 @@ HINTED_MESSAGES = 0.5
 CONTEXT_WEIGHT = 0.1
 CHUNK = 250
 SHARED_MEMORY = "/dev/shm"
+PARENT_DIED = 1  # of prctl: which signal that is
 SUMMARIZE = prompt_named("summarize")
 LEARNED = ("unknown_tool", "malformed_arguments", "repeated_call", "edited_tests")  # the rules whose hints it knows
 TELLING = "final_names_nothing"  # and this one, where some episodes end by naming what was changed
@@ -119,7 +122,7 @@ def write_demonstrations(
 
 def _by_all_cores(work: Callable[..., T], chunks: list[tuple[Any, ...]]) -> Iterator[T]:
     context = multiprocessing.get_context("spawn")
-    with _without_main(), ProcessPoolExecutor(os.cpu_count(), mp_context=context, initializer=_in_memory) as pool:
+    with _without_main(), ProcessPoolExecutor(os.cpu_count(), mp_context=context, initializer=_begin) as pool:
         yield from pool.map(work, *zip(*chunks, strict=True))
 
 
@@ -134,8 +137,10 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _in_memory() -> None:
-    """Thousands of small trees are made, copied and removed: on a disk that takes longer than all the rest."""
+def _begin() -> None:
+    """Of a worker, which ends when this process is killed. Thousands of small trees are made, copied and removed: on a
+    disk that takes longer than all the rest."""
+    ctypes.CDLL(None).prctl(PARENT_DIED, signal.SIGKILL)
     if os.access(SHARED_MEMORY, os.W_OK):
         tempfile.tempdir = SHARED_MEMORY
 
