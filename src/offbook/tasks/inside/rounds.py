@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.machinery
 import json
@@ -191,11 +192,23 @@ def remove(path: str) -> None:
         os.unlink(path)
 
 
+@functools.cache
+def read_only() -> frozenset[str]:
+    """Where something is mounted that nobody can change: an interpreter in /tmp brings tens of thousands of files."""
+    try:
+        with open("/proc/self/mountinfo") as file:
+            mounts = [line.split() for line in file]
+    except OSError:
+        return frozenset()
+    return frozenset(mount[4] for mount in mounts if "ro" in mount[5].split(","))
+
+
 def there(places: Sequence[str]) -> Found:
-    """What is in the tree and in these places: when it was last changed, how long it is, which file it is."""
+    """What can be changed in the tree and in these places: when it last was, how long it is, which file it is."""
     found: Found = {}
     for place in (".", *places):
         for folder, names, files in os.walk(place):
+            names[:] = [name for name in names if os.path.abspath(os.path.join(folder, name)) not in read_only()]
             found.update((os.path.normpath(os.path.join(folder, name)), (0, 0, 0)) for name in names)
             for name in files:
                 path = os.path.normpath(os.path.join(folder, name))
