@@ -15,6 +15,7 @@ from test_prepare import write
 from typer.testing import CliRunner
 
 from offbook.cli import app
+from offbook.cli.tasks import read_sources
 from offbook.config import Config, load_config
 from offbook.evals.suites import tasks_of
 from offbook.loop.tasks import task_sets
@@ -78,6 +79,25 @@ def test_a_task_that_does_not_hold_is_named(made: Path, tmp_path: Path) -> None:
         assert result.stderr.splitlines()[-1].startswith(f"{task.id}: the gold patch of {folder} cannot be used:")
     finally:
         subprocess.run(["rm", "-r", folder], check=True)
+
+
+def test_a_broken_folder_does_not_keep_the_others_from_being_checked(made: Path, tmp_path: Path) -> None:
+    task, out = load_tasks(made / "train")[0], tmp_path / "out"
+    (out / "heldout").mkdir(parents=True)  # whose repositories gave none
+    (out / "train").mkdir()
+    (out / ".factory").symlink_to(made / ".factory")
+    for name in ("dumb", "garbled", "torn"):
+        subprocess.run(["cp", "-a", task.folder, out / "train" / name], check=True)
+    (out / "train" / "dumb" / "instruction.md").unlink()
+    (out / "train" / "garbled" / "instruction.md").write_bytes(b"\xff\xfe\x00")
+    (out / "train" / "torn" / "tests" / "twins.json").write_text("{")
+    result = offbook("check", out)
+    assert (result.returncode, result.stdout) == (1, "0 of 3 task folders hold\n")
+    assert "Traceback" not in result.stderr
+    said = " ".join(result.stderr.split())
+    assert f"{out / 'train' / 'dumb'} is not a task folder: it has no instruction.md" in said
+    assert "what should be text in it is none" in said
+    assert "twins.json is not JSON" in said
 
 
 def test_leaks_are_looked_for_in_a_set(made: Path) -> None:
@@ -228,6 +248,16 @@ def test_what_cannot_be_done_is_said_in_a_sentence(
     assert str(error.value).startswith(sentence)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_list_without_a_repository_is_named(tmp_path: Path) -> None:
+    listed = tmp_path / "list"
+    for content, why in ((b"# none yet\n\n", "names no repository"), (b"\xff\xfe", "is no text")):
+        listed.write_bytes(content)
+        with pytest.raises(OffbookError, match=f"{listed} {why}"):
+            here("make", "--from", listed)
+    listed.write_text("git+https://host/a#egg=a  # ours\n#pypi:b\n")
+    assert read_sources(listed) == ["git+https://host/a#egg=a"]
 
 
 def test_a_sentence_is_all_that_a_user_sees(tmp_path: Path) -> None:

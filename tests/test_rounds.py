@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from offbook.sandbox import BoxSpec
 from offbook.tasks.claims import Round, SuiteRun
 from offbook.tasks.folder import write_files
-from offbook.tasks.suite import run_rounds, suite_box
+from offbook.tasks.suite import run_rounds, suite_box, worker_text
 from offbook.types import Suite
 
 PRODUCT = "VALUE = 1\nSEEN = []\n\n\ndef value():\n    SEEN.append(1)\n    return VALUE\n"
@@ -135,3 +137,17 @@ def test_what_is_put_back_was_not_written_to(folder: Path) -> None:
     rounds = [changes, KEPT, by_itself, KEPT, writes, KEPT]
     told_of = [{path for what, path in run.saw if what == "written"} for run in run_in(folder, rounds)]
     assert told_of == [set(), set(), set(), set(), {"tests/other.txt"}, set()]
+
+
+def test_what_is_mounted_to_be_read_is_not_looked_through(tmp_path: Path) -> None:
+    """An interpreter that lies in /tmp has tens of thousands of files, and there are several rounds to a grading."""
+    write_files(tmp_path, {"tree/own.py": "", "lib/far/deep.py": ""})
+    look = worker_text().rpartition("if __name__")[0] + "print(sorted(there(['/tmp'])))"
+
+    async def seen() -> str:
+        mounts = {"/tmp/lib": tmp_path / "lib"}
+        async with await suite_box(tmp_path / "tree", Suite(), BoxSpec(), mounts=mounts) as box:
+            await box.exec("echo > /tmp/left", 10)
+            return (await box.exec(shlex.join([sys.executable, "-B", "-c", look]), 60)).output
+
+    assert "['/tmp/left', 'own.py']" in asyncio.run(seen())

@@ -217,6 +217,22 @@ def test_a_layout_that_nothing_shows_is_refused(check: str, refused: bool) -> No
     assert [missing.reason for missing in found] == [TEXTS] * refused
 
 
+def test_a_form_that_no_words_give_has_an_example() -> None:
+    test = "from pkg import wrap\ndef test_wrap():\n    assert wrap('a b') == '<a>*<b>'\n"
+    found, words = needs(test, "stub", *WRAP)
+    assert "assert wrap('a b') == '<a>*<b>'" in words["normal"].replace('"', "'")
+    assert not found.missing(words["normal"])
+    plain, words = needs(test.replace("<a>*<b>", "a b"), "stub", *WRAP)
+    assert plain.stated() == ""
+
+
+def test_a_word_of_a_docstring_does_not_show_an_attribute() -> None:
+    shop = FILES["pkg/shop.py"].replace("Things to buy.", "Things to buy; see owner_name.")
+    check = "from pkg import Basket\ndef test_it():\n    assert Basket('me').owner_name == 'me'\n"
+    _, words = needs(check, "stub", *BASKET, files={**FILES, "pkg/shop.py": shop})
+    assert "Attributes that the tests read: `owner_name`." in words["normal"]
+
+
 def test_too_many_texts_make_a_refusal() -> None:
     cases = "\n".join(f"    assert wrap('a', {-n}) == 'a width of {-n} is too narrow'" for n in range(14))
     found, words = needs(f"from pkg import wrap\ndef test_wrap():\n{cases}\n", "stub", *WRAP)
@@ -228,6 +244,8 @@ def test_too_many_texts_make_a_refusal() -> None:
     [
         ("assert Basket('me')._sums == {}", ["_sums"]),
         ("assert getattr(Basket('me'), '_sums') == {}", ["_sums"]),
+        ("assert vars(Basket('me'))['_sums'] == {}", ["_sums"]),
+        ("assert Basket('me').__dict__ == {'_sums': {}}", ["_sums"]),
         ("assert Basket('me').owner_name == 'me'", []),
     ],
 )

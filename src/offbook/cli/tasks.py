@@ -79,6 +79,7 @@ def make(
     from offbook.taskgen.pipeline import make_tasks
     from offbook.taskgen.prepare.prepare import PrepareSettings
     from offbook.taskgen.proposals import proposer, read_proposals
+    from offbook.taskgen.splits import held_out
     from offbook.taskgen.workers import workers as started
 
     sources = part_of([*(sources or []), *(read_sources(listed) if listed else [])], shard)
@@ -144,14 +145,24 @@ def make(
     if not num:
         raise typer.Exit(1)
     if heldout and not any((out / "heldout").glob("[!.]*")):
-        print(f"none is held out, because whole repositories are: make another one into tasks in {out}, and it will be")
+        names = ", ".join(held_out(out))
+        why = (
+            f"{names} should be, and gave no task" if names else f"make another one into tasks in {out}, and it will be"
+        )
+        print(f"none is held out, because whole repositories are: {why}")
 
 
 def read_sources(path: Path) -> list[str]:
-    """One a line; what follows a # is a remark."""
+    """One a line; what follows a # at its beginning or a space is a remark."""
     if not path.is_file():
         raise OffbookError(f"there is no file {path} with repositories")
-    return [source for line in path.read_text().splitlines() if (source := line.partition("#")[0].strip())]
+    try:
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError:
+        raise OffbookError(f"{path} is no text; give a file with a repository a line") from None
+    if found := [source for line in lines if (source := f" {line}".partition(" #")[0].strip())]:
+        return found
+    raise OffbookError(f"{path} names no repository; give one a line")
 
 
 def part_of(sources: list[str], shard: str) -> list[str]:
@@ -220,46 +231,40 @@ def medians(sizes: Sequence[tuple[str, int, int, int]]) -> Iterator[str]:
         )
 
 
-def tasks_in(places: list[Path]) -> list[Task]:
-    from offbook.tasks import load_task, load_tasks
-
-    found: list[Task] = []
-    for place in places:
-        if (place / "task.toml").is_file():
-            found.append(load_task(place))
-            continue
-        splits = [place / name for name in ("train", "heldout") if (place / name).is_dir()]
-        for folder in splits or [place]:
-            found += load_tasks(folder)
-    return found
-
-
 @app.command("check", epilog="For example: offbook tasks check tasks")
 def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Gold accepted, doing nothing refused, all that tests check can be known. Exits with 1 if a task does not hold."""
     from offbook.taskgen.sufficient import missing_in
-    from offbook.tasks.check import check_all
+    from offbook.tasks.check import check_all, readable
+    from offbook.tasks.folder import tasks_at
 
-    tasks = tasks_in(places)
+    bad: dict[str, str] = {}
+    tasks = tasks_at(places, bad)
+    count = len(tasks) + len(bad)
     with progress_display(plain) as progress:
         results = asyncio.run(check_all(tasks, lambda share: progress("checking tasks", share)))
-    bad = {task.id: why for task, why in zip(tasks, results, strict=True) if why}
-    unknown = {task.id: missing for task in tasks if task.id not in bad and (missing := missing_in(task))}
+    bad |= {task.id: why for task, why in zip(tasks, results, strict=True) if why}
+    unknown = {}
+    for task in tasks:
+        with readable(task, bad):
+            if task.id not in bad and (missing := missing_in(task)):
+                unknown[task.id] = missing
     reasons = Counter(missing[0].reason for missing in unknown.values())
-    answer = {"checked": len(tasks), "bad": bad, "insufficient": {i: [*map(str, m)] for i, m in unknown.items()}}
+    answer = {"checked": count, "bad": bad, "insufficient": {i: [*map(str, m)] for i, m in unknown.items()}}
     if not as_json and unknown:
         counted = ", ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
-        print(f"{len(unknown)} of {len(tasks)} cannot be solved from what is shown: {counted}")
+        print(f"{len(unknown)} of {count} cannot be solved from what is shown: {counted}")
     everything: dict[str, Sequence[object]] = {**{task_id: [why] for task_id, why in bad.items()}, **unknown}
-    _judge(len(tasks), everything, "task folders hold", answer if as_json else None)
+    _judge(count, everything, "task folders hold", answer if as_json else None)
 
 
 @app.command("leaks", epilog="For example: offbook tasks leaks tasks")
 def leaks(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Look for the deleted code in everything that the agent can read. Exits with 1 if it is found."""
     from offbook.taskgen.audit.corpus import audit_all
+    from offbook.tasks.folder import tasks_at
 
-    tasks = tasks_in(places)
+    tasks = tasks_at(places)
     with progress_display(plain) as progress:
         results = audit_all(tasks, lambda share: progress("looking for leaks", share))
     found = {task.id: leaks for task, leaks in zip(tasks, results, strict=True) if leaks}
@@ -294,11 +299,12 @@ def show(
     number of them; they are made if they are not there yet.
     """
     from offbook.taskgen.pocket import level_named
+    from offbook.tasks.folder import tasks_at
     from offbook.tasks.select import History
 
     made = [place for place in places if level_named(str(place))]
     tasks = [task for place in made for task in _made(str(place), limit, plain)]
-    tasks += tasks_in([place for place in places if place not in made])
+    tasks += tasks_at([place for place in places if place not in made])
     history = History.of_runs(runs or [])
     rows = [_facts(task, history) for task in tasks]
     if as_json:
@@ -406,11 +412,11 @@ def export(
 ) -> None:
     """All tasks as one file of SWE-bench instances, a JSON object a line, or as folders that Harbor takes."""
     from offbook.tasks.export import swebench_instance
-    from offbook.tasks.folder import write_whole
+    from offbook.tasks.folder import tasks_at, write_whole
 
     if to not in ("swebench", "harbor"):
         raise OffbookError(f"there is no form {to}; it is one of swebench and harbor")
-    tasks = tasks_in(places)
+    tasks = tasks_at(places)
     if to == "harbor":
         for task in tasks:
             if (out / task.id).exists():

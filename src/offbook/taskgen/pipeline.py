@@ -201,7 +201,8 @@ class _Run:
         except (OffbookError, OSError, ValueError, RecursionError) as error:
             if isinstance(error, OSError) and error.errno in FULL:
                 raise
-            made.unprepared = f"it cannot be prepared ({type(error).__name__}: {error})"
+            kind = "" if isinstance(error, OffbookError) else f"{type(error).__name__}: "
+            made.unprepared = f"it cannot be prepared ({kind}{error})"
             _clear(folder)
         if made.unprepared:
             made.log = str(folder / "prepare.log") if (folder / "prepare.log").is_file() else ""

@@ -46,3 +46,10 @@ def settled_splits(out: Path) -> dict[str, str]:
             if origin := ORIGIN.search(path.read_text()):  # there may be very many, so they are not loaded
                 found.setdefault(origin[1], split)
     return found
+
+
+def held_out(out: Path) -> list[str]:
+    """Repositories that are to be, whether they have tasks or not."""
+    place = out / ".factory" / "splits.json"
+    splits = json.loads(place.read_bytes()) if place.is_file() else {}
+    return sorted(name for name, split in splits.items() if split == "heldout")

@@ -43,6 +43,8 @@ MAX_TEXT = 160  # characters
 MIN_DOCUMENTED = 4  # words of a docstring that says something
 MIN_EXAMPLES, MAX_EXAMPLES = 2, 8
 MIN_EXAMPLED_TESTS = 4  # or one in as many
+FORMED = re.compile(r"\n|[^\w\s]")
+PRIVATE_NAME = re.compile(r"_[A-Za-z]\w*")
 MIN_SHOWN = 0.6  # of the statements that no docstring describes
 
 
@@ -193,12 +195,13 @@ class Needs:
                 (literal.checked and stands_in(part, literal.value)) or stands_in(literal.value, part) for part in parts
             ):
                 found[literal.value] = literal
-        return [literal for literal in found.values() if not self._is_shown(literal.value)]
+        hidden = self.private.keys()
+        return [one for one in found.values() if one.value not in hidden and not self._is_shown(one.value)]
 
     @cached_property
-    def layout(self) -> _Literal | None:
-        """A text of several lines that the tests compare a result with, and that nothing shows: what stands where in
-        it cannot be computed from words."""
+    def form(self) -> _Literal | None:
+        """A text of several lines, or with more in it than words and numbers, that the tests compare a result with and
+        that nothing shows: what stands where in it cannot be computed from words."""
         names = {key.simple for key in self.evidence.functions}
         for code in self._code:
             nodes = [*ast.walk(code.node)]
@@ -215,7 +218,7 @@ class Needs:
                     text = assigned.get(dotted(side), side)
                     called = {last(dotted(call)) for call in ast.walk(other) if isinstance(call, ast.Call)}
                     value = text.value if isinstance(text, ast.Constant) and isinstance(text.value, str) else ""
-                    if "\n" in value.strip() and called & names and not self._is_shown(value):
+                    if FORMED.search(value.strip()) and called & names and not self._is_shown(value):
                         return _Literal(value, code.test, True)
         return None
 
@@ -275,13 +278,14 @@ class Needs:
 
     @cached_property
     def examples(self) -> list[str]:
-        """Checks that are true, and show what the docstrings' own examples do not; of what no docstring describes one
-        more from every test."""
+        """Checks that are true, and show what the docstrings' own examples do not; of what no docstring describes, or
+        no words can, one more from every test."""
         if self.evidence.is_told:
             return []
+        needed = bool(self.silent) or (self.form is not None and not self._has_doctest)
         if self.evidence.tried is None:
-            return [example.text for example in self._candidates[:MAX_EXAMPLES]] if self.silent else []
-        chosen = best_of(self._candidates, self.evidence.tried, MAX_EXAMPLES, MIN_EXAMPLES if self.silent else 0)
+            return [example.text for example in self._candidates[:MAX_EXAMPLES]] if needed else []
+        chosen = best_of(self._candidates, self.evidence.tried, MAX_EXAMPLES, MIN_EXAMPLES if needed else 0)
         return [example.text for example in chosen]
 
     def _is_exampled(self, instruction: str) -> bool:
@@ -357,8 +361,8 @@ class Needs:
             for text in self.texts
             if text.value not in instruction and _quoted(text.value) not in instruction
         ]
-        if self.layout and not self.examples and not self._has_doctest and self.layout.value not in instruction:
-            found.append(Missing(TEXTS, f"{self.layout.test} has {self.layout.value[:80]!r}, and no example is given"))
+        if self.form and not self.examples and not self._has_doctest and self.form.value not in instruction:
+            found.append(Missing(TEXTS, f"{self.form.test} has {self.form.value[:80]!r}, and no example is given"))
         if self.silent and not self._is_exampled(instruction):
             found.append(
                 Missing(SILENT, f"{self.silent[0]} has no docstring to speak of, and few tests are simple calls")
@@ -387,9 +391,13 @@ class Needs:
             for path, text in self.evidence.shown.items()
             if path in touched or is_test_code(path) or path not in self.evidence.symbols.modules
         ]
-        for name, test in read_in(self._code).items():
+        named = {
+            one.value: one.test for one in self._literals() if PRIVATE_NAME.fullmatch(one.value)
+        }  # getattr(it, "_a")
+        for name, test in (named | read_in(self._code)).items():
             everywhere = near if name.startswith("_") else [*self.evidence.shown.values()]
-            if name in defined and not any(has_word(text, name) for text in everywhere):
+            is_there = has_word if name.startswith("_") else has_attribute
+            if name in defined and not any(is_there(text, name) for text in everywhere):
                 yield name, test
 
 
@@ -412,6 +420,13 @@ def are_enough(given: Sequence[Example], failing: Iterable[str]) -> bool:
     tests = {test.partition("[")[0] for test in failing}
     named = {example.test for example in given}
     return len(given) >= MIN_EXAMPLES and len(named) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
+
+
+def has_attribute(text: str, name: str) -> bool:
+    """Whether code has it: a word of a sentence says nothing of an attribute."""
+    return bool(
+        re.search(rf"\.{re.escape(name)}\b|\b{re.escape(name)}\s*[:=]|\b(?:def|class) {re.escape(name)}\b", text)
+    )
 
 
 def _num_words(docstring: str) -> int:

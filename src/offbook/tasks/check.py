@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from offbook.sandbox import BoxSpec
 from offbook.tasks.git import BadPatch, applied, touched_by
@@ -59,18 +60,28 @@ async def check_all(tasks: Sequence[Task], progress: Callable[[float], None] = l
 
     async def one(task: Task) -> str:
         nonlocal done
+        found: dict[str, str] = {}
         async with slots:
-            try:
-                why = await check(task)
-            except OffbookError as error:
-                why = str(error)
+            with readable(task, found):
+                found[task.id] = await check(task)
         done += 1
         progress(done / len(tasks))
-        return why
+        return found[task.id]
 
     async with asyncio.TaskGroup() as jobs:
         running = [jobs.create_task(one(task)) for task in tasks]
     return [job.result() for job in running]
+
+
+@contextmanager
+def readable(task: Task, bad: dict[str, str]) -> Iterator[None]:
+    """What of the folder cannot be read is a reason, and not the end of all others' checks."""
+    try:
+        yield
+    except OffbookError as error:
+        bad[task.id] = str(error)
+    except (OSError, ValueError) as error:
+        bad[task.id] = f"something in {task.folder} cannot be read: {error}"
 
 
 async def check_gold(task: Task, spec: BoxSpec, timeout_s: float = TIMEOUT_S) -> str:

@@ -24,7 +24,7 @@ import json
 import os
 import shutil
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -169,6 +169,13 @@ def _table_of(task: Task) -> dict[str, Any]:
 
 def load_task(folder: Path, wording: str = "") -> Task:
     """`wording` is one of the folder's instructions: terse, normal or detailed."""
+    try:
+        return _load(folder, wording)
+    except UnicodeDecodeError as error:
+        raise OffbookError(f"{folder} is not a task folder: what should be text in it is none ({error})") from None
+
+
+def _load(folder: Path, wording: str) -> Task:
     for needed in ("task.toml", "instruction.md"):
         _need(folder, folder / needed)
     table = _read_table(folder / "task.toml")
@@ -210,11 +217,37 @@ def _need(folder: Path, path: Path) -> None:
 
 
 def load_tasks(root: Path, wording: str = "") -> list[Task]:
-    """The tasks in the folders directly under `root`, sorted by id. Hidden folders are none."""
+    return sorted((load_task(folder, wording) for folder in task_folders(root)), key=lambda task: task.id)
+
+
+def task_folders(root: Path) -> list[Path]:
+    """The folders directly under `root`, by name. Hidden ones are none."""
     folders = [path for path in root.iterdir() if path.is_dir() and path.name[0] != "."] if root.is_dir() else []
     if not folders:
         raise OffbookError(f"{root} holds no task folders")
-    return sorted((load_task(folder, wording) for folder in folders), key=lambda task: task.id)
+    return sorted(folders)
+
+
+def tasks_at(places: Iterable[Path], broken: dict[str, str] | None = None) -> list[Task]:
+    """Of task folders, folders of them and what `tasks make` has made. Where `broken` is given, folders that are no
+    tasks are put there with the reason."""
+    found: list[Task] = []
+    for folder in [folder for place in places for folder in _folders_at(place)]:
+        try:
+            found.append(load_task(folder))
+        except OffbookError as error:
+            if broken is None:
+                raise
+            broken[folder.name] = str(error)
+    return found
+
+
+def _folders_at(place: Path) -> list[Path]:
+    if (place / "task.toml").is_file():
+        return [place]
+    splits = [place / name for name in ("train", "heldout") if (place / name).is_dir()]
+    full = [split for split in splits if any(split.glob("[!.]*"))]  # a side whose repositories gave none is empty
+    return [folder for split in full or splits[:1] or [place] for folder in task_folders(split)]
 
 
 def write_files(root: Path, files: Mapping[str, str | None] | Mapping[str, str | bytes] | Mapping[str, str]) -> None:

@@ -85,7 +85,10 @@ def read_twins(tests: Path, hidden: Path | None = None) -> Twins:
     file = tests / NAME
     if not file.is_file():
         return Twins()
-    found = json.loads(file.read_bytes())
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}); make the task again, or remove {NAME}") from None
     for path, digest in found["files"].items():
         test = (hidden or tests / "hidden") / path
         if digest != digest_of(test.read_bytes()):
