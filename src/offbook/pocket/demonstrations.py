@@ -122,7 +122,7 @@ def write_demonstrations(
 
 def _by_all_cores(work: Callable[..., T], chunks: list[tuple[Any, ...]]) -> Iterator[T]:
     context = multiprocessing.get_context("spawn")
-    with _without_main(), ProcessPoolExecutor(os.cpu_count(), mp_context=context, initializer=_begin) as pool:
+    with _without_main(), ProcessPoolExecutor(os.cpu_count(), context, _begin, (os.getpid(),)) as pool:
         yield from pool.map(work, *zip(*chunks, strict=True))
 
 
@@ -137,10 +137,12 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _begin() -> None:
+def _begin(parent: int) -> None:
     """Of a worker, which ends when this process is killed. Thousands of small trees are made, copied and removed: on a
     disk that takes longer than all the rest."""
     ctypes.CDLL(None).prctl(PARENT_DIED, signal.SIGKILL)
+    if os.getppid() != parent:  # it was killed before
+        os._exit(1)
     if os.access(SHARED_MEMORY, os.W_OK):
         tempfile.tempdir = SHARED_MEMORY
 
