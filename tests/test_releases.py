@@ -16,7 +16,7 @@ from little_repo import FILES, deps
 from packaging.version import Version
 from test_prepare import installed, write
 
-from offbook.cli.tasks import medians
+from offbook.cli.task_tables import medians
 from offbook.harness.context import first_message
 from offbook.sandbox import BoxSpec, open_box
 from offbook.taskgen.audit.corpus import audit_all

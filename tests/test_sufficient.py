@@ -259,6 +259,14 @@ def test_private_state_refuses_and_public_attributes_are_stated(check: str, priv
     assert not found.missing(words["normal"])
 
 
+def test_a_private_name_that_the_gone_code_spells_is_no_text_to_state() -> None:
+    shop = FILES["pkg/shop.py"].replace("self._sums = {}", 'self._sums = dict(kind="_sums")')
+    check = "from pkg import Basket\ndef test_it():\n    assert '_sums' in vars(Basket('me'))\n"
+    found, words = needs(check, "stub", *BASKET, files={**FILES, "pkg/shop.py": shop})
+    assert "_sums" not in words["normal"]
+    assert [missing.reason for missing in found.missing(words["normal"])] == [PRIVATE]
+
+
 def test_what_no_docstring_describes_has_examples_or_is_refused() -> None:
     test = """import pytest
 from pkg.text import bare

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,13 +20,13 @@ from rich.table import Table
 
 from offbook.cli.options import Json, Plain, config_from, console, results, say
 from offbook.config import Config
+from offbook.orphans import end_with
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
     from offbook.runfolder import RunFolder
 
 LOOK_S = 0.02
-PDEATHSIG = 1  # of prctl
 DEADLINE_S = 1800.0  # for a run to come to where it is struck, or to its end
 ENGINE, MONITORS = b"offbook.engine.apart", b"offbook.monitors.worker"  # in the command lines of a run's processes
 SMALL = {
@@ -181,16 +181,11 @@ def _start(config: Config, schedule: str, out: Path) -> subprocess.Popen[bytes]:
     file.write_text(Config.model_validate(tree).to_toml())
     command = [sys.executable, "-m", "offbook", "train", "@", str(file), "--plain"]
     with open(out.with_suffix(".log"), "ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_end_with_us)
+        return subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=partial(end_with, os.getpid()))
 
 
 def _store(out: Path) -> Path:
     return out.with_suffix(".store")
-
-
-def _end_with_us() -> None:
-    """In the run's process: whatever ends the drill ends it."""
-    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
 
 
 def _wait(process: subprocess.Popen[bytes], out: Path) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shlex
-import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Column, Table
 from rich.text import Text
 
 from offbook.cli.options import Json, Plain, console, progress_display, say
+from offbook.cli.task_tables import medians, summary
 from offbook.config import load_config
 from offbook.types import OffbookError, Task
 
@@ -153,14 +153,14 @@ def make(
 
 
 def read_sources(path: Path) -> list[str]:
-    """One a line; what follows a # at its beginning or a space is a remark."""
+    """One a line; what follows a # at its beginning or behind a space is a remark."""
     if not path.is_file():
         raise OffbookError(f"there is no file {path} with repositories")
     try:
         lines = path.read_text().splitlines()
     except UnicodeDecodeError:
         raise OffbookError(f"{path} is no text; give a file with a repository a line") from None
-    if found := [source for line in lines if (source := f" {line}".partition(" #")[0].strip())]:
+    if found := [source for line in lines if (source := re.split(r"(?:^|\s)#", line)[0].strip())]:
         return found
     raise OffbookError(f"{path} names no repository; give one a line")
 
@@ -175,62 +175,6 @@ def part_of(sources: list[str], shard: str) -> list[str]:
     return sources[int(which) - 1 :: int(count)]
 
 
-def summary(result: list[Made]) -> Iterator[Table | Text]:
-    """The repositories, and what became of the candidates."""
-    from offbook.taskgen.pipeline import funnel
-
-    for made in result:
-        if made.unprepared:
-            yield Text(f"{made.source}: {made.unprepared}" + (f" (see {made.log})" if made.log else ""))
-    if all(made.unprepared for made in result):
-        return
-    table = Table(
-        Column("repository", overflow="fold"), "split", "tests", "left out", "found", "tasks", "wide", "lines"
-    )
-    table.caption = "wide: tasks over several files; lines: of the gold patch, median"
-    for made in result:
-        if made.unprepared:
-            table.add_row(made.source, "", "", "", "", "0", "", "")
-            continue
-        wide = sum(outcome.files > 1 for outcome in made.verified)
-        lines = statistics.median(outcome.lines for outcome in made.verified) if made.verified else 0
-        numbers = [made.num_tests, made.num_excluded, made.candidates, len(made.verified), wide]
-        table.add_row(f"{made.name} {made.version}", made.split, *map(str, numbers), f"{lines:g}")
-    yield table
-    outcomes = [outcome for made in result for outcome in made.outcomes]
-    reasons = Table("what became of the candidates", "number", Column("for example", overflow="fold"))
-    made_of = [outcome for outcome in outcomes if not outcome.refused]
-    bare, twins = sum(outcome.bare for outcome in made_of), sum(outcome.twins for outcome in made_of)
-    without = sum(not outcome.twins for outcome in made_of)
-    told = f"{twins} tests have twins, {bare} are bare; {without} tasks have no twin at all" if bare else ""
-    reasons.add_row("became tasks", str(len(made_of)), told)
-    for reason, count in funnel(outcomes).items():
-        example = next(outcome for outcome in outcomes if outcome.refused == reason)
-        reasons.add_row(reason, str(count), Text(f"{example.id}: {example.evidence}"[:150]))
-    reasons.add_section()
-    left_out = [(why, function) for made in result for function, why in made.left_out.items()]
-    for why, count in Counter(why for why, _ in left_out).most_common():
-        function = next(function for reason, function in left_out if reason == why)
-        reasons.add_row(f"functions in no candidate: {why}", str(count), Text(function))
-    yield reasons
-    sizes = [(outcome.kind, outcome.changed, outcome.files, outcome.characters) for outcome in made_of]
-    yield Text("\n".join(medians(sizes)))
-
-
-def medians(sizes: Sequence[tuple[str, int, int, int]]) -> Iterator[str]:
-    """A line a kind, from (kind, changed lines, files, characters of the request) of each task."""
-    names = {"single": "deletions", "cluster": "deletions, clusters", "release": "releases"}
-    for kind in sorted({size[0] for size in sizes}, key=lambda kind: [*names, kind].index(kind)):
-        lines, files, characters = (
-            statistics.median(values) for values in zip(*(size[1:] for size in sizes if size[0] == kind), strict=True)
-        )
-        count = sum(size[0] == kind for size in sizes)
-        yield (
-            f"median of {count} {names.get(kind, 'others')}: {lines:g} changed lines, {files:g} files, "
-            f"{characters:g} characters of the request"
-        )
-
-
 @app.command("check", epilog="For example: offbook tasks check tasks")
 def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Gold accepted, doing nothing refused, all that tests check can be known. Exits with 1 if a task does not hold."""
@@ -240,7 +184,7 @@ def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
 
     bad: dict[str, str] = {}
     tasks = tasks_at(places, bad)
-    count = len(tasks) + len(bad)
+    num_folders = len(tasks) + len(bad)
     with progress_display(plain) as progress:
         results = asyncio.run(check_all(tasks, lambda share: progress("checking tasks", share)))
     bad |= {task.id: why for task, why in zip(tasks, results, strict=True) if why}
@@ -250,12 +194,12 @@ def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
             if task.id not in bad and (missing := missing_in(task)):
                 unknown[task.id] = missing
     reasons = Counter(missing[0].reason for missing in unknown.values())
-    answer = {"checked": count, "bad": bad, "insufficient": {i: [*map(str, m)] for i, m in unknown.items()}}
+    answer = {"checked": num_folders, "bad": bad, "insufficient": {i: [*map(str, m)] for i, m in unknown.items()}}
     if not as_json and unknown:
         counted = ", ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
-        print(f"{len(unknown)} of {count} cannot be solved from what is shown: {counted}")
+        print(f"{len(unknown)} of {num_folders} cannot be solved from what is shown: {counted}")
     everything: dict[str, Sequence[object]] = {**{task_id: [why] for task_id, why in bad.items()}, **unknown}
-    _judge(count, everything, "task folders hold", answer if as_json else None)
+    _judge(num_folders, everything, "task folders hold", answer if as_json else None)
 
 
 @app.command("leaks", epilog="For example: offbook tasks leaks tasks")

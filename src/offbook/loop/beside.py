@@ -27,7 +27,7 @@ ATTEMPTS = 3
 LOOK_S = 0.2
 LAST_LINES = 3  # of a log, that are told
 # It ends with this process, however that ends: two must not write one evaluation.
-EVALUATE = "import ctypes; ctypes.CDLL(None).prctl(1, 9); from offbook.cli import main; main()"
+EVALUATE = "from offbook.orphans import end_with; end_with({}); from offbook.cli import main; main()"
 log = logging.getLogger(__name__)
 
 
@@ -94,7 +94,7 @@ class Evaluations:
         command += ["--plain", "--json", "@", config, "--engine.kind", "local", "--loop.max_staleness", "0"]
         with open(place.with_suffix(".log"), "ab") as output:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", EVALUATE, *command, stdout=output, stderr=output
+                sys.executable, "-c", EVALUATE.format(os.getpid()), *command, stdout=output, stderr=output
             )
             try:
                 return await process.wait()

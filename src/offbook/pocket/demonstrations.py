@@ -6,11 +6,9 @@ No torch here: worker processes make them while nothing else is loaded.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import multiprocessing
 import os
 import random
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,6 +26,7 @@ from offbook.algo import hint_block, sft_sample
 from offbook.feedback import read_rollout, write_hint
 from offbook.harness import Harness, run_agent
 from offbook.harness.toolsets import prompt as prompt_named
+from offbook.orphans import end_with
 from offbook.pocket.script import LONG_HABITS, Habits, LongScript, Script
 from offbook.pocket.testing import report as test_report
 from offbook.runfolder import dump_lines, write_atomic
@@ -47,7 +46,6 @@ HINTED_MESSAGES = 0.5
 CONTEXT_WEIGHT = 0.1
 CHUNK = 250
 SHARED_MEMORY = "/dev/shm"
-PARENT_DIED = 1  # of prctl: which signal that is
 SUMMARIZE = prompt_named("summarize")
 LEARNED = ("unknown_tool", "malformed_arguments", "repeated_call", "edited_tests")  # the rules whose hints it knows
 TELLING = "final_names_nothing"  # and this one, where some episodes end by naming what was changed
@@ -140,9 +138,7 @@ def _without_main() -> Iterator[None]:
 def _begin(parent: int) -> None:
     """Of a worker, which ends when this process is killed. Thousands of small trees are made, copied and removed: on a
     disk that takes longer than all the rest."""
-    ctypes.CDLL(None).prctl(PARENT_DIED, signal.SIGKILL)
-    if os.getppid() != parent:  # it was killed before
-        os._exit(1)
+    end_with(parent)
     if os.access(SHARED_MEMORY, os.W_OK):
         tempfile.tempdir = SHARED_MEMORY
 

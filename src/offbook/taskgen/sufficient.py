@@ -44,7 +44,6 @@ MIN_DOCUMENTED = 4  # words of a docstring that says something
 MIN_EXAMPLES, MAX_EXAMPLES = 2, 8
 MIN_EXAMPLED_TESTS = 4  # or one in as many
 FORMED = re.compile(r"\n|[^\w\s]")
-PRIVATE_NAME = re.compile(r"_[A-Za-z]\w*")
 MIN_SHOWN = 0.6  # of the statements that no docstring describes
 
 
@@ -391,10 +390,7 @@ class Needs:
             for path, text in self.evidence.shown.items()
             if path in touched or is_test_code(path) or path not in self.evidence.symbols.modules
         ]
-        named = {
-            one.value: one.test for one in self._literals() if PRIVATE_NAME.fullmatch(one.value)
-        }  # getattr(it, "_a")
-        for name, test in (named | read_in(self._code)).items():
+        for name, test in read_in(self._code).items():
             everywhere = near if name.startswith("_") else [*self.evidence.shown.values()]
             is_there = has_word if name.startswith("_") else has_attribute
             if name in defined and not any(is_there(text, name) for text in everywhere):

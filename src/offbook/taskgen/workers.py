@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -14,8 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from offbook.orphans import end_with
+
 END_S = 30.0  # for what is half done to be put away
-PARENT_DIED = 1  # of prctl: which signal that is
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
@@ -33,7 +33,9 @@ def workers(count: int, work: Callable[[], None], folder: Path) -> Iterator[None
     try:
         for number in range(1, count + 1):
             folder.mkdir(parents=True, exist_ok=True)
-            process = context.Process(target=_run, args=(work, folder / f"worker-{number}.log"), daemon=True)
+            process = context.Process(
+                target=_run, args=(work, folder / f"worker-{number}.log", os.getpid()), daemon=True
+            )
             process.start()
             started.append(process)
         yield
@@ -62,8 +64,8 @@ def interrupt_at_term() -> dict[int, Handler]:
     return {number: signal.signal(number, handler) for number, handler in handlers.items()}
 
 
-def _run(work: Callable[[], None], log: Path) -> None:
-    ctypes.CDLL(None).prctl(PARENT_DIED, signal.SIGTERM)
+def _run(work: Callable[[], None], log: Path, parent: int) -> None:
+    end_with(parent, signal.SIGTERM)
     sys.stdout = sys.stderr = open(log, "w", buffering=1)  # noqa: SIM115  # as long as the process lives
     for descriptor in (1, 2):  # of what it starts
         os.dup2(sys.stdout.fileno(), descriptor)
