@@ -80,7 +80,7 @@ def imitate(options: argparse.Namespace, shared: dict[str, Any]) -> Path:
     title("1. Imitation, with reminders")
     config = configure(
         "standard",
-        **shared,
+        **{**shared, "checkpoint": {"every": 200, "keep": 1}},  # short steps, and many of them
         model=options.model,
         out=options.out / "start",
         feedback={"rules": RULES},
