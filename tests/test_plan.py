@@ -196,6 +196,9 @@ def test_a_model_that_does_not_fit_is_refused_with_what_does(large: Path) -> Non
     tiny = Device("a GPU of 4 GB", 4e9, is_gpu=True)
     with pytest.raises(OffbookError, match="take a smaller model or a larger GPU"):
         refuse_too_large(adapted, make_plan(adapted, tiny))
+    crowded = Device("a GPU", 1e9, is_gpu=True, whole=150e9)
+    with pytest.raises(OffbookError, match="a GPU has 1 GB free of 150; end what else runs there"):
+        refuse_too_large(adapted, make_plan(adapted, crowded))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@
     python bench/gpu/asynchronous.py --model pocket --steps 2 --ways local-synchronous local-asynchronous   # on a CPU
 
 Each way is a run of `offbook train` in a process of its own; what fails is a row that says so. Seconds are from the
-first request to the end of the last step: models and servers are up by then. Idle is the share of samples, five a
-second, in which nvidia-smi saw no kernel.
+first request to the end of the last step: models and servers are up by then. A way that runs past --timeout is judged
+by the steps that it has done. Idle is the share of samples, five a second, in which nvidia-smi saw no kernel.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +56,24 @@ def measured(way: str, arguments: argparse.Namespace, out: Path) -> dict[str, An
     watcher = threading.Thread(target=watch, args=(samples, over))
     watcher.start()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.timeout, check=False)
+        with out.with_suffix(".log").open("w+") as log:
+            with suppress(subprocess.TimeoutExpired):
+                subprocess.run(command, stdout=log, stderr=log, timeout=arguments.timeout, check=False)
+            log.seek(0)
+            said = log.read()
     finally:
         over.set()
         watcher.join()
-    if done.returncode:
-        raise RuntimeError(" | ".join(done.stderr.strip().splitlines()[-3:]))
+    metrics = out / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
+    if not rows:
+        raise RuntimeError(" | ".join(said.strip().splitlines()[-3:]))
     lines = [json.loads(line) for line in (out / "slots" / "journal.jsonl").read_text().splitlines()]
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     began = next(line["at"] for line in lines if line["state"] == "requested")
-    ended = (out / "metrics.jsonl").stat().st_mtime
+    ended = metrics.stat().st_mtime
     use = [value for at, value in samples if began <= at <= ended]
     return {
+        "steps": len(rows),
         "seconds": ended - began,
         "steps_an_hour": 3600 * len(rows) / (ended - began),
         "waited_for_rollouts_s": statistics.mean(row["rollout_s"] for row in rows),

@@ -339,8 +339,10 @@ def refuse_too_large(config: Config, plan: Plan) -> None:
     On a CPU, where the memory may be had from elsewhere and few train for long, only what cannot even be held.
     """
     if (plan.need if plan.device.is_gpu else plan.held) > plan.device.room:
-        needs = f"{config.model} needs {plan.need / GB:.0f} GB here"
-        told = f"{needs} and {plan.device.name} has {plan.device.memory / GB:.0f} GB"
+        needs, device = f"{config.model} needs {plan.need / GB:.3g} GB here", plan.device
+        told = f"{needs} and {device.name} has {device.memory / GB:.3g} GB"
+        if plan.need <= replace(device, memory=device.whole).room:
+            raise OffbookError(f"{told} free of {device.whole / GB:.0f}; end what else runs there")
         raise OffbookError(f"{told}; {_cheaper(config, plan) or 'take a smaller model or a larger GPU'}")
     if not plan.holds_a_rollout:
         raise OffbookError(_too_long(config, plan))
