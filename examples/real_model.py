@@ -194,6 +194,8 @@ def main() -> None:
         if "before" not in results:
             results["before"] = measure("before", config, start, options)
         results[name] = measure(name, config, run.path, options)
+    if not results:
+        raise SystemExit("no arm could be trained; what stopped them stands above")
     title(f"4. Held-out tasks, with 95% intervals over tasks; {(time.monotonic() - began) / 60:.1f} minutes")
     print("\n".join(table(results)))
 
