@@ -97,11 +97,21 @@ def score(session: Session, settings: LiveConfig) -> Session:
 
 def _own_parts(rollout: Rollout, settings: LiveConfig) -> dict[str, float]:
     """Whatever anybody says of it. A call that cannot be run counts, whether or not its session is thrown away."""
+    usage = rollout.usage
+    seconds = usage.model_seconds if rollout.foreign else usage.seconds  # an endpoint cannot tell tools from pauses
     return {
-        "latency": -min(1.0, rollout.usage.seconds / settings.latency_s),
-        "broken_calls": -min(1.0, rollout.usage.invalid_calls / BROKEN_CALLS),
-        "dodged": -1.0 if read_all(rollout, rules=DODGES) else 0.0,
+        "latency": -min(1.0, seconds / settings.latency_s),
+        "broken_calls": broken_calls(usage.invalid_calls),
+        "dodged": dodged(rollout),
     }
+
+
+def broken_calls(count: int) -> float:
+    return -min(1.0, count / BROKEN_CALLS)
+
+
+def dodged(rollout: Rollout) -> float:
+    return -1.0 if read_all(rollout, rules=DODGES) else 0.0
 
 
 def with_hints(session: Session) -> Rollout:
