@@ -19,10 +19,13 @@ from hypothesis import strategies as st
 from scripted import Scripted
 from starting import Started, run
 from test_loop import environment
+from test_remote import reply, serving
 
+from offbook import client
 from offbook.algo import Carried, baselines, rl_samples
 from offbook.config import Config, ConfigError, LiveConfig, load_config
 from offbook.evals.metrics import Row
+from offbook.live import complaints
 from offbook.live.collect import recorded
 from offbook.live.cycle import Cycle
 from offbook.live.gate import compare_rows
@@ -189,6 +192,84 @@ def test_a_follow_up_points_at_the_message_that_it_is_about(said: str, message: 
     hinted = with_hints(session("a", follow_up(said), made=made))
     (critique,) = said_in([hinted]).found
     assert (critique.message, critique.note) == (message, f"The user would say: {said}")
+
+
+COMPLAINTS = (
+    "That broke the login page.",
+    "It still crashes on an empty list.",
+    "You changed the wrong file.",
+    "This doesn't even compile.",
+    "Please revert that.",
+    "Stop rewriting my code.",
+    "I asked for a fix, not a lecture.",
+    "Thanks, but this is not right: the date is off by one.",
+    "Great, now nothing works.",
+    "Did you even look at the failing test?",
+    "Too verbose.",
+    "Add a test for it. The last change broke the build.",
+)
+OTHERS = (
+    "Thanks, works.",
+    "Use a set instead of a list here and commit it.",
+    "Next, fix the broken link in the README.",
+    "Add an undo button to the toolbar.",
+    "What does this function return when the input is too long?",
+    "Implement what the customer asked for in issue 12.",
+    "Now remove the unnecessary imports from utils.py.",
+    "Show an error when the upload doesn't work.",
+    "No problem, take your time.",
+    "That was exactly what I wanted.",
+    "It works now, nothing is wrong with it.",
+    "I like it. Now fix the broken link.",
+)
+
+
+def test_a_complaint_is_told_from_a_wish() -> None:
+    assert [said for said in COMPLAINTS if follow_up(said).value >= 0] == []
+    assert [said for said in OTHERS if follow_up(said).value < 0] == []
+
+
+UNTOLD, WISHED = "The function returns None now.", "Make it longer, 30 seconds is not enough for big files."
+
+
+def test_a_model_reads_follow_ups_in_the_place_of_their_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(complaints, "AT_ONCE", 1)  # so that answers come in the order of questions
+    heard: list[str] = []
+    with serving(reply("<think>no?</think>Yes."), reply("no"), reply("maybe")) as server:
+        judge = {"url": f"http://127.0.0.1:{server.server_port}/v1", "name": "reader", "rate": 1.0}
+        cycle = Cycle(configured(tmp_path, settle_s=0, judge=judge), tell=heard.append, clock=lambda: NOW)
+        cycle.folder.decide(Decision("start", "", deployed=0, version=0, path="nowhere", at=NOW))
+        one = session("one", follow_up(UNTOLD), Reaction("thumbs", 1.0), follow_up(WISHED), at=NOW - 9)
+        assert [reaction.value for reaction in one.reactions] == [0.0, 1.0, -1.0], "by their form"
+        silent = storable(session("silent", follow_up("No, undo it.")), LiveConfig(consent="numbers"), CHAT)
+        assert silent is not None
+        for each in (one, session("other", follow_up("Hm. No."), at=NOW - 8), silent):
+            cycle.folder.write(each)
+        cycle.turn()
+        questions = [body["messages"][0]["content"] for _, _, body in server.asked]
+        assert [said in asked for said, asked in zip((UNTOLD, WISHED, "Hm."), questions, strict=True)] == [True] * 3
+        assert all("Write border in pkg/shapes.py." in asked and "border in shapes.py." in asked for asked in questions)
+        read = cycle.folder.session("one")
+        assert [(each.value, each.is_read) for each in read.reactions] == [(-1.0, True), (1.0, False), (0.0, True)]
+        (hint,) = said_in([with_hints(read)]).found
+        assert hint.note == f"The user would say: {UNTOLD}"
+        (unsure,) = cycle.folder.session("other").reactions
+        assert (unsure.value, unsure.is_read) == (-1.0, False)
+        assert heard == ["1 follow-ups are read by their form alone: neither yes nor no"]
+        cycle.turn()
+        assert len(server.asked) == 4, "what was answered is not asked again"
+    heard.clear()
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.02)
+    cycle.folder.write(session("third", follow_up("No."), at=NOW - 7))
+    cycle.turn()
+    assert heard == [
+        "1 follow-ups are read by their form alone: connection refused",
+        "1 follow-ups are read by their form alone: not asked, the server had failed",
+    ]
+    with pytest.raises(ConfigError, match=r"live\.judge\.rate is 0"):
+        load_config([], {"live.judge.url": "http://x/v1", "live.judge.name": "m"})
+    with pytest.raises(ConfigError, match=r"give its URL as live\.judge\.url"):
+        load_config([], {"live.judge.url": "local", "live.judge.rate": "1"})
 
 
 def test_a_recorded_conversation_has_its_follow_ups_in_it() -> None:

@@ -106,6 +106,7 @@ def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any
     return {
         "folder": str(cycle.folder.path),
         "consent": cycle.settings.consent,
+        "follow-ups are read by": cycle.settings.judge.url or "their form",
         "deployed": last.deployed if last else None,
         "on trial": last.candidate if last else None,
         "stored sessions": len(stored),

@@ -10,6 +10,7 @@ there.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +20,11 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from offbook.algo import Carried
+from offbook.client import Client
 from offbook.config import Config
 from offbook.evals.suites import load_suites
+from offbook.judge import is_sampled
+from offbook.live.complaints import read_by, unread
 from offbook.live.gate import compare_rows, measured, told
 from offbook.live.kept import kept_in
 from offbook.live.learning import train_on
@@ -76,7 +80,7 @@ class Cycle:
             return self._decide("forget", f"{count} sessions are older than {days}", numbers={"sessions": count})
         if (last := self.last).kind == "train" and last.version is not None:  # killed before the gate
             return self._gate(last.version, Path(last.path))
-        sessions = [score(self._measured_again(one), self.settings) for one in every]
+        sessions = [score(self._measured_again(one), self.settings) for one in self._read(every)]
         return self._roll_back(sessions) or self._conclude(sessions) or self._train(sessions)
 
     def put(self, weights: Path, why: str) -> Decision:
@@ -86,6 +90,18 @@ class Cycle:
         return self.last
 
     # Reactions that come by themselves
+
+    def _read(self, sessions: Sequence[Session]) -> list[Session]:
+        """With follow-ups as a model reads them, where there is one. What it does not answer is as its form says."""
+        judge = self.settings.judge
+        asked = [one for one in sessions if judge.url and is_sampled(one.id, judge.rate) and unread(one)]
+        if not asked:
+            return [*sessions]
+        found, unanswered = asyncio.run(read_by(Client(judge.url, judge.name), asked))
+        for why, count in unanswered.items():
+            self._tell(f"{count} follow-ups are read by their form alone: {why}")
+        there = [one for one in sessions if one.id not in found or self.folder.has(one.id)]  # some are forgotten by now
+        return [self.folder.reread(one.id, found[one.id]) if one.id in found else one for one in there]
 
     def _measured_again(self, session: Session) -> Session:
         """Which lines are still there, a while after, and again later, however often somebody else looked before."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +50,7 @@ class Reaction:
     value: float = 0.0
     text: str = ""
     at: float = 0.0
+    is_read: bool = False  # of a follow-up: a model has said what it is
 
 
 @dataclass(slots=True)
@@ -139,6 +140,18 @@ class LiveFolder:
         text = scrubbed(reaction.text) if session.has_words else ""
         at = reaction.at or time.time()
         session.reactions.append(replace(reaction, text=text, at=at))
+        self.write(session)
+        return session
+
+    def reread(self, id: str, is_complaint: Mapping[str, bool]) -> Session:
+        """With follow-ups as a model read them, by their words. Others may have come meanwhile."""
+        session = self.session(id)
+        session.reactions = [
+            replace(one, value=-1.0 if is_complaint[one.text] else 0.0, is_read=True)
+            if one.kind == "follow_up" and one.text in is_complaint
+            else one
+            for one in session.reactions
+        ]
         self.write(session)
         return session
 
