@@ -125,10 +125,11 @@ def _work(cycle: Cycle, path: Path, request: str, who: str, yes: bool, as_json: 
         stored = cycle.folder.keep(score(session, settings), settings, collector.chat)
         if candidate is not None and stored and is_over:
             other = Collector(cycle.config, cycle.folder.weights(candidate))
-            unseen, _ = _worked(other, seen, request, id + SHADOW, quiet=True)
+            unseen, is_whole = _worked(other, seen, request, id + SHADOW, quiet=True)
             shadow = session_of(unseen, seen, request, who, candidate, "shadow", None)
             shadow.shown = stored.rollout.reward.parts
-            cycle.folder.keep(score(shadow, settings), settings, other.chat)
+            if is_whole:  # nobody waits for what they do not see
+                cycle.folder.keep(score(shadow, settings), settings, other.chat)
     _told(session, stored, version, is_applied, as_json)
 
 
