@@ -55,7 +55,7 @@ class Scripted:
 
     async def say(self, prompt: Prompt, max_tokens: int) -> Completion:
         answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         pause = 0.0
         if isinstance(answer, float):

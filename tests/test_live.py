@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import signal
@@ -15,12 +16,17 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted import Scripted
 from starting import Started, run
 from test_loop import environment
+from test_remote import reply, serving
 
+from offbook import client
 from offbook.algo import Carried, baselines, rl_samples
 from offbook.config import Config, ConfigError, LiveConfig, load_config
 from offbook.evals.metrics import Row
+from offbook.live import complaints
+from offbook.live.collect import recorded
 from offbook.live.cycle import Cycle
 from offbook.live.gate import compare_rows
 from offbook.live.kept import lines_of
@@ -28,12 +34,14 @@ from offbook.live.reactions import blamed, follow_up, follow_ups, score, with_hi
 from offbook.live.scrub import SECRET, scrub, scrubbed
 from offbook.live.sessions import Decision, LiveFolder, Reaction, Session, in_share, kind_of, storable, user_digest
 from offbook.live.trial import compare_shadow, compare_versions, fortunes, judge_pairs, span
-from offbook.live.watch import BATCH, alarms
+from offbook.live.watch import BATCH, WATCHED, alarms
+from offbook.recorder import Asked, Said
+from offbook.recorder import Session as Recorder
 from offbook.runfolder import RunFolder
 from offbook.serve.client import Serve
 from offbook.stages.distill import said_in
 from offbook.tokens import Transcript, byte_chat, render_call
-from offbook.types import Completion, Event, OffbookError, Rollout, Usage
+from offbook.types import Completion, Event, Limits, OffbookError, Rollout, ToolSpec, Usage
 from offbook.view.index import RunIndex
 from offbook.view.server import answer
 
@@ -149,8 +157,9 @@ def test_reactions_are_named_parts() -> None:
     assert parts(session("a", follow_up("Thanks, now add a test."))) == {}
     said = session("a", follow_up("Why did you touch that?"), Reaction("thumbs", -1.0), Reaction("interrupted"))
     assert parts(said) == {"dissatisfied": -1.0, "thumbs": -1.0, "interrupted": -1.0}
-    slow = rollout("a", EDIT, DONE, changed=CHANGED, seconds=150.0)
+    slow = rollout("a", EDIT, DONE, changed=CHANGED, seconds=150.0, model_seconds=60.0)
     assert parts(session(made=slow)) == {"latency": -0.25}
+    assert parts(session(made=replace(slow, foreign=True))) == {"latency": -0.1}, "of an endpoint, the model's"
 
 
 REACTIONS = st.builds(
@@ -183,6 +192,84 @@ def test_a_follow_up_points_at_the_message_that_it_is_about(said: str, message: 
     hinted = with_hints(session("a", follow_up(said), made=made))
     (critique,) = said_in([hinted]).found
     assert (critique.message, critique.note) == (message, f"The user would say: {said}")
+
+
+COMPLAINTS = (
+    "That broke the login page.",
+    "It still crashes on an empty list.",
+    "You changed the wrong file.",
+    "This doesn't even compile.",
+    "Please revert that.",
+    "Stop rewriting my code.",
+    "I asked for a fix, not a lecture.",
+    "Thanks, but this is not right: the date is off by one.",
+    "Great, now nothing works.",
+    "Did you even look at the failing test?",
+    "Too verbose.",
+    "Add a test for it. The last change broke the build.",
+)
+OTHERS = (
+    "Thanks, works.",
+    "Use a set instead of a list here and commit it.",
+    "Next, fix the broken link in the README.",
+    "Add an undo button to the toolbar.",
+    "What does this function return when the input is too long?",
+    "Implement what the customer asked for in issue 12.",
+    "Now remove the unnecessary imports from utils.py.",
+    "Show an error when the upload doesn't work.",
+    "No problem, take your time.",
+    "That was exactly what I wanted.",
+    "It works now, nothing is wrong with it.",
+    "I like it. Now fix the broken link.",
+)
+
+
+def test_a_complaint_is_told_from_a_wish() -> None:
+    assert [said for said in COMPLAINTS if follow_up(said).value >= 0] == []
+    assert [said for said in OTHERS if follow_up(said).value < 0] == []
+
+
+UNTOLD, WISHED = "The function returns None now.", "Make it longer, 30 seconds is not enough for big files."
+
+
+def test_a_model_reads_follow_ups_in_the_place_of_their_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(complaints, "AT_ONCE", 1)  # so that answers come in the order of questions
+    heard: list[str] = []
+    with serving(reply("<think>no?</think>Yes."), reply("no"), reply("maybe")) as server:
+        judge = {"url": f"http://127.0.0.1:{server.server_port}/v1", "name": "reader", "rate": 1.0}
+        cycle = Cycle(configured(tmp_path, settle_s=0, judge=judge), tell=heard.append, clock=lambda: NOW)
+        cycle.folder.decide(Decision("start", "", deployed=0, version=0, path="nowhere", at=NOW))
+        one = session("one", follow_up(UNTOLD), Reaction("thumbs", 1.0), follow_up(WISHED), at=NOW - 9)
+        assert [reaction.value for reaction in one.reactions] == [0.0, 1.0, -1.0], "by their form"
+        silent = storable(session("silent", follow_up("No, undo it.")), LiveConfig(consent="numbers"), CHAT)
+        assert silent is not None
+        for each in (one, session("other", follow_up("Hm. No."), at=NOW - 8), silent):
+            cycle.folder.write(each)
+        cycle.turn()
+        questions = [body["messages"][0]["content"] for _, _, body in server.asked]
+        assert [said in asked for said, asked in zip((UNTOLD, WISHED, "Hm."), questions, strict=True)] == [True] * 3
+        assert all("Write border in pkg/shapes.py." in asked and "border in shapes.py." in asked for asked in questions)
+        read = cycle.folder.session("one")
+        assert [(each.value, each.is_read) for each in read.reactions] == [(-1.0, True), (1.0, False), (0.0, True)]
+        (hint,) = said_in([with_hints(read)]).found
+        assert hint.note == f"The user would say: {UNTOLD}"
+        (unsure,) = cycle.folder.session("other").reactions
+        assert (unsure.value, unsure.is_read) == (-1.0, False)
+        assert heard == ["1 follow-ups are read by their form alone: neither yes nor no"]
+        cycle.turn()
+        assert len(server.asked) == 4, "what was answered is not asked again"
+    heard.clear()
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.02)
+    cycle.folder.write(session("third", follow_up("No."), at=NOW - 7))
+    cycle.turn()
+    assert heard == [
+        "1 follow-ups are read by their form alone: connection refused",
+        "1 follow-ups are read by their form alone: not asked, the server had failed",
+    ]
+    with pytest.raises(ConfigError, match=r"live\.judge\.rate is 0"):
+        load_config([], {"live.judge.url": "http://x/v1", "live.judge.name": "m"})
+    with pytest.raises(ConfigError, match=r"give its URL as live\.judge\.url"):
+        load_config([], {"live.judge.url": "local", "live.judge.rate": "1"})
 
 
 def test_a_recorded_conversation_has_its_follow_ups_in_it() -> None:
@@ -280,6 +367,42 @@ def test_asking_instead_of_editing_costs_and_takes_the_version_back(tmp_path: Pa
     assert cycle.turn() is None, "once"
 
 
+def test_calls_that_another_agent_throws_away_are_counted() -> None:
+    """A policy behind an endpoint whose agent drops a message that it cannot read, and asks again."""
+    broken = '<tool_call>{"name": "edit_file"</tool_call>'
+    tools = (ToolSpec("edit_file", "edits", {"type": "object", "properties": {}}),)
+
+    async def work() -> Rollout:
+        engine, limits = Scripted(CHAT, [broken, broken, "It is done."]), Limits(message_tokens=100)
+        recorder = Recorder(Rollout("one", "", "ada", (), foreign=True), CHAT, engine.open, limits)
+        for _ in range(3):
+            await recorder.answer(Asked((Said("user", "Write border."),), tools))
+        return recorder.end()
+
+    one = recorded(asyncio.run(work()), 0, "deployed", NOW)
+    assert {name: value for name, value in parts(one).items() if name != "latency"} == {
+        "broken_calls": -0.4, "dodged": -1.0
+    }  # fmt: skip
+    assert sum(segment.is_own(message) for segment in one.rollout.segments for message in segment.messages) == 3
+
+
+def test_the_edit_rate_of_another_agent_is_watched_by_its_calls() -> None:
+    """Its box was not seen. Of sessions without words nobody knows whether they asked, or edited."""
+
+    def used(*answers: str, **more: Any) -> Session:
+        made = replace(rollout("a", *answers, stop="answer"), foreign=True)
+        return score(session(made=made, **more), SETTINGS)
+
+    edits, dodges = used(EDIT, "It is done."), used("Which formula do you want?")
+    assert (edits.has_edited, dodges.has_edited) == (True, False)
+    found = {one.series for one in alarms([edits] * 8 * BATCH, [dodges] * 3 * BATCH)}
+    assert {"edit_rate", "question_rate"} <= found
+    bare = storable(edits, LiveConfig(consent="numbers"), CHAT)
+    assert bare is not None
+    assert [WATCHED[name][0](bare) for name in ("edit_rate", "question_rate", "kept")] == [None] * 3
+    assert not alarms([edits] * 8 * BATCH, [bare] * 3 * BATCH), "another consent is no other behaviour"
+
+
 def test_what_stays_as_it_was_alarms_nobody() -> None:
     rng = random.Random(0)
     quiet = 0
@@ -323,11 +446,16 @@ def test_a_verdict_stays(tmp_path: Path) -> None:
 
 
 def test_in_shadow_the_same_requests_are_compared() -> None:
-    shown = [session(f"{n}") for n in range(30)]
+    seen = {"latency": -0.25, "broken_calls": -0.2, "dodged": 0.0}
     bad = [session(made=rollout(f"{n}-shadow", DONE, invalid_calls=5), version=1, arm="shadow") for n in range(30)]
-    scored = [score(one, SETTINGS) for one in [*shown, *bad]]
-    names = ("latency", "broken_calls", "dodged")
-    assert compare_shadow(scored, 1, SETTINGS.weights, 0.05, names).verdict == "worse"
+    scored = [replace(score(one, SETTINGS), shown=seen) for one in bad]
+    found = compare_shadow(scored, 1, SETTINGS.weights, 0.05, (*seen,))
+    assert (found.verdict, found.difference) == ("worse", pytest.approx(0.1 * 0.25 - 0.3 * 0.8 - 0.5))
+    without = [replace(one, shown={"broken_calls": -0.2}) for one in scored]
+    assert compare_shadow(without, 1, SETTINGS.weights, 0.05, (*seen,)).difference == pytest.approx(-0.3 * 0.8)
+    (stored,) = [storable(one, SETTINGS, CHAT) for one in scored[:1]]
+    assert stored is not None
+    assert (stored.has_words, stored.shown) == (False, seen), "nothing is learned from it"
 
 
 # Gate and decisions
@@ -373,6 +501,30 @@ def begun(config: Config) -> Cycle:
     cycle = Cycle(config, clock=lambda: NOW)
     cycle.folder.decide(Decision("start", "it began", deployed=0, version=0, path="nowhere", at=NOW - 9 * DAY_S))
     return cycle
+
+
+def test_lines_are_looked_for_when_it_is_time_however_often_somebody_looked_before(tmp_path: Path) -> None:
+    file, now = tmp_path / "work" / "pkg" / "shapes.py", [NOW]
+    file.parent.mkdir(parents=True)
+    file.write_text("b\n")
+    cycle = Cycle(configured(tmp_path / "live", settle_s=100.0), clock=lambda: now[0])
+    cycle.folder.decide(Decision("start", "", deployed=0, version=0, path="nowhere", at=NOW))
+    early = [Reaction("kept", 1.0, at=NOW + number) for number in range(6)]
+    cycle.folder.write(session("one", *early, place=str(tmp_path / "work")))
+
+    def measured(at: float) -> list[float]:
+        now[0] = NOW + at
+        cycle.turn()
+        return [one.value for one in cycle.folder.session("one").reactions][len(early) :]
+
+    assert measured(99) == []
+    file.write_text("a\n")
+    assert measured(101) == [0.0]
+    file.write_text("b\n")
+    assert measured(150) == [0.0]
+    assert measured(201) == [0.0, 1.0]
+    assert measured(900) == [0.0, 1.0, 1.0]
+    assert measured(9000) == [0.0, 1.0, 1.0], "eight times as long is the last"
 
 
 @pytest.mark.parametrize(("kept", "ends"), [(0.0, "withdraw"), (0.9, "deploy")])
@@ -459,15 +611,17 @@ def test_a_cycle_with_a_real_model(cache: Path, model: Path, tmp_path: Path) -> 
     assert time.time() - decisions[0].at < 600
 
 
-def test_an_endpoint_serves_every_user_their_version(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["share", "shadow"])
+def test_an_endpoint_serves_every_user_their_version(model: Path, tmp_path: Path, first: str) -> None:
     out = tmp_path / "live"
-    config = load_config(["pocket"], {"out": str(out), "model": str(model), "live.consent": "all", "live.share": "0.5"})
-    cycle = Cycle(config)
+    live = {"live.consent": "all", "live.share": "0.5", "live.first": first}
+    cycle = Cycle(load_config(["pocket"], {"out": str(out), "model": str(model), **live}))
     cycle.begin()
     cycle.folder.decide(Decision("trial", "", deployed=0, candidate=1, version=1, path=str(model), at=NOW))
     users = ["ada", "ben", "cy", "dan"]
     wanted = {name: cycle.serving(user_digest(name))[:2] for name in users}
-    assert len({*wanted.values()}) == 2
+    shadowed = {f"team.{name}" for name in users if cycle.shadowing(f"team.{name}") is not None}
+    assert (len({*wanted.values()}), bool(shadowed)) == ((2, False) if first == "share" else (1, True))
     options = ["--live", str(out), "--out", str(tmp_path / "serve"), "--port", "0", "--plain", "--json"]
     process = Started(["serve", *options], None, None)
     try:
@@ -486,14 +640,17 @@ def test_an_endpoint_serves_every_user_their_version(model: Path, tmp_path: Path
                 messages += [{"role": "user", "content": "No, that is wrong. My key is sk-abcdefghijklmnop1234."}]
                 client.chat.completions.create(model="m", messages=messages)
                 opened.reward(-1, "thumbs")
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM if shadowed else signal.SIGKILL)
         _, errors = process.communicate()
-        assert (process.returncode, "4 sessions kept" in errors) == (0, True), errors
+        told = f"4 sessions and {len(shadowed)} shadows kept"
+        assert (process.returncode, told in errors) == ((0, True) if shadowed else (-signal.SIGKILL, False)), errors
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             process.communicate()
-    found = cycle.folder.sessions()
+    every = cycle.folder.sessions()
+    found = [one for one in every if one.arm != "shadow"]
+    assert {one.id.removesuffix("-shadow") for one in every if one not in found} == shadowed
     assert {one.id.removeprefix("team."): (one.version, one.arm) for one in found} == wanted
     for one in found:
         assert {reaction.kind: reaction.value for reaction in one.reactions} == {"thumbs": -1.0, "follow_up": -1.0}

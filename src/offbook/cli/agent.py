@@ -76,12 +76,12 @@ def _about_earlier(
 ) -> None:
     from offbook.live.kept import kept_in
     from offbook.live.reactions import follow_up
-    from offbook.live.sessions import Reaction
+    from offbook.live.sessions import SHADOW, Reaction
 
     own = [one for one in cycle.folder.sessions() if one.user == who and one.arm != "shadow"]
     if forget:
         chosen = [one.id for one in own if forget in ("all", one.id)]
-        chosen += [f"{one}-shadow" for one in chosen]
+        chosen += [one + SHADOW for one in chosen]
         print(f"{cycle.folder.forget(chosen)} sessions deleted")
         return
     if not id and not own:
@@ -107,12 +107,12 @@ def _about_earlier(
 def _work(cycle: Cycle, path: Path, request: str, who: str, yes: bool, as_json: bool) -> None:
     from offbook.live.agent import apply, copy_of, session_of
     from offbook.live.reactions import score
-    from offbook.live.sessions import Reaction, in_share
+    from offbook.live.sessions import SHADOW, Reaction
     from offbook.loop.collector import Collector
 
     version, arm, weights = cycle.serving(who)
     collector, id = Collector(cycle.config, weights), secrets.token_hex(6)
-    candidate, settings = cycle.last.candidate, cycle.settings
+    candidate, settings = cycle.shadowing(id), cycle.settings
     with ExitStack() as copies:
         seen = copies.enter_context(copy_of(path))  # for the shadow: before anything is applied
         worked, is_over = _worked(collector, path, request, id)
@@ -123,12 +123,13 @@ def _work(cycle: Cycle, path: Path, request: str, who: str, yes: bool, as_json: 
         if not is_over:
             session.reactions.append(Reaction("interrupted", at=session.at))
         stored = cycle.folder.keep(score(session, settings), settings, collector.chat)
-        is_shadowed = candidate is not None and settings.first == "shadow" and in_share(id, settings.share, "shadow")
-        if is_shadowed and stored and is_over and candidate is not None:
+        if candidate is not None and stored and is_over:
             other = Collector(cycle.config, cycle.folder.weights(candidate))
-            unseen, _ = _worked(other, seen, request, f"{id}-shadow", quiet=True)
+            unseen, is_whole = _worked(other, seen, request, id + SHADOW, quiet=True)
             shadow = session_of(unseen, seen, request, who, candidate, "shadow", None)
-            cycle.folder.keep(score(shadow, settings), settings, other.chat)
+            shadow.shown = stored.rollout.reward.parts
+            if is_whole:  # nobody waits for what they do not see
+                cycle.folder.keep(score(shadow, settings), settings, other.chat)
     _told(session, stored, version, is_applied, as_json)
 
 

@@ -106,6 +106,7 @@ def _planned(cycle: Cycle, config: Config, sources: list[Path]) -> dict[str, Any
     return {
         "folder": str(cycle.folder.path),
         "consent": cycle.settings.consent,
+        "follow-ups are read by": cycle.settings.judge.url or "their form",
         "deployed": last.deployed if last else None,
         "on trial": last.candidate if last else None,
         "stored sessions": len(stored),
@@ -132,8 +133,8 @@ def _report(cycle: Cycle, versions: str) -> dict[str, Any]:
     from offbook.live.trial import compare_versions
     from offbook.types import OffbookError
 
-    sessions = [score(one, cycle.settings) for one in cycle.folder.sessions()]
-    seen = sorted({one.version for one in sessions if one.arm != "shadow"})
+    sessions = [score(one, cycle.settings) for one in cycle.folder.sessions() if one.arm != "shadow"]
+    seen = sorted({one.version for one in sessions})
     try:
         base, other = (int(one) for one in versions.split(",")) if versions else seen[-2:]
     except ValueError:

@@ -107,10 +107,8 @@ def serve(
 
     with only_writer(folder.path), suppress(KeyboardInterrupt, asyncio.CancelledError):  # how one leaves it
         asyncio.run(_serve(collector, folder, listener, owner, idle_s, began, reader, versions))
-    say(
-        f"{live or config.out}: {len(cycle.folder.ids()) if live else len(folder.rollouts(0)[0])} sessions kept",
-        to=console,
-    )
+    kept = f"{len(folder.rollouts(0)[0])} sessions" if versions is None else versions.told()
+    say(f"{live or config.out}: {kept} kept", to=console)
 
 
 async def _serve(

@@ -11,7 +11,7 @@ from offbook.config.section import LOCAL, Section, TeacherName
 
 
 class JudgeConfig(Section):
-    """A model that reads rollouts, too."""
+    """A model that reads rollouts, too; of `live` what users said after them."""
 
     url: str = Field(default="", description="of a server; for feedback also `local`: it runs here; empty is none")
     name: str = Field(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from offbook.config.section import Section
+from offbook.config.judging import JudgeConfig
+from offbook.config.section import LOCAL, Section
 
 
 class RayConfig(Section):
@@ -88,6 +89,7 @@ class LiveConfig(Section):
     populations: list[str] = Field(
         default=[], description="keys of users who get an adapter of their own each; needs train.lora.rank"
     )
+    judge: JudgeConfig = JudgeConfig()
 
     @field_validator("weights")
     @classmethod
@@ -97,6 +99,14 @@ class LiveConfig(Section):
             if name not in known or weight < 0:
                 raise ValueError(f"{name} = {weight:g}: give {', '.join(known)} weights of 0 or more")
         return {**known, **weights}
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if self.judge.url == LOCAL:
+            raise ValueError("follow-ups are read by a server; give its URL as live.judge.url")
+        if problem := self.judge.idle("live", True):
+            raise ValueError(problem)
+        return self
 
 
 class EvalConfig(Section):

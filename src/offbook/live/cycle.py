@@ -10,6 +10,8 @@ there.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -18,13 +20,16 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from offbook.algo import Carried
+from offbook.client import Client
 from offbook.config import Config
 from offbook.evals.suites import load_suites
+from offbook.judge import is_sampled
+from offbook.live.complaints import read_by, unread
 from offbook.live.gate import compare_rows, measured, told
 from offbook.live.kept import kept_in
 from offbook.live.learning import train_on
 from offbook.live.reactions import score
-from offbook.live.sessions import Arm, Decision, LiveFolder, Reaction, Session
+from offbook.live.sessions import Arm, Decision, LiveFolder, Reaction, Session, in_share
 from offbook.live.trial import compare_shadow, compare_versions, detectable
 from offbook.live.watch import alarms
 from offbook.loop.models import Progress, model_folder, quiet
@@ -75,7 +80,7 @@ class Cycle:
             return self._decide("forget", f"{count} sessions are older than {days}", numbers={"sessions": count})
         if (last := self.last).kind == "train" and last.version is not None:  # killed before the gate
             return self._gate(last.version, Path(last.path))
-        sessions = [score(self._measured_again(one), self.settings) for one in every]
+        sessions = [score(self._measured_again(one), self.settings) for one in self._read(every)]
         return self._roll_back(sessions) or self._conclude(sessions) or self._train(sessions)
 
     def put(self, weights: Path, why: str) -> Decision:
@@ -86,12 +91,25 @@ class Cycle:
 
     # Reactions that come by themselves
 
+    def _read(self, sessions: Sequence[Session]) -> list[Session]:
+        """With follow-ups as a model reads them, where there is one. What it does not answer is as its form says."""
+        judge = self.settings.judge
+        asked = [one for one in sessions if judge.url and is_sampled(one.id, judge.rate) and unread(one)]
+        if not asked:
+            return [*sessions]
+        found, unanswered = asyncio.run(read_by(Client(judge.url, judge.name), asked))
+        for why, count in unanswered.items():
+            self._tell(f"{count} follow-ups are read by their form alone: {why}")
+        there = [one for one in sessions if one.id not in found or self.folder.has(one.id)]  # some are forgotten by now
+        return [self.folder.reread(one.id, found[one.id]) if one.id in found else one for one in there]
+
     def _measured_again(self, session: Session) -> Session:
-        """Which lines are still there, a while after, and again later."""
-        times = sum(one.kind == "kept" for one in session.reactions)
-        due = session.at + self.settings.settle_s * 2**times
+        """Which lines are still there, a while after, and again later, however often somebody else looked before."""
+        last = max((one.at for one in session.reactions if one.kind == "kept"), default=-math.inf)
+        times = (session.at + self.settings.settle_s * 2**number for number in range(REMEASURE))
+        is_due = any(last < time <= self._clock() for time in times)
         was_taken = not any(one.kind == "declined" for one in session.reactions)
-        if session.place and was_taken and times < REMEASURE and self._clock() >= due:
+        if session.place and was_taken and is_due:
             share = kept_in(Path(session.place), session.commit, session.lines)
             if share is not None:
                 return self.folder.react(session.id, Reaction("kept", share, at=self._clock()))
@@ -198,7 +216,7 @@ class Cycle:
     def numbers(self, sessions: Sequence[Session]) -> dict[str, Any]:
         """Of scored sessions."""
         rewards = [one.rollout.reward.total for one in sessions]
-        edited = [one for one in sessions if one.rollout.changed]
+        edited = [one for one in sessions if one.has_edited]
         parts = {
             name: fmean(one.rollout.reward.parts.get(name, 0.0) for one in sessions) for name in self.settings.weights
         }
@@ -220,6 +238,12 @@ class Cycle:
         """What a user gets: the version, as what, and its weights."""
         version, arm = self.folder.serving(user, self.settings)
         return version, arm, self.folder.weights(version)
+
+    def shadowing(self, id: str) -> int | None:
+        """The version that answers this session, too, unseen; None where none does."""
+        settings = self.settings
+        is_on = settings.first == "shadow" and settings.consent != "none" and in_share(id, settings.share, "shadow")
+        return self.last.candidate if is_on else None
 
     def _settled(self, sessions: Sequence[Session]) -> list[Session]:
         return [one for one in sessions if one.at + self.settings.settle_s <= self._clock()]

@@ -16,6 +16,7 @@ from pathlib import Path
 from offbook.acts import Acts, At, spoken
 from offbook.config import LiveConfig
 from offbook.feedback import read_all
+from offbook.live.complaints import is_complaint
 from offbook.live.sessions import Reaction, Session
 from offbook.rewards.behaviour import BROKEN_CALLS
 from offbook.types import Event, Reward, Rollout, is_test_file
@@ -24,29 +25,13 @@ GONE = 0.1  # a share of kept lines up to which an edit counts as reverted
 FOLLOW_UP = "feedback"  # the event by which a message is taught; `offbook serve` writes the same
 HINT_WORDS = 40
 DODGES = ("asked_instead", "finished_without_edit")
-# Of somebody who did not get what they wanted. Thanks, praise and new wishes are none of these.
-DISSATISFIED = re.compile(
-    r"""(?ix)
-    \b(wrong|incorrect|undo|revert|roll\ (it|that|this)\ back|put\ (it|that|them)\ back|broke|broken|worse
-    |useless|nonsense|stop\ (it|that|doing)|not\ what\ i|didn'?t\ (ask|want|work|help|do|read|listen)
-    |did\ not\ (ask|want|work|help|do)
-    |don'?t\ (touch|change|edit|do)|do\ not\ (touch|change|edit)|doesn'?t\ (work|pass|compile|do|help)
-    |does\ not\ (work|pass|compile|do)|still\ (fail\w*|broken|wrong|not|the\ same)|(should|must)\ ?n[o']t\ have
-    |why\ (did|would|are)\ you|who\ asked|too\ (long|much|many|verbose)|leave\ .{0,30}\ alone|asked\ (for|you\ to)
-    |unnecessary|needless\w*|again\?|no\ need\ to|that'?s\ not|is\ not\ right|isn'?t\ right|get\ to\ the\ point
-    |shorter|you\ (never|didn'?t|did\ not|should\ ?n[o']t|should\ not|forgot|missed|ignored|removed|deleted|broke)
-    |i\ (never|had\ to)|nothing\ (happened|changed|works|to\ see)|hands\ off|garbage|cheat\w*|instead\ of)\b
-    |^\s*(no|nope)\b(?!\ (problem|worries|rush|need|hurry))"""
-)
-SATISFIED = re.compile(r"(?i)\b(thanks?|thank you|great|perfect|nice|works now|good job|well done|lovely)\b")
 ABOUT_WORDS = re.compile(r"(?i)\b(long|verbose|words?|short\w*|essay|talk\w*|explanation|summary|point)\b")
 ABOUT_TESTS = re.compile(r"(?i)\btests?\b")
 
 
 def follow_up(text: str, at: float = 0.0) -> Reaction:
-    """What a user says next; -1 where it is dissatisfied."""
-    is_dissatisfied = DISSATISFIED.search(text) and not SATISFIED.search(text)
-    return Reaction("follow_up", -1.0 if is_dissatisfied else 0.0, text, at)
+    """What a user says next; -1 where it reads as a complaint."""
+    return Reaction("follow_up", -1.0 if is_complaint(text) else 0.0, text, at)
 
 
 def _kept(session: Session) -> float:
@@ -97,11 +82,21 @@ def score(session: Session, settings: LiveConfig) -> Session:
 
 def _own_parts(rollout: Rollout, settings: LiveConfig) -> dict[str, float]:
     """Whatever anybody says of it. A call that cannot be run counts, whether or not its session is thrown away."""
+    usage = rollout.usage
+    seconds = usage.model_seconds if rollout.foreign else usage.seconds  # an endpoint cannot tell tools from pauses
     return {
-        "latency": -min(1.0, rollout.usage.seconds / settings.latency_s),
-        "broken_calls": -min(1.0, rollout.usage.invalid_calls / BROKEN_CALLS),
-        "dodged": -1.0 if read_all(rollout, rules=DODGES) else 0.0,
+        "latency": -min(1.0, seconds / settings.latency_s),
+        "broken_calls": broken_calls(usage.invalid_calls),
+        "dodged": dodged(rollout),
     }
+
+
+def broken_calls(count: int) -> float:
+    return -min(1.0, count / BROKEN_CALLS)
+
+
+def dodged(rollout: Rollout) -> float:
+    return -1.0 if read_all(rollout, rules=DODGES) else 0.0
 
 
 def with_hints(session: Session) -> Rollout:

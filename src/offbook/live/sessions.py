@@ -14,13 +14,14 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from offbook.acts import Acts
 from offbook.config import LiveConfig
 from offbook.live.kept import Lines
 from offbook.live.scrub import scrub, scrubbed
@@ -30,7 +31,8 @@ from offbook.types import Feedback, OffbookError, Rollout, Segment
 
 Arm = Literal["deployed", "candidate", "shadow"]
 ReactionKind = Literal["kept", "declined", "follow_up", "thumbs", "interrupted"]
-NAME = re.compile(r"[\w.-]{1,100}")
+SHADOW = "-shadow"  # how the name of an unseen session ends; before it is that of the one that was seen
+NAME = re.compile(rf"[\w.-]{{1,100}}({SHADOW})?")
 KINDS = {  # of requests, by their words; the first that fits
     "explain": r"^\W*(please |can you |could you )?(explain|why|what|how|describe|review|where)\b",
     "test": r"\btests?\b",
@@ -48,6 +50,7 @@ class Reaction:
     value: float = 0.0
     text: str = ""
     at: float = 0.0
+    is_read: bool = False  # of a follow-up: a model has said what it is
 
 
 @dataclass(slots=True)
@@ -63,10 +66,18 @@ class Session:
     place: str = ""  # the repository, and what was checked out in it
     commit: str = ""
     reactions: list[Reaction] = field(default_factory=list)
+    shown: dict[str, float] = field(default_factory=dict)  # of a shadow: parts of the one that the user saw
 
     @property
     def id(self) -> str:
         return self.rollout.id
+
+    @property
+    def has_edited(self) -> bool | None:
+        """None where nobody can tell: another agent's box was not seen, and its calls are not kept."""
+        if not self.rollout.foreign or self.rollout.changed:
+            return bool(self.rollout.changed)
+        return not Acts(self.rollout).changed_nothing if self.has_words else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +143,18 @@ class LiveFolder:
         self.write(session)
         return session
 
+    def reread(self, id: str, is_complaint: Mapping[str, bool]) -> Session:
+        """With follow-ups as a model read them, by their words. Others may have come meanwhile."""
+        session = self.session(id)
+        session.reactions = [
+            replace(one, value=-1.0 if is_complaint[one.text] else 0.0, is_read=True)
+            if one.kind == "follow_up" and one.text in is_complaint
+            else one
+            for one in session.reactions
+        ]
+        self.write(session)
+        return session
+
     def session(self, id: str) -> Session:
         path = self._file(id)
         if not path.is_file():
@@ -140,6 +163,9 @@ class LiveFolder:
             return _SESSION.validate_json(path.read_bytes())
         except ValidationError as error:
             raise OffbookError(f"{path} cannot be read: {error.errors()[0]['msg']}; delete it") from None
+
+    def has(self, id: str) -> bool:
+        return self._file(id).exists()
 
     def ids(self) -> list[str]:
         return [path.stem for path in (self.path / "sessions").glob("*.json")]
@@ -154,7 +180,7 @@ class LiveFolder:
         gone = set(ids)
         count = 0
         for id in gone:
-            count += self._file(id).exists()
+            count += self.has(id)
             self._file(id).unlink(missing_ok=True)
         for step_file in self.path.glob("cycles/*/rollouts/step_*.jsonl"):
             rollouts, _ = load_lines(step_file, Rollout)
@@ -206,7 +232,8 @@ def storable(session: Session, settings: LiveConfig, chat: Chat) -> Session | No
     clean, _ = scrub(session.rollout, chat)
     reactions = [replace(one, text=scrubbed(one.text)) for one in session.reactions]
     session = replace(session, rollout=clean, reactions=reactions, at=session.at or time.time())
-    return _numbers_alone(session) if settings.consent == "numbers" else session
+    is_bare = settings.consent == "numbers" or session.arm == "shadow"  # of which nothing is learned
+    return _numbers_alone(session) if is_bare else session
 
 
 def _numbers_alone(session: Session) -> Session:

@@ -110,14 +110,13 @@ def compare_versions(
 def compare_shadow(
     sessions: Sequence[Session], candidate: int, weights: dict[str, float], alpha: float, names: Sequence[str]
 ) -> Verdict:
-    """The same requests answered by both, of which the user saw one: by the parts that need no user."""
-    shown = {one.id: one for one in sessions if one.arm == "deployed"}
+    """The same requests answered by both, of which the user saw one: by the parts that need no user, and both have."""
     pairs = []
     for one in sessions:
-        seen = shown.get(one.id.removesuffix("-shadow"))
-        if one.arm == "shadow" and one.version == candidate and seen is not None:
-            sides = [
-                [weights[name] * each.rollout.reward.parts.get(name, 0.0) for name in names] for each in (seen, one)
-            ]
-            pairs.append((sum(sides[0]), sum(sides[1])))
+        if one.arm == "shadow" and one.version == candidate:
+            both = one.shown, one.rollout.reward.parts
+            shown, unseen = (
+                sum(weights[name] * side[name] for name in names if all(name in each for each in both)) for side in both
+            )
+            pairs.append((shown, unseen))
     return judge_pairs(pairs, sum(weights[name] for name in names), alpha)

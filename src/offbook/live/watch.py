@@ -15,23 +15,29 @@ from offbook.monitors.drift import SERIES, Alarm, Direction, Point, find_shift
 
 BATCH = 16  # sessions a point
 BEFORE = 12  # points of earlier versions that it is compared with, at most
-BEHAVIOUR = ("edit_rate", "question_rate", "invalid_calls", "terminal_only")
+IN_WORDS = ("question_rate", "terminal_only")  # what was said tells these, where it is kept
 Value = Callable[[Session], float | None]  # None: the session says nothing about it
 
 
-def _of_acts(function: Callable[[Acts], float]) -> Value:
-    return lambda session: function(Acts(session.rollout))
+def _of_words(function: Callable[[Acts], float]) -> Value:
+    return lambda session: function(Acts(session.rollout)) if session.has_words else None
 
 
 def _kept(session: Session) -> float | None:
-    return session.rollout.reward.parts.get("kept", 0.0) if session.rollout.changed else None
+    return session.rollout.reward.parts.get("kept", 0.0) if session.has_edited else None
+
+
+def _edited(session: Session) -> float | None:
+    return None if session.has_edited is None else float(session.has_edited)
 
 
 WATCHED: dict[str, tuple[Value, Direction]] = {
     "reward": (lambda session: session.rollout.reward.total, -1),
     "kept": (_kept, -1),
     "dissatisfied": (lambda session: -session.rollout.reward.parts.get("dissatisfied", 0.0), 1),
-    **{name: (_of_acts(SERIES[name][0]), SERIES[name][1]) for name in BEHAVIOUR},
+    "edit_rate": (_edited, -1),
+    "invalid_calls": (lambda session: SERIES["invalid_calls"][0](Acts(session.rollout)), 1),
+    **{name: (_of_words(SERIES[name][0]), SERIES[name][1]) for name in IN_WORDS},
 }
 
 

@@ -356,7 +356,7 @@ class Collector:
     async def _commanded(self, task: Task, rollout: Rollout, box: Box, session: Session, watch: Watch) -> Rollout:
         """By somebody else's agent."""
         rollout.tools = ()  # those that it says it has
-        settings = self.limits, self.harness.prices, lambda rollout: watch(rollout, False)
+        settings = self.limits, self.harness.prices, lambda track: watch(rollout, False)
         recorder = Recorder(rollout, self.chat, self.engine.open, *settings, line=session)
         return await run_command(task, box, recorder, self.harness.command, self._door)
 

@@ -2,5 +2,6 @@
 
 from offbook.recorder.said import Answer, Asked, Refused, Said, Shown
 from offbook.recorder.session import Over, Session
+from offbook.recorder.track import Track
 
-__all__ = ["Answer", "Asked", "Over", "Refused", "Said", "Session", "Shown"]
+__all__ = ["Answer", "Asked", "Over", "Refused", "Said", "Session", "Shown", "Track"]

@@ -66,7 +66,7 @@ class Session:
         open_line: Callable[[str], Line],
         limits: Limits,
         prices: Prices = FREE,
-        on_turn: Callable[[Rollout], None] = lambda rollout: None,
+        on_turn: Callable[[Track], None] = lambda track: None,
         line: Line | None = None,
     ):
         self.rollout, self.chat, self.limits, self.prices, self.on_turn = rollout, chat, limits, prices, on_turn
@@ -145,7 +145,7 @@ class Session:
             completion = self._given_again(request) or await self._completed(prompt, room)
             if self.has_ended:
                 raise Over("this session ended before the answer was there")
-            return self._keep(asked.id, track, written, request, completion)
+            return self._keep(asked.id, track, written, request, completion, room)
         finally:
             if track is not None:
                 track.is_busy = False
@@ -302,7 +302,7 @@ class Session:
         return None
 
     def _keep(
-        self, name: str, track: Track | None, written: Transcript, request: Request, completion: Completion
+        self, name: str, track: Track | None, written: Transcript, request: Request, completion: Completion, room: int
     ) -> Answer:
         num_prompt = len(written.prompt())
         message = written.add_sampled(completion)
@@ -320,7 +320,7 @@ class Session:
         names = (*names, *[""] * (len(request.messages) - len(names)), name)
         said = (*(track.said if track else ()), *request.messages[len(track.said) if track else 0 :])
         own = Said("assistant", shown.text, shown.calls, answer.call_ids)
-        new = Track(request.tools, (*said, own), names, written.segment, answer, completion, track)
+        new = Track(request.tools, (*said, own), names, written.segment, answer, completion, room, track)
         if track is None:
             self.tracks.append(new)
         else:
@@ -328,7 +328,7 @@ class Session:
             track.before = None
         self.rollout.usage.turns += 1
         self._show()
-        self.on_turn(self.rollout)
+        self.on_turn(new)
         return answer
 
     def _show(self) -> None:

@@ -30,6 +30,7 @@ class Track:
     segment: Segment
     answer: Answer
     completion: Completion
+    room: int  # tokens that the answer could have had
     before: Track | None = None  # without this answer; None where it is the first, or can no longer be taken back
     is_busy: bool = False  # somebody waits for its next message
 
