@@ -23,7 +23,7 @@ import torch
 from offbook.config import CheckpointConfig, Config, StageConfig, TeachersConfig, TrainConfig
 from offbook.lock import only_writer
 from offbook.loop.models import Progress, chat_folder, model_folder, model_to_train
-from offbook.loop.plan import make_plan, refuse_too_large, this_device
+from offbook.loop.plan import Device, Plan, make_plan, refuse_too_large, this_device
 from offbook.loop.ranks import follow, follows, go_on, joined, make_trainer
 from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
@@ -133,7 +133,7 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
     torch.set_num_threads(config.threads)
     stage.refuse(config)
     config = computed_as_before(folder, config)
-    plan = make_plan(_alone(config), this_device(), engine_apart=True, context=stage.context)
+    plan = plan_stage(config, this_device(), stage.context)
     if orders is None:  # the plan is one device's
         refuse_too_large(_alone(config), plan)
     config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
@@ -162,6 +162,11 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
     checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), _kept(config.checkpoint, trainer))
     tell(str(checkpoints))
     return _Run(stage, config, folder, lessons, trainer, checkpoints, done)
+
+
+def plan_stage(config: Config, device: Device, context: int = 0) -> Plan:
+    """`context`: tokens of a row, at most; 0 is what a rollout may have."""
+    return make_plan(_alone(config), device, samples=False, context=context)
 
 
 def _alone(config: Config) -> Config:
