@@ -9,7 +9,7 @@ teacher can make something of them. Those that sample rollouts train for as many
 tokens as RL trained on, from rollouts of the start that solved their task. Demonstrations are the same rollouts. The
 teacher of OPD has about four times the parameters. With --continual SFT and SDFT learn three families of tasks one
 after the other, and all three are measured after each. What is done already is not done again. An arm that fails is a
-row with its error.
+row with its error. Processes with other --arms may run at once; they wait for the first of them to prepare a seed.
 """
 
 from __future__ import annotations
