@@ -95,3 +95,9 @@ def test_bodies_are_equal_but_for_names_and_not_for_what_they_do() -> None:
     renamed = dict(function_bodies(f"def f(lines, most):\n{RENAMED}"))
     assert one["f"] == renamed["f"]
     assert one["f"] != two["f"]
+
+
+def test_a_repository_is_the_same_in_another_version(tmp_path: Path) -> None:
+    suite = task(tmp_path, "report", "def report(rows, limit):", BODY, ASK, "shop==1.0")
+    other = task(tmp_path, "plan", "def plan(rows, limit):", OTHER, "Write a plan.", "Shop==2.0")
+    assert contamination([suite], [other])["same_repository"] == 1

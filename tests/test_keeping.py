@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import signal
@@ -364,3 +365,20 @@ def test_a_fresh_quickstart_removes_nothing_but_an_earlier_one(
         assert before < content()
     quickstart._remove_earlier(earlier)
     assert list(earlier.iterdir()) == []
+
+
+def _write_often(path: Path, letter: str) -> None:
+    for _ in range(150):
+        write_atomic(path, letter * 50_000)
+
+
+def test_processes_that_write_one_file_do_not_meet(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    writers = [fork.Process(target=_write_often, args=(tmp_path / "made.jsonl", letter)) for letter in "ab"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert (tmp_path / "made.jsonl").read_text() in ("a" * 50_000, "b" * 50_000)
+    assert [path.name for path in tmp_path.iterdir()] == ["made.jsonl"]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ranks import on_ranks
 from test_loop import SMALL, weights
 from test_loop import uninterrupted as uninterrupted
+from test_pretrain import config_for as pretrain_config
+from test_pretrain import repository
+from test_pretrain import tiny as tiny
 from torch.distributed import get_rank
 
 from offbook.config import load_config, recipe_for
 from offbook.loop.train import train
 from offbook.runfolder import RunFolder
+from offbook.stages.pretrain import pretrain
 from offbook.train.parallel.led import ranks_of
 from offbook.types import OffbookError
 
@@ -76,3 +82,30 @@ def refused(replicate: int) -> str:
 
 def test_ranks_that_do_not_divide_are_refused() -> None:
     assert on_ranks(2, refused, 3) == ["train.ranks.replicate is 3, which 2 ranks cannot be divided by"] * 2
+
+
+def pretrained(tiny: Path, out: Path, data: list[Path], stop: int = 0) -> int:
+    def on_step(row: dict[str, Any]) -> None:
+        if row["step"] == stop:
+            raise OffbookError("stopped")
+
+    with pytest.raises(OffbookError, match="stopped") if stop and get_rank() == 0 else nullcontext():
+        pretrain(pretrain_config(tiny, out, data, batch_tokens=300), on_step=on_step)
+    return get_rank()
+
+
+def test_stages_go_on_at_another_number_of_ranks(tiny: Path, tmp_path: Path) -> None:
+    """What is learned at which step does not depend on them, nor does the loss on what is not learned."""
+    data = [repository(tmp_path, f"r{number}", first=10 * number) for number in range(4)]
+    assert on_ranks(1, pretrained, tiny, tmp_path / "one", data) == [0]
+    for ranks, stop in ((2, 2), (1, 3), (2, 0)):
+        assert on_ranks(ranks, pretrained, tiny, tmp_path / "many", data, stop) == [*range(ranks)]
+    rows, expected = (RunFolder(tmp_path / name).metrics()[0] for name in ("many", "one"))
+    assert len(rows) == len(expected) > 3
+    for row, wanted in zip(rows, expected, strict=True):
+        for key in ("train_tokens", "windows", "ce/loss"):
+            assert row[key] == pytest.approx(wanted[key], rel=1e-4), (row["step"], key)
+    for key in ("validation/loss", "validation/loss/tests"):
+        assert rows[-1][key] == pytest.approx(expected[-1][key], rel=1e-4)
+    for name, tensor in weights(tmp_path / "one", len(rows)).items():
+        assert float((weights(tmp_path / "many", len(rows))[name] - tensor).norm() / tensor.norm()) < 1e-4, name

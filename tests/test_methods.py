@@ -205,6 +205,18 @@ def test_what_cannot_be_shown_is_counted(chat: ChatFormat) -> None:
     assert counts == {"left_out/no_solution": 1, "left_out/teacher_context": 1, "left_out/no_demonstration": 1}
 
 
+def test_teachers_that_see_the_answer_are_counted(pocket_task: Task, chat: ChatFormat) -> None:
+    """What a demonstration says counts, and not that it is one."""
+    counts, rollout = Counter[str](), replace(rollout_of(chat, "one"), task=pocket_task.id)
+    code = "\n".join(gold_changes(pocket_task).values())
+    for said in ("I read the file.", code):
+        settings = TeachersConfig(opsd={"weight": 1.0}, sdft={"weight": 1.0})
+        teachers = WholeResponse(settings, chat, {pocket_task.id: pocket_task}, 99_999)
+        sibling = replace(rollout_of(chat, said, id="other", solved=True), task=pocket_task.id)
+        assert len(list(teachers.branches(rollout, [sibling], counts))) == 2
+    assert counts == {"leaks/opsd": 2, "leaks/sdft": 1}
+
+
 def test_demonstrations_are_the_shortest_that_solved(chat: ChatFormat, tmp_path: Path) -> None:
     long, short = rollout_of(chat, "a", "b", id="long", solved=True), rollout_of(chat, "a", id="short", solved=True)
     long.usage.sampled_tokens, short.usage.sampled_tokens = 20, 10

@@ -488,3 +488,23 @@ def test_the_verb(large: Path) -> None:
     here = CliRunner().invoke(app, ["plan", "pocket"])
     assert (here.exit_code, "it has no GPU" in here.stdout) == (0, True)
     assert "there is no model folder nowhere" in str(CliRunner().invoke(app, ["plan", "nowhere"]).exception)
+
+
+def test_a_stage_needs_no_engine_and_may_read_more_than_the_model(tmp_path: Path) -> None:
+    Qwen3Config(**QWEN3_8B).save_pretrained(tmp_path)
+    command = ["plan", str(tmp_path), "--gpu-memory", "141", "--json", "--train.precision", "bfloat16"]
+    command += ["--train.lora.rank", "16", "--engine.kv_tokens", "9000"]
+    planned = {}
+    for context in (65_536, 262_144):
+        done = CliRunner().invoke(app, [*command, "--stage", "pretrain", "--pretrain.context", str(context)])
+        planned[context] = json.loads(done.output)
+        assert planned[context]["context"] == context
+        assert done.exit_code == (0 if planned[context]["fits"] else 1)
+        assert not any("engine" in part for part in planned[context]["parts"]), planned[context]["parts"]
+        assert planned[context]["kv_tokens"] is None
+    assert planned[65_536]["fits"]
+    assert planned[262_144]["need_bytes"] > 1.5 * planned[65_536]["need_bytes"]
+    assert planned[262_144]["largest_context"] >= 65_536
+    assert CliRunner().invoke(app, command).exit_code == 1, "rollouts of 32768 tokens do not fit into 9000"
+    many = CliRunner().invoke(app, [*command, "--stage", "sft", "--gpus", "2"])
+    assert "a stage is planned for one GPU" in str(many.exception)

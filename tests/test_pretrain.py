@@ -92,6 +92,36 @@ def test_what_is_not_taken_is_counted_by_its_reason() -> None:
     }  # fmt: skip
 
 
+def test_files_under_a_licence_of_their_own_are_held_to_it() -> None:
+    corpus = Corpus(PretrainConfig())
+    files = {
+        "LICENSE": MIT,
+        "a.py": module(1).encode(),
+        "vendor/it/LICENSE.txt": GPL,
+        "vendor/it/deep/b.py": module(2).encode(),
+        "vendor/other/LICENSE": MIT,
+        "vendor/other/c.py": module(3).encode(),
+        "d.py": b"# SPDX-License-Identifier: GPL-3.0-or-later\n" + module(4).encode(),
+        "e.py": b"# SPDX-License-Identifier: (GPL-2.0-only OR BSD-3-Clause)\n" + module(5).encode(),
+        "f.py": b"# SPDX-License-Identifier: MIT AND GPL-2.0\n" + module(6).encode(),
+    }
+    taken = corpus.taken("one", files)
+    assert taken is not None
+    assert [file.path for file in taken.files] == ["a.py", "e.py", "vendor/other/c.py"]
+    assert corpus.left_out == {"files under GPL": 3}
+
+
+@pytest.mark.parametrize("origin", ["Some_Shop==1.2", "some-shop"])
+def test_a_measured_repository_is_known_in_any_version_and_folder(origin: str) -> None:
+    corpus = Corpus(PretrainConfig(licences=["any"]), origins=frozenset([origin]))
+    code = {"b.py": module(10).encode()}
+    assert corpus.taken("some.shop", code) is None
+    assert corpus.taken("clone", {**code, "pyproject.toml": b'[project]\nname = "some_shop"\n'}) is None
+    assert corpus.taken("clone", {**code, "PKG-INFO": b"Metadata-Version: 2.1\nName: Some-Shop\n"}) is None
+    assert corpus.left_out == {"repositories that are held out": 3}
+    assert corpus.taken("shop", {**code, "pyproject.toml": b'[project]\nname = "shop"\n'}) is not None
+
+
 @pytest.mark.parametrize(
     ("files", "licence"),
     [

@@ -9,13 +9,14 @@ teacher can make something of them. Those that sample rollouts train for as many
 tokens as RL trained on, from rollouts of the start that solved their task. Demonstrations are the same rollouts. The
 teacher of OPD has about four times the parameters. With --continual SFT and SDFT learn three families of tasks one
 after the other, and all three are measured after each. What is done already is not done again. An arm that fails is a
-row with its error.
+row with its error. Processes with other --arms may run at once; they wait for the first of them to prepare a seed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import json
 import math
 import time
@@ -34,7 +35,7 @@ from offbook.loop.evaluate import PARALLEL, summarize
 from offbook.loop.models import load_model
 from offbook.loop.train import train
 from offbook.pocket.model import POCKET, Recipe, make_pocket
-from offbook.runfolder import RunFolder, dump_lines, latest_checkpoint, load_lines, write_atomic
+from offbook.runfolder import RunFolder, dump_lines, latest_checkpoint, load_lines, whole_folder, write_atomic
 from offbook.stages.sft import sft
 from offbook.taskgen.pocket import make_pocket_tasks
 from offbook.tasks import load_tasks
@@ -84,20 +85,27 @@ class Bench:
         return load_config(["pocket"], {**common, **dict(o.split("=", 1) for o in self.arguments.set), **given})
 
     def prepare(self) -> None:
+        """By whoever comes first; other processes wait."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / "preparing").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._prepare()
+
+    def _prepare(self) -> None:
         quiet = lambda what, share: None  # noqa: E731
         if not self.tasks.is_dir():
-            self.root.mkdir(parents=True, exist_ok=True)
             asyncio.run(make_pocket_tasks(self.tasks, self.seed, *self.arguments.tasks, lambda share: None))
         recipe = Recipe(episodes=self.arguments.episodes)
         self.pocket = make_pocket(self.arguments.out / "models", self.seed, quiet, recipe)
         shown = {"sft.references": "0.3", "sft.demonstrations": "0.3", "sft.learning_rate": "1e-3"}
+        shown |= {"harness.context": "1500", "harness.tokens": "1500"}  # room to show them
         data = {"model": str(self.pocket), "sft.data": f'["pocket:{self.arguments.shown}"]'}
-        data |= {
-            "out": str(self.root / "start"),
-            "harness.context": "1500",
-            "harness.tokens": "1500",
-        }  # room to show them
-        self.start = latest_checkpoint(sft(self.config(**shown, **data)))
+        out = self.root / "start"
+        if not self.demonstrations.is_file():  # the last that is made here; until then the start may not be over
+            sft(self.config(out=str(out), **shown, **data))
+        self.start = latest_checkpoint(RunFolder(out))
+        if not (self.arguments.continual or self.arguments.heed):
+            self.larger()
         if not self.demonstrations.is_file():
             groups = self.rollouts(self.start, load_tasks(self.tasks / "train"), samples=2)
             solved = [one for group in groups for one in group if one.solved]
@@ -125,9 +133,11 @@ class Bench:
 
     def arm(self, name: str) -> dict[str, Any]:
         out, began, steps = self.root / name, time.monotonic(), self.arguments.steps
-        rl = self.root / f"steps-{steps}" / "rl.json"
-        budget = json.loads(rl.read_text())["trained"] if rl.is_file() else steps * 24 * 250
         if name in IMITATION:
+            rl = self.root / f"steps-{steps}" / "rl.json"
+            if not rl.is_file():
+                raise SystemExit(f"{name} gets as many tokens as rl trained on: give --arms rl first")
+            budget = json.loads(rl.read_text())["trained"]
             known, _ = load_lines(self.demonstrations, Rollout)
             size = sum(len(segment.ids) for one in known for segment in one.segments)
             keys = {"sft.loss": "nll" if name == "sft" else "dft", "sft.data": json.dumps([str(self.demonstrations)])}
@@ -163,11 +173,12 @@ class Bench:
         for number, family in enumerate(FAMILIES):
             chosen = [task for task in tasks["train"] if FAMILIES[family](task)]
             place, out = self.root / f"family-{family}", self.root / f"continual-{method}-{number}-{family}"
-            for split in ("train", "heldout"):
-                (place / split).mkdir(parents=True, exist_ok=True)
-                for task in (one for one in tasks[split] if FAMILIES[family](one)):
-                    if not (place / split / task.folder.name).exists():
-                        (place / split / task.folder.name).symlink_to(task.folder.resolve())
+            if not place.is_dir():
+                with whole_folder(place) as part:
+                    for split in ("train", "heldout"):
+                        (part / split).mkdir()
+                        for task in (one for one in tasks[split] if FAMILIES[family](one)):
+                            (part / split / task.folder.name).symlink_to(task.folder.resolve())
             own = [one for one in known if one.task in {task.id for task in chosen}]
             file = self.root / f"demonstrations-{family}.jsonl"
             write_atomic(file, dump_lines(own))
@@ -234,9 +245,10 @@ def run(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
     for seed in arguments.seeds:
         bench = Bench(seed, arguments)
         bench.prepare()
-        part, names = f"steps-{arguments.steps}", arguments.arms or ["before", *ARMS, *IMITATION]
+        part, names = f"steps-{arguments.steps}", ["before", *ARMS, *IMITATION]
         if arguments.continual or arguments.heed:
             part, names = ("continual", ["sft", "sdft"]) if arguments.continual else ("heed", ["pocket", "start"])
+        names = [name for name in names if name in (arguments.arms or names)]
         for name in names:
             path = bench.root / part / f"{name}.json"
             row = found.setdefault(name, {})[str(seed)] = kept(path, partial(bench.job, name))

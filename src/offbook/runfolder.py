@@ -61,7 +61,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
                 file.write(raw)
             return
         target = Path(os.path.realpath(path))
-        temporary = target.with_name(target.name + ".part")
+        temporary = target.with_name(f"{target.name}.{os.getpid()}.part")  # others may write the same file
         with open(temporary, "wb") as file:
             file.write(raw)
             file.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -23,6 +23,9 @@ LARGEST_GB = 1e6
 def plan(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="A hub id, a folder, a config.json, or `pocket`.")] = "",
+    stage: Annotated[
+        Literal["train", "sft", "pretrain"], typer.Option(help="RL, or a stage, in which nothing is sampled.")
+    ] = "train",
     gpus: Annotated[int, typer.Option(min=1, help="From two on: how the run is laid out on them.")] = 1,
     gpu_memory: Annotated[float, typer.Option(help="In GB, of a GPU that is not here.")] = 0.0,
     as_json: Json = False,
@@ -45,7 +48,15 @@ def plan(
     device = this_device(gpu_memory)
     if gpus > 1 and not device.is_gpu:
         raise ConfigError("there is no GPU here to go by; say how large they are, as in: --gpu-memory 80")
-    found = make_plan(config, device) if gpus == 1 else make_layout(config, device, gpus)
+    found: Plan | Layout
+    if stage != "train":
+        if gpus > 1:
+            raise ConfigError("a stage is planned for one GPU; leave --gpus out")
+        from offbook.stages.run import plan_stage
+
+        found = plan_stage(config, device, config.pretrain.context if stage == "pretrain" else 0)
+    else:
+        found = make_plan(config, device) if gpus == 1 else make_layout(config, device, gpus)
     if as_json:
         print(json.dumps(found.to_dict()))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,6 +52,8 @@ def stages(
             console.print(f"step {row['step']}: {told}")
 
         rows = run_stages(config, on_step, progress, partial(say, to=console))
+    if int(os.environ.get("RANK", "0")):  # another rank is the run
+        return
     if as_json:
         print(json.dumps(rows))
         return

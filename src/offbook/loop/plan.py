@@ -154,11 +154,15 @@ def this_device(gpu_memory_gb: float = 0.0) -> Device:
     return Device("the memory of this machine (it has no GPU)", free_host_memory(), is_gpu=False)
 
 
-def make_plan(config: Config, device: Device, engine_apart: bool = False, context: int = 0) -> Plan:
-    """`engine_apart`: it has a GPU of its own. `context`: of a row, where it is not what a rollout may have."""
+def make_plan(
+    config: Config, device: Device, engine_apart: bool = False, samples: bool = True, context: int = 0
+) -> Plan:
+    """`engine_apart`: it has a GPU of its own. `samples`: there is one. `context`: of a row, where it is not what a
+    rollout may have."""
     refuse_lacking(config.train.linear, device.name, device.capability)
     run = Needs.of(config, described(config.model))
-    return _planned(config, replace(run, context=context or run.context), device, engine_apart)
+    run = replace(run, context=context or run.context, samples=samples)
+    return _planned(config, run, device, engine_apart or not samples)
 
 
 def as_planned(config: Config, plan: Plan) -> Config:
@@ -179,6 +183,7 @@ class Needs:
     other: float  # bytes of a teacher that is another model
     branch_tokens: int  # that ride along with a forward
     context: int
+    samples: bool = True
 
     @classmethod
     def of(cls, config: Config, model: PreTrainedConfig) -> Needs:
@@ -218,9 +223,12 @@ def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> 
             **({} if engine_apart else _engine_parts(config, run.shapes, device, share)),
         }
 
+    def kv_tokens(share: float | None) -> int | None:
+        return _kv_tokens(config, run.shapes, device, share) if run.samples else None
+
     def choose(context: int) -> tuple[Way, float | None, bool]:
         """Many rollouts at once in vLLM come before a faster step."""
-        shares = _shares(config, run.shapes, device, context, alone=sleeps or engine_apart)
+        shares = _shares(config, run.shapes, device, context, sleeps or engine_apart) if run.samples else [None]
         for share in shares:
             for way in ways:
                 found = parts(way, context, share)
@@ -230,13 +238,14 @@ def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> 
                 if share is not None and len(shares) > 1:  # and what the trainer leaves, up to the most
                     left = device.room - sum(found[part] for part in found if part not in IN_A_STEP) if sleeps else left
                     share = min(shares[0] or 0.0, share + math.floor(1000 * device.share_of(left)) / 1000)
-                kv_tokens = _kv_tokens(config, run.shapes, device, share)
-                return way, share, kv_tokens is None or context <= kv_tokens
+                held = kv_tokens(share)
+                return way, share, held is None or context <= held
         return (ways[-1] if device.is_gpu else ways[0]), shares[-1], False
 
     way, share, _ = choose(run.context)
     contexts = [run.context, *(1024 * 2**power * step // 4 for power in range(1, 12) for step in (4, 5, 6, 7))]
-    fitting = [context for context in contexts if context <= run.shapes.positions and choose(context)[2]]
+    most = max(run.shapes.positions, run.context)  # positions that are stretched
+    fitting = [context for context in contexts if context <= most and choose(context)[2]]
     return Plan(
         model=config.model,
         device=device,
@@ -245,7 +254,7 @@ def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> 
         context=run.context,
         way=way,
         parts=parts(way, run.context, share),
-        kv_tokens=_kv_tokens(config, run.shapes, device, share),
+        kv_tokens=kv_tokens(share),
         largest_context=max(fitting, default=0),
         gpu_share=share,
         sleeps=sleeps,

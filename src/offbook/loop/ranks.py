@@ -28,24 +28,34 @@ PATIENCE = timedelta(days=7)  # that ranks have while rank 0 collects rollouts
 
 
 @contextmanager
+def grouped() -> Iterator[None]:
+    """The processes that torchrun has started, as a group. It can be made once a process: several runs have it around
+    all of them."""
+    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
 def joined() -> Iterator[Any]:
     """The group that rank 0 tells others by, or None where this process is alone."""
-    is_ours = not dist.is_initialized()
-    if is_ours and int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield None
-        return
-    if is_ours:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    orders = dist.new_group(backend="gloo", timeout=PATIENCE)
-    try:
-        yield orders
-    finally:
-        if dist.get_rank() == 0:
-            dist.broadcast_object_list([None], 0, orders)  # that it is over
-        if is_ours:
-            dist.destroy_process_group()
+    with grouped():
+        if not dist.is_initialized():
+            yield None
+            return
+        orders = dist.new_group(backend="gloo", timeout=PATIENCE)
+        try:
+            yield orders
+        finally:
+            if dist.get_rank() == 0:
+                dist.broadcast_object_list([None], 0, orders)  # that it is over
 
 
 def follows(orders: Any) -> bool:

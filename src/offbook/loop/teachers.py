@@ -9,6 +9,7 @@ from pathlib import Path
 
 from offbook.algo import OTHER, opd_branches, opsd_branches, sdft_branches
 from offbook.config import Config, TeachersConfig
+from offbook.feedback.leaks import leak
 from offbook.harness.agent import diff_of
 from offbook.runfolder import RunFolder, read_lines
 from offbook.tasks.check import gold_changes
@@ -37,26 +38,29 @@ class WholeResponse:
         if settings.opsd.weight:
             if solution := self._solution(rollout.task):
                 how = settings.opsd.weight, self._distill("opsd", settings.opsd.teacher)
-                yield from self._fitting(opsd_branches(rollout, solution, self.chat, *how), counts)
+                yield from self._fitting(rollout.task, opsd_branches(rollout, solution, self.chat, *how), counts)
             else:
                 counts["left_out/no_solution"] += 1
         if settings.sdft.weight:
             if demonstration := self._demonstration(rollout, siblings):
                 how = settings.sdft.weight, self._distill("sdft", settings.sdft.teacher)
-                yield from self._fitting(sdft_branches(rollout, demonstration, self.chat, *how), counts)
+                yield from self._fitting(rollout.task, sdft_branches(rollout, demonstration, self.chat, *how), counts)
             else:
                 counts["left_out/no_demonstration"] += 1
 
     def _distill(self, part: str, teacher: str) -> Distill:
         return Distill(teacher=teacher, part=part, direction=self.settings.direction, cap=self.settings.token_cap)
 
-    def _fitting(self, branches: Mapping[int, Branch], counts: Counter[str]) -> Iterator[tuple[int, Branch]]:
-        """A teacher whose context was cut would have lost the task and kept its answer."""
+    def _fitting(self, id: str, branches: Mapping[int, Branch], counts: Counter[str]) -> Iterator[tuple[int, Branch]]:
+        """A teacher whose context was cut would have lost the task and kept its answer. Those that see what only the
+        solution has are counted: what they teach may make sense with it in sight alone."""
         for number, branch in branches.items():
-            if branch.end + len(branch.inserted) <= self.positions:
-                yield number, branch
-            else:
+            if branch.end + len(branch.inserted) > self.positions:
                 counts["left_out/teacher_context"] += 1
+                continue
+            if id in self.tasks and leak(self.chat.decode(branch.inserted), self.tasks[id]):
+                counts[f"leaks/{branch.distill.part}"] += 1
+            yield number, branch
 
     def _solution(self, id: str) -> str:
         if id not in self._solutions:

@@ -22,7 +22,7 @@ from offbook.taskgen.nouns import Unprepared
 from offbook.taskgen.pocket import draft_tasks
 from offbook.taskgen.prepare.source import fetch
 from offbook.taskgen.repeated import SAME, Sketch, shared, sketch_of
-from offbook.tasks.contamination import Sought
+from offbook.tasks.contamination import Sought, repository_of
 from offbook.types import OffbookError, is_test_file
 
 POCKET_CODE = re.compile(r"pocket-code:([1-9]\d*)")
@@ -47,6 +47,8 @@ LICENCES = (  # by words that each of them has; the first that fits, so that str
     ("PSF-2.0", "python software foundation license"),
     ("Zlib", "this software is provided 'as-is', without any express or implied warranty"),
 )
+SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+() -]+)")
+HEADER = 2000  # characters of a file, in which that stands
 LONGEST_LINE = 2000  # characters: nobody wrote that by hand
 MOST_NEAR = 20  # files that are compared with one: those that have most in common
 
@@ -91,17 +93,18 @@ class Corpus:
 
     def taken(self, name: str, files: Mapping[str, bytes]) -> Repository | None:
         licence = licence_of(files)
-        if name in self.settings.hold_out or name in self.origins:
+        held_out = {repository_of(each) for each in (*self.settings.hold_out, *self.origins)}
+        if held_out & {repository_of(each) for each in (name, _said(files, "name")) if each}:
             self.left_out["repositories that are held out"] += 1
             return None
-        if ANY not in self.settings.licences and licence not in self.settings.licences:
+        if not self._is_free(licence):
             self.left_out[f"repositories under {licence or 'no licence'}"] += 1
             return None
-        kept = []
+        kept, below = [], licences_below(files)
         for path, content in sorted(files.items()):
             if domain := domain_of(path):
                 text, why = self._readable(content)
-                why = why or self._known(text)
+                why = why or self._bound(path, text, below) or self._known(text)
                 if why:
                     self.left_out[why] += 1
                 else:
@@ -110,6 +113,19 @@ class Corpus:
             self.left_out["repositories without a file that is taken"] += 1
             return None
         return Repository(name, licence, in_order(kept))
+
+    def _is_free(self, licence: str) -> bool:
+        return ANY in self.settings.licences or licence in self.settings.licences
+
+    def _bound(self, path: str, text: str, below: Mapping[str, str]) -> str:
+        """Why a file is not taken though its repository is: what it says of itself, or the licence of its folder."""
+        folders = map(str, PurePosixPath(path).parents)
+        licences = [below[folder] for folder in folders if folder in below][:1]
+        if said := SPDX.search(text, 0, HEADER):
+            licences = [_named_licence(one) for one in said[1].strip(" ()").split(" OR ")]
+        if not licences or any(map(self._is_free, licences)):
+            return ""
+        return f"files under {licences[0]}"
 
     def _readable(self, content: bytes) -> tuple[str, str]:
         """The text, or why it is not taken."""
@@ -164,14 +180,39 @@ def licence_of(files: Mapping[str, bytes]) -> str:
     """By the words of its licence file or, without one, by what its metadata say; empty where neither says anything."""
     for path, content in sorted(files.items()):
         if "/" not in path and LICENCE_FILES.fullmatch(path):
-            words = " ".join(content.decode(errors="replace").lower().split())
-            return next((name for name, phrase in LICENCES if phrase in words), "an unknown licence")
+            return _licence_in(content)
+    return _named_licence(_said(files, "license(?:-expression)?"))
+
+
+def licences_below(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Of folders that have a licence of their own, such as copies of others' code."""
+    found = {PurePosixPath(path): content for path, content in sorted(files.items(), reverse=True) if "/" in path}
+    return {str(path.parent): _licence_in(found[path]) for path in found if LICENCE_FILES.fullmatch(path.name)}
+
+
+def _licence_in(content: bytes) -> str:
+    words = " ".join(content.decode(errors="replace").lower().split())
+    return next((name for name, phrase in LICENCES if phrase in words), "an unknown licence")
+
+
+def _named_licence(told: str) -> str:
+    """Of `A AND B` the stricter one, and what is not known is stricter than all."""
+    names = [name for name, _ in LICENCES]
+
+    def named(part: str) -> str:
+        return next((name for name in names if part.lower().startswith(name.lower().partition("-")[0])), part)
+
+    parts = [named(part.strip(" ()")) for part in told.split(" AND ")]
+    return min(parts, key=lambda name: names.index(name) if name in names else -1)
+
+
+def _said(files: Mapping[str, bytes], key: str) -> str:
+    """By a repository's metadata."""
     for path in ("PKG-INFO", "pyproject.toml", "setup.cfg"):
-        said = re.search(r'^license(?:-expression)?\s*[:=]\s*["{]?(?:text\s*=\s*")?([^"\n}]+)',
+        said = re.search(rf'^{key}\s*[:=]\s*["{{]?(?:text\s*=\s*")?([^"\n}}]+)',
                          files.get(path, b"").decode(errors="replace"), re.IGNORECASE | re.MULTILINE)  # fmt: skip
         if said:
-            told, names = said[1].strip(), [name for name, _ in LICENCES]
-            return next((name for name in names if told.lower().startswith(name.lower().partition("-")[0])), told)
+            return said[1].strip()
     return ""
 
 

@@ -95,7 +95,7 @@ def distill(
         torch.set_num_threads(config.threads)
         refuse_missing_data(config)
         config = computed_as_before(folder, config)
-        plan = make_plan(config, this_device(), engine_apart=True)
+        plan = make_plan(config, this_device(), samples=False)
         refuse_too_large(config, plan)
         config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
         _run(config, folder, epochs, on_step, progress, tell)

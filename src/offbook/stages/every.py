@@ -12,6 +12,7 @@ from typing import Any
 
 from offbook.config import Config
 from offbook.loop.models import Progress
+from offbook.loop.ranks import grouped
 from offbook.loop.train import train
 from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.stages.pretrain import pretrain
@@ -29,14 +30,15 @@ RUNS: dict[str, Callable[[Config, OnStep, Progress, Tell], RunFolder]] = {
 def run_stages(config: Config, on_step: OnStep, progress: Progress, tell: Tell) -> list[dict[str, Any]]:
     """What each came to. It is also in OUT/stages.json, after every stage."""
     out, model, rows = Path(config.out), config.model, list[dict[str, Any]]()
-    for number, name in enumerate(config.stages.order, 1):
-        folder = out / f"{number}-{name}"
-        settings = of_stage(config, name, folder, model)
-        tell(f"stage {number} of {len(config.stages.order)}: {name}, from {model}")
-        run = RUNS[name](settings, on_step, progress, tell)
-        model = str(latest_checkpoint(run))
-        rows.append(_row(name, run))
-        write_atomic(out / "stages.json", json.dumps(rows, indent=1) + "\n")
+    with grouped():
+        for number, name in enumerate(config.stages.order, 1):
+            folder = out / f"{number}-{name}"
+            settings = of_stage(config, name, folder, model)
+            tell(f"stage {number} of {len(config.stages.order)}: {name}, from {model}")
+            run = RUNS[name](settings, on_step, progress, tell)
+            model = str(latest_checkpoint(run))
+            rows.append(_row(name, run))
+            write_atomic(out / "stages.json", json.dumps(rows, indent=1) + "\n")
     return rows
 
 

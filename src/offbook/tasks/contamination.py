@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from packaging.utils import canonicalize_name
 
 from offbook.copies import Hashes, named_shingles, normalise, parsed, structure, tokens_of, undocumented
 from offbook.tasks.check import gold_changes
@@ -51,7 +52,7 @@ class Known:
     code: Hashes
     bodies: set[str]
     ids: set[str]
-    origins: set[str]
+    repositories: set[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def contamination(suite: list[Task], train: list[Task]) -> dict[str, Any]:
         "train_tasks": len(train),
         "suite_tasks": len(suite),
         "same_task": sum(one.same_id for one in overlaps),
-        "same_repository": sum(task.origin in known.origins for task in suite),
+        "same_repository": sum(repository_of(task.origin) in known.repositories for task in suite),
         "words_13": sum(one.words for one in overlaps) / count,
         "code_8": sum(one.code for one in overlaps) / count,
         "tasks_words_13": sum(one.words >= ALARM for one in overlaps),
@@ -98,6 +99,11 @@ def contamination(suite: list[Task], train: list[Task]) -> dict[str, Any]:
         "too_short": sum(one.too_short for one in overlaps),
         "worst": [asdict(one) for one in worst[:NUM_WORST] if one.contained],
     }
+
+
+def repository_of(origin: str) -> str:
+    """In any version, and as the package index would spell it."""
+    return canonicalize_name(origin.partition("==")[0])
 
 
 def overlap(task: Task, known: Known) -> Overlap:
@@ -121,10 +127,10 @@ def read_training(tasks: Iterable[Task]) -> Known:
     code: list[Hashes] = []
     bodies: set[str] = set()
     ids: set[str] = set()
-    origins: set[str] = set()
+    repositories: set[str] = set()
     for task in tasks:
         ids.add(task.id)
-        origins.add(task.origin)
+        repositories.add(repository_of(task.origin))
         for path, text in _shown(task):
             if hash(text) in seen:
                 continue
@@ -134,7 +140,7 @@ def read_training(tasks: Iterable[Task]) -> Known:
                 code.append(runs(text, CODE))
                 bodies |= {body for _, body in function_bodies(text)}
     every_word, every_code = (np.unique(np.concatenate([NO_RUNS, *parts])) for parts in (words, code))
-    return Known(every_word, every_code, bodies, ids, origins)
+    return Known(every_word, every_code, bodies, ids, repositories)
 
 
 def runs(text: str, length: int) -> Hashes:
