@@ -25,10 +25,10 @@ from offbook.taskgen.sufficient import Evidence, Needs
 from offbook.taskgen.verify import Clock, Verdict, VerifySettings, verify
 from offbook.taskgen.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.check import check_gold
-from offbook.tasks.folder import Contents, load_task, places, rewrite_settings, write_task
+from offbook.tasks.folder import Contents, load_task, places, rewrite_settings, rewrite_twins, write_task
 from offbook.tasks.git import changed_lines, gold_patch, single_commit
 from offbook.tasks.shared import share
-from offbook.tasks.twins import Twins, write_twins
+from offbook.tasks.twins import Twins
 from offbook.types import Deleted, OffbookError, Task
 
 TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish")
@@ -233,7 +233,7 @@ async def task_from(
         clock.mark("write")
         why = await check_gold(load_task(draft), spec)  # without it the tests were seen red
         if why and verdict.twins.twins:  # tests that do not bear to be run twice
-            write_twins(draft / "tests", Twins())
+            rewrite_twins(task, Twins())
             verdict = replace(verdict, twins=Twins())
             why = await check_gold(load_task(draft), spec)
         clock.mark("gold")

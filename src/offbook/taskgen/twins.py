@@ -14,9 +14,10 @@ from functools import lru_cache
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.edits import Module
 from offbook.tasks.check import gold_changes
+from offbook.tasks.folder import rewrite_twins
 from offbook.tasks.grade import hidden_files, put
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
-from offbook.tasks.twins import Twin, Twins, base_of, digest_of, edited, write_twins
+from offbook.tasks.twins import Twin, Twins, base_of, digest_of, edited
 from offbook.types import Task
 
 VARIANTS = 4  # of a test: somebody may cheat in one of its checks alone
@@ -157,5 +158,5 @@ async def add_twins(task: Task, spec: BoxSpec, timeout_s: float = 300.0) -> int:
             await put(box, hidden_files(task))
             runs = await run_rounds(box, task.suite, trial.rounds, timeout_s, product=task.sources)
         twins = trial.usable(runs, expected)
-    write_twins(task.folder / "tests", twins)
+    rewrite_twins(task, twins)
     return len(twins.tests)
