@@ -55,7 +55,7 @@ REPOSITORIES = 2  # that candidates are taken from at a time: while one is read,
 POLL_S = 2.0  # between looks at what another process holds
 OURS = "an error of the factory"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)  # will not be better with the next one
-LATE = re.compile(r"Timeout|stopped in|longer than \d+ s|did not end|timed out")
+LATE = re.compile(r"Timeout|stopped in|imported within|longer than \d+ s|did not end|timed out")
 _OUTCOME = TypeAdapter(Outcome)
 
 
