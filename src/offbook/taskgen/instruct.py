@@ -16,8 +16,9 @@ from itertools import accumulate
 from offbook.client import Client, json_part
 from offbook.copies import shared_code
 from offbook.taskgen.delete.symbols import Function, Symbols
+from offbook.taskgen.needs import Needs
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey
-from offbook.taskgen.sufficient import Needs
+from offbook.taskgen.sufficient import stated
 
 PROMPTS = resources.files("offbook.taskgen") / "prompts"
 TERSE_CHARACTERS = SUMMARY_CHARACTERS = 400
@@ -34,7 +35,7 @@ Rewrite = Callable[[Mapping[str, str], Deletion], Awaitable[dict[str, str]]]
 def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: Sequence[str]) -> dict[str, str]:
     """`terse`, `normal` and `detailed`. `tests` are those that need the feature; only their words are used.
 
-    What stands nowhere in the tree any more is not said here, but by `sufficient.Needs.stated`.
+    What stands nowhere in the tree any more is not said here, but by `sufficient.stated`.
     """
     writer = _Writer(feature, symbols, deletion, tests)
     texts = {"terse": writer.terse(), "normal": writer.normal(), "detailed": writer.detailed(documented=True)}
@@ -45,10 +46,10 @@ def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: 
 
 def complete(texts: Mapping[str, str], needs: Needs, removed: Mapping[str, str]) -> dict[str, str]:
     """Every length with what has to be stated besides the request."""
-    stated = needs.stated()
-    if shared_code(stated, removed):
-        stated = needs.stated(with_values=False)
-    return {name: f"{text.rstrip()}\n\n{stated}\n" if stated else text for name, text in texts.items()}
+    more = stated(needs)
+    if shared_code(more, removed):
+        more = stated(needs, with_values=False)
+    return {name: f"{text.rstrip()}\n\n{more}\n" if more else text for name, text in texts.items()}
 
 
 def asked_for(deletion: Deletion) -> Sequence[FunctionKey]:

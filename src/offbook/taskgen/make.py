@@ -17,11 +17,12 @@ from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.symbols import Function
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.instruct import Rewrite, complete, instructions
+from offbook.taskgen.needs import Evidence, Needs
 from offbook.taskgen.nouns import Deletion, Feature, Level
 from offbook.taskgen.prepare.prepare import PrepareSettings
 from offbook.taskgen.proposals import Propose
 from offbook.taskgen.repeated import Taken, sketch_of
-from offbook.taskgen.sufficient import Evidence, Needs
+from offbook.taskgen.sufficient import missing
 from offbook.taskgen.verify import Clock, Verdict, VerifySettings, verify
 from offbook.taskgen.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.check import check_gold
@@ -159,9 +160,9 @@ class _Told:
         for text in self.words.values():
             if why := shared_code(text, removed):
                 return "the instruction gives it away", why
-        missing = shown.needs.missing(self.words[self.settings.wording])
+        lacking = missing(shown.needs, self.words[self.settings.wording])
         clock.mark("words")
-        return (missing[0].reason, missing[0].evidence) if missing else None
+        return (lacking[0].reason, lacking[0].evidence) if lacking else None
 
 
 async def task_from(

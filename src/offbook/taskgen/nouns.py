@@ -120,5 +120,10 @@ def files_of(tests: Iterable[str]) -> list[str]:
     return sorted({test.partition("::")[0] for test in tests})
 
 
+def is_inside(path: str, places: Iterable[str]) -> bool:
+    """Whether it is one of these files, or lies in one of these folders."""
+    return any(path == place or path.startswith(f"{place}/") for place in places)
+
+
 def is_test_code(path: str) -> bool:
     return path.endswith(".py") and (is_test_file(path) or "test" in path.split("/")[:-1])

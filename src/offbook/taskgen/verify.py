@@ -23,9 +23,10 @@ from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.examples import Example, examples
+from offbook.taskgen.needs import are_enough, undocumented
 from offbook.taskgen.nouns import Deletion, files_of, is_test_code
 from offbook.taskgen.perturb import answered, functions_of, perturbed, recorded, recording
-from offbook.taskgen.sufficient import SILENT, are_enough, undocumented
+from offbook.taskgen.sufficient import SILENT
 from offbook.taskgen.testcode import TestCode
 from offbook.taskgen.tried import TRIED_S, Tried, trying_of
 from offbook.taskgen.twins import Trial, trial_of
