@@ -2,7 +2,8 @@
 from. Imitation and pretraining are this with other lessons.
 
 All that is drawn is a function of the seed, the epoch and the data, so a run that was killed goes on from its last
-checkpoint and, on a CPU, ends at the same weights.
+checkpoint and, on a CPU, ends at the same weights. Which ranks there are decides who computes what and not what is
+learned, so it goes on at another number of them.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import torch
 
 from offbook.config import CheckpointConfig, Config, StageConfig, TeachersConfig, TrainConfig
 from offbook.lock import only_writer
-from offbook.loop.models import Progress, chat_folder, load_weights, model_folder, model_to_train
+from offbook.loop.models import Progress, chat_folder, model_folder, model_to_train
 from offbook.loop.plan import make_plan, refuse_too_large, this_device
+from offbook.loop.ranks import follow, follows, go_on, joined, make_trainer
 from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
-from offbook.train.checkpoint import load_training_state
 from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost
 from offbook.train.writing import SMALL, Checkpoints, checkpoint_size
@@ -78,21 +79,29 @@ def run_stage(stage: Stage, config: Config, on_step: OnStep, progress: Progress,
     """
     folder = RunFolder(config.out)
     folder.refuse_file()
-    with only_writer(folder.path):
-        refuse_another_run(folder, config, imitates=True)
-        run = _prepared(stage, config, folder, progress, tell)
-        with run.checkpoints:
-            for step in range(run.done + 1, run.lessons.num_steps + 1):
-                row = _kept_step(run, step)
-                is_due = run.checkpoints.is_due(step) or step == run.lessons.num_steps
-                if is_due and (waited := run.checkpoints.wait()):
-                    row["checkpoint_wait_s"] = waited
-                folder.append_metrics(row)
-                if is_due:
-                    run.checkpoints.save(step)
-                progress(f"{stage.verb} {config.out}", step / run.lessons.num_steps)
-                on_step({**row, "steps": run.lessons.num_steps})
+    with joined() as orders:
+        if follows(orders):
+            follow(orders)
+            return folder
+        with only_writer(folder.path):
+            refuse_another_run(folder, config, imitates=True)
+            _run_steps(_prepared(stage, config, folder, progress, tell, orders), on_step, progress)
     return folder
+
+
+def _run_steps(run: _Run, on_step: OnStep, progress: Progress) -> None:
+    last = run.lessons.num_steps
+    with run.checkpoints:
+        for step in range(run.done + 1, last + 1):
+            row = _kept_step(run, step)
+            is_due = run.checkpoints.is_due(step) or step == last
+            if is_due and (waited := run.checkpoints.wait()):
+                row["checkpoint_wait_s"] = waited
+            run.folder.append_metrics(row)
+            if is_due:
+                run.checkpoints.save(step)
+            progress(f"{run.stage.verb} {run.config.out}", step / last)
+            on_step({**row, "steps": last})
 
 
 def _kept_step(run: _Run, step: int) -> dict[str, Any]:
@@ -118,13 +127,15 @@ class _Run:
     done: int  # steps, before this process began
 
 
-def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progress, tell: Tell) -> _Run:
-    """What can be refused is refused first, from the cheapest on; models are loaded last."""
+def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progress, tell: Tell, orders: Any) -> _Run:
+    """What can be refused is refused first, from the cheapest on; models are loaded last. `orders` are for other ranks,
+    if there are any."""
     torch.set_num_threads(config.threads)
     stage.refuse(config)
     config = computed_as_before(folder, config)
     plan = make_plan(_alone(config), this_device(), engine_apart=True, context=stage.context)
-    refuse_too_large(_alone(config), plan)
+    if orders is None:  # the plan is one device's
+        refuse_too_large(_alone(config), plan)
     config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
     start = model_folder(config.model, config.seed, progress)
     tell(f"model {config.model}, loaded from {start}")
@@ -144,22 +155,22 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
     write_atomic(folder.data_file, json.dumps(told_of, indent=1) + "\n")
     if 0 < done < lessons.num_steps:
         tell(f"resuming at step {done + 1}")
-    trainer = Trainer(trained, _settings(config.train, settings, lessons.num_steps))
+    train = _settings(config.train, settings, lessons.num_steps)
+    trainer = make_trainer(_alone(config).model_copy(update={"train": train}), trained, start, progress, orders)
     if done:
-        path = latest_checkpoint(folder)
-        load_weights(trainer.model, path)
-        load_training_state(trainer, path)
+        trainer.together(go_on, latest_checkpoint(folder))
     checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), _kept(config.checkpoint, trainer))
     tell(str(checkpoints))
     return _Run(stage, config, folder, lessons, trainer, checkpoints, done)
 
 
 def _alone(config: Config) -> Config:
-    """Without teachers, which these stages have none of. Nor have they an engine."""
+    """Without teachers and draft heads, which these stages have none of. Nor have they an engine."""
     return config.model_copy(
         update={
             "feedback": config.feedback.model_copy(update={"weight": 0.0}),
             "teachers": TeachersConfig(),
+            "mtp": config.mtp.model_copy(update={"along": False}),
             "train": config.train.model_copy(update={"reference_kl": 0.0}),
         }
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -18,7 +19,7 @@ def measure_branches(
 ) -> Iterator[dict[str, Measured]]:
     """By the branch's key, micro-batch by micro-batch. Teacher and student are the same model."""
     for micro in micro_batches(samples, micro_tokens):
-        yield _measured(decoder, Batch.collate(micro, decoder.model.device), direction)
+        yield decoder.inside(partial(_measured, decoder, Batch.collate(micro, decoder.model.device), direction))
 
 
 @torch.no_grad()
