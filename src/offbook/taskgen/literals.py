@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from offbook import syntax
+from offbook import copies, syntax
 from offbook.taskgen.delete.names import Definition, dotted, last
 from offbook.taskgen.nouns import FunctionKey
 
@@ -48,20 +47,13 @@ def removed_texts(removed: Mapping[str, str]) -> set[str]:
     return found
 
 
-@lru_cache(maxsize=256)
-def _tree(source: str) -> ast.Module:
-    """Of a piece of code: a definition, or the body of one."""
-    plain = textwrap.dedent(source)
-    for text in (source, plain, f"if 1:\n{source}", "async def _():\n" + textwrap.indent(plain, "    ")):
-        try:
-            return syntax.parse(text)
-        except (SyntaxError, ValueError):
-            continue
-    return ast.Module([], [])
-
-
 def parsed(removed: Mapping[str, str]) -> list[ast.Module]:
     return [_tree(source) for source in removed.values()]
+
+
+@lru_cache(maxsize=256)
+def _tree(source: str) -> ast.Module:
+    return copies.parsed(source)[1] or ast.Module([], [])
 
 
 def stands_in(part: str, whole: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,6 +114,11 @@ class Deletion:
     def targets(self) -> tuple[str, ...]:
         """What the instruction asks for, as "path::name"."""
         return tuple(map(str, self.feature.targets))
+
+
+def identity_of(*parts: str) -> str:
+    """What a task is called, from words of any kind."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower())
 
 
 def files_of(tests: Iterable[str]) -> list[str]:

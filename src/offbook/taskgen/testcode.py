@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 from offbook import syntax
-from offbook.taskgen.delete.names import Definition, arguments_of, dotted, last, plain_dotted
+from offbook.taskgen.delete.names import Definition, arguments_of, binds, dotted, last, plain_dotted
 from offbook.taskgen.delete.symbols import Module, read_module
 
 SETUP = {
@@ -43,7 +43,7 @@ def _read(path: str, source: str, import_roots: tuple[str, ...]) -> _File | None
         return None
     file = _File(read_module(path, tree, import_roots), tree)
     for statement in _statements(tree.body):
-        for name in _binds(statement):
+        for name in binds(statement):
             file.defined.setdefault(name, []).append(statement)
     return file
 
@@ -57,12 +57,6 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(parts)
         else:
             yield statement
-
-
-def _binds(statement: ast.stmt) -> set[str]:
-    if isinstance(statement, Definition | ast.ClassDef):
-        return {statement.name}
-    return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 class TestCode:
@@ -119,7 +113,7 @@ class TestCode:
 
     def _members(self, path: str, owner: ast.ClassDef, name: str, depth: int = 6) -> list[ast.stmt]:
         """What a class or one of its bases has by that name."""
-        own = [part for part in owner.body if name in _binds(part)]
+        own = [part for part in owner.body if name in binds(part)]
         if own or depth == 0:
             return own
         bases = (node for base in owner.bases for _, node in self._named(path, dotted(base)))
