@@ -226,7 +226,7 @@ def test_the_request_is_the_changelog_entry(made: tuple[Path, str, Made]) -> Non
     assert "little/colours.py" in terse["mixed"]
     assert "def acronym(phrase, skip=('of', 'the'))" in tasks["acronym"].instruction
     assert "`little`" in tasks["acronym"].instruction
-    assert "expected as they stand here: `nothing to shorten`" in tasks["acronym"].instruction
+    assert "to the letter:\n\n- `nothing to shorten`" in tasks["acronym"].instruction
     assert "shorten" not in tasks["plural"].instruction
     assert "def plural(word, count=2, exceptions=None)" in tasks["plural"].instruction
     for task in tasks.values():

@@ -19,6 +19,7 @@ from offbook.taskgen.delete.symbols import Function, Symbols
 from offbook.taskgen.needs import Needs
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey
 from offbook.taskgen.sufficient import stated
+from offbook.taskgen.testcode import split_name, words_of
 
 PROMPTS = resources.files("offbook.taskgen") / "prompts"
 TERSE_CHARACTERS = SUMMARY_CHARACTERS = 400
@@ -287,15 +288,10 @@ def behaviours(tests: Sequence[str], targets: Sequence[Function]) -> list[str]:
     told = [split_name(function.simple) for function in targets]
     found = []
     for test in tests:
-        words = split_name(test.partition("[")[0].split("::")[-1])
-        words = words[1:] if words[:1] == ["test"] else words
+        words = words_of(test).split()
         if words not in told and len(" ".join(words)) > 3 and not "".join(words).isdigit():
             found.append((-len({*words} & {word for name in told for word in name}), " ".join(words)))
     return _unique(phrase for _, phrase in sorted(found, key=lambda pair: pair[0]))
-
-
-def split_name(name: str) -> list[str]:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").lower().split()
 
 
 def rewriter(url: str, model: str) -> Rewrite:

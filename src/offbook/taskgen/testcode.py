@@ -194,8 +194,12 @@ def _is_automatic(function: Definition) -> bool:
 
 def words_of(test: str) -> str:
     """The words of a test's name."""
-    name = test.partition("[")[0].split("::")[-1]
-    return " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name).lower().split()).removeprefix("test").strip()
+    words = split_name(test.partition("[")[0].split("::")[-1])
+    return " ".join(words[1:] if words[:1] == ["test"] else words)
+
+
+def split_name(name: str) -> list[str]:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name).lower().split()
 
 
 def read_in(code: Iterable[Code]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from offbook.taskgen.prepare.interpreter import find_interpreter
 from offbook.taskgen.prepare.prepare import (
     PrepareSettings,
     Told,
+    clear,
     fetch_project,
     load_repository,
     prepare,
@@ -47,8 +48,7 @@ async def prepare_release(
     except Unprepared:
         if (folder / "new" / "prepare.log").is_file():
             (folder / "new" / "prepare.log").replace(folder / "prepare.log")
-        for name in ("new", "old", "tree", "deps", "python", "modules"):
-            shutil.rmtree(folder / name, ignore_errors=True)
+        clear(folder)
         raise
 
 
