@@ -144,11 +144,9 @@ class _Told:
     async def objection(self, seen: Verdict) -> tuple[str, str] | None:
         """That it gives the code away, or does not say what the tests ask for."""
         removed, clock = self.deletion.removed, self.clock
-        clock.skip()  # what came before is on the verdict's clock
         self.shown = shown = await asyncio.to_thread(self.show, self.workshop, self.deletion, seen)
         clock.mark("words")
-        library = False  # which was searched before
-        leaks = await asyncio.to_thread(self.workshop.leaks, self.deletion, shown.tree, library=library)
+        leaks = await asyncio.to_thread(self.workshop.leaks, self.deletion, shown.tree, library=False)  # as before
         clock.mark("leaks")
         if leaks:
             return COPIED, str(leaks[0])
@@ -186,14 +184,13 @@ async def task_from(
     outcome = Outcome(feature.id, workshop.repository.name, feature.kind, deletion.level, sketch=sketch)
 
     def ended(refused: str, evidence: str = "") -> Outcome:
-        stages = {**clock.stages, **verdict.stages}
         return replace(
             outcome,
             refused=refused,
             evidence=evidence,
             seconds=clock.total_s,
             test_s=verdict.test_s,
-            stages=stages,
+            stages=clock.stages,
             sketch=() if refused else sketch,
         )
 
@@ -206,8 +203,7 @@ async def task_from(
     if leaks:
         return ended(COPIED, str(leaks[0]))
     told = _Told(workshop, deletion, settings, show, clock)
-    verdict = await verify(workshop, deletion, spec, settings.verify, told.objection)
-    clock.skip()  # it has a clock of its own
+    verdict = await verify(workshop, deletion, spec, settings.verify, told.objection, clock)
     if verdict.refused:
         return ended(verdict.refused, verdict.evidence)
     shown, words = told.shown, told.words

@@ -129,20 +129,18 @@ class TestCode:
             yield from ((path, statement) for statement in file.defined[first])
             return
         for imported in file.module.imports:
-            if imported.name not in ("*", "") and imported.bound != first:
+            inside, wanted = self._path_of(imported.module), imported.name
+            if imported.name == "*":
+                wanted = first
+            elif imported.bound != first:
                 continue
-            inside = self._path_of(imported.module)
-            if imported.name == "" and imported.bound == first and inside:
-                attribute = name.rpartition(".")[2]
-                yield from ((inside, node) for node in self._files[inside].defined.get(attribute, ()))
-            elif imported.name == "*" and inside:
-                yield from ((inside, node) for node in self._files[inside].defined.get(first, ()))
-            elif imported.name:
-                if inside:
-                    yield from ((inside, node) for node in self._files[inside].defined.get(imported.name, ()))
-                elif module := self._path_of(f"{imported.module}.{imported.name}".lstrip(".")):
-                    attribute = name.partition(".")[2].partition(".")[0]
-                    yield from ((module, node) for node in self._files[module].defined.get(attribute, ()))
+            elif not imported.name:
+                wanted = name.rpartition(".")[2]
+            elif not inside:  # a module, of which the next part is an attribute
+                inside = self._path_of(f"{imported.module}.{imported.name}".lstrip("."))
+                wanted = name.partition(".")[2].partition(".")[0]
+            if inside:
+                yield from ((inside, node) for node in self._files[inside].defined.get(wanted, ()))
 
     def _path_of(self, module: str) -> str | None:
         """Test files import one another by full names, or by bare ones where their folder is on the path."""

@@ -61,9 +61,6 @@ class Clock:
         self.stages[stage] = round(self.stages.get(stage, 0.0) + now - self._last, 4)
         self._last = now
 
-    def skip(self) -> None:
-        self._last = time.monotonic()
-
 
 @dataclass(frozen=True, slots=True)
 class VerifySettings:
@@ -88,7 +85,6 @@ class Verdict:
     cases: tuple[Case, ...] = ()
     tried: Tried = field(default_factory=Tried)
     test_s: float = 0.0  # how long tests ran, all rounds together
-    stages: dict[str, float] = field(default_factory=dict)
 
 
 # Asked of what fails without the feature, before the long rounds: why it makes no task all the same, and the evidence.
@@ -105,8 +101,9 @@ async def verify(
     spec: BoxSpec,
     settings: VerifySettings,
     objection: Objection = no_objection,
+    clock: Clock | None = None,
 ) -> Verdict:
-    repository, needing, clock = workshop.repository, deletion.feature.tests, Clock()
+    repository, needing, clock = workshop.repository, deletion.feature.tests, clock or Clock()
     if sum(repository.seconds[test] for test in needing) > settings.feature_s:
         return Verdict("its tests take too long")
     candidates = await asyncio.to_thread(_examples, workshop, deletion)
@@ -133,7 +130,7 @@ async def verify(
         clock.mark("tests without it")
 
         def refused(why: str, evidence: str) -> Verdict:
-            return Verdict(why, evidence, test_s=_test_s(runs), stages=clock.stages)
+            return Verdict(why, evidence, test_s=_test_s(runs))
 
         if refusal := _refusal(first, needing, others, repository.excluded):
             return refused(*refusal)
@@ -146,7 +143,6 @@ async def verify(
         )
         if refusal := await objection(seen):
             return refused(*refusal)
-        clock.skip()  # whoever objects has a clock of their own
         sample = _sample(needing, settings.max_trivial_tests)
         sample_s = settings.trivial_s + SLOWER * sum(repository.seconds[test] for test in sample)
         ways = await asyncio.to_thread(lambda: dict(trivial_bodies(workshop.files, deletion)))
@@ -183,7 +179,6 @@ async def verify(
         twins=twins,
         cases=tuple(cases),
         test_s=_test_s(runs),
-        stages=clock.stages,
     )
 
 
