@@ -20,7 +20,6 @@ from offbook.cli.task_tables import medians
 from offbook.harness.context import first_message
 from offbook.sandbox import BoxSpec, open_box
 from offbook.taskgen.audit.corpus import audit_all
-from offbook.taskgen.context import context_of, lint
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.make import MakeSettings
 from offbook.taskgen.nouns import Feature, FunctionKey, Unprepared
@@ -30,7 +29,8 @@ from offbook.taskgen.releases.cut import MORE_THAN_SOURCE, minimal
 from offbook.taskgen.releases.hunks import hunks_between
 from offbook.taskgen.releases.jumps import chosen_jumps, jump_of
 from offbook.taskgen.releases.runnable import Product, TestImports
-from offbook.taskgen.sufficient import missing_in
+from offbook.taskgen.told.context import context_of, lint
+from offbook.taskgen.told.sufficient import missing_in
 from offbook.taskgen.workshop import open_workshop
 from offbook.tasks import load_task
 from offbook.tasks.check import check, gold_changes

@@ -11,11 +11,11 @@ from offbook.copies import shared_code
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.symbols import read_symbols
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.instruct import complete, instructions
-from offbook.taskgen.needs import Evidence, Needs
 from offbook.taskgen.nouns import Feature, FunctionKey, Level, is_test_code
-from offbook.taskgen.sufficient import ERRORS, NAMES, PRIVATE, SILENT, TEXTS, missing, stated
-from offbook.taskgen.tried import Tried
+from offbook.taskgen.told.instruct import complete, instructions
+from offbook.taskgen.told.needs import Evidence, Needs
+from offbook.taskgen.told.sufficient import ERRORS, NAMES, PRIVATE, SILENT, TEXTS, missing, stated
+from offbook.taskgen.told.tried import Tried
 
 FILES = {
     "pkg/__init__.py": "from .text import wrap\nfrom .shop import Basket\n",

@@ -12,18 +12,18 @@ from pathlib import Path
 
 from offbook.copies import shared_code
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.context import context_of
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.symbols import Function
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.instruct import Rewrite, complete, instructions
-from offbook.taskgen.needs import Evidence, Needs
 from offbook.taskgen.nouns import Deletion, Feature, Level
 from offbook.taskgen.prepare.prepare import PrepareSettings
 from offbook.taskgen.proposals import Propose
 from offbook.taskgen.repeated import Taken, sketch_of
-from offbook.taskgen.sufficient import missing
-from offbook.taskgen.verify import Clock, Verdict, VerifySettings, verify
+from offbook.taskgen.told.context import context_of
+from offbook.taskgen.told.instruct import Rewrite, complete, instructions
+from offbook.taskgen.told.needs import Evidence, Needs
+from offbook.taskgen.told.sufficient import missing
+from offbook.taskgen.trial.verify import Clock, Verdict, VerifySettings, verify
 from offbook.taskgen.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.check import check_gold
 from offbook.tasks.folder import Contents, load_task, places, rewrite_settings, rewrite_twins, write_task

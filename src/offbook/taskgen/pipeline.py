@@ -46,7 +46,7 @@ from offbook.taskgen.releases.pieces import identity
 from offbook.taskgen.releases.release import open_release, prepare_release
 from offbook.taskgen.repeated import Taken
 from offbook.taskgen.splits import settle
-from offbook.taskgen.verify import ENDLESS
+from offbook.taskgen.trial.verify import ENDLESS
 from offbook.taskgen.workshop import Workshop, open_workshop
 from offbook.types import OffbookError
 

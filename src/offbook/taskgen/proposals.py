@@ -20,8 +20,8 @@ from offbook.client import Client
 from offbook.copies import parsed, statements, undocumented
 from offbook.taskgen.delete.names import Definition
 from offbook.taskgen.delete.symbols import read_symbols
-from offbook.taskgen.instruct import PROMPTS
 from offbook.taskgen.nouns import Deletion, Feature, identity_of, is_test_code
+from offbook.taskgen.told.instruct import PROMPTS
 from offbook.taskgen.workshop import Workshop
 from offbook.tasks.git import BadPatch, applied, touched_by
 from offbook.types import STRICT, OffbookError

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from offbook.runfolder import whole_folder
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.perturb import computed
 from offbook.taskgen.pocket.functions import Function, evaluate
 from offbook.taskgen.pocket.repos import LONG, MORE, SHORT, Repository, Split, Spot, make_repository
-from offbook.taskgen.twins import only, trial_of
+from offbook.taskgen.trial.perturb import computed
+from offbook.taskgen.trial.twins import only, trial_of
 from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.perturbed import Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box

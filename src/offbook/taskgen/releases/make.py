@@ -8,14 +8,14 @@ from pathlib import Path
 
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.make import MakeSettings, Outcome, Shown, task_from
-from offbook.taskgen.needs import Evidence, Needs
 from offbook.taskgen.nouns import Deletion
 from offbook.taskgen.releases.cut import Piece
 from offbook.taskgen.releases.pieces import change_of, identity
 from offbook.taskgen.releases.release import Release
 from offbook.taskgen.releases.request import requests
 from offbook.taskgen.repeated import Taken
-from offbook.taskgen.verify import Verdict
+from offbook.taskgen.told.needs import Evidence, Needs
+from offbook.taskgen.trial.verify import Verdict
 from offbook.taskgen.workshop import Workshop
 
 MAX_LINES = 1200

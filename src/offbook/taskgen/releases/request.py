@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from offbook.copies import shared_code
 from offbook.taskgen.delete.symbols import Function, read_symbols
-from offbook.taskgen.instruct import TERSE_CHARACTERS, behaviours, first_sentence, listed, plain
 from offbook.taskgen.nouns import FunctionKey
 from offbook.taskgen.releases.changelog import entries_for
 from offbook.taskgen.releases.pieces import Change
-from offbook.taskgen.testcode import split_name, words_of
+from offbook.taskgen.told.instruct import TERSE_CHARACTERS, behaviours, first_sentence, listed, plain
+from offbook.taskgen.told.testcode import split_name, words_of
 
 MOST_LINES, MOST_BEHAVIOURS = 8, 10
 

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from offbook.taskgen.delete.symbols import read_symbols
-from offbook.taskgen.literals import has_word
-from offbook.taskgen.needs import Evidence, Needs
 from offbook.taskgen.nouns import FunctionKey, is_inside, is_test_code
-from offbook.taskgen.testcode import words_of
+from offbook.taskgen.told.literals import has_word
+from offbook.taskgen.told.needs import Evidence, Needs
+from offbook.taskgen.told.testcode import words_of
 from offbook.taskgen.workshop import read_texts
 from offbook.tasks.check import gold_changes
 from offbook.types import Task

@@ -22,14 +22,14 @@ import libcst as cst
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.examples import Example, examples
-from offbook.taskgen.needs import are_enough, undocumented
 from offbook.taskgen.nouns import Deletion, files_of, is_test_code
-from offbook.taskgen.perturb import answered, functions_of, perturbed, recorded, recording
-from offbook.taskgen.sufficient import SILENT
-from offbook.taskgen.testcode import TestCode
-from offbook.taskgen.tried import TRIED_S, Tried, trying_of
-from offbook.taskgen.twins import Trial, trial_of
+from offbook.taskgen.told.examples import Example, examples
+from offbook.taskgen.told.needs import are_enough, undocumented
+from offbook.taskgen.told.sufficient import SILENT
+from offbook.taskgen.told.testcode import TestCode
+from offbook.taskgen.told.tried import TRIED_S, Tried, trying_of
+from offbook.taskgen.trial.perturb import answered, functions_of, perturbed, recorded, recording
+from offbook.taskgen.trial.twins import Trial, trial_of
 from offbook.taskgen.workshop import Workshop, product_of
 from offbook.tasks.grade import put
 from offbook.tasks.perturbed import Case

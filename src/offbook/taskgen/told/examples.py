@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from offbook.taskgen.delete.names import Definition, arguments_of, dotted, last
 from offbook.taskgen.delete.symbols import Import
-from offbook.taskgen.literals import EQUAL
 from offbook.taskgen.nouns import FunctionKey
-from offbook.taskgen.testcode import Code, TestCode
+from offbook.taskgen.told.literals import EQUAL
+from offbook.taskgen.told.testcode import Code, TestCode
 
 MAX_LINE, MAX_EXAMPLE, MAX_LINES = 160, 360, 8  # characters, and lines of one example
 MAX_ROWS = 8  # of a table of cases

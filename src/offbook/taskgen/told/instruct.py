@@ -16,10 +16,10 @@ from itertools import accumulate
 from offbook.client import Client, json_part
 from offbook.copies import shared_code
 from offbook.taskgen.delete.symbols import Function, Symbols
-from offbook.taskgen.needs import Needs
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey
-from offbook.taskgen.sufficient import stated
-from offbook.taskgen.testcode import split_name, words_of
+from offbook.taskgen.told.needs import Needs
+from offbook.taskgen.told.sufficient import stated
+from offbook.taskgen.told.testcode import split_name, words_of
 
 PROMPTS = resources.files("offbook.taskgen") / "prompts"
 TERSE_CHARACTERS = SUMMARY_CHARACTERS = 400

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.edits import Module
 from offbook.taskgen.nouns import files_of
+from offbook.taskgen.trial.edits import Module
 from offbook.tasks.check import gold_changes
 from offbook.tasks.folder import rewrite_twins
 from offbook.tasks.grade import hidden_files, put

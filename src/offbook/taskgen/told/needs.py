@@ -17,8 +17,9 @@ from offbook.taskgen.delete.names import Definition, dotted, last, plain_dotted
 from offbook.taskgen.delete.references import Lost
 from offbook.taskgen.delete.symbols import Symbols, definitions, module_of
 from offbook.taskgen.delete.visible import vanished
-from offbook.taskgen.examples import RAISING, Example, examples
-from offbook.taskgen.literals import (
+from offbook.taskgen.nouns import FunctionKey, is_test_code
+from offbook.taskgen.told.examples import RAISING, Example, examples
+from offbook.taskgen.told.literals import (
     as_text,
     checks,
     compared,
@@ -31,10 +32,9 @@ from offbook.taskgen.literals import (
     shows,
     stands_in,
 )
-from offbook.taskgen.nouns import FunctionKey, is_test_code
-from offbook.taskgen.skeleton import skeleton
-from offbook.taskgen.testcode import TestCode, read_in, words_of
-from offbook.taskgen.tried import Tried, best_of
+from offbook.taskgen.told.skeleton import skeleton
+from offbook.taskgen.told.testcode import TestCode, read_in, words_of
+from offbook.taskgen.told.tried import Tried, best_of
 
 MIN_DOCUMENTED = 4  # words of a docstring that says something
 MIN_EXAMPLES, MAX_EXAMPLES = 2, 8
