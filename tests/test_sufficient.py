@@ -268,6 +268,7 @@ def other():
         ("assert price(count) == 37", "0", ["- `37` (price)"]),
         ("assert price(count) == 37", "37", []),  # beside it
         ("assert price(2) == 74", "0", ["assert price(2) == 74"]),
+        ("assert price(2) == 74 == 2 * 37", "0", ["- `37` (price)"]),  # and no example
         ("assert price(count) == 2 * price(count / 2)", "0", None),
     ],
 )
@@ -280,6 +281,7 @@ def test_a_number_that_docstrings_only_hint_at(check: str, shown: str, said: lis
         assert str(lacking) == f"{TEXTS}: pkg/shop.py::price has '37', and no example is given"
         return
     assert all(words["normal"].count(text) == 1 for text in said)
+    assert stated(found).count("```") == 2 * any("assert" in text for text in said)
     assert bool(stated(found)) == bool(said)
     assert not missing(found, words["normal"])
 

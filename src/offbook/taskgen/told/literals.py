@@ -32,7 +32,7 @@ def as_text(value: object) -> str:
 
 
 def is_number(text: str) -> bool:
-    return re.fullmatch(r"\d[\d.e+-]*", text) is not None
+    return re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)?", text) is not None
 
 
 def removed_texts(removed: Mapping[str, str]) -> set[str]:

@@ -197,14 +197,15 @@ class Needs:
     @cached_property
     def unworded(self) -> _Literal | None:
         """What no words give, and no docstring has an example of: what stands where in a text that the tests compare a
-        result with, or a number of the gone code that nobody guesses."""
-        names = {key.simple for key in self.evidence.functions}
+        result with, or a number of the gone code that nobody guesses and that is not stated."""
         if self._has_doctest:
             return None
+        names = {key.simple for key in self.evidence.functions}
         for text in self._compared(lambda other: bool(_called_in(other) & names)):
             if FORMED.search(text.value):
                 return text
-        numbers = sorted(filter(is_number, self._parts)) if not self.evidence.is_told else []
+        unstated = self._parts - {text.value for text in self.texts}
+        numbers = sorted(filter(is_number, unstated)) if not self.evidence.is_told else []
         return _Literal(numbers[0], str(self.evidence.targets[0]), True) if numbers else None
 
     @property
