@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 
 from offbook.config import load_config
 from offbook.loop.tasks import refuse_missing_tasks, task_sets
+from offbook.pocket.functions import ALL_STEPS, Function, Step, body_of, evaluate, mistakes, passes
+from offbook.pocket.repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, Spot, render_tests
+from offbook.pocket.tasks import Draft, draft_tasks, make_pocket_tasks
 from offbook.rewards import Grader
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.delete import delete_functions
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.pocket import Draft, draft_tasks, make_pocket_tasks
-from offbook.taskgen.pocket.functions import ALL_STEPS, Function, Step, body_of, evaluate, mistakes, passes
-from offbook.taskgen.pocket.repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, Spot, render_tests
 from offbook.tasks import load_task, load_tasks, suite
 from offbook.tasks.check import check
 from offbook.tasks.folder import Contents, places, write_files, write_task

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from wrong_bodies import EQUAL, ORACLES, submission
 
+from offbook.pocket.tasks import make_pocket_tasks
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.pocket import make_pocket_tasks
 from offbook.taskgen.trial.twins import only, trial_of
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all, gold_changes

@@ -242,7 +242,7 @@ def show(
     `pocket` is the held-out pocket tasks, `pocket-long` those that lack several functions, `pocket-long-3-8` with a
     number of them; they are made if they are not there yet.
     """
-    from offbook.taskgen.pocket import level_named
+    from offbook.pocket.tasks import level_named
     from offbook.tasks.folder import tasks_at
     from offbook.tasks.select import History
 

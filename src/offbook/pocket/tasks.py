@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
+from offbook.pocket.functions import Function, evaluate
+from offbook.pocket.repos import LONG, MORE, SHORT, Repository, Split, Spot, make_repository
 from offbook.runfolder import whole_folder
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.pocket.functions import Function, evaluate
-from offbook.taskgen.pocket.repos import LONG, MORE, SHORT, Repository, Split, Spot, make_repository
 from offbook.taskgen.trial.perturb import computed
 from offbook.taskgen.trial.twins import only, trial_of
 from offbook.tasks.folder import Contents, places, write_files, write_task
