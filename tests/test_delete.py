@@ -18,7 +18,7 @@ from offbook.taskgen.delete.symbols import read_symbols
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey, Level
 from offbook.taskgen.proposals import Refused, apply_proposal
-from offbook.taskgen.verify import trivial_bodies
+from offbook.taskgen.trial.verify import trivial_bodies
 from offbook.tasks.git import gold_patch
 from offbook.types import is_test_file
 

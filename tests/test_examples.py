@@ -9,10 +9,10 @@ import pytest
 
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.symbols import read_symbols
-from offbook.taskgen.examples import Example, examples
 from offbook.taskgen.nouns import FunctionKey
-from offbook.taskgen.testcode import TestCode
-from offbook.taskgen.tried import Tried, best_of, trying_of
+from offbook.taskgen.told.examples import Example, examples
+from offbook.taskgen.told.testcode import TestCode
+from offbook.taskgen.told.tried import Tried, best_of, trying_of
 from offbook.tasks.suite import run_rounds, suite_box
 from offbook.types import Suite
 

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from offbook.config import load_config
 from offbook.loop.collector import Collector
 from offbook.loop.train import Held, train
+from offbook.pocket.tasks import draft_tasks
 from offbook.runfolder import latest_checkpoint
-from offbook.taskgen.pocket import draft_tasks
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.tokens import ChatFormat
 from offbook.types import Completion, Prompt, Task

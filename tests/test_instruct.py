@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from offbook.copies import shared_code
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.symbols import read_symbols
-from offbook.taskgen.instruct import instructions, summary
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey, Level
+from offbook.taskgen.told.instruct import instructions, summary
 
 FILES = {
     "pkg/__init__.py": "from .text import wrap\n",

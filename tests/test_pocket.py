@@ -12,7 +12,7 @@ from pathlib import Path
 from offbook.feedback import write_hint
 from offbook.pocket.demonstrations import TELLING, _demonstrate
 from offbook.pocket.script import CLOSINGS, Habits
-from offbook.taskgen.pocket import draft_tasks
+from offbook.pocket.tasks import draft_tasks
 from offbook.tokens import ChatFormat
 
 

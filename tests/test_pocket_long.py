@@ -21,12 +21,12 @@ from offbook.feedback.rules import read_all
 from offbook.harness import run_agent
 from offbook.monitors import check
 from offbook.pocket.demonstrations import LONG_HARNESS, Demonstrator, _chunk, _task
+from offbook.pocket.repos import Split
 from offbook.pocket.script import LONG_HABITS, Habits, LongScript
+from offbook.pocket.tasks import Draft, Level, draft_tasks, level_named, make_pocket_tasks
 from offbook.pocket.testing import report
 from offbook.sandbox import BoxSpec, ProcessBox
 from offbook.taskgen.delete.delete import delete_functions
-from offbook.taskgen.pocket import Draft, Level, draft_tasks, level_named, make_pocket_tasks
-from offbook.taskgen.pocket.repos import Split
 from offbook.tasks import load_tasks
 from offbook.tasks.check import gold_changes
 from offbook.tasks.folder import write_files

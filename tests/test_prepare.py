@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -482,10 +483,11 @@ def test_a_conftest_that_cannot_be_loaded_takes_only_its_folder_along(deps: Path
 
 def test_what_never_ends_is_refused(deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forever = "while True: pass\n"
-    short = PrepareSettings(LIMITS.source, BaselineLimits(suite_s=3.0, per_test_s=2.0, min_tests=10))
-    repo = write(tmp_path / "repo", GOOD | {"conftest.py": forever})
+    short = PrepareSettings(LIMITS.source, BaselineLimits(suite_s=300.0, per_test_s=2.0, collect_s=3.0, min_tests=10))
+    repo, began = write(tmp_path / "repo", GOOD | {"conftest.py": forever}), time.monotonic()
     sentence = "the tests of repo cannot be imported within 3 s"
     assert refused(repo, installed(deps, tmp_path / "a"), short) == sentence
+    assert time.monotonic() - began < 60  # and not until the limit for all of them
     monkeypatch.setattr("offbook.taskgen.prepare.prepare.IMPORT_S", 2.0)
     repo = write(tmp_path / "other", GOOD | {"pkg/__init__.py": forever})
     sentence = "other cannot be imported (it took longer than 2 s); see "

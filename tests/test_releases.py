@@ -20,7 +20,6 @@ from offbook.cli.task_tables import medians
 from offbook.harness.context import first_message
 from offbook.sandbox import BoxSpec, open_box
 from offbook.taskgen.audit.corpus import audit_all
-from offbook.taskgen.context import context_of, lint
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.make import MakeSettings
 from offbook.taskgen.nouns import Feature, FunctionKey, Unprepared
@@ -30,7 +29,8 @@ from offbook.taskgen.releases.cut import MORE_THAN_SOURCE, minimal
 from offbook.taskgen.releases.hunks import hunks_between
 from offbook.taskgen.releases.jumps import chosen_jumps, jump_of
 from offbook.taskgen.releases.runnable import Product, TestImports
-from offbook.taskgen.sufficient import missing_in
+from offbook.taskgen.told.context import context_of, lint
+from offbook.taskgen.told.sufficient import missing_in
 from offbook.taskgen.workshop import open_workshop
 from offbook.tasks import load_task
 from offbook.tasks.check import check, gold_changes
@@ -226,7 +226,7 @@ def test_the_request_is_the_changelog_entry(made: tuple[Path, str, Made]) -> Non
     assert "little/colours.py" in terse["mixed"]
     assert "def acronym(phrase, skip=('of', 'the'))" in tasks["acronym"].instruction
     assert "`little`" in tasks["acronym"].instruction
-    assert "expected as they stand here: `nothing to shorten`" in tasks["acronym"].instruction
+    assert "to the letter:\n\n- `nothing to shorten`" in tasks["acronym"].instruction
     assert "shorten" not in tasks["plural"].instruction
     assert "def plural(word, count=2, exceptions=None)" in tasks["plural"].instruction
     for task in tasks.values():

@@ -22,8 +22,8 @@ from offbook.harness.tools import TOOLS
 from offbook.harness.toolsets import make_toolset
 from offbook.pocket.demonstrations import HARNESS, LEARNED, Demonstrator
 from offbook.pocket.script import Habits, Script
+from offbook.pocket.tasks import draft_tasks
 from offbook.sandbox import ProcessBox
-from offbook.taskgen.pocket import draft_tasks
 from offbook.tokens import ChatFormat, render_call
 from offbook.types import Completion, Limits, Message, Prompt, Rollout, Segment, Task, ToolCall
 

@@ -638,6 +638,18 @@ async def test_folders_that_can_only_be_read(base: Path, tmp_path: Path) -> None
 
 @needs_isolation
 @in_loop
+async def test_folders_below_var_tmp_can_be_read(base: Path) -> None:
+    """Which is /tmp in boxes that are shown none of it."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
+        Path(place, "tool").write_text("tool")
+        async with await open_box(base, BoxSpec(), mounts={place: Path(place)}) as box:
+            assert (await box.exec(f"cat {place}/tool; touch /tmp/x", 20)).output == "tool"
+    async with await open_box(base, BoxSpec()) as box:
+        assert (await box.exec("touch /var/tmp/x; ls /tmp", 20)).output == "x\n"
+
+
+@needs_isolation
+@in_loop
 async def test_processor_time_is_limited(base: Path) -> None:
     if "cpu" not in isolation().controllers:
         pytest.skip("no control group for processor time")

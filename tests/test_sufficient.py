@@ -11,10 +11,11 @@ from offbook.copies import shared_code
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.symbols import read_symbols
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.instruct import complete, instructions
 from offbook.taskgen.nouns import Feature, FunctionKey, Level, is_test_code
-from offbook.taskgen.sufficient import ERRORS, NAMES, PRIVATE, SILENT, TEXTS, Evidence, Needs
-from offbook.taskgen.tried import Tried
+from offbook.taskgen.told.instruct import complete, instructions
+from offbook.taskgen.told.needs import Evidence, Needs
+from offbook.taskgen.told.sufficient import ERRORS, NAMES, PRIVATE, SILENT, TEXTS, missing, stated
+from offbook.taskgen.told.tried import Tried
 
 FILES = {
     "pkg/__init__.py": "from .text import wrap\nfrom .shop import Basket\n",
@@ -107,16 +108,40 @@ def test_names_are_stated_with_the_place_that_tests_import_them_from(
             assert f"from {module} import {name}" in text
         assert "def wrap(text, width=80):" in text
         assert "Words stay whole." in text
-        assert not found.missing(text)
+        assert not missing(found, text)
     assert ("again = wrap" in words["normal"]) == ("again" in imports)
-    assert found.missing("Please bring wrap back.")[0].reason == NAMES
+    assert missing(found, "Please bring wrap back.")[0].reason == NAMES
+
+
+def test_another_name_for_what_is_gone_is_explained() -> None:
+    """Where the package has one, and where the tests do."""
+    files = {**FILES, "pkg/__init__.py": "from .text import wrap as fold\nfrom .short import *\n"}
+    files["pkg/short.py"] = "from .text import wrap\n\ncut: object = wrap\n"
+    test = "from pkg import fold, cut\ndef test_wrap():\n    assert fold('a b') == cut('a b')\n"
+    found, words = needs(test, "gone", *WRAP, files=files)
+    assert "from pkg import fold  # pkg.text.wrap by another name\n" in words["normal"]
+    assert "# pkg/short.py\ncut: object = wrap\n" in words["normal"]
+    assert not missing(found, words["normal"])
+    unexplained = words["normal"].replace("cut: object = wrap", "")
+    assert [one.reason for one in missing(found, unexplained)] == [NAMES]
+    test = "from pkg.text import bare as b\ndef test_b():\n    assert b(2) == [4, 1]\n    assert b(4) == [8, 2]\n"
+    _, words = needs(test, "stub", "pkg/text.py::bare")
+    assert "from pkg.text import bare as b\nassert b(2) == [4, 1]\n" in words["terse"]
+
+
+def test_a_name_for_a_value_that_is_too_long_to_declare_is_refused() -> None:
+    long = FILES["pkg/text.py"].replace("again = wrap", f"again = lambda text: wrap({' + '.join(['text'] * 20)})")
+    test = "from pkg.text import again\ndef test_wrap():\n    assert again('a') == ['a']\n"
+    found, words = needs(test, "gone", *WRAP, files={**FILES, "pkg/text.py": long})
+    (lacking,) = missing(found, words["normal"])
+    assert str(lacking) == f"{NAMES}: tests/test_it.py imports again from pkg.text, and what it stands for is not said"
 
 
 def test_what_the_tree_shows_is_not_said_again() -> None:
     found, words = needs("from pkg import wrap\ndef test_wrap():\n    assert wrap('a b') == ['a b']\n", "stub", *WRAP)
-    assert found.stated() == ""
+    assert stated(found) == ""
     assert len(words["terse"]) < 400
-    assert not found.missing("Please.")
+    assert not missing(found, "Please.")
 
 
 def test_what_a_gone_helper_was_documented_to_do_is_said() -> None:
@@ -134,7 +159,7 @@ def test_a_class_that_is_gone_is_declared_with_its_fields_and_methods() -> None:
     for line in ("class Basket(dict):", "limit = 40", "def __init__(self, owner):", "def total(self, *, tax=0):"):
         assert line in words["terse"]
     assert "sum(self" not in words["detailed"]
-    assert not found.missing(words["normal"])  # "full" stands in the tree
+    assert not missing(found, words["normal"])  # "full" stands in the tree
 
 
 @pytest.mark.parametrize(
@@ -150,10 +175,10 @@ def test_a_class_that_is_gone_is_declared_with_its_fields_and_methods() -> None:
 def test_a_literal_of_the_gone_code_that_tests_check_is_stated(check: str, texts: list[str]) -> None:
     found, words = needs(f"from pkg import Basket\ndef test_total():\n    {check}\n", "stub", *BASKET)
     assert [text.value for text in found.texts] == texts
-    assert not found.missing(words["terse"])
+    assert not missing(found, words["terse"])
     if texts:
         assert f"`{texts[0]}` (total)" in words["normal"]
-        assert found.missing("Please.")[0].reason == TEXTS
+        assert missing(found, "Please.")[0].reason == TEXTS
 
 
 def test_messages_and_errors_are_found_behind_fixtures_helpers_and_tables() -> None:
@@ -172,8 +197,8 @@ def test_narrow(narrow):
     found, words = needs(test, "stub", *WRAP)
     assert [text.value for text in found.texts] == ["a width of 0 is too narrow"]
     assert found.errors == {"ValueError": "`wrap('a', case[0])`"}
-    assert not found.missing(words["normal"])
-    assert {missing.reason for missing in found.missing("Please.")} == {TEXTS, ERRORS}
+    assert not missing(found, words["normal"])
+    assert {missing.reason for missing in missing(found, "Please.")} == {TEXTS, ERRORS}
 
 
 def test_every_place_that_lost_the_name_is_said() -> None:
@@ -198,9 +223,9 @@ def test_what_examples_do_not_reach_is_refused() -> None:
     found, words = needs(test, "stub", "pkg/text.py::bare")
     for num_lines, is_refused in ((1, True), (3, False)):
         lines = frozenset(range(num_lines))
-        evidence = replace(found.evidence, tried=Tried(dict.fromkeys(found.examples, lines)))
-        assert bool(Needs(evidence).missing(words["normal"])) == is_refused
-    assert Needs(replace(found.evidence, tried=Tried())).stated() == ""  # none of them is true
+        evidence = replace(found.evidence, tried=Tried(dict.fromkeys((one.text for one in found.examples), lines)))
+        assert bool(missing(Needs(evidence), words["normal"])) == is_refused
+    assert stated(Needs(replace(found.evidence, tried=Tried()))) == ""  # none of them is true
 
 
 @pytest.mark.parametrize(
@@ -213,7 +238,7 @@ def test_what_examples_do_not_reach_is_refused() -> None:
 )
 def test_a_layout_that_nothing_shows_is_refused(check: str, refused: bool) -> None:
     one, words = needs(f"from pkg import wrap\n\ndef test_wrap(data):\n    {check}\n", "stub", "pkg/text.py::wrap")
-    found = [missing for missing in one.missing(words["normal"]) if "no example" in missing.evidence]
+    found = [missing for missing in missing(one, words["normal"]) if "no example" in missing.evidence]
     assert [missing.reason for missing in found] == [TEXTS] * refused
 
 
@@ -221,9 +246,69 @@ def test_a_form_that_no_words_give_has_an_example() -> None:
     test = "from pkg import wrap\ndef test_wrap():\n    assert wrap('a b') == '<a>*<b>'\n"
     found, words = needs(test, "stub", *WRAP)
     assert "assert wrap('a b') == '<a>*<b>'" in words["normal"].replace('"', "'")
-    assert not found.missing(words["normal"])
+    assert not missing(found, words["normal"])
     plain, words = needs(test.replace("<a>*<b>", "a b"), "stub", *WRAP)
-    assert plain.stated() == ""
+    assert stated(plain) == ""
+
+
+PRICE = '''
+def price(count):
+    """What so many of them cost: the number of things, times the factor of the house."""
+    return count * 37
+
+
+def other():
+    return {}
+'''
+
+
+@pytest.mark.parametrize(
+    ("check", "shown", "said"),
+    [
+        ("assert price(count) == 37", "0", ["- `37` (price)"]),
+        ("assert price(count) == 37", "37", []),  # beside it
+        ("assert price(2) == 74", "0", ["assert price(2) == 74"]),
+        ("assert price(2) == 74 == 2 * 37", "0", ["- `37` (price)"]),  # and no example
+        ("assert price(count) == 2 * price(count / 2)", "0", None),
+    ],
+)
+def test_a_number_that_docstrings_only_hint_at(check: str, shown: str, said: list[str] | None) -> None:
+    files = {"pkg/__init__.py": "", "pkg/shop.py": PRICE.format(shown), "notes.txt": "37 pages\n"}
+    test = f"from pkg.shop import price\n\ndef test_price({'' if '(2)' in check else 'count'}):\n    {check}\n"
+    found, words = needs(test, "stub", "pkg/shop.py::price", files=files)
+    if said is None:
+        (lacking,) = missing(found, words["normal"])
+        assert str(lacking) == f"{TEXTS}: pkg/shop.py::price has '37', and no example is given"
+        return
+    assert all(words["normal"].count(text) == 1 for text in said)
+    assert stated(found).count("```") == 2 * any("assert" in text for text in said)
+    assert bool(stated(found)) == bool(said)
+    assert not missing(found, words["normal"])
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "save(path)\n    assert path.read_text() == 'a;b'",
+        "save(path)\n    text = open(path).read()\n    assert 'a;b' == text",
+        "save(path)\n    assert path.read_text().split() == ['a;b', 'c']",
+        "save(path)\n    assert 'a;b' in caplog.text",
+        "save(path)\n    shown = capsys.readouterr()\n    assert shown.out == 'a;b'",
+        "save(path)\n    self.assertEqual(stream.getvalue(), 'a;b')",
+    ],
+)
+def test_what_tests_find_in_files_and_logs_is_stated_to_the_letter(check: str) -> None:
+    save = 'def save(path):\n    """Write the letters to that path, and log them."""\n    write(path, sep=";")\n'
+    files = {"pkg/__init__.py": save}
+    test = f"from pkg import save\ndef test_save(path, caplog, capsys, self, stream):\n    {check}\n"
+    found, words = needs(test, "stub", "pkg/__init__.py::save", files=files)
+    assert "- `a;b` (save)" in words["terse"]
+    assert not missing(found, words["normal"])
+    long = test.replace("a;b", "a;b" * 60)
+    found, words = needs(long, "stub", "pkg/__init__.py::save", files=files)
+    assert missing(found, words["normal"])[0].reason == TEXTS
+    plain, _ = needs(test.replace("a;b", "ab"), "stub", "pkg/__init__.py::save", files=files)
+    assert plain.texts == []
 
 
 def test_a_word_of_a_docstring_does_not_show_an_attribute() -> None:
@@ -236,7 +321,7 @@ def test_a_word_of_a_docstring_does_not_show_an_attribute() -> None:
 def test_too_many_texts_make_a_refusal() -> None:
     cases = "\n".join(f"    assert wrap('a', {-n}) == 'a width of {-n} is too narrow'" for n in range(14))
     found, words = needs(f"from pkg import wrap\ndef test_wrap():\n{cases}\n", "stub", *WRAP)
-    assert found.missing(words["normal"])[0].reason == TEXTS
+    assert missing(found, words["normal"])[0].reason == TEXTS
 
 
 @pytest.mark.parametrize(
@@ -252,11 +337,11 @@ def test_too_many_texts_make_a_refusal() -> None:
 def test_private_state_refuses_and_public_attributes_are_stated(check: str, private: list[str]) -> None:
     found, words = needs(f"from pkg import Basket\ndef test_it():\n    {check}\n", "stub", *BASKET)
     assert [*found.private] == private
-    assert [missing.reason for missing in found.missing(words["normal"])] == [PRIVATE] * len(private)
+    assert [missing.reason for missing in missing(found, words["normal"])] == [PRIVATE] * len(private)
     assert ("Attributes that the tests read: `owner_name`." in words["normal"]) == (not private)
     shown = {**FILES, "pkg/shop.py": FILES["pkg/shop.py"] + "\ndef look(basket):\n    return basket._sums\n"}
     found, words = needs(f"from pkg import Basket\ndef test_it():\n    {check}\n", "stub", *BASKET, files=shown)
-    assert not found.missing(words["normal"])
+    assert not missing(found, words["normal"])
 
 
 def test_a_private_name_that_the_gone_code_spells_is_no_text_to_state() -> None:
@@ -264,7 +349,7 @@ def test_a_private_name_that_the_gone_code_spells_is_no_text_to_state() -> None:
     check = "from pkg import Basket\ndef test_it():\n    assert '_sums' in vars(Basket('me'))\n"
     found, words = needs(check, "stub", *BASKET, files={**FILES, "pkg/shop.py": shop})
     assert "_sums" not in words["normal"]
-    assert [missing.reason for missing in found.missing(words["normal"])] == [PRIVATE]
+    assert [missing.reason for missing in missing(found, words["normal"])] == [PRIVATE]
 
 
 def test_what_no_docstring_describes_has_examples_or_is_refused() -> None:
@@ -276,12 +361,12 @@ def test_bare(number, result):
     assert got == result
 """
     found, words = needs(test, "stub", "pkg/text.py::bare")
-    assert found.examples == ["assert bare(2) == [4, 1]", "assert bare(4) == [8, 2]"]
+    assert [one.text for one in found.examples] == ["assert bare(2) == [4, 1]", "assert bare(4) == [8, 2]"]
     assert "assert bare(2) == [4, 1]" in words["terse"]
-    assert not found.missing(words["normal"])
+    assert not missing(found, words["normal"])
     others = "".join(f"def test_other_{n}(tmp_path):\n    assert bare(tmp_path)\n" for n in range(9))
     found, words = needs(test + others, "stub", "pkg/text.py::bare")  # they stand for one test of ten
-    assert found.missing(words["normal"])[0].reason == SILENT
+    assert missing(found, words["normal"])[0].reason == SILENT
     test = "from pkg.text import bare\ndef test_bare(tmp_path):\n    assert bare(tmp_path)\n"
     found, words = needs(test, "stub", "pkg/text.py::bare")
-    assert found.missing(words["normal"])[0].reason == SILENT
+    assert missing(found, words["normal"])[0].reason == SILENT

@@ -19,8 +19,8 @@ from offbook.harness import Harness, run_agent
 from offbook.loop.annotate import annotate, teachers_of
 from offbook.pocket.demonstrations import episodes
 from offbook.pocket.script import LONG_HABITS
+from offbook.pocket.tasks import Level, draft_tasks
 from offbook.sandbox import open_box
-from offbook.taskgen.pocket import Level, draft_tasks
 from offbook.tokens import ChatFormat, render_call
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, Limits, Prompt, Rollout, Task

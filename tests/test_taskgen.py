@@ -28,7 +28,6 @@ from offbook.sandbox import BoxSpec, open_box
 from offbook.taskgen.audit.corpus import Corpus, Leak, audit_all, given_away
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.harden import NO_WAY, THERE, feature_of, harden, workshop_of
-from offbook.taskgen.instruct import rewriter, usable
 from offbook.taskgen.make import MakeSettings, Outcome, make_task
 from offbook.taskgen.pipeline import (
     Made,
@@ -38,7 +37,8 @@ from offbook.taskgen.pipeline import (
 )
 from offbook.taskgen.proposals import Proposal, deletion_of, diff_in, proposer, read_proposals
 from offbook.taskgen.splits import split_of
-from offbook.taskgen.sufficient import TEXTS, missing_in
+from offbook.taskgen.told.instruct import rewriter, usable
+from offbook.taskgen.told.sufficient import TEXTS, missing_in
 from offbook.taskgen.workshop import Workshop
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.check import check_all, gold_changes

@@ -22,18 +22,19 @@ from hypothesis import strategies as st
 
 from offbook.config import load_config
 from offbook.loop.tasks import refuse_missing_tasks, task_sets
+from offbook.pocket.functions import ALL_STEPS, Function, Step, body_of, evaluate, mistakes, passes
+from offbook.pocket.repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, Spot, render_tests
+from offbook.pocket.tasks import Draft, draft_tasks, make_pocket_tasks
 from offbook.rewards import Grader
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.delete import delete_functions
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.pocket import Draft, draft_tasks, make_pocket_tasks
-from offbook.taskgen.pocket.functions import ALL_STEPS, Function, Step, body_of, evaluate, mistakes, passes
-from offbook.taskgen.pocket.repos import ARGUMENTS, MODULES, NAMES, PACKAGES, Split, Spot, render_tests
 from offbook.tasks import load_task, load_tasks, suite
 from offbook.tasks.check import check
 from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
+from offbook.tasks.twins import Twin, Twins
 from offbook.types import Context, Deleted, Interrupt, OffbookError, Rollout, Suite, Task
 
 # --- deletion: {name} stands for the function; the stubbed form of each is given beside it
@@ -520,12 +521,13 @@ def test_every_field_of_a_task_is_in_its_folder(tmp_path: Path) -> None:
         interrupt=Interrupt(3, "Wait."),
         context=Context(("pkg.py:1",), ("pkg.py:1-2",), ("pkg.py:1: E722 Do not use bare `except`",)),
         allows=("frames",),
+        num_twins=1,
     )
     plain = example(whole.folder)
     alike = {field.name for field in fields(Task) if getattr(whole, field.name) == getattr(plain, field.name)}
     shared = {"id", "origin", "difficulty", "tools", "test_files", "fail_to_pass", "pass_to_pass", "instruction"}
     assert alike == shared | {"folder", "tree", "hidden_tests", "script"}, "a new field is to be tried here too"
-    write_task(whole, EXAMPLE)
+    write_task(whole, replace(EXAMPLE, twins=Twins((Twin("test_pkg.py::test_f", 0, 1, "", "check"),))))
     assert load_task(whole.folder) == whole
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     assert load_task(moved / "tasks" / "pkg-f").suite.environment == (moved / "made").resolve()

@@ -16,19 +16,20 @@ from pathlib import Path
 import pytest
 from wrong_bodies import EQUAL, ORACLES, submission
 
+from offbook.pocket.tasks import make_pocket_tasks
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.pocket import make_pocket_tasks
-from offbook.taskgen.twins import only, trial_of
-from offbook.tasks import load_tasks
-from offbook.tasks.check import gold_changes
+from offbook.taskgen.trial.twins import only, trial_of
+from offbook.tasks import load_task, load_tasks
+from offbook.tasks.check import check_all, gold_changes
 from offbook.tasks.claims import SuiteRun
 from offbook.tasks.export import swebench_instance
+from offbook.tasks.folder import rewrite_twins
 from offbook.tasks.git import single_commit
 from offbook.tasks.grade import Grade, grade
 from offbook.tasks.judging import judged, plan
 from offbook.tasks.perturbed import read_cases
 from offbook.tasks.suite import run_rounds, suite_box
-from offbook.tasks.twins import Draw, Twin, Twins, base_of, draw, edited, told, write_twins
+from offbook.tasks.twins import Draw, Twin, Twins, base_of, draw, edited, told
 from offbook.types import OffbookError, Suite, Task
 
 TESTS = textwrap.dedent("""
@@ -279,15 +280,28 @@ def test_written_down_answers_are_a_finding_and_the_outcome_where_asked_for(task
 def test_a_task_without_twins_is_graded_as_before(task: Task, tmp_path: Path) -> None:
     folder = tmp_path / task.id
     shutil.copytree(task.folder, folder)
-    write_twins(folder / "tests", Twins())
-    old = load_tasks(tmp_path)[0]
+    rewrite_twins(load_task(folder), Twins())
+    old = load_task(folder)
     result = graded(old, gold_changes(old))
     assert (result.solved, result.twins, result.bare) == (True, 0, len(task.fail_to_pass))
     shutil.copy(task.folder / "tests/twins.json", folder / "tests/twins.json")
+    assert graded(old, gold_changes(old)).twins
     edited_file = folder / "tests/hidden" / task.fail_to_pass[0].partition("::")[0]
     edited_file.write_text(edited_file.read_text() + "\n")
     with pytest.raises(OffbookError, match=r"twins\.json does not fit .*; make the task again"):
         graded(old, gold_changes(old))
+
+
+def test_twins_that_were_lost_are_missed(task: Task, tmp_path: Path) -> None:
+    folder = tmp_path / task.id
+    shutil.copytree(task.folder, folder)
+    file = folder / "tests/twins.json"
+    written = json.loads(file.read_text())
+    file.write_text(json.dumps({**written, "twins": written["twins"][1:]}))
+    count, some = len(written["twins"]), f"{file} has {len(written['twins']) - 1} of"
+    assert asyncio.run(check_all([load_task(folder)])) == [f"{some} {count} twins; make the task again"]
+    file.unlink()
+    assert asyncio.run(check_all([load_task(folder)])) == [f"{file} is gone, with {count} twins; make the task again"]
 
 
 # --- the judge in the folder

@@ -13,7 +13,7 @@ from little_repo import deps, feature, workshop
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.nouns import Deletion
-from offbook.taskgen.verify import Verdict, VerifySettings, impacted, verify
+from offbook.taskgen.trial.verify import Verdict, VerifySettings, impacted, verify
 from offbook.taskgen.workshop import Workshop
 from offbook.tasks.suite import Round, run_rounds, suite_box
 from offbook.types import Suite

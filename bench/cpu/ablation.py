@@ -137,7 +137,7 @@ def prepare(seed: int, arguments: argparse.Namespace) -> None:
     import asyncio
 
     from offbook.pocket.model import Recipe, make_pocket
-    from offbook.taskgen.pocket import make_pocket_tasks
+    from offbook.pocket.tasks import make_pocket_tasks
 
     model, tasks = arguments.out / f"model-{seed}", arguments.out / f"tasks-{seed}"
     if not model.exists():

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from offbook.pocket.model import make_pocket
-from offbook.taskgen.pocket import make_pocket_tasks
+from offbook.pocket.tasks import make_pocket_tasks
 
 SHOWN = ("solved", "pass@2", "pass@4", "invalid_per_100", "turns", "tokens", "edit_rate", "test_edits", "flagged")
 

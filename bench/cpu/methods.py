@@ -35,9 +35,9 @@ from offbook.loop.evaluate import PARALLEL, summarize
 from offbook.loop.models import load_model
 from offbook.loop.train import train
 from offbook.pocket.model import POCKET, Recipe, make_pocket
+from offbook.pocket.tasks import make_pocket_tasks
 from offbook.runfolder import RunFolder, dump_lines, latest_checkpoint, load_lines, whole_folder, write_atomic
 from offbook.stages.sft import sft
-from offbook.taskgen.pocket import make_pocket_tasks
 from offbook.tasks import load_tasks
 from offbook.tokens import chat_for
 from offbook.train.forward import Decoder

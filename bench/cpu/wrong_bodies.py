@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from wrong_bodies import all_bodies, submission
 
+from offbook.pocket.tasks import make_pocket_tasks
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.pocket import make_pocket_tasks
 from offbook.tasks import load_tasks
 from offbook.tasks import twins as twins_module
 from offbook.tasks.check import gold_changes

@@ -43,10 +43,10 @@ from offbook.loop.resume import RolloutFiles
 from offbook.loop.tasks import task_sets
 from offbook.loop.train import Held, train
 from offbook.pocket.demonstrations import LEARNED
+from offbook.pocket.tasks import level_named, make_pocket_tasks
 from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint, whole_folder, write_atomic
 from offbook.stages.heeding import OTHER, OWN
 from offbook.stages.sft import sft
-from offbook.taskgen.pocket import level_named, make_pocket_tasks
 from offbook.types import OffbookError
 
 TAUGHT = (*LEARNED, "edit_not_applied")  # rules whose hints may teach

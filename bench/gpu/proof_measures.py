@@ -18,8 +18,8 @@ from offbook.loop.collector import chat_of
 from offbook.loop.effect import effects_of, measure, with_donor_hints
 from offbook.pocket.demonstrations import episodes, harness_of
 from offbook.pocket.script import LONG_HABITS, Habits
+from offbook.pocket.tasks import draft_tasks, level_named
 from offbook.runfolder import RunFolder
-from offbook.taskgen.pocket import draft_tasks, level_named
 from offbook.train.forward import Decoder
 from offbook.types import Feedback, Rollout, Task
 

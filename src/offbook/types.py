@@ -125,6 +125,7 @@ class Task:
     context: Context | None = None
     # Kinds of findings that the work itself calls for, by the gold patch (monitors/gold.py); None: nobody looked.
     allows: tuple[str, ...] | None = None
+    num_twins: int = 0  # in tests/twins.json, so that one which is lost is missed
 
 
 def is_test_file(path: str) -> bool:

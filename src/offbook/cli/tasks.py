@@ -73,13 +73,13 @@ def make(
     brings. The same command goes on where it was stopped."""
     from offbook.monitors.gold import annotated
     from offbook.sandbox import BoxSpec
-    from offbook.taskgen.instruct import rewriter
     from offbook.taskgen.make import MakeSettings
     from offbook.taskgen.on_ray import make_on_ray
     from offbook.taskgen.pipeline import make_tasks
     from offbook.taskgen.prepare.prepare import PrepareSettings
     from offbook.taskgen.proposals import proposer, read_proposals
     from offbook.taskgen.splits import held_out
+    from offbook.taskgen.told.instruct import rewriter
     from offbook.taskgen.workers import workers as started
 
     sources = part_of([*(sources or []), *(read_sources(listed) if listed else [])], shard)
@@ -178,7 +178,7 @@ def part_of(sources: list[str], shard: str) -> list[str]:
 @app.command("check", epilog="For example: offbook tasks check tasks")
 def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     """Gold accepted, doing nothing refused, all that tests check can be known. Exits with 1 if a task does not hold."""
-    from offbook.taskgen.sufficient import missing_in
+    from offbook.taskgen.told.sufficient import missing_in
     from offbook.tasks.check import check_all, readable
     from offbook.tasks.folder import tasks_at
 
@@ -242,7 +242,7 @@ def show(
     `pocket` is the held-out pocket tasks, `pocket-long` those that lack several functions, `pocket-long-3-8` with a
     number of them; they are made if they are not there yet.
     """
-    from offbook.taskgen.pocket import level_named
+    from offbook.pocket.tasks import level_named
     from offbook.tasks.folder import tasks_at
     from offbook.tasks.select import History
 

@@ -12,7 +12,7 @@ from offbook.config import Config, cache_folder
 from offbook.evals.sides import NUM_TASKS, SIDES, make_side
 from offbook.loop.models import Progress, quiet
 from offbook.loop.tasks import held_out, task_sets, tasks_at, with_source
-from offbook.taskgen.pocket import level_named
+from offbook.pocket.tasks import level_named
 from offbook.tasks import load_tasks
 from offbook.types import OffbookError, Task
 

@@ -33,11 +33,11 @@ from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache,
 from offbook.loop.samplers import Samplers
 from offbook.loop.slots import Seat
 from offbook.monitors.policy import Monitors, monitors_of, withhold
+from offbook.pocket.tasks import level_named
 from offbook.recorder import Session as Recorder
 from offbook.rewards import Grader, Rewards, compose
 from offbook.runfolder import is_adapter
 from offbook.sandbox import Box, BoxSpec, BwrapBox
-from offbook.taskgen.pocket import level_named
 from offbook.tasks.grade import Grade
 from offbook.tasks.suite import suite_box
 from offbook.tokens import Chat, byte_chat, chat_for, render_call

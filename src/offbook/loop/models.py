@@ -67,7 +67,6 @@ def pocket_cache() -> Path:
         "harness",
         "pocket",
         "sandbox",
-        "taskgen/pocket",
         "tasks",
         "tokens",
         "train",

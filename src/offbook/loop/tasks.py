@@ -15,10 +15,10 @@ from typing import Any
 
 from offbook.config import Config, cache_folder
 from offbook.loop.models import Progress, pocket_cache, quiet
+from offbook.pocket.tasks import level_named, make_pocket_tasks
 from offbook.runfolder import RunFolder, write_atomic
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.audit.corpus import Corpus, removed_from
-from offbook.taskgen.pocket import level_named, make_pocket_tasks
 from offbook.tasks import load_task, load_tasks
 from offbook.tasks.select import History, Sampler, TasksUsedUp
 from offbook.types import OffbookError, Rollout, Task

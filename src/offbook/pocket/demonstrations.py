@@ -28,12 +28,11 @@ from offbook.harness import Harness, run_agent
 from offbook.harness.toolsets import prompt as prompt_named
 from offbook.orphans import end_with
 from offbook.pocket.script import LONG_HABITS, Habits, LongScript, Script
+from offbook.pocket.tasks import SHORT_LEVEL, TEST_COMMAND, Draft, Level, draft_tasks
 from offbook.pocket.testing import report as test_report
 from offbook.runfolder import dump_lines, write_atomic
 from offbook.sandbox import ProcessBox
 from offbook.sandbox.box import ExecResult
-from offbook.taskgen.pocket import Draft, Level, draft_tasks
-from offbook.taskgen.pocket.tasks import SHORT_LEVEL, TEST_COMMAND
 from offbook.tasks.folder import write_files
 from offbook.tokens import HERMES, Chat, ChatFormat, chat_for
 from offbook.types import Completion, Limits, Prompt, Rollout, Sample, Task

@@ -20,8 +20,8 @@ from offbook.harness.toolsets import prompt
 from offbook.pocket.demonstrations import learned_rules, make_demonstrations
 from offbook.pocket.imitation import imitate
 from offbook.pocket.script import Habits, Script
+from offbook.pocket.tasks import draft_tasks
 from offbook.runfolder import whole_folder
-from offbook.taskgen.pocket import draft_tasks
 from offbook.tokens import BLOCK_END, BLOCK_START, CALL_END, CALL_START
 
 CHAT_TEMPLATE = (

@@ -7,10 +7,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from offbook.taskgen.pocket import Draft
-from offbook.taskgen.pocket.functions import evaluate, passes
-from offbook.taskgen.pocket.repos import Spot, path_of_tests, seen_by_first, with_other_constant
-from offbook.taskgen.pocket.tasks import TEST_COMMAND
+from offbook.pocket.functions import evaluate, passes
+from offbook.pocket.repos import Spot, path_of_tests, seen_by_first, with_other_constant
+from offbook.pocket.tasks import TEST_COMMAND, Draft
 from offbook.tokens import render_call
 
 INVENTED = {

@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 
 from offbook.config import ConfigError, PretrainConfig
 from offbook.loop.models import Progress
+from offbook.pocket.tasks import draft_tasks
 from offbook.taskgen.nouns import Unprepared
-from offbook.taskgen.pocket import draft_tasks
 from offbook.taskgen.prepare.source import fetch
 from offbook.taskgen.repeated import SAME, Sketch, shared, sketch_of
 from offbook.tasks.contamination import Sought, repository_of

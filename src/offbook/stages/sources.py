@@ -23,8 +23,8 @@ from offbook.harness import Harness
 from offbook.harness.tools import TOOLS
 from offbook.loop.models import Progress, chat_folder, pocket_cache, positions
 from offbook.pocket.demonstrations import harness_of, write_demonstrations
+from offbook.pocket.tasks import level_named
 from offbook.runfolder import RunFolder, read_lines
-from offbook.taskgen.pocket import level_named
 from offbook.train.checkpoint import TOKENIZER_FILES
 from offbook.types import Message, OffbookError, Rollout, ToolSpec
 

@@ -6,7 +6,6 @@ Tests alone would tie strangers together: the words of an error to saving and lo
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import PurePosixPath
 
 from offbook.taskgen.delete.names import BUILTIN
 from offbook.taskgen.delete.symbols import Function, Symbols
-from offbook.taskgen.nouns import Feature, FunctionKey, Kind, Map
+from offbook.taskgen.nouns import Feature, FunctionKey, Kind, Map, identity_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +176,7 @@ class Finder:
         module = path.parent.name if path.name == "__init__.py" else path.stem
         name = targets[0].name if kind == "single" else f"{targets[0].name}-and-{len(targets) - 1}"
         digest = hashlib.sha256("\n".join(map(str, functions)).encode()).hexdigest()[:6]
-        identity = re.sub(r"[^a-z0-9]+", "-", f"{self.settings.repo}-{module}-{name}-{digest}".lower())
+        identity = identity_of(self.settings.repo, module, name, digest)
         return Feature(identity, kind, targets, functions, tuple(sorted(set(tests))))
 
     def _distinct(self, features: list[Feature]) -> list[Feature]:

@@ -12,23 +12,24 @@ from pathlib import Path
 
 from offbook.copies import shared_code
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.context import context_of
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.symbols import Function
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.instruct import Rewrite, complete, instructions
 from offbook.taskgen.nouns import Deletion, Feature, Level
 from offbook.taskgen.prepare.prepare import PrepareSettings
 from offbook.taskgen.proposals import Propose
 from offbook.taskgen.repeated import Taken, sketch_of
-from offbook.taskgen.sufficient import Evidence, Needs
-from offbook.taskgen.verify import Clock, Verdict, VerifySettings, verify
+from offbook.taskgen.told.context import context_of
+from offbook.taskgen.told.instruct import Rewrite, complete, instructions
+from offbook.taskgen.told.needs import Evidence, Needs
+from offbook.taskgen.told.sufficient import missing
+from offbook.taskgen.trial.verify import Clock, Verdict, VerifySettings, verify
 from offbook.taskgen.workshop import Workshop, hidden_of, product_of, requirements_of
 from offbook.tasks.check import check_gold
-from offbook.tasks.folder import Contents, load_task, places, rewrite_settings, write_task
+from offbook.tasks.folder import Contents, load_task, places, rewrite_settings, rewrite_twins, write_task
 from offbook.tasks.git import changed_lines, gold_patch, single_commit
 from offbook.tasks.shared import share
-from offbook.tasks.twins import Twins, write_twins
+from offbook.tasks.twins import Twins
 from offbook.types import Deleted, OffbookError, Task
 
 TOOLS = ("read_file", "edit_file", "list_dir", "search_codebase", "run_command", "run_tests", "todo", "finish")
@@ -143,11 +144,9 @@ class _Told:
     async def objection(self, seen: Verdict) -> tuple[str, str] | None:
         """That it gives the code away, or does not say what the tests ask for."""
         removed, clock = self.deletion.removed, self.clock
-        clock.skip()  # what came before is on the verdict's clock
         self.shown = shown = await asyncio.to_thread(self.show, self.workshop, self.deletion, seen)
         clock.mark("words")
-        library = False  # which was searched before
-        leaks = await asyncio.to_thread(self.workshop.leaks, self.deletion, shown.tree, library=library)
+        leaks = await asyncio.to_thread(self.workshop.leaks, self.deletion, shown.tree, library=False)  # as before
         clock.mark("leaks")
         if leaks:
             return COPIED, str(leaks[0])
@@ -159,9 +158,9 @@ class _Told:
         for text in self.words.values():
             if why := shared_code(text, removed):
                 return "the instruction gives it away", why
-        missing = shown.needs.missing(self.words[self.settings.wording])
+        lacking = missing(shown.needs, self.words[self.settings.wording])
         clock.mark("words")
-        return (missing[0].reason, missing[0].evidence) if missing else None
+        return (lacking[0].reason, lacking[0].evidence) if lacking else None
 
 
 async def task_from(
@@ -185,14 +184,13 @@ async def task_from(
     outcome = Outcome(feature.id, workshop.repository.name, feature.kind, deletion.level, sketch=sketch)
 
     def ended(refused: str, evidence: str = "") -> Outcome:
-        stages = {**clock.stages, **verdict.stages}
         return replace(
             outcome,
             refused=refused,
             evidence=evidence,
             seconds=clock.total_s,
             test_s=verdict.test_s,
-            stages=stages,
+            stages=clock.stages,
             sketch=() if refused else sketch,
         )
 
@@ -205,8 +203,7 @@ async def task_from(
     if leaks:
         return ended(COPIED, str(leaks[0]))
     told = _Told(workshop, deletion, settings, show, clock)
-    verdict = await verify(workshop, deletion, spec, settings.verify, told.objection)
-    clock.skip()  # it has a clock of its own
+    verdict = await verify(workshop, deletion, spec, settings.verify, told.objection, clock)
     if verdict.refused:
         return ended(verdict.refused, verdict.evidence)
     shown, words = told.shown, told.words
@@ -233,7 +230,7 @@ async def task_from(
         clock.mark("write")
         why = await check_gold(load_task(draft), spec)  # without it the tests were seen red
         if why and verdict.twins.twins:  # tests that do not bear to be run twice
-            write_twins(draft / "tests", Twins())
+            rewrite_twins(task, Twins())
             verdict = replace(verdict, twins=Twins())
             why = await check_gold(load_task(draft), spec)
         clock.mark("gold")

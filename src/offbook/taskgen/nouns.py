@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,9 +116,19 @@ class Deletion:
         return tuple(map(str, self.feature.targets))
 
 
+def identity_of(*parts: str) -> str:
+    """What a task is called, from words of any kind."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower())
+
+
 def files_of(tests: Iterable[str]) -> list[str]:
     """The test files of some node ids."""
     return sorted({test.partition("::")[0] for test in tests})
+
+
+def is_inside(path: str, places: Iterable[str]) -> bool:
+    """Whether it is one of these files, or lies in one of these folders."""
+    return any(path == place or path.startswith(f"{place}/") for place in places)
 
 
 def is_test_code(path: str) -> bool:

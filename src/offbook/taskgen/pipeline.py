@@ -34,19 +34,19 @@ from offbook.sandbox import BoxSpec
 from offbook.taskgen.features import FeatureSettings, Finder
 from offbook.taskgen.make import MakeSettings, Outcome, make_task, task_from
 from offbook.taskgen.nouns import LEVELS, Feature, Level, Unprepared
-from offbook.taskgen.prepare.prepare import Told, prepare
+from offbook.taskgen.prepare.prepare import Told, clear, prepare
 from offbook.taskgen.prepare.source import one_spelling
 from offbook.taskgen.prepare.tests import map_tests
 from offbook.taskgen.proposals import Proposal, Refused, apply_proposal, deletion_of
 from offbook.taskgen.releases.changelog import entries_between
-from offbook.taskgen.releases.cut import CutSettings, Piece, cut_release
+from offbook.taskgen.releases.cut import Piece, cut_release
 from offbook.taskgen.releases.jumps import is_release, jumps
 from offbook.taskgen.releases.make import make_piece
 from offbook.taskgen.releases.pieces import identity
 from offbook.taskgen.releases.release import open_release, prepare_release
 from offbook.taskgen.repeated import Taken
 from offbook.taskgen.splits import settle
-from offbook.taskgen.verify import ENDLESS
+from offbook.taskgen.trial.verify import ENDLESS
 from offbook.taskgen.workshop import Workshop, open_workshop
 from offbook.types import OffbookError
 
@@ -55,7 +55,7 @@ REPOSITORIES = 2  # that candidates are taken from at a time: while one is read,
 POLL_S = 2.0  # between looks at what another process holds
 OURS = "an error of the factory"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)  # will not be better with the next one
-LATE = re.compile(r"Timeout|stopped in|longer than \d+ s|did not end|timed out")
+LATE = re.compile(r"Timeout|stopped in|imported within|longer than \d+ s|did not end|timed out")
 _OUTCOME = TypeAdapter(Outcome)
 
 
@@ -203,7 +203,7 @@ class _Run:
                 raise
             kind = "" if isinstance(error, OffbookError) else f"{type(error).__name__}: "
             made.unprepared = f"it cannot be prepared ({kind}{error})"
-            _clear(folder)
+            clear(folder)
         if made.unprepared:
             made.log = str(folder / "prepare.log") if (folder / "prepare.log").is_file() else ""
             self.on_outcome(made)
@@ -270,7 +270,7 @@ class _Run:
 
     async def releases(self, made: Made, workshop: Workshop) -> None:
         release = open_release(workshop)
-        cut = await cut_release(release, self.spec, CutSettings(), self.progress)
+        cut = await cut_release(release, self.spec, self.progress)
         entries = entries_between(release.old_files, release.new_files, release.repository.version)
 
         def candidate(piece: Piece) -> _Candidate:
@@ -371,15 +371,6 @@ def record(path: Path, outcome: Outcome) -> None:
     """In one write, so that lines of two processes do not run into each other."""
     with open(path, "ab", buffering=0) as file:
         file.write(_OUTCOME.dump_json(outcome) + b"\n")
-
-
-def _clear(folder: Path) -> None:
-    """Nothing half-made stays; the log does, and whoever holds the folder still does."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name not in ("prepare.log", ".lock"):
-            path.unlink()
 
 
 def folder_name(source: str) -> str:

@@ -19,9 +19,9 @@ from offbook import syntax
 from offbook.client import Client
 from offbook.copies import parsed, statements, undocumented
 from offbook.taskgen.delete.names import Definition
-from offbook.taskgen.delete.symbols import Function, read_symbols
-from offbook.taskgen.instruct import PROMPTS
-from offbook.taskgen.nouns import Deletion, Feature, is_test_code
+from offbook.taskgen.delete.symbols import read_symbols
+from offbook.taskgen.nouns import Deletion, Feature, identity_of, is_test_code
+from offbook.taskgen.told.instruct import PROMPTS
 from offbook.taskgen.workshop import Workshop
 from offbook.tasks.git import BadPatch, applied, touched_by
 from offbook.types import STRICT, OffbookError
@@ -99,7 +99,9 @@ def deletion_of(workshop: Workshop, proposal: Proposal, changed: Mapping[str, st
     after = read_symbols(left, symbols.import_roots).functions
     before = {key: function for key, function in symbols.functions.items() if key.path in changed}
     gone = before.keys() - after.keys()
-    touched = {key for key in before.keys() - gone if _source(files, before[key]) != _source(left, after[key])}
+    was = {key: function.source(files[key.path]) for key, function in before.items()}
+    now = {key: function.source(left[key.path]) for key, function in after.items()}
+    touched = {key for key in before.keys() - gone if was[key] != now[key]}
     functions = tuple(sorted(gone | touched))
     tests = {test for key in functions for test in workshop.map.tests_of.get(key, ())}
     if not functions:
@@ -112,17 +114,11 @@ def deletion_of(workshop: Workshop, proposal: Proposal, changed: Mapping[str, st
     targets = tuple(key for key in functions if before[key].public and not before[key].nested)
     digest = hashlib.sha256(proposal.patch.encode()).hexdigest()[:6]
     name = proposal.name or (targets or functions)[0].name
-    identity = re.sub(r"[^a-z0-9]+", "-", f"{workshop.repository.name}-{name}-{digest}".lower())
+    identity = identity_of(workshop.repository.name, name, digest)
     feature = Feature(identity, "single", targets or functions[:1], functions, tuple(sorted(tests)))
-    removed = {str(key): _source(files, before[key]) for key in functions}
-    stubbed = tuple(key for key in sorted(touched) if _only_raises(_source(left, after[key])))
+    removed = {str(key): was[key] for key in functions}
+    stubbed = tuple(key for key in sorted(touched) if _only_raises(now[key]))
     return Deletion(feature, "gone" if gone else "stub", dict(changed), removed, stubbed, tuple(sorted(gone)))
-
-
-def _source(files: Mapping[str, str], function: Function) -> str:
-    """All definitions of that name."""
-    lines = files[function.key.path].split("\n")
-    return "\n".join(line for first, last in function.lines for line in lines[first - 1 : last])
 
 
 def _only_raises(source: str) -> bool:

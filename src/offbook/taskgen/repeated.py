@@ -7,27 +7,25 @@ layout. Of that set the smallest hashes are kept, which is enough to tell which 
 
 from __future__ import annotations
 
-import ast
-import io
 import json
-import tokenize
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from offbook.copies import divided, normalise, parsed, tokens_of, without_comments
+
 SHINGLE, KEPT = 5, 64
 SAME = 0.7  # of the runs of both
 MOST = 200  # that are compared: those that have most in common
-LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 Sketch = tuple[int, ...]
 
 
 def sketch_of(sources: Iterable[str]) -> Sketch:
     found: set[int] = set()
     for source in sources:
-        words = _words(source)
+        words = tokens_of(normalise(divided(*parsed(without_comments(source)))[1]))
         for start in range(max(1, len(words) - SHINGLE + 1)):
             found.add(zlib.crc32(" ".join(words[start : start + SHINGLE]).encode()))
     return tuple(sorted(found)[:KEPT])
@@ -38,21 +36,6 @@ def shared(one: Sketch, other: Sketch) -> float:
     size = KEPT if KEPT in (len(one), len(other)) else len({*one, *other})
     smallest = sorted({*one, *other})[:size]
     return len({*smallest} & {*one} & {*other}) / len(smallest) if smallest else 0.0
-
-
-def _words(source: str) -> list[str]:
-    """The tokens, as Python sees them; the words of what it cannot read."""
-    with suppress(SyntaxError, ValueError, RecursionError):  # of a method: it is indented
-        tree = ast.parse(f"if 1:\n{source}").body[0] if source[:1] in (" ", "\t") else ast.parse(source)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node):
-                node.body = node.body[1:] or [ast.Pass()]
-        source = "\n".join(map(ast.unparse, getattr(tree, "body")))  # noqa: B009  # of a module or of `if 1`
-    try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    except (SyntaxError, tokenize.TokenError):
-        return source.split()
-    return [token.string for token in tokens if token.type not in LAYOUT]
 
 
 class Taken:

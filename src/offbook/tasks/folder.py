@@ -85,7 +85,7 @@ _TASK, _SHARED_TASK = TypeAdapter(Task), TypeAdapter(SharedTask)
 
 def write_task(task: Task, contents: Contents, harbor: bool = True) -> None:
     """Into `task.folder`. `harbor`: with what Harbor needs to judge it by itself."""
-    folder = task.folder
+    folder, task = task.folder, replace(task, num_twins=len(contents.twins.twins))
     if contents.base is not None:
         shutil.copytree(contents.base, task.tree, symlinks=True)
     write_files(task.tree, contents.tree)
@@ -122,6 +122,12 @@ def write_whole(task: Task, folder: Path) -> None:
 def rewrite_settings(task: Task) -> None:
     """The folder's task.toml, after something of the task has been found out."""
     write_files(task.folder, {"task.toml": _settings_of(task)})
+
+
+def rewrite_twins(task: Task, twins: Twins) -> None:
+    """Other ones than the folder was written with."""
+    write_twins(task.folder / "tests", twins)
+    rewrite_settings(replace(task, num_twins=len(twins.twins)))
 
 
 def _settings_of(task: Task) -> str:

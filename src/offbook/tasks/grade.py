@@ -89,9 +89,13 @@ async def grade(
 
 def twins_of(task: Task) -> Twins:
     try:
-        return read_twins(task.folder / "tests", task.hidden_tests)
+        found = read_twins(task.folder / "tests", task.hidden_tests)
     except ValueError as error:
         raise OffbookError(str(error)) from error
+    if len(found.twins) < task.num_twins:
+        left = f"has {len(found.twins)} of" if found.twins else "is gone, with"
+        raise OffbookError(f"{task.folder}/tests/twins.json {left} {task.num_twins} twins; make the task again")
+    return found
 
 
 def counted(task: Task, path: str) -> bool:

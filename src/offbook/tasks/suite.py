@@ -87,10 +87,11 @@ async def run_rounds(
     max_tests: int = MAX_TESTS,
     sources: Sequence[str] = (),
     product: Sequence[str] = (),
+    collect_s: float = 0.0,
 ) -> list[SuiteRun]:
     """Run tests in a box made by `suite_box`. Several rounds, one after the other, take little more than their tests:
     Python and pytest start once. The functions of `sources` that each test enters are told too, and what code below
-    `product` looks at."""
+    `product` looks at. With `collect_s` that is how long tests may take to be imported."""
     # In the tree, because that is the only place of a box that can be written to; the worker takes them away at once.
     order_file, *round_files = (f".offbook-{secrets.token_hex(16)}.json" for _ in range(1 + len(rounds)))
     for path, one in zip(round_files, rounds, strict=True):
@@ -101,6 +102,7 @@ async def run_rounds(
         "sources": list(sources),
         "product": list(product),
         "max_tests": max_tests,
+        "collect_s": collect_s,
         "pytest": not all(one.calls for one in rounds),
         "places": PLACES if isinstance(box, BwrapBox) else [],
         "starts": [_start_of(one, options_of(suite, one.per_test_s)) for one in rounds],

@@ -134,7 +134,8 @@ def _within(path: str, folders: tuple[str, ...]) -> bool:
 def _make_root(root: str, readonly: list[str]) -> None:
     for path in (TREE, HOME, TEMPORARY, HISTORY, "/usr", "/proc", "/dev", "/etc", "/run", "/var", *readonly):
         os.makedirs(root + path, exist_ok=True)
-    os.symlink("../tmp", f"{root}/var/tmp")
+    if not os.path.isdir(f"{root}/var/tmp"):  # or an interpreter lies there, and it is read-only
+        os.symlink("../tmp", f"{root}/var/tmp")
     for name in SYSTEM:
         if os.path.islink(f"/{name}"):
             os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")

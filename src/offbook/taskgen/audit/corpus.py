@@ -22,6 +22,7 @@ from offbook import copies
 from offbook.sandbox import hidden_in_boxes
 from offbook.taskgen.audit import bytecode
 from offbook.taskgen.audit.reading import Leaf, files_below, leaves, links_out
+from offbook.taskgen.nouns import is_inside
 from offbook.types import OffbookError, Task
 
 LIBRARY = "python"  # how the standard library is called in a leak's path
@@ -251,18 +252,13 @@ def given_away(
     """All leaks, unless they are no more than the product repeating itself: small parts of what was removed, no target
     among them, that other code of the product has as well. Whoever reads that code does what the task asks for."""
     wanted = {*targets}
-    repeated_in_product = {leak.what for leak in leaks if _is_in(leak.path, product)}
+    repeated_in_product = {leak.what for leak in leaks if is_inside(leak.path.removeprefix("tree/"), product)}
     for leak in leaks:
         committed = leak.path.startswith("tree/.git!") and leak.what in repeated_in_product  # the same file once more
-        if leak.what in wanted or not (committed or _is_in(leak.path, product)):
+        if leak.what in wanted or not (committed or is_inside(leak.path.removeprefix("tree/"), product)):
             return list(leaks)
     repeated = sum(len(removed[what].split("\n")) for what in {leak.what for leak in leaks})
     return [] if repeated <= REPEATED * sum(len(source.split("\n")) for source in removed.values()) else list(leaks)
-
-
-def _is_in(path: str, product: Sequence[str]) -> bool:
-    inside = path.removeprefix("tree/")
-    return any(inside == place or inside.startswith(f"{place}/") for place in product)
 
 
 def standard_library(environment: Path) -> Corpus:

@@ -32,6 +32,13 @@ def plain_dotted(node: ast.AST) -> str:
     return "" if through else dotted(node)
 
 
+def binds(statement: ast.AST) -> set[str]:
+    """Names that it gives a value: its own, or all that it assigns."""
+    if isinstance(statement, Definition | ast.ClassDef):
+        return {statement.name}
+    return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
 def last(name: str) -> str:
     return name.rpartition(".")[2]
 

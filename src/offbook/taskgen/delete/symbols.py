@@ -41,8 +41,7 @@ class Module:
 
     @property
     def package(self) -> str:
-        """What relative imports start from."""
-        return self.name if self.path.endswith("__init__.py") else self.name.rpartition(".")[0]
+        return package_of(self.path, self.name)
 
     def imports_module(self, name: str) -> bool:
         return any(name in {imported.module, f"{imported.module}.{imported.name}"} for imported in self.imports)
@@ -61,6 +60,11 @@ class Function:
     decorators: tuple[str, ...]
     statements: int  # of all bodies; docstrings, pass and ... do not count
     body_lines: int
+
+    def source(self, text: str) -> str:
+        """All its definitions, of the text of its file."""
+        lines = text.split("\n")
+        return "\n".join(line for first, last in self.lines for line in lines[first - 1 : last])
 
     @property
     def simple(self) -> str:
@@ -115,16 +119,20 @@ def definitions(source: str) -> frozenset[str]:
 
 def read_module(path: str, tree: ast.Module, import_roots: tuple[str, ...]) -> Module:
     name = module_name(path, import_roots)
-    package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
     bases = {
         node.name: tuple(last(dotted(base)) for base in node.bases)
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     }
     return Module(
-        path, name, ast.get_docstring(tree) or "", _exports(tree), tuple(_imports(tree, package, top=True)),
-        frozenset(_bound(tree.body)), bases,
+        path, name, ast.get_docstring(tree) or "", _exports(tree),
+        tuple(_imports(tree, package_of(path, name), top=True)), frozenset(_bound(tree.body)), bases,
     )  # fmt: skip
+
+
+def package_of(path: str, module: str) -> str:
+    """What relative imports start from."""
+    return module if path.endswith("__init__.py") else module.rpartition(".")[0]
 
 
 def module_name(path: str, import_roots: Iterable[str]) -> str:

@@ -29,11 +29,11 @@ from offbook.harness import Harness, run_agent
 from offbook.runfolder import write_atomic
 from offbook.sandbox import Box, BoxSpec, open_box
 from offbook.sandbox.egress import DOOR, SOCKET, EgressProxy, OutwardBox, entry
-from offbook.taskgen.instruct import PROMPTS
 from offbook.taskgen.nouns import Repository, Unprepared
 from offbook.taskgen.prepare.dependencies import LIMIT_MB, settle
 from offbook.taskgen.prepare.prepare import Stuck, Told
 from offbook.taskgen.prepare.source import file_urls, pip_settings, run_quietly, without_secrets
+from offbook.taskgen.told.instruct import PROMPTS
 from offbook.tasks.suite import StartFailed, suite_box
 from offbook.tokens import byte_chat, render_call
 from offbook.types import STRICT, Limits, ModelLost, OffbookError, Task

@@ -100,12 +100,11 @@ async def prepare(
         if not runs_on(project.requires_python, python.version):
             raise Unprepared(needs_another(project.name, project.requires_python, python.version))
         repository = await _made_ready(project, folder, box, settings, python, progress)
-    except StartFailed as error:
-        _clear(folder, str(error))
+    except (StartFailed, Unprepared) as error:
+        if marker.is_file():  # there was a source
+            _log(folder, str(error))
+        clear(folder)
         raise Unprepared(str(error)) from error
-    except Unprepared as error:
-        _clear(folder, str(error))
-        raise
     save_repository(repository)
     return repository
 
@@ -244,14 +243,12 @@ def _log(folder: Path, text: str) -> None:
         file.write(text.rstrip() + "\n")
 
 
-def _clear(folder: Path, reason: str) -> None:
-    """Nothing half-made stays. The log does, where there was a source."""
-    had_source = (folder / "source.json").is_file()
-    for name in ("tree", "deps", "deps.before", "modules", "python", "fetched"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in ("source.json", "project.json", "dependencies.json", "set_up.json"):
-        (folder / name).unlink(missing_ok=True)
-    if had_source:
-        _log(folder, reason)
-    elif folder.is_dir() and not any(folder.iterdir()):
+def clear(folder: Path) -> None:
+    """Nothing half-made stays. The log does, and whoever holds the folder still does."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name not in ("prepare.log", ".lock"):
+            path.unlink()
+    if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

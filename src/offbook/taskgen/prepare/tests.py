@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ MOST_CONFTESTS = 20  # that may keep their folders' tests from running
 class BaselineLimits:
     suite_s: float = 300.0
     per_test_s: float = PER_TEST_S
+    collect_s: float = 60.0  # until all tests are imported
     min_tests: int = 10
     max_tests: int = MAX_TESTS
 
@@ -104,7 +106,7 @@ async def find_baseline(
 
 def _refuse_hopeless(repository: Repository, run: SuiteRun, limits: BaselineLimits) -> None:
     if run.timed_out and not run.collected:
-        raise Unprepared(f"the tests of {repository.name} cannot be imported within {limits.suite_s:.0f} s")
+        raise Unprepared(f"the tests of {repository.name} cannot be imported within {limits.collect_s:.0f} s")
     if run.exit_code not in COMPLETED and not run.passed:
         raise Unprepared(f"the tests of {repository.name} cannot be run ({_last_words(run)})")
     if not run.collected and run.broken:
@@ -145,10 +147,12 @@ async def _whole_run(
     for attempt in range(ATTEMPTS):
         files = repository.test_files if tests is None else files_of(tests)
         async with await suite_box(repository.tree, repository.suite, spec) as box:
-            whole = Round(files, tests, per_test_s=limits.per_test_s)
+            whole, began = Round(files, tests, per_test_s=limits.per_test_s), time.monotonic()
             (run,) = await run_rounds(
-                box, repository.suite, [whole], limits.suite_s, hash_seed=hash_seed, max_tests=limits.max_tests
-            )
+                box, repository.suite, [whole], limits.suite_s,
+                hash_seed=hash_seed, max_tests=limits.max_tests, collect_s=limits.collect_s,
+            )  # fmt: skip
+            run.timed_out |= not run.collected and time.monotonic() - began > limits.collect_s
         state.collected = state.collected or run.collected
         for path, reason in run.broken.items():
             state.excluded.setdefault(path, f"cannot be collected: {reason}")

@@ -24,20 +24,16 @@ from offbook.tasks.grade import put
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 
 START_S, SLOWER = 20.0, 4.0
+MAX_PIECES = 40
+MAX_ROUNDS = 800  # of tests, for one jump
+PROBED = 12  # tests that speak for those with the same changed functions
+SHARED = 0.5  # of the lines of two pieces, from which on they are one
+AT_A_TIME = 12  # rounds in one box
+NOTICING_S = 20.0  # how long the tests may take, together, that a piece must not break
 MORE_THAN_SOURCE = "needs more than the product's Python files"
 TOO_MANY = "the cutting was stopped before it"
 BREAKS = "its hunks alone break other tests"
 Passing = Callable[[Sequence[frozenset[int]]], Awaitable[list[bool]]]
-
-
-@dataclass(frozen=True, slots=True)
-class CutSettings:
-    max_pieces: int = 40
-    max_rounds: int = 800  # of tests, for one jump
-    probed: int = 12  # tests that speak for those with the same changed functions
-    shared: float = 0.5  # of the lines of two pieces, from which on they are one
-    at_a_time: int = 12  # rounds in one box
-    noticing_s: float = 20.0  # how long the tests may take, together, that a piece must not break
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +52,14 @@ class Cut:
     rounds: int
 
 
-async def cut_release(release: Release, spec: BoxSpec, settings: CutSettings, progress: Callable[[str], None]) -> Cut:
+async def cut_release(release: Release, spec: BoxSpec, progress: Callable[[str], None]) -> Cut:
     """Kept in folder/cut.json and made only once."""
     path = release.repository.folder / "cut.json"
     texts = "\0".join(f"{hunk.path}\0{hunk.old}\0{hunk.new}" for hunk in release.hunks.hunks)
     digest = hashlib.sha256(texts.encode()).hexdigest()  # pieces name hunks by their numbers
     if path.is_file() and (data := json.loads(path.read_bytes())).get("digest") == digest:
         return _loaded(data)
-    found = await _Cutter(release, spec, settings, progress).cut()
+    found = await _Cutter(release, spec, progress).cut()
     write_atomic(path, json.dumps({**asdict(found), "digest": digest}))
     return found
 
@@ -81,7 +77,6 @@ class OutOfRounds(Exception):
 class _Cutter:
     release: Release
     spec: BoxSpec
-    settings: CutSettings
     progress: Callable[[str], None]
     rounds: int = 0
     stable: set[str] = field(default_factory=set)
@@ -108,11 +103,11 @@ class _Cutter:
             tests = [test for test in alike if test in left]
             if not tests:
                 continue
-            if len(found) >= self.settings.max_pieces:
+            if len(found) >= MAX_PIECES:
                 refused.append(Piece((), tuple(tests), TOO_MANY, tests[0]))
                 continue
             try:
-                hunks = await self._needed(self.closure(entered), tests[: self.settings.probed], every)
+                hunks = await self._needed(self.closure(entered), tests[:PROBED], every)
             except OutOfRounds:
                 refused.append(Piece((), tuple(tests), TOO_MANY, tests[0]))
                 continue
@@ -186,7 +181,7 @@ class _Cutter:
             mine = {*piece.hunks}
             for place, other in enumerate(merged):
                 theirs = {*other.hunks}
-                if weight(mine & theirs) >= self.settings.shared * weight(mine | theirs):
+                if weight(mine & theirs) >= SHARED * weight(mine | theirs):
                     merged[place] = Piece(tuple(sorted(mine | theirs)), tuple(sorted({*piece.tests, *other.tests})))
                     break
             else:
@@ -200,7 +195,7 @@ class _Cutter:
             for _ in range(2):
                 if broken:
                     more = frozenset[int]().union(*self._alike(broken))
-                    tests = [*piece.tests[: self.settings.probed], *broken[: self.settings.probed]]
+                    tests = [*piece.tests[:PROBED], *broken[:PROBED]]
                     hunks = await self._needed(self.closure(hunks | more), tests, every)
                 noticing = self._noticing(hunks)
                 (run,) = await self.run([hunks], [*noticing, *waiting])
@@ -218,18 +213,18 @@ class _Cutter:
         seconds, found, spent_s = self.release.repository.seconds, list[str](), 0.0
         for test in sorted(entering & self.stable, key=lambda test: (seconds[test], test)):
             spent_s += seconds[test]
-            if spent_s > self.settings.noticing_s:
+            if spent_s > NOTICING_S:
                 break
             found.append(test)
         return found
 
     async def run(self, sets: Sequence[frozenset[int]], tests: Sequence[str]) -> list[SuiteRun]:
         """The tests with each set of hunks on the older release."""
-        if self.rounds + len(sets) > self.settings.max_rounds:
+        if self.rounds + len(sets) > MAX_ROUNDS:
             raise OutOfRounds
         self.rounds += len(sets)
         found: list[SuiteRun] = []
-        step = self.settings.at_a_time
+        step = AT_A_TIME
         for start in range(0, len(sets), step):
             found += await self._run(sets[start : start + step], tests)
         return found

@@ -14,8 +14,8 @@ from offbook.taskgen.releases.pieces import change_of, identity
 from offbook.taskgen.releases.release import Release
 from offbook.taskgen.releases.request import requests
 from offbook.taskgen.repeated import Taken
-from offbook.taskgen.sufficient import Evidence, Needs
-from offbook.taskgen.verify import Verdict
+from offbook.taskgen.told.needs import Evidence, Needs
+from offbook.taskgen.trial.verify import Verdict
 from offbook.taskgen.workshop import Workshop
 
 MAX_LINES = 1200

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import PurePosixPath
 
 from offbook.taskgen.delete.symbols import Symbols, read_symbols
-from offbook.taskgen.nouns import Deletion, Feature, FunctionKey
+from offbook.taskgen.nouns import Deletion, Feature, FunctionKey, identity_of
 from offbook.taskgen.releases.cut import Piece
 from offbook.taskgen.releases.release import Release
 from offbook.taskgen.workshop import Workshop
@@ -37,8 +36,7 @@ def identity(release: Release, piece: Piece) -> str:
     named = next((hunk for hunk in sorted(hunks, key=lambda hunk: -hunk.changed_lines) if hunk.name), None)
     stem = PurePosixPath(hunks[0].path).stem if hunks else "nothing"
     digest = hashlib.sha256("\0".join(f"{hunk.path}\0{hunk.new}" for hunk in hunks).encode()).hexdigest()[:6]
-    words = f"{release.repository.name}-{release.new_version}-{named.name if named else stem}-{digest}"
-    return re.sub(r"[^a-z0-9]+", "-", words.lower())
+    return identity_of(release.repository.name, release.new_version, named.name if named else stem, digest)
 
 
 def change_of(release: Release, piece: Piece, stable: Collection[str]) -> Change:
@@ -95,14 +93,9 @@ def _changed(old: Symbols, new: Symbols, before: Mapping[str, str | None], after
         text = before[key.path]
         if new.functions[key].nested or text is None:
             continue
-        if _source(text, old, key) != _source(after[key.path], new, key):
+        if old.functions[key].source(text) != new.functions[key].source(after[key.path]):
             found.append(str(key))
     return tuple(sorted(found))
-
-
-def _source(text: str, symbols: Symbols, key: FunctionKey) -> str:
-    lines = text.split("\n")
-    return "\n".join(line for first, last in symbols.functions[key].lines for line in lines[first - 1 : last])
 
 
 def _removed(
@@ -116,7 +109,7 @@ def _removed(
     found = {}
     for key in map(FunctionKey.of, came):
         if key in new.functions:
-            found[str(key)] = _source(after[key.path], new, key)
+            found[str(key)] = new.functions[key].source(after[key.path])
     for key in map(FunctionKey.of, changed):
         first, last = new.functions[key].lines[-1]
         block = _blocks(before[key.path] or "", after[key.path], range(first - 1, last))

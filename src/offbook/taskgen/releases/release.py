@@ -18,11 +18,12 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.nouns import Map, Repository, Unprepared, is_test_code
+from offbook.taskgen.nouns import Map, Repository, Unprepared, is_inside, is_test_code
 from offbook.taskgen.prepare.interpreter import find_interpreter
 from offbook.taskgen.prepare.prepare import (
     PrepareSettings,
     Told,
+    clear,
     fetch_project,
     load_repository,
     prepare,
@@ -47,8 +48,7 @@ async def prepare_release(
     except Unprepared:
         if (folder / "new" / "prepare.log").is_file():
             (folder / "new" / "prepare.log").replace(folder / "prepare.log")
-        for name in ("new", "old", "tree", "deps", "python", "modules"):
-            shutil.rmtree(folder / name, ignore_errors=True)
+        clear(folder)
         raise
 
 
@@ -136,9 +136,7 @@ class Release:
         return self._imports.on(Product({**self.product, **product}, self.repository.import_roots))
 
     def _is_source(self, path: str) -> bool:
-        places = product_of(self.repository)
-        inside = any(path == place or path.startswith(f"{place}/") for place in places)
-        return inside and path.endswith(".py") and not is_test_code(path)
+        return is_inside(path, product_of(self.repository)) and path.endswith(".py") and not is_test_code(path)
 
 
 def open_release(workshop: Workshop) -> Release:

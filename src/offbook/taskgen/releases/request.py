@@ -1,4 +1,4 @@
-"""What the agent is asked for: the changelog's own words, and what they leave out that tests will name.
+"""What the agent is asked for: the changelog's own words. What tests need besides is stated by sufficient.py.
 
 `terse` is the changelog alone. Without an entry it says what is to come and what it is to do, from names and
 docstrings. `normal` has the interface besides: what is new, with its signature and where it is imported from, and what
@@ -7,19 +7,16 @@ takes other arguments. `detailed` has docstrings and the words of test names too
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from offbook import syntax
 from offbook.copies import shared_code
-from offbook.taskgen.delete.names import Definition
 from offbook.taskgen.delete.symbols import Function, read_symbols
-from offbook.taskgen.instruct import TERSE_CHARACTERS, behaviours, first_sentence, listed, plain, split_name
-from offbook.taskgen.nouns import FunctionKey, files_of
+from offbook.taskgen.nouns import FunctionKey
 from offbook.taskgen.releases.changelog import entries_for
-from offbook.taskgen.releases.hunks import WORD
 from offbook.taskgen.releases.pieces import Change
+from offbook.taskgen.told.instruct import TERSE_CHARACTERS, behaviours, first_sentence, listed, plain
+from offbook.taskgen.told.testcode import split_name, words_of
 
 MOST_LINES, MOST_BEHAVIOURS = 8, 10
 
@@ -55,10 +52,9 @@ class _Writer:
         documented = [] if said else self._docstrings()
         opening = said or "Please make these changes."
         normal = [opening, *self._interface(), *documented, self._covered(MOST_BEHAVIOURS)]
-        normal.append(self._expected("\n".join(normal)))
-        detailed = [opening, *self._interface(), *self._docstrings(), self._covered(2 * MOST_BEHAVIOURS), normal[-1]]
+        detailed = [opening, *self._interface(), *self._docstrings(), self._covered(2 * MOST_BEHAVIOURS)]
         texts = {"terse": terse, "normal": _whole(normal), "detailed": _whole(detailed)}
-        bare = _whole([opening, *self._interface(), self._covered(MOST_BEHAVIOURS), normal[-1]])
+        bare = _whole([opening, *self._interface(), self._covered(MOST_BEHAVIOURS)])
         for name in ("normal", "detailed"):  # an example in a docstring may be a line of the body
             if shared_code(texts[name], self._change.deletion.removed):
                 texts[name] = bare
@@ -79,7 +75,7 @@ class _Writer:
         return {name for name in found if not (name.startswith("__") and name.endswith("__"))}
 
     def _words(self) -> list[str]:
-        names = [test.partition("[")[0].split("::")[-1] for test in self._tests]
+        names = [*map(words_of, self._tests)]
         names += [where.rpartition("::")[2].replace(".", "_") for where in (*self._change.came, *self._change.changed)]
         return [word for name in names for word in split_name(name) if len(word) > 3 and word != "test"]
 
@@ -175,19 +171,6 @@ class _Writer:
         found = behaviours(self._tests, functions)[:most]
         return f"It will be checked for: {'; '.join(found)}." if found else ""
 
-    def _expected(self, said: str) -> str:
-        """Names and strings that the tests have, that come with the change, and that nothing shown has."""
-        hunks = [self._change.release.hunks.hunks[number] for number in self._change.piece.hunks]
-        came = "\n".join(hunk.new for hunk in hunks)
-        shown = "\n".join((said, *self._change.release.old_files.values()))
-        names, strings = _test_words(self._change.workshop.files, self._tests)
-        words, known = {*WORD.findall(came)}, {*WORD.findall(shown)}
-        lines = [f"`{name}`" for name in sorted((names & words) - known) if not _hidden(name)]
-        texts = [f"`{text}`" for text in sorted(strings) if text in came and text not in shown and "`" not in text]
-        parts = [f"Names that are expected: {listed(lines[:MOST_LINES])}." if lines else ""]
-        parts += [f"Texts that are expected as they stand here: {listed(texts[:MOST_LINES])}." if texts else ""]
-        return "\n".join(filter(None, parts))
-
     def _docstrings(self) -> list[str]:
         """Of what came whole, of what changed the lines that its docstring has more."""
         parts = []
@@ -204,22 +187,6 @@ class _Writer:
             if prose:
                 parts.append(f"## `{key.name}`\n\n{plain(fresh).strip()}")
         return parts
-
-
-def _test_words(files: Mapping[str, str], tests: Sequence[str]) -> tuple[set[str], set[str]]:
-    """Attributes, names of arguments and texts in the functions of these tests."""
-    wanted = {test.partition("[")[0].split("::")[-1] for test in tests}
-    names, strings = set[str](), set[str]()
-    for path in files_of(tests):
-        for function in ast.walk(syntax.parse(files[path])):
-            if isinstance(function, Definition) and function.name in wanted:
-                for node in ast.walk(function):
-                    match node:
-                        case ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
-                            names.add(name)
-                        case ast.Constant(value=str(text)) if len(text) > 3 and "\n" not in text:
-                            strings.add(text)
-    return names, strings
 
 
 def _whole(parts: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from offbook import syntax
-from offbook.taskgen.delete.symbols import Module, absolute, module_name, module_of
+from offbook.taskgen.delete.symbols import Module, absolute, module_name, module_of, package_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,7 @@ class Product:
 
 
 def _imports(tree: ast.Module, path: str, import_roots: tuple[str, ...]) -> Iterator[_Import]:
-    name = module_name(path, import_roots)
-    package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
+    package = package_of(path, module_name(path, import_roots))
     waiting: list[ast.AST] = [tree]
     while waiting:
         for node in ast.iter_child_nodes(waiting.pop()):

@@ -6,6 +6,7 @@ import itertools
 import json
 import linecache
 import os
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ class Recorder:
     """Which tests run and how they end: one outcome a test, from the reports of its phases."""
 
     pipe: Pipe
+    collecting: threading.Timer | None = None  # ends the process if that takes too long; it is gone before any test
 
     def __init__(self, max_tests: int):
         self.max_tests = max_tests
@@ -69,6 +71,9 @@ class Recorder:
             config.hook.pytest_deselected(items=dropped)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if self.collecting:
+            self.collecting.cancel()
+            self.collecting.join()
         self.numbers = {node: number for number, node in enumerate(item.nodeid for item in session.items)}
         self.pipe.tell("collected", list(self.numbers))
         if len(self.numbers) > self.max_tests:

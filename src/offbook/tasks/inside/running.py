@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -52,6 +53,10 @@ def begin(recorder: Recorder, pipe: Pipe, order: dict[str, Any], this: dict[str,
         write(path, None if text is None else text.encode())
     recorder.pipe = pipe
     recorder.select(this["tests"], is_narrow)
+    if limit_s := order.get("collect_s"):
+        recorder.collecting = threading.Timer(limit_s, os._exit, [1])
+        recorder.collecting.daemon = True
+        recorder.collecting.start()
     if order["product"] and not this["calls"]:
         sys.addaudithook(Watcher(pipe, order["product"], this["files"]).hook)
 

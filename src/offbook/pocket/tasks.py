@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
+from offbook.pocket.functions import Function, evaluate
+from offbook.pocket.repos import LONG, MORE, SHORT, Repository, Split, Spot, make_repository
 from offbook.runfolder import whole_folder
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.delete.delete import delete_functions
-from offbook.taskgen.perturb import computed
-from offbook.taskgen.pocket.functions import Function, evaluate
-from offbook.taskgen.pocket.repos import LONG, MORE, SHORT, Repository, Split, Spot, make_repository
-from offbook.taskgen.twins import only, trial_of
+from offbook.taskgen.trial.perturb import computed
+from offbook.taskgen.trial.twins import only, trial_of
 from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.perturbed import Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
@@ -224,10 +223,7 @@ async def _make_split(
 async def _verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task, Contents]], list[str]]:
     """The drafts of one repository that behave as drafted, as tasks for `folder`, and why the others do not."""
     repository = drafts[0].gold
-    trees = [
-        delete_functions(repository.files, [(spot.path, spot.name) for spot in draft.spots], draft.unseen)
-        for draft in drafts
-    ]
+    trees = [draft.files for draft in drafts]
     tests = repository.test_files
     hidden_tests = {path: repository.files[path] for path in tests}
     data = {path: text.encode() for path, text in hidden_tests.items()}

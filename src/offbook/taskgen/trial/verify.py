@@ -22,13 +22,14 @@ import libcst as cst
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
-from offbook.taskgen.examples import Example, examples
 from offbook.taskgen.nouns import Deletion, files_of, is_test_code
-from offbook.taskgen.perturb import answered, functions_of, perturbed, recorded, recording
-from offbook.taskgen.sufficient import SILENT, are_enough, undocumented
-from offbook.taskgen.testcode import TestCode
-from offbook.taskgen.tried import TRIED_S, Tried, trying_of
-from offbook.taskgen.twins import Trial, trial_of
+from offbook.taskgen.told.examples import Example, examples
+from offbook.taskgen.told.needs import are_enough, undocumented
+from offbook.taskgen.told.sufficient import SILENT
+from offbook.taskgen.told.testcode import TestCode
+from offbook.taskgen.told.tried import TRIED_S, Tried, trying_of
+from offbook.taskgen.trial.perturb import answered, functions_of, perturbed, recorded, recording
+from offbook.taskgen.trial.twins import Trial, trial_of
 from offbook.taskgen.workshop import Workshop, product_of
 from offbook.tasks.grade import put
 from offbook.tasks.perturbed import Case
@@ -60,9 +61,6 @@ class Clock:
         self.stages[stage] = round(self.stages.get(stage, 0.0) + now - self._last, 4)
         self._last = now
 
-    def skip(self) -> None:
-        self._last = time.monotonic()
-
 
 @dataclass(frozen=True, slots=True)
 class VerifySettings:
@@ -87,7 +85,6 @@ class Verdict:
     cases: tuple[Case, ...] = ()
     tried: Tried = field(default_factory=Tried)
     test_s: float = 0.0  # how long tests ran, all rounds together
-    stages: dict[str, float] = field(default_factory=dict)
 
 
 # Asked of what fails without the feature, before the long rounds: why it makes no task all the same, and the evidence.
@@ -104,8 +101,9 @@ async def verify(
     spec: BoxSpec,
     settings: VerifySettings,
     objection: Objection = no_objection,
+    clock: Clock | None = None,
 ) -> Verdict:
-    repository, needing, clock = workshop.repository, deletion.feature.tests, Clock()
+    repository, needing, clock = workshop.repository, deletion.feature.tests, clock or Clock()
     if sum(repository.seconds[test] for test in needing) > settings.feature_s:
         return Verdict("its tests take too long")
     candidates = await asyncio.to_thread(_examples, workshop, deletion)
@@ -132,7 +130,7 @@ async def verify(
         clock.mark("tests without it")
 
         def refused(why: str, evidence: str) -> Verdict:
-            return Verdict(why, evidence, test_s=_test_s(runs), stages=clock.stages)
+            return Verdict(why, evidence, test_s=_test_s(runs))
 
         if refusal := _refusal(first, needing, others, repository.excluded):
             return refused(*refusal)
@@ -145,7 +143,6 @@ async def verify(
         )
         if refusal := await objection(seen):
             return refused(*refusal)
-        clock.skip()  # whoever objects has a clock of their own
         sample = _sample(needing, settings.max_trivial_tests)
         sample_s = settings.trivial_s + SLOWER * sum(repository.seconds[test] for test in sample)
         ways = await asyncio.to_thread(lambda: dict(trivial_bodies(workshop.files, deletion)))
@@ -182,7 +179,6 @@ async def verify(
         twins=twins,
         cases=tuple(cases),
         test_s=_test_s(runs),
-        stages=clock.stages,
     )
 
 

@@ -53,8 +53,10 @@ def _declared(body: Iterable[ast.stmt], prefix: str, wanted: Collection[str], va
         elif isinstance(node, ast.If | ast.Try):
             inner = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt)]
             yield from _declared(inner, prefix, wanted, values)
-        elif isinstance(node, ast.Assign) and not prefix and {*map(dotted, node.targets)} & {*wanted}:
-            yield from [node] if len(ast.unparse(node)) <= MAX_VALUE else []
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and not prefix:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if {*map(dotted, targets)} & {*wanted} and len(ast.unparse(node)) <= MAX_VALUE:
+                yield node
 
 
 def _function(node: Definition) -> Definition:

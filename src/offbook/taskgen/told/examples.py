@@ -15,13 +15,13 @@ from typing import TypeVar
 from offbook.taskgen.delete.names import Definition, arguments_of, dotted, last
 from offbook.taskgen.delete.symbols import Import
 from offbook.taskgen.nouns import FunctionKey
-from offbook.taskgen.testcode import Code, TestCode
+from offbook.taskgen.told.literals import EQUAL
+from offbook.taskgen.told.testcode import Code, TestCode
 
 MAX_LINE, MAX_EXAMPLE, MAX_LINES = 160, 360, 8  # characters, and lines of one example
 MAX_ROWS = 8  # of a table of cases
 MAX_BEFORE = 20  # statements that are looked at: some tests have hundreds
 Node = TypeVar("Node", bound=ast.AST)
-EQUAL = {"assertEqual", "assertEquals", "assert_equal", "eq_"}
 RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}
 
 
@@ -53,10 +53,9 @@ def examples(
 
 
 def _statement(imported: Import) -> str:
-    if imported.name:
-        return f"from {imported.module} import {imported.name} as {imported.bound}"
-    as_name = "" if imported.bound == imported.module.partition(".")[0] else f" as {imported.bound}"
-    return f"import {imported.module}{as_name}"
+    own = imported.name or imported.module.partition(".")[0]
+    as_name = "" if imported.bound == own else f" as {imported.bound}"
+    return f"from {imported.module} import {own}{as_name}" if imported.name else f"import {imported.module}{as_name}"
 
 
 def _alone(node: Definition, imported: Collection[str]) -> Iterator[tuple[str, set[str], bool]]:

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from offbook import syntax
+from offbook import copies, syntax
 from offbook.taskgen.delete.names import Definition, dotted, last
 from offbook.taskgen.nouns import FunctionKey
 
 FORMATTED = re.compile(r"%(?:\(\w+\))?[-+ #0]*[\d.*]*[sdrfxieg%]|\{[^{}]*\}")
 COMPARING = ("assert", "match", "expect", "check")
+EQUAL = {"assertEqual", "assertEquals", "assert_equal", "eq_"}
+# Numbers of more than one digit that anybody comes to think of, besides those about a power of two.
+EVERYDAY = {11, 12, 15, 24, 25, 36, 75, 99, 120, 180, 360, 365, 366, 999, 1440, 3600, 86400, 0.25, 0.75, 1.5, 2.5}
+READING = {"read", "read_text", "readlines", "getvalue", "readouterr", "getMessage"}  # what was written, by a call
+WRITTEN = {"out", "err", "output", "stdout", "stderr", "messages"}  # or as an attribute
 
 
 def as_text(value: object) -> str:
     """Of a literal that says something: a word, or a number that nobody guesses."""
-    if isinstance(value, bool | None | bytes):
-        return ""
-    text = str(value).strip()
     if isinstance(value, str):
-        return text if re.search(r"[^\W_]{2}", text) else ""
-    return text if len(re.sub(r"[^\d]", "", text).strip("0")) > 2 else ""
+        return value.strip() if re.search(r"[^\W_]{2}", value) else ""
+    if not isinstance(value, int | float) or isinstance(value, bool) or value in EVERYDAY:
+        return ""
+    is_round = isinstance(value, int) and 0 in (value & (value - 1), value & (value + 1))
+    digits = re.sub(r"e.*|\D", "", str(value)).strip("0")
+    return str(value) if len(digits) > 1 and not is_round else ""
+
+
+def is_number(text: str) -> bool:
+    return re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)?", text) is not None
 
 
 def removed_texts(removed: Mapping[str, str]) -> set[str]:
@@ -38,20 +47,13 @@ def removed_texts(removed: Mapping[str, str]) -> set[str]:
     return found
 
 
-@lru_cache(maxsize=256)
-def _tree(source: str) -> ast.Module:
-    """Of a piece of code: a definition, or the body of one."""
-    plain = textwrap.dedent(source)
-    for text in (source, plain, f"if 1:\n{source}", "async def _():\n" + textwrap.indent(plain, "    ")):
-        try:
-            return syntax.parse(text)
-        except (SyntaxError, ValueError):
-            continue
-    return ast.Module([], [])
-
-
 def parsed(removed: Mapping[str, str]) -> list[ast.Module]:
     return [_tree(source) for source in removed.values()]
+
+
+@lru_cache(maxsize=256)
+def _tree(source: str) -> ast.Module:
+    return copies.parsed(source)[1] or ast.Module([], [])
 
 
 def stands_in(part: str, whole: str) -> bool:
@@ -101,6 +103,33 @@ def checks(node: ast.AST) -> Iterator[ast.AST]:
                 yield part
         elif isinstance(part, ast.Assign) and any("expect" in dotted(target).lower() for target in part.targets):
             yield part
+
+
+def compared(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """Texts that a test compares something with, and what it is; each by the value that a name was given last."""
+    nodes = [*ast.walk(node)]
+    assigned = {dotted(target): part.value for part in nodes if isinstance(part, ast.Assign) for target in part.targets}
+    for part in nodes:
+        sides = []
+        if isinstance(part, ast.Compare) and len(part.comparators) == 1:
+            sides = [part.left, part.comparators[0]]
+        elif isinstance(part, ast.Call) and last(dotted(part.func)) in EQUAL:
+            sides = part.args[:2]
+        values = [assigned.get(dotted(side), side) if isinstance(side, ast.Name) else side for side in sides]
+        for one, other in (values, values[::-1]) if len(values) == 2 else ():
+            for text in [one, *(one.elts if isinstance(one, ast.List | ast.Tuple) else ())]:
+                if isinstance(text, ast.Constant) and isinstance(text.value, str) and text.value.strip():
+                    yield text.value.strip(), other
+
+
+def is_read_back(node: ast.AST) -> bool:
+    """Whether it is what somebody wrote: to a file, a stream or a log."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in READING:
+            return True
+        if isinstance(part, ast.Attribute) and (part.attr in WRITTEN or dotted(part.value) == "caplog"):
+            return True
+    return False
 
 
 def defined_names(removed: Mapping[str, str]) -> set[str]:

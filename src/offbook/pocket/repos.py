@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeVar
 
-from offbook.taskgen.pocket.functions import OPS, Example, Function, Kind, Op, Step, evaluate, is_constant
+from offbook.pocket.functions import OPS, Example, Function, Kind, Op, Step, evaluate, is_constant
 
 T = TypeVar("T")
 Split = Literal["train", "heldout"]

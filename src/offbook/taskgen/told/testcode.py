@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 from offbook import syntax
-from offbook.taskgen.delete.names import Definition, arguments_of, dotted, last, plain_dotted
+from offbook.taskgen.delete.names import Definition, arguments_of, binds, dotted, last, plain_dotted
 from offbook.taskgen.delete.symbols import Module, read_module
 
 SETUP = {
@@ -43,7 +43,7 @@ def _read(path: str, source: str, import_roots: tuple[str, ...]) -> _File | None
         return None
     file = _File(read_module(path, tree, import_roots), tree)
     for statement in _statements(tree.body):
-        for name in _binds(statement):
+        for name in binds(statement):
             file.defined.setdefault(name, []).append(statement)
     return file
 
@@ -57,12 +57,6 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(parts)
         else:
             yield statement
-
-
-def _binds(statement: ast.stmt) -> set[str]:
-    if isinstance(statement, Definition | ast.ClassDef):
-        return {statement.name}
-    return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 class TestCode:
@@ -119,7 +113,7 @@ class TestCode:
 
     def _members(self, path: str, owner: ast.ClassDef, name: str, depth: int = 6) -> list[ast.stmt]:
         """What a class or one of its bases has by that name."""
-        own = [part for part in owner.body if name in _binds(part)]
+        own = [part for part in owner.body if name in binds(part)]
         if own or depth == 0:
             return own
         bases = (node for base in owner.bases for _, node in self._named(path, dotted(base)))
@@ -135,20 +129,18 @@ class TestCode:
             yield from ((path, statement) for statement in file.defined[first])
             return
         for imported in file.module.imports:
-            if imported.name not in ("*", "") and imported.bound != first:
+            inside, wanted = self._path_of(imported.module), imported.name
+            if imported.name == "*":
+                wanted = first
+            elif imported.bound != first:
                 continue
-            inside = self._path_of(imported.module)
-            if imported.name == "" and imported.bound == first and inside:
-                attribute = name.rpartition(".")[2]
-                yield from ((inside, node) for node in self._files[inside].defined.get(attribute, ()))
-            elif imported.name == "*" and inside:
-                yield from ((inside, node) for node in self._files[inside].defined.get(first, ()))
-            elif imported.name:
-                if inside:
-                    yield from ((inside, node) for node in self._files[inside].defined.get(imported.name, ()))
-                elif module := self._path_of(f"{imported.module}.{imported.name}".lstrip(".")):
-                    attribute = name.partition(".")[2].partition(".")[0]
-                    yield from ((module, node) for node in self._files[module].defined.get(attribute, ()))
+            elif not imported.name:
+                wanted = name.rpartition(".")[2]
+            elif not inside:  # a module, of which the next part is an attribute
+                inside = self._path_of(f"{imported.module}.{imported.name}".lstrip("."))
+                wanted = name.partition(".")[2].partition(".")[0]
+            if inside:
+                yield from ((inside, node) for node in self._files[inside].defined.get(wanted, ()))
 
     def _path_of(self, module: str) -> str | None:
         """Test files import one another by full names, or by bare ones where their folder is on the path."""
@@ -200,8 +192,12 @@ def _is_automatic(function: Definition) -> bool:
 
 def words_of(test: str) -> str:
     """The words of a test's name."""
-    name = test.partition("[")[0].split("::")[-1]
-    return " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name).lower().split()).removeprefix("test").strip()
+    words = split_name(test.partition("[")[0].split("::")[-1])
+    return " ".join(words[1:] if words[:1] == ["test"] else words)
+
+
+def split_name(name: str) -> list[str]:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", name).lower().split()
 
 
 def read_in(code: Iterable[Code]) -> dict[str, str]:

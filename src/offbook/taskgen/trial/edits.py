@@ -20,6 +20,7 @@ from libcst import matchers
 from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
 from offbook import syntax
+from offbook.taskgen.delete.names import binds
 
 MAX_SHARED = 8  # other tests that an edit reaches: all of them are run again with it
 CHECKS = re.compile(r"(assert|eq|check|expect|verify|compare|ensure)_?\w*|are_equal", re.I)
@@ -119,7 +120,7 @@ class Module:
         self._read(tree.body, "", set())
         for node in tree.body:
             names = _names_in(node)
-            for name in _bound(node):
+            for name in binds(node):
                 self._names[name] = self._names.get(name, set()) | names
                 if isinstance(node, ast.Assign) and name not in self._tables:
                     self._tables[name] = node
@@ -226,12 +227,6 @@ def _names_in(node: ast.AST) -> set[str]:
     found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
     found |= {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and one.attr.startswith("test")}
     return found | {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
-
-
-def _bound(node: ast.stmt) -> set[str]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {node.name}
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
 
 
 def _of_row(row: cst.BaseExpression) -> list[cst.BaseExpression]:

@@ -17,7 +17,9 @@ from offbook.client import Client, json_part
 from offbook.copies import shared_code
 from offbook.taskgen.delete.symbols import Function, Symbols
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey
-from offbook.taskgen.sufficient import Needs
+from offbook.taskgen.told.needs import Needs
+from offbook.taskgen.told.sufficient import stated
+from offbook.taskgen.told.testcode import split_name, words_of
 
 PROMPTS = resources.files("offbook.taskgen") / "prompts"
 TERSE_CHARACTERS = SUMMARY_CHARACTERS = 400
@@ -34,7 +36,7 @@ Rewrite = Callable[[Mapping[str, str], Deletion], Awaitable[dict[str, str]]]
 def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: Sequence[str]) -> dict[str, str]:
     """`terse`, `normal` and `detailed`. `tests` are those that need the feature; only their words are used.
 
-    What stands nowhere in the tree any more is not said here, but by `sufficient.Needs.stated`.
+    What stands nowhere in the tree any more is not said here, but by `sufficient.stated`.
     """
     writer = _Writer(feature, symbols, deletion, tests)
     texts = {"terse": writer.terse(), "normal": writer.normal(), "detailed": writer.detailed(documented=True)}
@@ -45,10 +47,10 @@ def instructions(feature: Feature, symbols: Symbols, deletion: Deletion, tests: 
 
 def complete(texts: Mapping[str, str], needs: Needs, removed: Mapping[str, str]) -> dict[str, str]:
     """Every length with what has to be stated besides the request."""
-    stated = needs.stated()
-    if shared_code(stated, removed):
-        stated = needs.stated(with_values=False)
-    return {name: f"{text.rstrip()}\n\n{stated}\n" if stated else text for name, text in texts.items()}
+    more = stated(needs)
+    if shared_code(more, removed):
+        more = stated(needs, with_values=False)
+    return {name: f"{text.rstrip()}\n\n{more}\n" if more else text for name, text in texts.items()}
 
 
 def asked_for(deletion: Deletion) -> Sequence[FunctionKey]:
@@ -286,15 +288,10 @@ def behaviours(tests: Sequence[str], targets: Sequence[Function]) -> list[str]:
     told = [split_name(function.simple) for function in targets]
     found = []
     for test in tests:
-        words = split_name(test.partition("[")[0].split("::")[-1])
-        words = words[1:] if words[:1] == ["test"] else words
+        words = words_of(test).split()
         if words not in told and len(" ".join(words)) > 3 and not "".join(words).isdigit():
             found.append((-len({*words} & {word for name in told for word in name}), " ".join(words)))
     return _unique(phrase for _, phrase in sorted(found, key=lambda pair: pair[0]))
-
-
-def split_name(name: str) -> list[str]:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").lower().split()
 
 
 def rewriter(url: str, model: str) -> Rewrite:

@@ -1,61 +1,46 @@
-"""Sufficiency: whether what the failing tests check can be known from what is shown, the instruction and the tree.
+"""What has to be known to pass the failing tests, and stands nowhere in the tree as the agent sees it.
 
-What has to be known is read from the tests' code and the code that is gone. A text, a number, an attribute or an error
-counts only if both have it: what is computed from a documented behaviour need not be told. It is known if it stands in
-the tree as the agent sees it; else the instruction has to state it (`Needs.stated`); what the instruction then still
-lacks (`Needs.missing`) makes the task one that nobody can solve.
-
-Left out: which of two documented behaviours holds in a case that the documentation does not mention.
+It is read from the tests' code and the code that is gone. A text, a number, an attribute or an error counts only if
+both have it: what is computed from a documented behaviour need not be told. Whether an instruction says it is for
+sufficient.py.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from offbook.taskgen.delete.names import Definition, dotted, last, plain_dotted
 from offbook.taskgen.delete.references import Lost
-from offbook.taskgen.delete.symbols import Symbols, definitions, module_of, read_symbols
+from offbook.taskgen.delete.symbols import Symbols, definitions, module_of
 from offbook.taskgen.delete.visible import vanished
-from offbook.taskgen.examples import RAISING, Example, examples
-from offbook.taskgen.literals import as_text, checks, defined_names, has_word, parsed, removed_texts, shows, stands_in
 from offbook.taskgen.nouns import FunctionKey, is_test_code
-from offbook.taskgen.skeleton import skeleton
-from offbook.taskgen.testcode import TestCode, read_in, words_of
-from offbook.taskgen.tried import Tried, best_of
-from offbook.taskgen.workshop import read_texts
-from offbook.tasks.check import gold_changes
-from offbook.types import Task
+from offbook.taskgen.told.examples import RAISING, Example, examples
+from offbook.taskgen.told.literals import (
+    as_text,
+    checks,
+    compared,
+    defined_names,
+    has_word,
+    is_number,
+    is_read_back,
+    parsed,
+    removed_texts,
+    shows,
+    stands_in,
+)
+from offbook.taskgen.told.skeleton import skeleton
+from offbook.taskgen.told.testcode import TestCode, read_in, words_of
+from offbook.taskgen.told.tried import Tried, best_of
 
-NAMES = "tests use names that nothing describes"
-TEXTS = "tests look for texts that stand nowhere"
-PRIVATE = "tests look into private state"
-ERRORS = "tests expect errors that are stated nowhere"
-SILENT = "nothing says what it does"
-REASONS = (NAMES, TEXTS, PRIVATE, ERRORS, SILENT)
-
-MAX_TEXTS = 12  # that an instruction states; more is a listing of the tests
-MAX_TEXT = 160  # characters
 MIN_DOCUMENTED = 4  # words of a docstring that says something
 MIN_EXAMPLES, MAX_EXAMPLES = 2, 8
 MIN_EXAMPLED_TESTS = 4  # or one in as many
 FORMED = re.compile(r"\n|[^\w\s]")
 MIN_SHOWN = 0.6  # of the statements that no docstring describes
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """What the tests check and nobody can know. `reason` is one of REASONS."""
-
-    reason: str
-    evidence: str
-
-    def __str__(self) -> str:
-        return f"{self.reason}: {self.evidence}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +63,6 @@ class _Literal:
     value: str
     test: str
     checked: bool  # compared with, and not only passed on
-
-
-def missing_in(task: Task) -> list[Missing]:
-    """What cannot be known of a task from its folder. Nothing is said of one that is no deletion from a repository."""
-    record = task.folder / "solution/removed.json"
-    if task.deleted is None or not record.is_file():
-        return []
-    shown, hidden = read_texts(task.tree), read_texts(task.hidden_tests)
-    before = {path: text for path, text in {**shown, **gold_changes(task), **hidden}.items() if text is not None}
-    product = {path: text for path, text in before.items() if is_inside(path, task.sources) and not is_test_code(path)}
-    functions, targets = (tuple(map(FunctionKey.of, names)) for names in (task.deleted.functions, task.deleted.targets))
-    symbols = read_symbols(product, task.suite.import_roots)
-    removed = json.loads(record.read_text())
-    is_told = task.deleted.kind == "release"
-    needs = Needs(Evidence(before, shown, task.fail_to_pass, removed, functions, targets, symbols, is_told))
-    return needs.missing(task.instruction)
-
-
-def is_inside(path: str, places: Iterable[str]) -> bool:
-    return any(path == place or path.startswith(f"{place}/") for place in places)
 
 
 class Needs:
@@ -160,6 +125,32 @@ class Needs:
                         found |= {(name, own): path for own in names if f"{bound}.{own}" in used}
         return found
 
+    def origin(self, module: str, name: str, depth: int = 8) -> tuple[str, str]:
+        """Where what a name stood for was made, and as what: through imports, also under another name."""
+        path = self.evidence.symbols.path_of(module)
+        for imported in self.evidence.symbols.modules[path].imports if path and depth else ():
+            if imported.top and imported.bound == name and imported.name not in ("", "*"):
+                return self.origin(imported.module, imported.name, depth - 1)
+            if imported.name == "*" and name in self._lost.get(self._path_of(imported.module), ()):
+                return self.origin(imported.module, name, depth - 1)
+        return module, name
+
+    def is_described(self, module: str, name: str, instruction: str) -> bool:
+        """Whether the instruction or the tree has a definition of it. Modules and what is a library's need none."""
+        module, name = self.origin(module, name)
+        if not self._path_of(module) or self._path_of(f"{module}.{name}"):
+            return True
+        defined = re.compile(rf"^\s*(?:(?:async )?def |class )?(?:\w+, )*{name}\b(?:, \w+)*\s*[(:=]", re.M)
+        return any(map(defined.search, (instruction, self.evidence.shown.get(self._path_of(module), ""))))
+
+    def _path_of(self, module: str) -> str:
+        return self.evidence.symbols.path_of(module) or ""
+
+    def outline(self, with_values: bool = True) -> str:
+        """Declarations of what is gone."""
+        names = {self.origin(module, name) for module, name in self.names}
+        return skeleton(self.evidence.before, self.evidence.symbols, self.gone, names, with_values)
+
     @cached_property
     def gone(self) -> list[FunctionKey]:
         """Functions and classes that are there no longer and that somebody has to know: public ones, private ones
@@ -186,9 +177,10 @@ class Needs:
 
     @cached_property
     def texts(self) -> list[_Literal]:
-        """Literals that the tests check, have from the code that is gone, and that are shown nowhere."""
-        parts = {part for part in removed_texts(self.evidence.removed) if not self._is_shown(part)}
-        found: dict[str, _Literal] = {}
+        """Literals that the tests check, have from the code that is gone, and that are shown nowhere; and what they
+        find in files and logs, as far as it is more than words."""
+        found = {text.value: text for text in self._compared(is_read_back) if FORMED.search(text.value)}
+        parts = self._parts
         for literal in self._literals() if parts else ():
             if literal.value not in found and any(
                 (literal.checked and stands_in(part, literal.value)) or stands_in(literal.value, part) for part in parts
@@ -198,28 +190,23 @@ class Needs:
         return [one for one in found.values() if one.value not in hidden and not self._is_shown(one.value)]
 
     @cached_property
-    def form(self) -> _Literal | None:
-        """A text of several lines, or with more in it than words and numbers, that the tests compare a result with and
-        that nothing shows: what stands where in it cannot be computed from words."""
+    def _parts(self) -> set[str]:
+        """Texts and numbers of the gone code that are shown nowhere."""
+        return {part for part in removed_texts(self.evidence.removed) if not self._is_shown(part)}
+
+    @cached_property
+    def unworded(self) -> _Literal | None:
+        """What no words give, and no docstring has an example of: what stands where in a text that the tests compare a
+        result with, or a number of the gone code that nobody guesses and that is not stated."""
+        if self._has_doctest:
+            return None
         names = {key.simple for key in self.evidence.functions}
-        for code in self._code:
-            nodes = [*ast.walk(code.node)]
-            assigned = {
-                last(dotted(target)): node.value
-                for node in nodes
-                if isinstance(node, ast.Assign)
-                for target in node.targets
-            }
-            for node in nodes:
-                if not isinstance(node, ast.Compare) or len(node.comparators) != 1:
-                    continue
-                for side, other in ((node.left, node.comparators[0]), (node.comparators[0], node.left)):
-                    text = assigned.get(dotted(side), side)
-                    called = {last(dotted(call)) for call in ast.walk(other) if isinstance(call, ast.Call)}
-                    value = text.value if isinstance(text, ast.Constant) and isinstance(text.value, str) else ""
-                    if FORMED.search(value.strip()) and called & names and not self._is_shown(value):
-                        return _Literal(value, code.test, True)
-        return None
+        for text in self._compared(lambda other: bool(_called_in(other) & names)):
+            if FORMED.search(text.value):
+                return text
+        unstated = self._parts - {text.value for text in self.texts}
+        numbers = sorted(filter(is_number, unstated)) if not self.evidence.is_told else []
+        return _Literal(numbers[0], str(self.evidence.targets[0]), True) if numbers else None
 
     @property
     def _has_doctest(self) -> bool:
@@ -276,18 +263,17 @@ class Needs:
         return examples(self._code, self._tests, self.evidence.failing, self.evidence.functions)
 
     @cached_property
-    def examples(self) -> list[str]:
+    def examples(self) -> list[Example]:
         """Checks that are true, and show what the docstrings' own examples do not; of what no docstring describes, or
         no words can, one more from every test."""
         if self.evidence.is_told:
             return []
-        needed = bool(self.silent) or (self.form is not None and not self._has_doctest)
+        needed = bool(self.silent or self.unworded)
         if self.evidence.tried is None:
-            return [example.text for example in self._candidates[:MAX_EXAMPLES]] if needed else []
-        chosen = best_of(self._candidates, self.evidence.tried, MAX_EXAMPLES, MIN_EXAMPLES if needed else 0)
-        return [example.text for example in chosen]
+            return self._candidates[:MAX_EXAMPLES] if needed else []
+        return best_of(self._candidates, self.evidence.tried, MAX_EXAMPLES, MIN_EXAMPLES if needed else 0)
 
-    def _is_exampled(self, instruction: str) -> bool:
+    def is_exampled(self, instruction: str) -> bool:
         """By enough checks, and for most of its lines."""
         given = [example for example in self._candidates if example.text in instruction]
         if self.evidence.tried is not None:
@@ -299,79 +285,23 @@ class Needs:
                 return False
         return are_enough(given, self.evidence.failing)
 
-    # --- the instruction
-
-    def stated(self, with_values: bool = True) -> str:
-        """What an instruction has to say besides the request. Empty where the tree shows all of it.
-
-        Without values the skeleton of a class leaves out what its attributes are set to.
-        """
-        parts = []
-        if self.names:
-            lines = [f"from {module} import {name}" for module, name in sorted(self.names)]
-            parts.append(f"The tests find these names in these places:\n\n{_fenced(lines)}")
-        if self.places and len(self.places) <= MAX_TEXTS:
-            parts.append(f"These are gone too and have to come back: {', '.join(self.places)}.")
-        aliases = [(module, name) for module, name in self.names]
-        if outline := skeleton(self.evidence.before, self.evidence.symbols, self.gone, aliases, with_values):
-            parts.append(f"What is missing, as it is documented:\n\n{_fenced([outline])}")
-        if self.attributes:
-            parts.append(
-                f"Attributes that the tests read: {', '.join(f'`{name}`' for name in sorted(self.attributes))}."
-            )
-        if self.errors:
-            lines = [f"- `{kind}`: {example}" for kind, example in sorted(self.errors.items())]
-            parts.append("Errors that the tests expect:\n\n" + "\n".join(lines))
-        if self.texts and len(self.texts) <= MAX_TEXTS:
-            lines = [
-                f"- `{_quoted(text.value)}` ({words_of(text.test)})" for text in self.texts if _is_short(text.value)
-            ]
-            parts.append("Texts that the tests look for, to the letter:\n\n" + "\n".join(lines))
-        if self.examples:
-            apart = "\n\n" if any("\n" in text for text in self.examples) else "\n"
-            parts.append(f"For example:\n\n{_fenced([apart.join(self.examples)])}")
-        return "\n\n".join(parts)
-
-    def missing(self, instruction: str) -> list[Missing]:
-        """What cannot be known from the tree and this instruction."""
-        found = [
-            Missing(NAMES, f"{path} imports {name} from {module}")
-            for (module, name), path in sorted(self.names.items())
-            if not re.search(rf"from {re.escape(module)} import [^\n]*\b{re.escape(name)}\b", instruction)
-        ]
-        found += [
-            Missing(NAMES, f"{key.name} of {key.path} is gone, and how it is called is not said")
-            for key in self.gone
-            if not re.search(rf"\b(?:def|class) {re.escape(key.simple)}\b", instruction)
-        ]
-        found += [
-            Missing(PRIVATE, f"{test} reads {name}")
-            for name, test in sorted(self.private.items())
-            if not has_word(instruction, name)
-        ]
-        found += [
-            Missing(NAMES, f"{test} reads {name}")
-            for name, test in sorted(self.attributes.items())
-            if not has_word(instruction, name)
-        ]
-        found += [Missing(ERRORS, f"{kind}: {why}") for kind, why in self.errors.items() if kind not in instruction]
-        found += [
-            Missing(TEXTS, f"{text.test} has {text.value[:80]!r}")
-            for text in self.texts
-            if text.value not in instruction and _quoted(text.value) not in instruction
-        ]
-        if self.form and not self.examples and not self._has_doctest and self.form.value not in instruction:
-            found.append(Missing(TEXTS, f"{self.form.test} has {self.form.value[:80]!r}, and no example is given"))
-        if self.silent and not self._is_exampled(instruction):
-            found.append(
-                Missing(SILENT, f"{self.silent[0]} has no docstring to speak of, and few tests are simple calls")
-            )
-        return found
-
     # --- how it is found
 
     def _is_shown(self, text: str) -> bool:
-        return any(shows(source, text) for source in self.evidence.shown.values())
+        """Numbers stand everywhere: one counts as shown beside what is gone."""
+        return any(shows(source, text) for source in (self._near if is_number(text) else self.evidence.shown.values()))
+
+    @cached_property
+    def _near(self) -> list[str]:
+        touched = {where.partition("::")[0] for where in self.evidence.removed}
+        return [self.outline(), *(self.evidence.shown.get(path, "") for path in touched)]
+
+    def _compared(self, wanted: Callable[[ast.AST], bool]) -> Iterator[_Literal]:
+        """Texts that the tests compare with something of that kind, and that nothing shows."""
+        for code in self._code:
+            for text, other in compared(code.node):
+                if wanted(other) and not self._is_shown(text):
+                    yield _Literal(text, code.test, True)
 
     def _literals(self) -> Iterator[_Literal]:
         for code in self._code:
@@ -395,6 +325,10 @@ class Needs:
             is_there = has_word if name.startswith("_") else has_attribute
             if name in defined and not any(is_there(text, name) for text in everywhere):
                 yield name, test
+
+
+def _called_in(node: ast.AST) -> set[str]:
+    return {last(dotted(call)) for call in ast.walk(node) if isinstance(call, ast.Call)}
 
 
 def undocumented(asked: Iterable[FunctionKey], functions: Sequence[FunctionKey], symbols: Symbols) -> list[FunctionKey]:
@@ -427,19 +361,6 @@ def has_attribute(text: str, name: str) -> bool:
 
 def _num_words(docstring: str) -> int:
     return len(re.findall(r"[A-Za-z]{2,}", docstring))
-
-
-def _fenced(lines: Iterable[str]) -> str:
-    return "```python\n" + "\n".join(lines) + "\n```"
-
-
-def _quoted(text: str) -> str:
-    """On one line, as Python would write it between quotes."""
-    return text if "\n" not in text and "`" not in text else repr(text)[1:-1].replace("`", "'")
-
-
-def _is_short(text: str) -> bool:
-    return len(text) <= MAX_TEXT
 
 
 def _expecting(node: ast.AST) -> Iterator[tuple[ast.Call, list[ast.stmt]]]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from offbook.taskgen.delete.symbols import Symbols, module_name
-from offbook.taskgen.examples import Example
 from offbook.taskgen.nouns import FunctionKey
+from offbook.taskgen.told.examples import Example
 from offbook.tasks.suite import Round, SuiteRun
 from offbook.types import Suite
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.edits import Module
+from offbook.taskgen.nouns import files_of
+from offbook.taskgen.trial.edits import Module
 from offbook.tasks.check import gold_changes
+from offbook.tasks.folder import rewrite_twins
 from offbook.tasks.grade import hidden_files, put
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
-from offbook.tasks.twins import Twin, Twins, base_of, digest_of, edited, write_twins
+from offbook.tasks.twins import Twin, Twins, base_of, digest_of, edited
 from offbook.types import Task
 
 VARIANTS = 4  # of a test: somebody may cheat in one of its checks alone
@@ -146,8 +148,7 @@ def _in_a_check(run: SuiteRun, node: str, kind: str) -> bool:
 
 async def add_twins(task: Task, spec: BoxSpec, timeout_s: float = 300.0) -> int:
     """Twins for a task that is on disk already; how many of its tests have one now."""
-    paths = sorted({node.partition("::")[0] for node in task.fail_to_pass})
-    files = {path: (task.hidden_tests / path).read_bytes() for path in paths}
+    files = {path: (task.hidden_tests / path).read_bytes() for path in files_of(task.fail_to_pass)}
     expected = {*task.fail_to_pass, *task.pass_to_pass}
     trial = trial_of(files, task.fail_to_pass, expected, gold_changes(task), random.Random(task.id))
     trial = replace(trial, limit_s=timeout_s / 4)
@@ -157,5 +158,5 @@ async def add_twins(task: Task, spec: BoxSpec, timeout_s: float = 300.0) -> int:
             await put(box, hidden_files(task))
             runs = await run_rounds(box, task.suite, trial.rounds, timeout_s, product=task.sources)
         twins = trial.usable(runs, expected)
-    write_twins(task.folder / "tests", twins)
+    rewrite_twins(task, twins)
     return len(twins.tests)
