@@ -34,9 +34,9 @@ from offbook.loop.evaluate import summarize
 from offbook.loop.models import model_to_train
 from offbook.loop.train import train
 from offbook.pocket.model import Recipe, make_pocket
+from offbook.pocket.tasks import make_pocket_tasks
 from offbook.runfolder import latest_checkpoint, write_atomic
 from offbook.stages.sft import make_lessons, sft
-from offbook.taskgen.pocket import make_pocket_tasks
 from offbook.tasks import load_tasks
 from offbook.train.trainer import Trainer
 from offbook.train.validation import imitation_loss
