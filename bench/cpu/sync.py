@@ -64,7 +64,7 @@ def texts(vocabulary: int, tokens: int) -> Iterator[torch.Tensor]:
 
 
 def snapshot(tensors: Tensors) -> list[np.ndarray]:
-    return Layout.of(tensors, 64 << 20).flatten(tensors)
+    return Layout.of(Weights(0, tensors), 64 << 20).flatten(tensors)
 
 
 def training(name: str, options: argparse.Namespace) -> Iterator[Tensors]:

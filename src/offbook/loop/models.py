@@ -176,10 +176,10 @@ def model_to_sample(config: Config, start: Path, trained: PreTrainedModel) -> Pr
     return model
 
 
-def load_weights(model: PreTrainedModel, checkpoint: Path) -> None:
-    """Those of a checkpoint into the model that it is of."""
+def load_weights(model: PreTrainedModel, checkpoint: Path, base: str = "") -> None:
+    """Those of a checkpoint into the model that it is of; `base`: what an adapter of it is on, if that is known."""
     if is_adapter(checkpoint):
-        load_adapter(model, checkpoint)
+        load_adapter(model, checkpoint, base)
     else:  # by way of the host: a GPU may have no room for a second model
         precision: Precision = "bfloat16" if model.dtype == torch.bfloat16 else "float32"
         stored = load_model(checkpoint, precision, "cpu").state_dict()

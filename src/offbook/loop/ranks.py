@@ -79,7 +79,7 @@ def follow(orders: Any) -> None:
 
 def go_on(trainer: Trainer, checkpoint: Path) -> None:
     """From what a checkpoint holds. All ranks have to call it."""
-    load_weights(trainer.model, checkpoint)
+    load_weights(trainer.model, checkpoint, trainer.base)
     load_training_state(trainer, checkpoint)
 
 

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from offbook.sync.codec import Damaged, Words
-from offbook.types import STRICT
+from offbook.types import STRICT, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,19 @@ class Layout:
     shards: tuple[tuple[int, int], ...]  # the bytes of a word, and how many there are
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], shard_bytes: int, matrices: torch.dtype | None = None) -> Layout:
+    def of(cls, weights: Weights, shard_bytes: int, matrices: torch.dtype | None = None) -> Layout:
         """A tensor is never cut: one that is larger than a shard has one for itself. `matrices`: what they become."""
         places: list[Place] = []
         shards: list[tuple[int, int]] = []
         open_shard: dict[int, int] = {}  # by the bytes of a word
-        seen: dict[tuple[object, ...], Place] = {}
-        for name, tensor in tensors.items():
+        seen: dict[str, Place] = {}
+        firsts = weights.firsts()
+        for name, tensor in weights.like.items():
             rounded = matrices is not None and tensor.ndim >= 2 and tensor.is_floating_point()
             kept = matrices if rounded and matrices is not None else tensor.dtype
             dtype, shape, width = str(kept).removeprefix("torch."), tuple(tensor.shape), kept.itemsize
-            memory = tensor.data_ptr(), tensor.dtype, shape, tensor.stride()
-            if tensor.numel() and memory in seen:
-                places.append(Place(name, dtype, shape, seen[memory].shard, seen[memory].start))
+            if (first := seen.get(firsts[name])) is not None:
+                places.append(Place(name, dtype, shape, first.shard, first.start))
                 continue
             shard = open_shard.get(width, -1)
             if shard < 0 or (shards[shard][1] and (shards[shard][1] + tensor.numel()) * width > shard_bytes):
@@ -66,7 +66,7 @@ class Layout:
                 shards.append((width, 0))
             places.append(Place(name, dtype, shape, shard, shards[shard][1]))
             shards[shard] = width, shards[shard][1] + tensor.numel()
-            seen[memory] = places[-1]
+            seen[name] = places[-1]
         return cls(tuple(places), tuple(shards))
 
     def empty(self) -> list[Words]:

@@ -101,7 +101,7 @@ class Publisher:
     def publish(self, weights: Weights) -> None:
         """After the one before. The weights may change as soon as this returns."""
         self.wait()
-        layout = Layout.of(weights.tensors, self.shard_bytes, self.dtype)
+        layout = Layout.of(weights, self.shard_bytes, self.dtype)
         self._running = self._beside.submit(self._publish, weights, layout, layout.flatten(weights.tensors))
 
     def wait(self) -> Manifest | None:
