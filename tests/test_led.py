@@ -14,6 +14,7 @@ from torch.distributed import get_rank
 from offbook.config import load_config, recipe_for
 from offbook.loop.train import train
 from offbook.runfolder import RunFolder
+from offbook.sync import FolderStore, Reader
 from offbook.train.parallel.led import ranks_of
 from offbook.types import OffbookError
 
@@ -49,8 +50,16 @@ def assert_alike(run: Path, other: Path, steps: int, at_least: int) -> None:
 
 
 def test_a_run_on_ranks_is_that_of_one_process(cache: Path, model: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    assert on_ranks(2, trained, cache, model, tmp_path / "two", 2) == [0, 1]
+    store = tmp_path / "store"
+    assert on_ranks(2, trained_with, cache, model, tmp_path / "two", 2, {"loop__store": str(store)}) == [0, 1]
     assert_alike(tmp_path / "two", uninterrupted, 2, at_least=2)
+    assert sorted(file.name for file in (tmp_path / "two" / "ckpt" / "step_00002").glob("*.safetensors")) == [
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    ]  # fmt: skip
+    published = Reader(FolderStore(store), "one").poll()
+    assert published is not None
+    assert published.version == 2
+    assert all(tensor.equal(published.tensors[name]) for name, tensor in weights(tmp_path / "two", 2).items())
     feedback = [RunFolder(run).feedback(1)[0] for run in (tmp_path / "two", uninterrupted)]
     ours, theirs = ([len(item.teacher) for item in items] for items in feedback)
     assert ours == theirs, "what hints did is gathered from whoever had the sample"

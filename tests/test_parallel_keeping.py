@@ -15,10 +15,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+from offbook.config import RanksConfig
 from offbook.loop.models import load_weights
+from offbook.loop.ranks import RankTrainer, publish_by_all
+from offbook.sync import FolderStore, Publisher, Reader
 from offbook.train.checkpoint import load_training_state
+from offbook.train.optim.units import local
 from offbook.train.trainer import Trainer
 from offbook.train.writing import begin
+from offbook.types import OffbookError
 
 
 def counted() -> list[int]:
@@ -65,6 +70,93 @@ def test_weights_are_published_one_tensor_after_the_other(kind: str, layout: tup
     for tensors, _, came in others:
         assert not any(came)
         assert set(tensors.values()) == {None}
+
+
+def moved(trainer: Trainer, version: int) -> None:
+    """Another version of the weights: every third tensor is changed."""
+    for number, parameter in enumerate(trainer.model.parameters()):
+        if number % 3 == version % 3:
+            local(parameter.data).mul_(1.5)
+
+
+def versions_published(kind: str, folder: Path, ranks: RanksConfig) -> Any:
+    """Bytes that came to a rank at once, and that it has of the last version and of those before."""
+    orders = dist.new_group(backend="gloo")
+    settings = STEADY.model_copy(update={"ranks": ranks})
+    trainer = RankTrainer(make(kind), settings, KINDS["live"], orders)
+    came = counted()
+    if dist.get_rank():
+        trainer.follow()
+    else:
+        publisher = Publisher(FolderStore(folder), shard_bytes=2000, anchor_every=3)
+        publish_by_all(publisher, trainer, str(folder))
+        for version in range(5):
+            trainer.together(moved, version)
+            publisher.publish(trainer.publish(version))
+        publisher.close()
+        dist.broadcast_object_list([None], 0, orders)
+    held = {
+        id(flat): flat.nbytes
+        for flats in (trainer.shards.new, *trainer.shards.kept.values())
+        for flat in flats.values()
+    }
+    return came, sum(flat.nbytes for flat in trainer.shards.new.values()), sum(held.values())
+
+
+@pytest.mark.parametrize(("kind", "experts"), [("dense", 1), ("moe", 2)])
+def test_each_rank_publishes_its_shards(kind: str, experts: int, tmp_path: Path) -> None:
+    alone = Trainer(make(kind), STEADY, KINDS["live"])
+    told = on_ranks(4, versions_published, kind, tmp_path, RanksConfig(experts=experts))
+    late = Reader(FolderStore(tmp_path), "late").poll()
+    for version in range(5):
+        moved(alone, version)
+    wanted = alone.publish(4).tensors
+    assert late is not None
+    assert late.version == 4
+    assert late.tensors.keys() == wanted.keys()
+    assert all(torch.equal(late.tensors[name], tensor) for name, tensor in wanted.items())
+    largest, total = max(bytes_of(dict(wanted)).values()), sum(new for _, new, _ in told)
+    for came, new, held in told:
+        assert 0 < max(came) <= largest, "more than one tensor at once"
+        assert 0 < new < total / 2, "a rank has too much of it"
+        assert held <= 3 * new, "what is kept is the last version and its anchor"
+
+
+def test_a_store_that_one_rank_cannot_reach_fails_the_version_and_not_the_run(tmp_path: Path) -> None:
+    first, _ = on_ranks(2, published_to_a_store_of_one, tmp_path)
+    assert first == ["rank 1: no way to the store", 1]
+
+
+class Unreachable(FolderStore):
+    def put(self, key: str, data: bytes) -> None:
+        raise OSError("no way to the store")
+
+
+def cut_off(trainer: RankTrainer, is_cut: bool) -> None:
+    if dist.get_rank():
+        trainer.shards.store = (Unreachable if is_cut else FolderStore)(str(trainer.shards.store))
+
+
+def published_to_a_store_of_one(folder: Path) -> Any:
+    orders = dist.new_group(backend="gloo")
+    trainer = RankTrainer(make("dense"), STEADY, KINDS["live"], orders)
+    if dist.get_rank():
+        trainer.follow()
+        return None
+    publisher, told = Publisher(FolderStore(folder), shard_bytes=2000), list[Any]()
+    publish_by_all(publisher, trainer, str(folder))
+    for version, is_cut in enumerate((True, False)):
+        trainer.together(cut_off, is_cut)
+        publisher.publish(trainer.publish(version))
+        try:
+            manifest = publisher.wait()
+            assert manifest is not None
+            told.append(manifest.version)
+        except OffbookError as problem:
+            told.append(str(problem))
+    publisher.close()
+    dist.broadcast_object_list([None], 0, orders)
+    return told
 
 
 def two_steps_kept(kind: str, layout: tuple[int, ...], samples: Any, folder: Path) -> Any:

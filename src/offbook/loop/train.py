@@ -46,7 +46,7 @@ from offbook.loop.models import (
     weights_in,
 )
 from offbook.loop.plan import as_planned, make_plan, refuse_too_large, this_device
-from offbook.loop.ranks import follow, follows, go_on, joined, make_trainer
+from offbook.loop.ranks import follow, follows, go_on, joined, make_trainer, publish_by_all
 from offbook.loop.reconcile import Reconciler, told
 from offbook.loop.resume import claim_of_work, claim_run, computed_as_before, refuse_another_run
 from offbook.loop.slots import Slots, forget_other_work, holds_boxes, recall
@@ -210,6 +210,8 @@ def _prepared(
     to_train = [*sets.train, *harder_tasks(folder.path)]
     record_tasks(folder, {"train": to_train, "heldout": sets.heldout})
     trainer = make_trainer(config, trained, start, progress, orders)
+    if publisher:
+        publish_by_all(publisher, trainer, config.loop.store)
     if done:
         trainer.together(go_on, latest_checkpoint(folder))
     slots, tasks = _slots(config, folder, claim), {task.id: task for task in to_train}

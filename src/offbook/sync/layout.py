@@ -7,7 +7,7 @@ an output layer that is tied to the input's, lie there once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,23 +69,44 @@ class Layout:
             seen[name] = places[-1]
         return cls(tuple(places), tuple(shards))
 
-    def empty(self) -> list[Words]:
-        return [np.zeros(count, f"<u{width}") for width, count in self.shards]
+    def dealt_out(self, ranks: int) -> list[int]:
+        """The rank that has each shard; all have about as many bytes."""
+        load, found = [0] * ranks, [0] * len(self.shards)
+        for shard in sorted(range(len(found)), key=lambda shard: -self._bytes(shard)):
+            found[shard] = min(range(ranks), key=load.__getitem__)
+            load[found[shard]] += self._bytes(shard)
+        return found
 
-    def flatten(self, tensors: Mapping[str, Tensor]) -> list[Words]:
-        """A copy of them, in this machine's memory."""
-        flats = self.empty()
+    def _bytes(self, shard: int) -> int:
+        width, count = self.shards[shard]
+        return width * count
+
+    def empty(self, shard: int) -> Words:
+        width, count = self.shards[shard]
+        return np.zeros(count, f"<u{width}")
+
+    def distinct(self) -> dict[str, int]:
+        """The shards that tensors lie in; of those that lie in one place, under the first name."""
+        found: dict[tuple[int, int, int], Place] = {}
+        for place in self.places:
+            found.setdefault((place.shard, place.words.start, place.words.stop), place)
+        return {place.name: place.shard for place in found.values()}
+
+    def flatten(self, tensors: Iterable[tuple[str, Tensor]], shards: Collection[int]) -> dict[int, Words]:
+        """A copy of them, in this machine's memory: those of some shards."""
+        flats = {shard: self.empty(shard) for shard in shards}
         views = self.views(flats)
-        for name, tensor in tensors.items():
+        for name, tensor in tensors:
             views[name].copy_(tensor)
         return flats
 
-    def views(self, flats: Sequence[Words]) -> dict[str, Tensor]:
-        """The tensors, in the memory of the shards."""
+    def views(self, flats: Mapping[int, Words]) -> dict[str, Tensor]:
+        """The tensors that lie in these shards, in their memory."""
         found = {}
         for place in self.places:
-            raw = torch.from_numpy(flats[place.shard][place.words].view(np.uint8))
-            found[place.name] = raw.view(getattr(torch, place.dtype)).view(place.shape)
+            if place.shard in flats:
+                raw = torch.from_numpy(flats[place.shard][place.words].view(np.uint8))
+                found[place.name] = raw.view(getattr(torch, place.dtype)).view(place.shape)
         return found
 
     def within(self, changed: Mapping[int, NDArray[np.int64]]) -> dict[str, Tensor]:
