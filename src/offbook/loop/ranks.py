@@ -30,6 +30,7 @@ from offbook.train.teachers import Kind, Other
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
+HOST = "cpu"  # where a model is loaded that ranks share: each takes its parts of one layer after the other from there
 PATIENCE = timedelta(days=7)  # that ranks have while rank 0 collects rollouts
 
 
@@ -76,7 +77,7 @@ def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, 
     if config.mtp.along:
         raise OffbookError("a draft head is trained along in one process only; leave mtp.along false")
     dist.broadcast_object_list([(config, start, other)], 0, orders)
-    return RankTrainer(trained, config.train, _teachers(config, other), orders)
+    return RankTrainer(trained, config.train, _teachers(config, other, HOST), orders)
 
 
 def follow(orders: Any) -> None:
@@ -86,7 +87,7 @@ def follow(orders: Any) -> None:
         return
     config, start, other = told[0]
     torch.set_num_threads(config.threads)
-    RankTrainer(model_to_train(config, start), config.train, _teachers(config, other), orders).follow()
+    RankTrainer(model_to_train(config, start, HOST), config.train, _teachers(config, other, HOST), orders).follow()
 
 
 def go_on(trainer: Trainer, checkpoint: Path) -> None:
@@ -123,7 +124,7 @@ def take_shards(trainer: RankTrainer, layout: Layout) -> None:
     dist.barrier(trainer.orders)  # before any of them is asked for
 
 
-def _teachers(config: Config, other: Path | None) -> dict[str, Kind]:
+def _teachers(config: Config, other: Path | None, device: str = "") -> dict[str, Kind]:
     """`other` is a teacher that is another model."""
     teachers = teachers_of(config.feedback, config.train.reference_kl > 0, config.teachers)
-    return {**teachers, OTHER: Other(load_model(other, config.train.precision))} if other else teachers
+    return {**teachers, OTHER: Other(load_model(other, config.train.precision, device))} if other else teachers

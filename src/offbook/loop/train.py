@@ -46,7 +46,7 @@ from offbook.loop.models import (
     weights_in,
 )
 from offbook.loop.plan import as_planned, make_plan, refuse_too_large, this_device
-from offbook.loop.ranks import follow, follows, go_on, joined, make_trainer, publish_by_all
+from offbook.loop.ranks import HOST, follow, follows, go_on, joined, make_trainer, publish_by_all
 from offbook.loop.reconcile import Reconciler, told
 from offbook.loop.resume import claim_of_work, claim_run, computed_as_before, refuse_another_run
 from offbook.loop.slots import Slots, forget_other_work, holds_boxes, recall
@@ -190,7 +190,7 @@ def _prepared(
     tell(f"{config.train.steps} steps of {rollouts}, kept in {config.out}")
     tell(str(plan))
     if held is None:
-        trained = model_to_train(config, start)
+        trained = model_to_train(config, start, "" if orders is None else HOST)
         sampled = None if placed else model_to_sample(config, start, trained)
         beside = config.loop.max_staleness > 0 and config.engine.kind == "local"
         apart = beside and sampled is None and not torch.cuda.is_available()
