@@ -20,16 +20,19 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from transformers import PreTrainedModel
 
-from offbook.config import LoraConfig, TrainConfig
+from offbook.config import LoraConfig, RanksConfig, TrainConfig
 from offbook.train.lora import make_trainable
+from offbook.train.measure import measure_branches
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import units_of
 from offbook.train.parallel.context import Context
 from offbook.train.parallel.dense import make_mesh
 from offbook.train.parallel.experts import make_expert_mesh
+from offbook.train.parallel.led import LedTrainer
 from offbook.train.parallel.ranks import Ranks
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import NotFinite, Trainer
+from offbook.train.validation import imitation_loss
 from offbook.types import Sample
 
 KINDS: dict[str, Mapping[str, Kind]] = {
@@ -220,3 +223,48 @@ def test_sharded_muon_is_muon(layout: tuple[int, int]) -> None:
         optimizer.step()
     for found in on_ranks(8, muon_steps, layout):
         assert_close(found, alone.state_dict())
+
+
+def reads(trainer: Trainer, samples: list[Sample]) -> list[Any]:
+    """By the student and by its teacher, before a step and after it."""
+    found = []
+    (own,) = trainer.own_weights().values()
+    for _ in range(2):
+        for decoder in (trainer.student, own.decoder):
+            measured = {key: one for each in measure_branches(decoder, samples, 128) for key, one in each.items()}
+            found.append([(key, one.student, one.teacher) for key, one in sorted(measured.items())])
+        found.append(imitation_loss(trainer, [replace(one, ce_weight=[1.0] * len(one.ids)) for one in samples]))
+        trainer.step(samples)
+    return found
+
+
+def led_reads(kind: str, ranks: RanksConfig, samples: list[Sample]) -> list[Any]:
+    orders = torch.distributed.new_group(backend="gloo")
+    trainer = LedTrainer(make(kind), STEADY.model_copy(update={"ranks": ranks}), KINDS["ema"], orders)
+    if torch.distributed.get_rank():
+        trainer.follow()
+        return []
+    found = reads(trainer, samples)
+    torch.distributed.broadcast_object_list([None], 0, orders)
+    return found
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("dense", RanksConfig(context=2)), ("moe", RanksConfig(experts=4))])
+def test_what_a_led_trainer_reads_is_what_one_process_reads(kind: str, ranks: RanksConfig) -> None:
+    """With weights as they are: what was gathered to read with is given up before a step changes it."""
+    rng = random.Random(5)
+    samples = [sample_with_branches(rng, 60) for _ in range(3)]
+    for number, sample in enumerate(samples):
+        for place, branch in enumerate(sample.branches):
+            branch.key = f"{number} {place}"
+    wanted = reads(Trainer(make(kind), STEADY, KINDS["ema"]), samples)
+    found, *_ = on_ranks(4, led_reads, kind, ranks, samples)
+    assert wanted[0] != wanted[3]
+    for ours, theirs in zip(found, wanted, strict=True):
+        if isinstance(theirs, float):
+            assert ours == pytest.approx(theirs, rel=1e-4)
+            continue
+        assert [key for key, *_ in ours] == [key for key, *_ in theirs]
+        for (_, *mine), (_, *its) in zip(ours, theirs, strict=True):
+            for one, other in zip(mine, its, strict=True):
+                assert one == pytest.approx(other, rel=1e-3, abs=1e-3)

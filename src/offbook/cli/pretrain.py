@@ -44,6 +44,5 @@ def pretrain(
     if dry_run:
         print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
         return
-    show_run(run, config, tracker, plain, as_json)
-    if not as_json:
+    if show_run(run, config, tracker, plain, as_json) and not as_json:
         say(f"next: offbook eval {config.out} --suite base, or offbook sft --model {config.out}", to=console)

@@ -46,7 +46,7 @@ def sft(
         print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
         return
     last = show_run(run, config, tracker, plain, as_json)
-    if as_json:
+    if as_json or not last:
         return
     if OWN in last:
         print(told(last[OWN], last[OTHER]))

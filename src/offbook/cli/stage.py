@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,18 @@ if TYPE_CHECKING:
     from offbook.loop.trackers import Tracker
     from offbook.runfolder import RunFolder
 
-NUMBERS = {"loss": "ce/loss", "validation": "validation/loss", "learning rate": "learning_rate"}
+NUMBERS = {
+    "loss": "ce/loss",
+    "validation": "validation/loss",
+    "learning rate": "learning_rate",
+    "cost spread": "ranks/cost_spread",
+}
 
 
 def show_run(
     run: Callable[..., RunFolder], config: Config, tracker: Tracker | None, plain: bool, as_json: bool
 ) -> dict[str, Any]:
-    """Returns the last step's metrics, which --json has printed."""
+    """Returns the last step's metrics, which --json has printed; none where another rank is the run."""
     with progress_display(plain) as progress:
 
         def on_step(row: dict[str, Any]) -> None:
@@ -30,6 +36,8 @@ def show_run(
             console.print(f"step {row['step']} of {row['steps']}: {shown}")
 
         folder = run(config, on_step, progress, partial(say, to=console))
+    if int(os.environ.get("RANK", "0")):
+        return {}
     if tracker:
         tracker.close()
     last: dict[str, Any] = folder.metrics()[0][-1]

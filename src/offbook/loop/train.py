@@ -362,11 +362,9 @@ async def _look(run: _Run, step: int, groups: list[list[Rollout]]) -> None:
     look = Look(run.collector, lessons.tasks, lessons.rules, settings.look_samples)
     sampled = await look.sampled(found, f"look{step}")
     run.collector.rest()  # the trainer reads next
-    looked = list(sampled.values())
-    if lessons.trainer.ranks.mesh is None:
-        own = lessons.trainer.teachers[settings.teacher].own
-        decoder = own.decoder if own else lessons.trainer.student
-        looked = await asyncio.get_running_loop().run_in_executor(run.thread, look.measured, sampled, found, decoder)
+    own = lessons.trainer.teachers[settings.teacher].own
+    decoder = own.decoder if own else lessons.trainer.student
+    looked = await asyncio.get_running_loop().run_in_executor(run.thread, look.measured, sampled, found, decoder)
     rows = [one.row() for one in looked]
     lessons.folder.write_look(step, rows)
     for line in look_table(looked) if looked else ["no rule was broken, so there was no hint to look at"]:

@@ -21,11 +21,11 @@ import torch
 
 from offbook.config import CheckpointConfig, Config, StageConfig, TeachersConfig, TrainConfig
 from offbook.lock import only_writer
-from offbook.loop.models import Progress, chat_folder, load_weights, model_folder, model_to_train
+from offbook.loop.models import Progress, chat_folder, model_folder, model_to_train
 from offbook.loop.plan import make_plan, refuse_too_large, this_device
+from offbook.loop.ranks import HOST, follow, follows, go_on, joined, make_trainer
 from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
-from offbook.train.checkpoint import load_training_state
 from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost
 from offbook.train.writing import SMALL, Checkpoints, checkpoint_size
@@ -78,20 +78,24 @@ def run_stage(stage: Stage, config: Config, on_step: OnStep, progress: Progress,
     """
     folder = RunFolder(config.out)
     folder.refuse_file()
-    with only_writer(folder.path):
-        refuse_another_run(folder, config, imitates=True)
-        run = _prepared(stage, config, folder, progress, tell)
-        with run.checkpoints:
-            for step in range(run.done + 1, run.lessons.num_steps + 1):
-                row = _kept_step(run, step)
-                is_due = run.checkpoints.is_due(step) or step == run.lessons.num_steps
-                if is_due and (waited := run.checkpoints.wait()):
-                    row["checkpoint_wait_s"] = waited
-                folder.append_metrics(row)
-                if is_due:
-                    run.checkpoints.save(step)
-                progress(f"{stage.verb} {config.out}", step / run.lessons.num_steps)
-                on_step({**row, "steps": run.lessons.num_steps})
+    with joined() as orders:
+        if follows(orders):
+            follow(orders)
+            return folder
+        with only_writer(folder.path):
+            refuse_another_run(folder, config, imitates=True)
+            run = _prepared(stage, config, folder, progress, tell, orders)
+            with run.checkpoints:
+                for step in range(run.done + 1, run.lessons.num_steps + 1):
+                    row = _kept_step(run, step)
+                    is_due = run.checkpoints.is_due(step) or step == run.lessons.num_steps
+                    if is_due and (waited := run.checkpoints.wait()):
+                        row["checkpoint_wait_s"] = waited
+                    folder.append_metrics(row)
+                    if is_due:
+                        run.checkpoints.save(step)
+                    progress(f"{stage.verb} {config.out}", step / run.lessons.num_steps)
+                    on_step({**row, "steps": run.lessons.num_steps})
     return folder
 
 
@@ -118,13 +122,14 @@ class _Run:
     done: int  # steps, before this process began
 
 
-def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progress, tell: Tell) -> _Run:
-    """What can be refused is refused first, from the cheapest on; models are loaded last."""
+def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progress, tell: Tell, orders: Any) -> _Run:
+    """What can be refused is refused first, from the cheapest on; models are loaded last. `orders`: as in `train`."""
     torch.set_num_threads(config.threads)
     stage.refuse(config)
     config = computed_as_before(folder, config)
     plan = make_plan(_alone(config), this_device(), engine_apart=True, context=stage.context)
-    refuse_too_large(_alone(config), plan)
+    if orders is None:  # the plan is one device's
+        refuse_too_large(_alone(config), plan)
     config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
     start = model_folder(config.model, config.seed, progress)
     tell(f"model {config.model}, loaded from {start}")
@@ -133,7 +138,7 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
     told = f"{settings.epochs} epochs of about {settings.batch_tokens} tokens a step, kept in {config.out}"
     tell(f"{lessons.num_steps} steps: {told}")
     tell(str(plan))
-    trained = model_to_train(config, start)
+    trained = model_to_train(config, start, "" if orders is None else HOST)
     content = lessons.fingerprint()
     if folder.checkpoints() and json.loads(folder.data_file.read_text())["content"] != content:
         raise OffbookError(
@@ -144,22 +149,22 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
     write_atomic(folder.data_file, json.dumps(told_of, indent=1) + "\n")
     if 0 < done < lessons.num_steps:
         tell(f"resuming at step {done + 1}")
-    trainer = Trainer(trained, _settings(config.train, settings, lessons.num_steps))
+    learned = {"train": _settings(config.train, settings, lessons.num_steps)}
+    trainer = make_trainer(_alone(config).model_copy(update=learned), trained, start, progress, orders)
     if done:
-        path = latest_checkpoint(folder)
-        load_weights(trainer.model, path)
-        load_training_state(trainer, path)
+        trainer.together(go_on, latest_checkpoint(folder))
     checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), _kept(config.checkpoint, trainer))
     tell(str(checkpoints))
     return _Run(stage, config, folder, lessons, trainer, checkpoints, done)
 
 
 def _alone(config: Config) -> Config:
-    """Without teachers, which these stages have none of. Nor have they an engine."""
+    """Without teachers and draft heads, which these stages have none of. Nor have they an engine."""
     return config.model_copy(
         update={
             "feedback": config.feedback.model_copy(update={"weight": 0.0}),
             "teachers": TeachersConfig(),
+            "mtp": config.mtp.model_copy(update={"along": False}),
             "train": config.train.model_copy(update={"reference_kl": 0.0}),
         }
     )

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import torch
-
 from offbook.train.batches import Batch, micro_batches
+from offbook.train.forward import Decoder
 from offbook.train.head import CHUNK_ENTRIES
 from offbook.train.targets import sampled_logp
 from offbook.train.trainer import Trainer
 from offbook.types import Sample
 
 
-@torch.no_grad()
 def imitation_loss(trainer: Trainer, samples: list[Sample]) -> float:
     """Nats a token: a mean over all tokens with a weight, each counted with it."""
-    chunk_rows = max(1, CHUNK_ENTRIES // trainer.model.config.vocab_size)
-    loss = weight = 0.0
-    for micro in micro_batches(samples, trainer.settings.micro_tokens):
-        batch = Batch.collate(micro, trainer.model.device)
-        tokens = batch.tokens(chunk_rows)
-        hidden_BTD, _ = trainer.student.hidden(batch.ids_BT)
-        scorer = trainer.student.head, hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
-        logp_N = sampled_logp(scorer, tokens.rows.ids_N, tokens.rows.temperature_N, chunk_rows)
-        loss -= float((logp_N.double() * tokens.rows.ce_weight_N).sum())
-        weight += float(tokens.rows.ce_weight_N.double().sum())
-    return loss / weight
+    micro = micro_batches(samples, trainer.settings.micro_tokens)
+    sums = [trainer.student.together(_loss_and_weight, one) for one in micro]
+    return sum(loss for loss, _ in sums) / sum(weight for _, weight in sums)
+
+
+def _loss_and_weight(decoder: Decoder, samples: list[Sample]) -> tuple[float, float]:
+    chunk_rows = max(1, CHUNK_ENTRIES // decoder.model.config.vocab_size)
+    batch = Batch.collate(samples, decoder.model.device)
+    tokens = batch.tokens(chunk_rows)
+    hidden_BTD, _ = decoder.hidden(batch.ids_BT)
+    scorer = decoder.head, hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
+    logp_N = sampled_logp(scorer, tokens.rows.ids_N, tokens.rows.temperature_N, chunk_rows)
+    weight_N = tokens.rows.ce_weight_N.double()
+    return -float((logp_N.double() * weight_N).sum()), float(weight_N.sum())
