@@ -17,7 +17,7 @@ from test_moe import forced
 from test_muon import random_gradients, tiny_moe
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from offbook.config import LoraConfig, RanksConfig, TrainConfig
@@ -244,6 +244,8 @@ def led_reads(kind: str, ranks: RanksConfig, samples: list[Sample]) -> list[Any]
     if torch.distributed.get_rank():
         trainer.follow()
         return []
+    list(measure_branches(trainer.student, samples, 128))
+    assert all(isinstance(one, DTensor) for one in trainer.model.parameters()), "what was gathered is not given up"
     found = reads(trainer, samples)
     torch.distributed.broadcast_object_list([None], 0, orders)
     return found
@@ -251,7 +253,6 @@ def led_reads(kind: str, ranks: RanksConfig, samples: list[Sample]) -> list[Any]
 
 @pytest.mark.parametrize(("kind", "ranks"), [("dense", RanksConfig(context=2)), ("moe", RanksConfig(experts=4))])
 def test_what_a_led_trainer_reads_is_what_one_process_reads(kind: str, ranks: RanksConfig) -> None:
-    """With weights as they are: what was gathered to read with is given up before a step changes it."""
     rng = random.Random(5)
     samples = [sample_with_branches(rng, 60) for _ in range(3)]
     for number, sample in enumerate(samples):
