@@ -10,12 +10,14 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 DEADLINE_S = 120.0
 
@@ -47,6 +49,11 @@ def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     failed = [text for is_fine, text in answers if not is_fine]
     assert not failed, "\n".join(failed)
     return [value for _, value in answers]
+
+
+def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By name, each gathered on every rank."""
+    return {name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in tensors.items()}
 
 
 def _serve(rank: int, world: int, port: int, writer: int, work: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ from test_loop import SMALL, weights
 from test_loop import uninterrupted as uninterrupted
 from test_pretrain import config_for as pretrain_config
 from test_pretrain import repository
-from test_pretrain import tiny as tiny
+from test_sft import chat_line, settings, written
+from test_sft import tiny as tiny
 from torch.distributed import get_rank
 
 from offbook.config import load_config, recipe_for
 from offbook.loop.train import train
-from offbook.runfolder import RunFolder
+from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint
 from offbook.stages.pretrain import pretrain
+from offbook.stages.sft import sft
+from offbook.sync import FolderStore, Reader
 from offbook.train.parallel.led import ranks_of
 from offbook.types import OffbookError
 
@@ -55,8 +59,16 @@ def assert_alike(run: Path, other: Path, steps: int, at_least: int) -> None:
 
 
 def test_a_run_on_ranks_is_that_of_one_process(cache: Path, model: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    assert on_ranks(2, trained, cache, model, tmp_path / "two", 2) == [0, 1]
+    store = tmp_path / "store"
+    assert on_ranks(2, trained_with, cache, model, tmp_path / "two", 2, {"loop__store": str(store)}) == [0, 1]
     assert_alike(tmp_path / "two", uninterrupted, 2, at_least=2)
+    assert sorted(file.name for file in (tmp_path / "two" / "ckpt" / "step_00002").glob("*.safetensors")) == [
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    ]  # fmt: skip
+    published = Reader(FolderStore(store), "one").poll()
+    assert published is not None
+    assert published.version == 2
+    assert all(tensor.equal(published.tensors[name]) for name, tensor in weights(tmp_path / "two", 2).items())
     feedback = [RunFolder(run).feedback(1)[0] for run in (tmp_path / "two", uninterrupted)]
     ours, theirs = ([len(item.teacher) for item in items] for items in feedback)
     assert ours == theirs, "what hints did is gathered from whoever had the sample"
@@ -72,6 +84,37 @@ def test_it_goes_on_at_another_number_of_ranks(cache: Path, model: Path, uninter
 
 def trained_with(cache: Path, model: Path, out: Path, steps: int, more: dict[str, str]) -> int:
     return trained(cache, model, out, steps, **more)
+
+
+def imitated(tiny: Path, data: Path, out: Path) -> list[dict[str, float]]:
+    more = {"learning_rate": 1e-3, "batch_tokens": 400, "validation_share": 0.3, "epochs": 2}
+    sft(settings(tiny, data, out, **more))
+    rows, _ = RunFolder(out).metrics()
+    names = ("step", "ce/loss", "gradient_norm", "validation/loss", "train_tokens")
+    return [{name: row[name] for name in names if name in row} for row in rows]
+
+
+def test_imitation_on_ranks_is_that_of_one_process_and_goes_on_there(tiny: Path, tmp_path: Path) -> None:
+    data = written(tmp_path / "a.jsonl", [chat_line(n) for n in range(8)])
+    wanted = imitated(tiny, data, tmp_path / "one")
+    assert len(wanted) > 2
+    assert any("validation/loss" in row for row in wanted)
+    rows, _ = on_ranks(2, imitated, tiny, data, tmp_path / "two")
+    for ours, theirs in zip(rows, wanted, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+    rewound = tmp_path / "two" / "ckpt" / f"step_{len(wanted):05d}"
+    shutil.rmtree(rewound)
+    rows, _ = on_ranks(2, imitated, tiny, data, tmp_path / "two")
+    assert rows[-1] == pytest.approx(wanted[-1], rel=1e-3)
+    assert (rewound / "DONE").exists()
+
+
+def test_an_adapter_is_trained_and_kept_by_ranks(cache: Path, model: Path, tmp_path: Path) -> None:
+    out, more = tmp_path / "adapter", {"train__lora__rank": "2"}
+    for steps, ranks in ((1, 2), (2, 2), (3, 1)):
+        on_ranks(ranks, trained_with, cache, model, out, steps, more)
+    assert [row["step"] for row in RunFolder(out).metrics()[0]] == [1, 2, 3]
+    assert is_adapter(latest_checkpoint(RunFolder(out)))
 
 
 def refused(replicate: int) -> str:

@@ -64,7 +64,9 @@ def uninterrupted(cache: Path, model: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
-    return load_file(run / "ckpt" / f"step_{step:05d}" / "model.safetensors")
+    """Of all files: ranks write some each."""
+    files = (run / "ckpt" / f"step_{step:05d}").glob("model*.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def test_a_run_leaves_what_the_contract_says(uninterrupted: Path) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import distilled, in_bfloat16, tiny_model
-from ranks import on_ranks
+from ranks import on_ranks, whole
 from test_branches import plain_sample, sample_with_branches
 from test_moe import flat_model as mixture
 from test_moe import forced
@@ -21,18 +20,20 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from offbook.config import LoraConfig, TrainConfig
+from offbook.config import LoraConfig, RanksConfig, TrainConfig
 from offbook.train.lora import make_trainable
+from offbook.train.measure import measure_branches
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import units_of
 from offbook.train.parallel.context import Context
-from offbook.train.parallel.dense import make_mesh, whole
+from offbook.train.parallel.dense import make_mesh
 from offbook.train.parallel.experts import make_expert_mesh
+from offbook.train.parallel.led import LedTrainer
 from offbook.train.parallel.ranks import Ranks
-from offbook.train.parallel.saving import load, save
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import NotFinite, Trainer
-from offbook.types import OffbookError, Sample
+from offbook.train.validation import imitation_loss
+from offbook.types import Sample
 
 KINDS: dict[str, Mapping[str, Kind]] = {
     "live": {"live": Live()},
@@ -57,10 +58,7 @@ def samples_of(ranks: int) -> list[list[Sample]]:
 
 
 def whole_gradients(trainer: Trainer) -> dict[str, Tensor]:
-    return {
-        name: master.grad.full_tensor() if isinstance(master.grad, DTensor) else master.grad
-        for name, master in trainer.masters.named.items()
-    }
+    return whole({name: master.grad for name, master in trainer.masters.named.items() if master.grad is not None})
 
 
 def assert_close(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tolerance: float = 1e-5) -> None:
@@ -143,7 +141,7 @@ def five_steps(kind: str, layout: tuple[int, ...], samples: Any) -> Any:
     mine = trainer.ranks.share_of([sample for one in samples for sample in one], 48)
     metrics = [trainer.step(mine).metrics for _ in range(5)]
     (own,) = trainer.own_weights().values()
-    return trainer.publish(1).tensors, whole(own.decoder.model.state_dict()), metrics
+    return whole(trainer.model.state_dict()), whole(own.decoder.model.state_dict()), metrics
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("dense", (1, 4)), ("dense", (2, 2)), ("moe", (1, 8, 2, 1, 4))])
@@ -227,42 +225,47 @@ def test_sharded_muon_is_muon(layout: tuple[int, int]) -> None:
         assert_close(found, alone.state_dict())
 
 
-def two_steps_saved(layout: tuple[int, ...], samples: Any, folder: Path) -> None:
-    trainer = Trainer(make("moe"), STEADY, KINDS["ema"], ranks_of(layout))
-    for _ in range(2):
-        trainer.step(samples[torch.distributed.get_rank()])
-    wait = save(trainer, folder, 2)
-    trainer.step(samples[torch.distributed.get_rank()])  # while it is being written
-    wait()
-
-
-def two_steps_more(layout: tuple[int, ...], samples: Any, folder: Path) -> Any:
-    trainer = Trainer(make("moe"), STEADY, KINDS["ema"], ranks_of(layout))
-    assert load(trainer, folder) == 2
-    for _ in range(2):
-        trainer.step(samples[torch.distributed.get_rank()])
+def reads(trainer: Trainer, samples: list[Sample]) -> list[Any]:
+    """By the student and by its teacher, before a step and after it."""
+    found = []
     (own,) = trainer.own_weights().values()
-    return whole(trainer.model.state_dict()), whole(own.decoder.model.state_dict())
-
-
-def test_a_checkpoint_goes_on_at_another_world_size(tmp_path: Path) -> None:
-    """From four ranks to two with another layout, and to one process."""
-    samples, folder = samples_of(4), tmp_path / "step"
-    together = [sample for mine in samples for sample in mine]
-    straight = Trainer(make("moe"), STEADY, KINDS["ema"])
-    for _ in range(4):
-        straight.step(together)
-    on_ranks(4, two_steps_saved, (1, 4, 1, 2, 2), samples, folder)
-    (own,) = straight.own_weights().values()
-    halves = [samples[0] + samples[1], samples[2]]
-    for weights, teacher in on_ranks(2, two_steps_more, (2, 1, 1, 1, 2), halves, folder):
-        assert_close(weights, straight.model.state_dict())
-        assert_close(teacher, own.decoder.model.state_dict())
-    alone = Trainer(make("moe"), STEADY, KINDS["ema"])
-    assert load(alone, folder) == 2
     for _ in range(2):
-        alone.step(together)
-    assert_close(alone.model.state_dict(), straight.model.state_dict())
-    (folder / "DONE").unlink()
-    with pytest.raises(OffbookError, match="not finished"):
-        load(alone, folder)
+        for decoder in (trainer.student, own.decoder):
+            measured = {key: one for each in measure_branches(decoder, samples, 128) for key, one in each.items()}
+            found.append([(key, one.student, one.teacher) for key, one in sorted(measured.items())])
+        found.append(imitation_loss(trainer, [replace(one, ce_weight=[1.0] * len(one.ids)) for one in samples]))
+        trainer.step(samples)
+    return found
+
+
+def led_reads(kind: str, ranks: RanksConfig, samples: list[Sample]) -> list[Any]:
+    orders = torch.distributed.new_group(backend="gloo")
+    trainer = LedTrainer(make(kind), STEADY.model_copy(update={"ranks": ranks}), KINDS["ema"], orders)
+    if torch.distributed.get_rank():
+        trainer.follow()
+        return []
+    list(measure_branches(trainer.student, samples, 128))
+    assert all(isinstance(one, DTensor) for one in trainer.model.parameters()), "what was gathered is not given up"
+    found = reads(trainer, samples)
+    torch.distributed.broadcast_object_list([None], 0, orders)
+    return found
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("dense", RanksConfig(context=2)), ("moe", RanksConfig(experts=4))])
+def test_what_a_led_trainer_reads_is_what_one_process_reads(kind: str, ranks: RanksConfig) -> None:
+    rng = random.Random(5)
+    samples = [sample_with_branches(rng, 60) for _ in range(3)]
+    for number, sample in enumerate(samples):
+        for place, branch in enumerate(sample.branches):
+            branch.key = f"{number} {place}"
+    wanted = reads(Trainer(make(kind), STEADY, KINDS["ema"]), samples)
+    found, *_ = on_ranks(4, led_reads, kind, ranks, samples)
+    assert wanted[0] != wanted[3]
+    for ours, theirs in zip(found, wanted, strict=True):
+        if isinstance(theirs, float):
+            assert ours == pytest.approx(theirs, rel=1e-4)
+            continue
+        assert [key for key, *_ in ours] == [key for key, *_ in theirs]
+        for (_, *mine), (_, *its) in zip(ours, theirs, strict=True):
+            for one, other in zip(mine, its, strict=True):
+                assert one == pytest.approx(other, rel=1e-3, abs=1e-3)

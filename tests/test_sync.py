@@ -136,16 +136,19 @@ def bits(made: Tensors) -> dict[str, bytes]:
 @pytest.mark.parametrize("shard_bytes", [1, 200, 1 << 20])
 def test_tensors_come_back_from_shards(shard_bytes: int) -> None:
     made = tensors()
-    layout = Layout.of(made, shard_bytes)
+    layout = Layout.of(Weights(0, made), shard_bytes)
     assert load_layout(dump_layout(layout)) == layout
-    back = layout.views(layout.flatten(made))
+    back = layout.views(layout.flatten(made.items(), range(len(layout.shards))))
     assert bits(back) == bits(made)
     assert {name: (t.dtype, t.shape) for name, t in back.items()} == {n: (t.dtype, t.shape) for n, t in made.items()}
     assert back["head.weight"].data_ptr() == back["embed.weight"].data_ptr()  # tied: sent once
     assert sum(count for _, count in layout.shards) == sum(t.numel() for n, t in made.items() if n != "head.weight")
 
 
-@pytest.mark.parametrize("broken", [b"{}", b"no JSON", dump_layout(Layout.of(tensors(), 100)).replace(b"30", b"99", 1)])
+LAYOUT = dump_layout(Layout.of(Weights(0, tensors()), 100))
+
+
+@pytest.mark.parametrize("broken", [b"{}", b"no JSON", LAYOUT.replace(b"30", b"99", 1)])
 def test_a_layout_without_room_is_refused(broken: bytes) -> None:
     with pytest.raises(Damaged):
         load_layout(broken)

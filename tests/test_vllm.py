@@ -341,7 +341,7 @@ def test_a_connection_that_the_server_has_closed_is_replaced() -> None:
 def test_buckets_hold_every_tensor_once_and_none_over_another(shapes: list[tuple[int, int]], limit: int) -> None:
     tensors = {str(n): torch.zeros([size] * ndim) for n, (size, ndim) in enumerate(shapes)}
     names = []
-    for bucket, end in _buckets(_distinct(tensors, torch.bfloat16), limit):
+    for bucket, end in _buckets(_distinct(Weights(0, tensors), torch.bfloat16), limit):
         at = 0
         for name, tensor, start in bucket:
             assert start >= at
@@ -356,7 +356,7 @@ def test_buckets_hold_every_tensor_once_and_none_over_another(shapes: list[tuple
 def test_a_tied_output_layer_is_sent_once() -> None:
     tied = model(0).state_dict()
     assert "lm_head.weight" in tied
-    assert "lm_head.weight" not in {name for name, _, _ in _distinct(tied, torch.float32)}
+    assert "lm_head.weight" not in {name for name, _, _ in _distinct(Weights(0, tied), torch.float32)}
 
 
 def test_weights_that_do_not_arrive_are_an_error(tmp_path: Path) -> None:
@@ -371,12 +371,12 @@ def test_weights_that_do_not_arrive_are_an_error(tmp_path: Path) -> None:
     played = Played(answer)
     sender = Sender(server(tmp_path, url=played.url), torch.float32)
     total, missing = "0", list[str]()
-    sender.send({"a": torch.zeros(4)})
+    sender.send(Weights(0, {"a": torch.zeros(4)}))
     with pytest.raises(ModelLost, match="not those that were sent"):
-        sender.send({"a": torch.ones(4)})
+        sender.send(Weights(0, {"a": torch.ones(4)}))
     missing = ["model.norm.weight"]
     with pytest.raises(ModelLost, match=r"vLLM has 1 parameters .*: model\.norm\.weight"):
-        sender.send({"a": torch.zeros(4)})
+        sender.send(Weights(0, {"a": torch.zeros(4)}))
     sender.close()
     with pytest.raises(ModelLost, match=r"has no /sleep: it has to run with VLLM_SERVER_DEV_MODE=1"):
         server(tmp_path, url=played.url).call("/sleep?level=1")

@@ -64,7 +64,8 @@ def texts(vocabulary: int, tokens: int) -> Iterator[torch.Tensor]:
 
 
 def snapshot(tensors: Tensors) -> list[np.ndarray]:
-    return Layout.of(tensors, 64 << 20).flatten(tensors)
+    layout = Layout.of(Weights(0, tensors), 64 << 20)
+    return list(layout.flatten(tensors.items(), range(len(layout.shards))).values())
 
 
 def training(name: str, options: argparse.Namespace) -> Iterator[Tensors]:

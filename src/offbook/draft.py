@@ -105,6 +105,8 @@ def travelling(head: DraftHead) -> dict[str, Tensor]:
 
 def without_head(weights: Weights) -> Weights:
     """For an engine that drafts with none, or with one of its own."""
+    if weights.draft is None:
+        return weights
     own = {name: tensor for name, tensor in weights.tensors.items() if not name.startswith(PREFIX)}
     return replace(weights, tensors=own, draft=None)
 

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from offbook.loop.trackers import Tracker
     from offbook.runfolder import RunFolder
 
-NUMBERS = {"loss": "ce/loss", "validation": "validation/loss", "learning rate": "learning_rate"}
+NUMBERS = {
+    "loss": "ce/loss",
+    "validation": "validation/loss",
+    "learning rate": "learning_rate",
+    "cost spread": "ranks/cost_spread",
+}
 
 
 def show_run(
     run: Callable[..., RunFolder], config: Config, tracker: Tracker | None, plain: bool, as_json: bool
 ) -> dict[str, Any]:
-    """Returns the last step's metrics, which --json has printed; nothing where another rank is the run."""
+    """Returns the last step's metrics, which --json has printed; none where another rank is the run."""
     with progress_display(plain) as progress:
 
         def on_step(row: dict[str, Any]) -> None:

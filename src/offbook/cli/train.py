@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 CHOICES = "`--model pocket`, `--model smollm2-135m` or `@ standard --model Qwen/Qwen3-0.6B`"
 
 
+SPREAD = {"ranks/cost_spread"}  # where there are ranks: what the busiest has to do by the mean
+
+
 def train(
     ctx: typer.Context,
     out: Annotated[str, typer.Option(help="The run folder; runs/train if not given.")] = "",
@@ -57,7 +60,7 @@ def train(
 
         def on_step(row: dict[str, Any]) -> None:
             progress(f"train {config.out}", row["step"] / config.train.steps)
-            numbers = ("solved", "invalid_per_100", "turns", "hinted_targets")
+            numbers = ["solved", "invalid_per_100", "turns", "hinted_targets", *SPREAD & row.keys()]
             if tracker:
                 tracker.follow()
             console.print(f"step {row['step']}: " + ", ".join(f"{key} {row[key]:.3g}" for key in numbers))

@@ -96,11 +96,10 @@ class ApartEngine:
 
     def apply(self, weights: Weights) -> None:
         """Between two steps of decoding; returns when they are in."""
-        own: dict[int, str] = {}
-        names = {name: own.setdefault(tensor.data_ptr(), name) for name, tensor in weights.tensors.items()}
+        names = weights.firsts()
         part = self._file.with_suffix(".part")
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: weights.tensors[name].detach().contiguous() for name in own.values()}, part)
+        save_file({name: weights.tensors[name].detach().contiguous() for name in set(names.values())}, part)
         os.replace(part, self._file)
         self._applied = {"do": "apply", "file": str(self._file), "names": names, "version": weights.version}
         self._applied["draft"] = weights.draft and dict(weights.draft)

@@ -331,7 +331,7 @@ def _lost(error: Exception) -> ModelLost:
 
 def _refuse_others(own: dict[str, Tensor], weights: Weights) -> None:
     for name, tensor in own.items():
-        found = weights.tensors.get(name)
+        found = weights.like.get(name)
         if found is None or found.shape != tensor.shape:
             theirs = "no" if found is None else f"the shape {list(found.shape)} of"
             ours = f"which is {list(tensor.shape)} here; publish the weights of this model"

@@ -137,8 +137,11 @@ def load_model(folder: Path, precision: Precision | Literal["auto"] = "float32",
     if not (folder / "config.json").is_file():
         raise OffbookError(f"{folder} has no config.json, so it is not a model folder")
     transformers_logging.disable_progress_bar()
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=precision).to(device).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=precision).to(device or _best_device()).eval()
+
+
+def _best_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def base_folder(adapter: Path) -> Path:
@@ -155,9 +158,9 @@ def chat_folder(model: Path) -> Path:
     return base_folder(model) if is_adapter(model) else model
 
 
-def model_to_train(config: Config, start: Path) -> PreTrainedModel:
+def model_to_train(config: Config, start: Path, device: str = "") -> PreTrainedModel:
     """With the adapter that is trained, if one is."""
-    model = load_model(start, config.train.precision)
+    model = load_model(start, config.train.precision, device)
     is_hub_id = not Path(config.model).exists() and config.model.count("/") == 1
     make_trainable(model, config.train.lora, config.model if is_hub_id else str(start.resolve()), config.seed)
     return model
@@ -165,20 +168,20 @@ def model_to_train(config: Config, start: Path) -> PreTrainedModel:
 
 def model_to_sample(config: Config, start: Path, trained: PreTrainedModel) -> PreTrainedModel | None:
     """For a local engine beside a trainer of an adapter, before that begins; None where all weights are trained, or
-    the engine is another. In one precision the two share the base."""
+    the engine is another. In one precision, and in one place, the two share the base."""
     if config.engine.kind != "local" or adapter_of(trained) is None:
         return None
-    if config.engine.precision == config.train.precision:
+    if config.engine.precision == config.train.precision and trained.device.type == _best_device():
         return sharing_copy(trained)
     model = load_model(start, config.engine.precision)
     make_trainable(model, config.train.lora, "", config.seed)
     return model
 
 
-def load_weights(model: PreTrainedModel, checkpoint: Path) -> None:
-    """Those of a checkpoint into the model that it is of."""
+def load_weights(model: PreTrainedModel, checkpoint: Path, base: str = "") -> None:
+    """Those of a checkpoint into the model that it is of; `base`: what an adapter of it is on, if that is known."""
     if is_adapter(checkpoint):
-        load_adapter(model, checkpoint)
+        load_adapter(model, checkpoint, base)
     else:  # by way of the host: a GPU may have no room for a second model
         precision: Precision = "bfloat16" if model.dtype == torch.bfloat16 else "float32"
         stored = load_model(checkpoint, precision, "cpu").state_dict()

@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -17,14 +19,25 @@ from offbook.config import Config
 from offbook.draft import load_head
 from offbook.loop.annotate import teachers_of
 from offbook.loop.models import Progress, load_model, load_weights, model_folder, model_to_train
+from offbook.sync import Publisher, open_store
+from offbook.sync.layout import Layout
+from offbook.sync.shards import LedShards, Shards, answer
 from offbook.train.checkpoint import load_training_state
 from offbook.train.draft import DraftTrainer
+from offbook.train.parallel.gathering import gathered
 from offbook.train.parallel.led import LedTrainer
 from offbook.train.teachers import Kind, Other
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
+HOST = "cpu"  # where a model is loaded that ranks share: each takes its parts of one layer after the other from there
 PATIENCE = timedelta(days=7)  # that ranks have while rank 0 collects rollouts
+
+
+class RankTrainer(LedTrainer):
+    """With the shards that this rank publishes, once it does."""
+
+    shards: Shards
 
 
 @contextmanager
@@ -74,7 +87,7 @@ def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, 
     if config.mtp.along:
         raise OffbookError("a draft head is trained along in one process only; leave mtp.along false")
     dist.broadcast_object_list([(config, start, other)], 0, orders)
-    return LedTrainer(trained, config.train, _teachers(config, other), orders)
+    return RankTrainer(trained, config.train, _teachers(config, other, HOST), orders)
 
 
 def follow(orders: Any) -> None:
@@ -84,16 +97,44 @@ def follow(orders: Any) -> None:
         return
     config, start, other = told[0]
     torch.set_num_threads(config.threads)
-    LedTrainer(model_to_train(config, start), config.train, _teachers(config, other), orders).follow()
+    RankTrainer(model_to_train(config, start, HOST), config.train, _teachers(config, other, HOST), orders).follow()
 
 
 def go_on(trainer: Trainer, checkpoint: Path) -> None:
     """From what a checkpoint holds. All ranks have to call it."""
-    load_weights(trainer.model, checkpoint)
+    load_weights(trainer.model, checkpoint, trainer.base)
     load_training_state(trainer, checkpoint)
 
 
-def _teachers(config: Config, other: Path | None) -> dict[str, Kind]:
+def publish_by_all(publisher: Publisher, trainer: Trainer, store: str) -> None:
+    """Each rank has some shards of what is published and writes them; this one writes the manifests."""
+    if isinstance(trainer, RankTrainer):
+        publisher.shards.close()
+        publisher.shards = trainer.together(open_shards, store)
+
+
+def open_shards(trainer: RankTrainer, store: str) -> Shards:
+    """All ranks have to call it."""
+    group = dist.new_group(backend="gloo", timeout=PATIENCE)
+    if dist.get_rank() == 0:
+        trainer.shards = LedShards(open_store(store), group, partial(trainer.together, take_shards))
+    else:
+        trainer.shards = Shards(open_store(store))
+        Thread(target=answer, args=(trainer.shards, group), name="publish", daemon=True).start()
+    return trainer.shards
+
+
+def take_shards(trainer: RankTrainer, layout: Layout) -> None:
+    """Of what is offered, into this rank's shards."""
+    places, holders = layout.distinct(), layout.dealt_out(dist.get_world_size())
+    tensors = {name: trainer.offered[name] for name in places}
+    held = gathered(tensors, {name: holders[shard] for name, shard in places.items()})
+    own = [shard for shard, holder in enumerate(holders) if holder == dist.get_rank()]
+    trainer.shards.new = layout.flatten(held, own)
+    dist.barrier(trainer.orders)  # before any of them is asked for
+
+
+def _teachers(config: Config, other: Path | None, device: str = "") -> dict[str, Kind]:
     """`other` is a teacher that is another model."""
     teachers = teachers_of(config.feedback, config.train.reference_kl > 0, config.teachers)
-    return {**teachers, OTHER: Other(load_model(other, config.train.precision))} if other else teachers
+    return {**teachers, OTHER: Other(load_model(other, config.train.precision, device))} if other else teachers

@@ -134,8 +134,9 @@ class Reconciler:
         its own, so it gets a copy.
         """
         if self.settings.max_staleness and isinstance(self.engine, VllmEngine):
-            copies = {id(tensor): tensor.detach().clone() for tensor in weights.tensors.values()}
-            weights = replace(weights, tensors={name: copies[id(one)] for name, one in weights.tensors.items()})
+            firsts = weights.firsts()
+            copies = {name: weights.tensors[name].detach().clone() for name in set(firsts.values())}
+            weights = replace(weights, tensors={name: copies[first] for name, first in firsts.items()})
         if self.in_lockstep:
             await self.until(lambda: not self._jobs, lambda: "the batch that is being sampled, to apply new weights")
         await told(

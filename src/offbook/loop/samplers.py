@@ -136,8 +136,9 @@ class Samplers:
 
     def apply(self, weights: Weights) -> None:
         """Everywhere; returns when they are in."""
-        own: dict[int, Any] = {}
-        tensors = {name: own.setdefault(one.data_ptr(), one.detach().cpu()) for name, one in weights.tensors.items()}
+        firsts = weights.firsts()
+        own = {name: weights.tensors[name].detach().cpu() for name in set(firsts.values())}
+        tensors = {name: own[first] for name, first in firsts.items()}
         self._weights = self.ray.put(replace(weights, tensors=tensors, changes=None))
         for place, given in [(place, place.actor.apply.remote(self._weights)) for place in self.places]:
             try:

@@ -46,7 +46,7 @@ from offbook.loop.models import (
     weights_in,
 )
 from offbook.loop.plan import as_planned, make_plan, refuse_too_large, this_device
-from offbook.loop.ranks import follow, follows, go_on, joined, make_trainer
+from offbook.loop.ranks import HOST, follow, follows, go_on, joined, make_trainer, publish_by_all
 from offbook.loop.reconcile import Reconciler, told
 from offbook.loop.resume import claim_of_work, claim_run, computed_as_before, refuse_another_run
 from offbook.loop.slots import Slots, forget_other_work, holds_boxes, recall
@@ -190,7 +190,7 @@ def _prepared(
     tell(f"{config.train.steps} steps of {rollouts}, kept in {config.out}")
     tell(str(plan))
     if held is None:
-        trained = model_to_train(config, start)
+        trained = model_to_train(config, start, "" if orders is None else HOST)
         sampled = None if placed else model_to_sample(config, start, trained)
         beside = config.loop.max_staleness > 0 and config.engine.kind == "local"
         apart = beside and sampled is None and not torch.cuda.is_available()
@@ -210,6 +210,8 @@ def _prepared(
     to_train = [*sets.train, *harder_tasks(folder.path)]
     record_tasks(folder, {"train": to_train, "heldout": sets.heldout})
     trainer = make_trainer(config, trained, start, progress, orders)
+    if publisher:
+        publish_by_all(publisher, trainer, config.loop.store)
     if done:
         trainer.together(go_on, latest_checkpoint(folder))
     slots, tasks = _slots(config, folder, claim), {task.id: task for task in to_train}
@@ -360,11 +362,9 @@ async def _look(run: _Run, step: int, groups: list[list[Rollout]]) -> None:
     look = Look(run.collector, lessons.tasks, lessons.rules, settings.look_samples)
     sampled = await look.sampled(found, f"look{step}")
     run.collector.rest()  # the trainer reads next
-    looked = list(sampled.values())
-    if lessons.trainer.ranks.mesh is None:
-        own = lessons.trainer.teachers[settings.teacher].own
-        decoder = own.decoder if own else lessons.trainer.student
-        looked = await asyncio.get_running_loop().run_in_executor(run.thread, look.measured, sampled, found, decoder)
+    own = lessons.trainer.teachers[settings.teacher].own
+    decoder = own.decoder if own else lessons.trainer.student
+    looked = await asyncio.get_running_loop().run_in_executor(run.thread, look.measured, sampled, found, decoder)
     rows = [one.row() for one in looked]
     lessons.folder.write_look(step, rows)
     for line in look_table(looked) if looked else ["no rule was broken, so there was no hint to look at"]:

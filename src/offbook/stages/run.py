@@ -24,7 +24,7 @@ from offbook.config import CheckpointConfig, Config, StageConfig, TeachersConfig
 from offbook.lock import only_writer
 from offbook.loop.models import Progress, chat_folder, model_folder, model_to_train
 from offbook.loop.plan import Device, Plan, make_plan, refuse_too_large, this_device
-from offbook.loop.ranks import follow, follows, go_on, joined, make_trainer
+from offbook.loop.ranks import HOST, follow, follows, go_on, joined, make_trainer
 from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.train.schedule import learning_rate_share
@@ -144,7 +144,7 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
     told = f"{settings.epochs} epochs of about {settings.batch_tokens} tokens a step, kept in {config.out}"
     tell(f"{lessons.num_steps} steps: {told}")
     tell(str(plan))
-    trained = model_to_train(config, start)
+    trained = model_to_train(config, start, "" if orders is None else HOST)
     content = lessons.fingerprint()
     if folder.checkpoints() and json.loads(folder.data_file.read_text())["content"] != content:
         raise OffbookError(

@@ -84,15 +84,11 @@ class Lessons:
         if not self.apart:
             return {}
         asked = self.reminders.chat, self.reminders.context, trainer.settings.micro_tokens
-        heeded = trainer.together(_heeding, self.apart, *asked)
+        heeded = heeding(trainer.student, self.apart, *asked)
         return {"validation/loss": imitation_loss(trainer, self.validation()), **heeded}
 
     def fingerprint(self) -> str:
         return fingerprint([*self.learned, *self.apart])
-
-
-def _heeding(trainer: Trainer, *asked: Any) -> dict[str, float]:
-    return heeding(trainer.student, *asked)
 
 
 def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) -> Lessons:

@@ -7,7 +7,7 @@ an output layer that is tied to the input's, lie there once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from offbook.sync.codec import Damaged, Words
-from offbook.types import STRICT
+from offbook.types import STRICT, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,19 @@ class Layout:
     shards: tuple[tuple[int, int], ...]  # the bytes of a word, and how many there are
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], shard_bytes: int, matrices: torch.dtype | None = None) -> Layout:
+    def of(cls, weights: Weights, shard_bytes: int, matrices: torch.dtype | None = None) -> Layout:
         """A tensor is never cut: one that is larger than a shard has one for itself. `matrices`: what they become."""
         places: list[Place] = []
         shards: list[tuple[int, int]] = []
         open_shard: dict[int, int] = {}  # by the bytes of a word
-        seen: dict[tuple[object, ...], Place] = {}
-        for name, tensor in tensors.items():
+        seen: dict[str, Place] = {}
+        firsts = weights.firsts()
+        for name, tensor in weights.like.items():
             rounded = matrices is not None and tensor.ndim >= 2 and tensor.is_floating_point()
             kept = matrices if rounded and matrices is not None else tensor.dtype
             dtype, shape, width = str(kept).removeprefix("torch."), tuple(tensor.shape), kept.itemsize
-            memory = tensor.data_ptr(), tensor.dtype, shape, tensor.stride()
-            if tensor.numel() and memory in seen:
-                places.append(Place(name, dtype, shape, seen[memory].shard, seen[memory].start))
+            if (first := seen.get(firsts[name])) is not None:
+                places.append(Place(name, dtype, shape, first.shard, first.start))
                 continue
             shard = open_shard.get(width, -1)
             if shard < 0 or (shards[shard][1] and (shards[shard][1] + tensor.numel()) * width > shard_bytes):
@@ -66,26 +66,47 @@ class Layout:
                 shards.append((width, 0))
             places.append(Place(name, dtype, shape, shard, shards[shard][1]))
             shards[shard] = width, shards[shard][1] + tensor.numel()
-            seen[memory] = places[-1]
+            seen[name] = places[-1]
         return cls(tuple(places), tuple(shards))
 
-    def empty(self) -> list[Words]:
-        return [np.zeros(count, f"<u{width}") for width, count in self.shards]
+    def dealt_out(self, ranks: int) -> list[int]:
+        """The rank that has each shard; all have about as many bytes."""
+        load, found = [0] * ranks, [0] * len(self.shards)
+        for shard in sorted(range(len(found)), key=lambda shard: -self._bytes(shard)):
+            found[shard] = min(range(ranks), key=load.__getitem__)
+            load[found[shard]] += self._bytes(shard)
+        return found
 
-    def flatten(self, tensors: Mapping[str, Tensor]) -> list[Words]:
-        """A copy of them, in this machine's memory."""
-        flats = self.empty()
+    def _bytes(self, shard: int) -> int:
+        width, count = self.shards[shard]
+        return width * count
+
+    def empty(self, shard: int) -> Words:
+        width, count = self.shards[shard]
+        return np.zeros(count, f"<u{width}")
+
+    def distinct(self) -> dict[str, int]:
+        """The shards that tensors lie in; of those that lie in one place, under the first name."""
+        found: dict[tuple[int, int, int], Place] = {}
+        for place in self.places:
+            found.setdefault((place.shard, place.words.start, place.words.stop), place)
+        return {place.name: place.shard for place in found.values()}
+
+    def flatten(self, tensors: Iterable[tuple[str, Tensor]], shards: Collection[int]) -> dict[int, Words]:
+        """A copy of them, in this machine's memory: those of some shards."""
+        flats = {shard: self.empty(shard) for shard in shards}
         views = self.views(flats)
-        for name, tensor in tensors.items():
+        for name, tensor in tensors:
             views[name].copy_(tensor)
         return flats
 
-    def views(self, flats: Sequence[Words]) -> dict[str, Tensor]:
-        """The tensors, in the memory of the shards."""
+    def views(self, flats: Mapping[int, Words]) -> dict[str, Tensor]:
+        """The tensors that lie in these shards, in their memory."""
         found = {}
         for place in self.places:
-            raw = torch.from_numpy(flats[place.shard][place.words].view(np.uint8))
-            found[place.name] = raw.view(getattr(torch, place.dtype)).view(place.shape)
+            if place.shard in flats:
+                raw = torch.from_numpy(flats[place.shard][place.words].view(np.uint8))
+                found[place.name] = raw.view(getattr(torch, place.dtype)).view(place.shape)
         return found
 
     def within(self, changed: Mapping[int, NDArray[np.int64]]) -> dict[str, Tensor]:

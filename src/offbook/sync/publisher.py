@@ -13,15 +13,14 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from typing import TypeVar
 
-import numpy as np
 import torch
 
-from offbook.sync.codec import Damaged, Words, encode
+from offbook.sync.codec import Damaged
 from offbook.sync.layout import Layout, digest, dump_layout
 from offbook.sync.manifest import (
     HEAD,
@@ -30,31 +29,30 @@ from offbook.sync.manifest import (
     Head,
     Lease,
     Manifest,
-    Part,
     Way,
     digest_all,
     dump,
-    folder,
     layout_key,
     load,
     manifest_key,
     newest,
 )
+from offbook.sync.shards import Shards
 from offbook.sync.stores import Missing, Store
 from offbook.types import OffbookError, Weights
 
 SHARD_BYTES = 64 << 20
 ANCHOR_EVERY = 32  # versions
 TRIES = 3
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """Weights as they were handed over, in memory that is not written to again."""
+    """Weights as they were handed over."""
 
     layout: bytes
-    flats: Sequence[Words]
     shards: tuple[str, ...]  # their digests
 
     @property
@@ -91,7 +89,7 @@ class Publisher:
         self._seen: dict[str, tuple[bytes, float]] = {}  # leases, and since when they are as they are
         self._is_doubtful = False  # something damaged the store: what else may have been?
         self._beside = ThreadPoolExecutor(1, "publish")
-        self._shards = ThreadPoolExecutor(threads, "shards")
+        self.shards = Shards(store, threads)
         self._running: Future[Manifest] | None = None
 
     def look(self) -> None:
@@ -101,8 +99,9 @@ class Publisher:
     def publish(self, weights: Weights) -> None:
         """After the one before. The weights may change as soon as this returns."""
         self.wait()
-        layout = Layout.of(weights.tensors, self.shard_bytes, self.dtype)
-        self._running = self._beside.submit(self._publish, weights, layout, layout.flatten(weights.tensors))
+        layout = Layout.of(weights, self.shard_bytes, self.dtype)
+        self.shards.take(layout, weights)
+        self._running = self._beside.submit(self._publish, weights, layout)
 
     def wait(self) -> Manifest | None:
         """Until what was handed over last is there. Raises what it died of, once: the next may fare better."""
@@ -111,11 +110,11 @@ class Publisher:
 
     def close(self) -> None:
         self._beside.shutdown()
-        self._shards.shutdown()
+        self.shards.close()
         self.wait()
 
-    def _publish(self, weights: Weights, layout: Layout, flats: list[Words]) -> Manifest:
-        new = _Copy(dump_layout(layout), flats, tuple(self._shards.map(digest, flats)))
+    def _publish(self, weights: Weights, layout: Layout) -> Manifest:
+        new = _Copy(dump_layout(layout), _in_order(self.shards.digests()))
         for _ in range(TRIES):
             number, tag = self._head or self._adopt()
             self._head = None  # until this is done: how far it came is looked up by the next
@@ -159,14 +158,14 @@ class Publisher:
         last, (anchored, anchor) = self._last, self._anchor
         layout, ways = digest(new.layout), []
         if last is not None and last.layout == new.layout:
-            ways.append(self._way(number, new, number - 1, last))
+            ways.append(Way(_in_order(self.shards.parts(number, "last")), number - 1, last.digest))
         else:
             self.store.put(layout_key(layout), new.layout)
         if not ways or anchor is None or number - anchored >= self.anchor_every:
             anchored, anchor = number, new
-            ways.append(self._way(number, new))
+            ways.append(Way(_in_order(self.shards.parts(number, None))))
         elif number > anchored + 1 and (number - anchored) % self.catch_up_every == 0:
-            ways.append(self._way(number, new, anchored, anchor))
+            ways.append(Way(_in_order(self.shards.parts(number, "anchor")), anchored, anchor.digest))
         adapter = json.loads(json.dumps(weights.adapter and dict(weights.adapter), default=sorted))  # it has sets in it
         draft = None if weights.draft is None else dict(weights.draft)
         manifest = Manifest(number, weights.version, self._writer, layout, new.shards, tuple(ways), adapter, draft)
@@ -177,6 +176,7 @@ class Publisher:
             if found != manifest:
                 return None
         self._head = number, self._move_head(number, tag)
+        self.shards.keep(["last", "anchor"] if anchored == number else ["last"])
         self._last, self._anchor = new, (0, None) if self._is_doubtful else (anchored, anchor)
         self._is_doubtful = False
         return manifest
@@ -195,19 +195,6 @@ class Publisher:
     def _another(self) -> OffbookError:
         mend = "end it, or give each run a store of its own"
         return OffbookError(f"another process publishes weights to {self.store}; {mend}")
-
-    def _way(self, number: int, new: _Copy, base: int | None = None, old: _Copy | None = None) -> Way:
-        olds = [np.zeros_like(flat) for flat in new.flats] if old is None else old.flats
-        parts = tuple(self._shards.map(partial(self._part, number), olds, new.flats))
-        return Way(parts, base, "" if old is None else old.digest)
-
-    def _part(self, number: int, old: Words, new: Words) -> Part:
-        patch = encode(old, new)
-        if not patch:
-            return Part()
-        name = digest(patch)
-        self.store.put(folder(number) + name, patch)
-        return Part(folder(number) + name, len(patch), name)
 
     def _collect(self) -> None:
         """Manifests first: whoever finds one finds its patches, or was too slow and begins again at HEAD."""
@@ -231,3 +218,7 @@ class Publisher:
             self.store.delete(key)
             del found[key]
         return [load(raw, Lease).number for raw, _ in found.values()]
+
+
+def _in_order(of_shards: Mapping[int, T]) -> tuple[T, ...]:
+    return tuple(of_shards[shard] for shard in range(len(of_shards)))

@@ -111,7 +111,7 @@ class Reader:
         assert state is not None
         self._hold(number)
         self._state = state
-        manifest, tensors = state.manifest, state.layout.views(state.flats)
+        manifest, tensors = state.manifest, state.layout.views(dict(enumerate(state.flats)))
         told = manifest.adapter, manifest.digest, _changes(start, state), manifest.draft
         return Weights(manifest.version, tensors, *told)
 
@@ -151,7 +151,7 @@ class Reader:
             if digest(raw) != manifest.layout or way.base is not None:
                 raise Damaged(f"the layout of weights in {self.store} is not the one that was published")
             layout = load_layout(raw)
-            olds = layout.empty()
+            olds = [layout.empty(shard) for shard in range(len(layout.shards))]
         if not len(way.parts) == len(manifest.shards) == len(olds):
             raise Damaged(f"the manifest of version {manifest.number} in {self.store} contradicts itself")
         made = list(self._shards.map(self._shard, olds, way.parts, manifest.shards))

@@ -1,6 +1,7 @@
 """Checkpoints: a folder that `AutoModelForCausalLM.from_pretrained` and vLLM load. Of a model with an adapter that
 alone, in PEFT's format. What only training needs is in a folder in it: vLLM loads every .safetensors that lies beside
-the weights.
+the weights. Of a model that lies over ranks each writes some of the tensors, whole, to files of its own, and a run goes
+on from them on any number of ranks, each reading its own rows.
 
 DONE is written last; a folder without it is an unfinished write and counts for nothing. No pickle anywhere.
 """
@@ -9,21 +10,26 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from offbook.draft import FOLDER
 from offbook.train.draft import DraftTrainer
 from offbook.train.lora import adapter_of, adapter_tensors, save_adapter
 from offbook.train.parallel.dense import put
-from offbook.train.trainer import Trainer
+from offbook.train.parallel.gathering import dealt_out, gathered
+from offbook.train.trainer import Trainer, first_names
 from offbook.types import OffbookError
 
 TOKENIZER_FILES = (
@@ -54,28 +60,26 @@ class Contents:
     tensors: dict[str, dict[str, Tensor]]  # by file
     texts: dict[str, str]  # by file
     tokenizer_from: Path
+    base: str  # of an adapter
+    part: str = ""  # of the weights, where ranks have some each: the end of its file's name
 
     @classmethod
     def of(cls, trainer: Trainer, step: int, tokenizer_from: Path) -> Contents:
-        """The trainer's own tensors: they change with its next step. All ranks have to call it."""
-        model, optimizer = trainer.model, trainer.whole(_optimizer_tensors(trainer))
-        tensors = {f"{TRAINING}/optimizer.safetensors": optimizer}
+        """The trainer's own tensors: they change with its next step, and a rank may have parts of them only."""
+        model = trainer.model
+        tensors = {f"{TRAINING}/optimizer": _optimizer_tensors(trainer)}
         for name, own in trainer.own_weights().items():
             if own.kind.moves:
-                tensors[f"{TRAINING}/teacher.{name}.safetensors"] = trainer.whole(_trained(own.decoder.model, trainer))
+                tensors[f"{TRAINING}/teacher.{name}"] = _trained(own.decoder.model, trainer)
         texts = {}
         if trainer.draft is not None:
-            tensors[f"{FOLDER}/model.safetensors"] = trainer.draft.head.tensors()
-            tensors[f"{TRAINING}/draft.optimizer.safetensors"] = _optimizer_tensors(trainer.draft)
+            tensors[f"{FOLDER}/model"] = trainer.draft.head.tensors()
+            tensors[f"{TRAINING}/draft.optimizer"] = _optimizer_tensors(trainer.draft)
             texts[f"{FOLDER}/config.json"] = json.dumps(trainer.draft.head.described(model), indent=1) + "\n"
         state = {"step": step, "updates": trainer.steps, "policy_norm": trainer.policy_norm}
-        return cls(
-            model=model,
-            weights=trainer.whole(model.state_dict() if adapter_of(model) is None else adapter_tensors(model)),
-            tensors=tensors,
-            texts={**texts, "state.json": json.dumps(state) + "\n"},
-            tokenizer_from=tokenizer_from,
-        )
+        weights = model.state_dict() if adapter_of(model) is None else adapter_tensors(model)
+        texts["state.json"] = json.dumps(state) + "\n"
+        return cls(model, weights, tensors, texts, tokenizer_from, trainer.base)
 
     def all_tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.weights.items()
@@ -89,33 +93,92 @@ class Contents:
         for name, tensor in self.all_tensors():
             place = tensor.data_ptr(), tensor.shape
             if place not in taken:
-                if name not in buffers:
-                    buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                taken[place] = buffers[name].copy_(tensor.detach(), non_blocking=True)
+                taken[place] = _copied(tensor, name, buffers)
             copies[name] = taken[place]
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         files = {file: {name: copies[f"{file}/{name}"] for name in tensors} for file, tensors in self.tensors.items()}
         return replace(self, weights={name: copies[name] for name in self.weights}, tensors=files)
 
+    def dealt_out(self, buffers: dict[str, Tensor]) -> Contents:
+        """Of tensors that lie over ranks those that this one writes, whole and in `buffers`. All have to call it.
+
+        Tensors of one block stay together, since files may spell several of them as one; an adapter is one file. Of
+        tied ones the first is written.
+        """
+        firsts = first_names(self.model, self.weights)
+        blocks = {name: "" if self.base else firsts[name].rpartition(".")[0].rpartition(".")[0] for name in firsts}
+        own = {name: tensor for name, tensor in self.weights.items() if firsts[name] == name}
+        weights, part = _held(own, blocks, "", buffers)
+        files = {}
+        for file, tensors in self.tensors.items():
+            held, end = _held(tensors, {name: name for name in tensors}, f"{file}/", buffers)
+            if held or not (tensors or dist.get_rank()):
+                files[file + end] = held
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return replace(self, weights=weights, tensors=files, part=part)
+
     def write(self, path: Path) -> None:
-        shutil.rmtree(path, ignore_errors=True)
+        """The tensors."""
         try:
-            if adapter_of(self.model) is None:
-                self.model.save_pretrained(path, state_dict=dict(self.weights))
-            else:
-                save_adapter(self.model, self.weights, path)
-            copy_tokenizer(self.tokenizer_from, path)
+            if self.weights:
+                self._write_weights(path)
             for file, tensors in self.tensors.items():
-                (path / file).parent.mkdir(exist_ok=True)
-                save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / file)
+                (path / file).parent.mkdir(parents=True, exist_ok=True)
+                save_file({name: one.contiguous() for name, one in tensors.items()}, path / f"{file}.safetensors")
         except SafetensorError as error:  # how that library says that the disk is full
             kept = max(finished_steps(path.parent), default=0)
             last = f"the last finished one, of step {kept}, is kept" if kept else "there is no finished one"
             raise OffbookError(f"cannot write the checkpoint {path}: {error}; {last}") from None
+
+    def _write_weights(self, path: Path) -> None:
+        if self.base:
+            save_adapter(self.model, self.weights, path, self.base)
+        elif not self.part:
+            self.model.save_pretrained(path, state_dict=dict(self.weights))
+        else:  # save_pretrained writes on rank 0 alone
+            path.mkdir(parents=True, exist_ok=True)
+            spelled = revert_weight_conversion(self.model, dict(self.weights))
+            tensors = {name: tensor.contiguous() for name, tensor in spelled.items()}
+            save_file(tensors, path / f"model{self.part}.safetensors", {"format": "pt"})
+
+    def finish(self, path: Path) -> None:
+        """When all tensors are written."""
+        if parts := sorted(path.glob("model-*.safetensors")):
+            with TemporaryDirectory(dir=path) as room:  # what goes beside them; here it would remove the parts
+                self.model.save_pretrained(room, state_dict={})
+                for beside in Path(room).glob("*.json"):
+                    beside.rename(path / beside.name)
+            index: dict[str, Any] = {"metadata": {"total_size": 0}, "weight_map": {}}
+            for part in parts:
+                with safe_open(part, "pt") as opened:
+                    index["weight_map"] |= dict.fromkeys(opened.keys(), part.name)
+                with part.open("rb") as raw:  # its header's length comes first
+                    index["metadata"]["total_size"] += part.stat().st_size - 8 - int.from_bytes(raw.read(8), "little")
+            (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+        copy_tokenizer(self.tokenizer_from, path)
         for file, text in self.texts.items():
             (path / file).write_text(text)
         (path / "DONE").touch()
+
+
+def _held(
+    tensors: Mapping[str, Tensor], bundles: Mapping[str, str], prefix: str, buffers: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], str]:
+    """Those that this rank holds, on the host, and the end of their file's name."""
+    holders = dealt_out(tensors, bundles, dist.get_world_size())
+    held = {name: _copied(one, prefix + name, buffers) for name, one in gathered(tensors, holders)}
+    members = sorted({*holders.values()})
+    if not held or len(members) == 1:
+        return held, ""
+    return held, f"-{members.index(dist.get_rank()) + 1:05d}-of-{len(members):05d}"
+
+
+def _copied(tensor: Tensor, name: str, buffers: dict[str, Tensor]) -> Tensor:
+    if name not in buffers:
+        buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return buffers[name].copy_(tensor.detach(), non_blocking=True)
 
 
 def remove_old(root: Path, keep: int) -> None:
@@ -133,12 +196,12 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 def load_training_state(trainer: Trainer, path: Path) -> None:
     """Optimizer and teacher; the weights came with the model, and a frozen teacher is the run's starting model."""
     kept = path / TRAINING if (path / TRAINING).is_dir() else path
-    _load_optimizer(trainer, kept / "optimizer.safetensors")
+    _load_optimizer(trainer, kept, "optimizer")
     if trainer.draft is not None:
         if not (path / FOLDER).is_dir():
             raise OffbookError(f"{path} has no draft head, so it cannot be trained along; leave mtp.along false")
         trainer.draft.head.load_state_dict(load_file(path / FOLDER / "model.safetensors"))
-        _load_optimizer(trainer.draft, kept / "draft.optimizer.safetensors")
+        _load_optimizer(trainer.draft, kept, "draft.optimizer")
     state = json.loads((path / "state.json").read_text())
     trainer.steps = state.get("updates", state["step"])  # fewer where steps were skipped
     if trainer.draft is not None:
@@ -147,12 +210,10 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
     for name, weights in trainer.own_weights().items():
         weights.steps = trainer.steps
         if weights.kind.moves:
-            named = kept / f"teacher.{name}.safetensors"
-            slow = load_file(named if named.is_file() else kept / "teacher.safetensors")  # from before they had names
-            with torch.no_grad():
-                for key, parameter in weights.decoder.model.named_parameters():
-                    if key in trainer.masters.named:
-                        put(parameter, slow[key])
+            is_named = any(kept.glob(f"teacher.{name}*.safetensors"))  # else it is from before they had names
+            own = dict(weights.decoder.model.named_parameters())
+            for key, stored in _stored(kept, f"teacher.{name}" if is_named else "teacher"):
+                put(own[key], stored)
 
 
 def _trained(teacher: PreTrainedModel, trainer: Trainer) -> dict[str, Tensor]:
@@ -161,17 +222,26 @@ def _trained(teacher: PreTrainedModel, trainer: Trainer) -> dict[str, Tensor]:
     return {name: own[name] for name in trainer.masters.named}
 
 
-def _load_optimizer(trainer: Trainer | DraftTrainer, path: Path) -> None:
+def _stored(folder: Path, file: str) -> Iterator[tuple[str, Any]]:
+    """What a file has, or the files that ranks wrote in its place: by name, slices that are read where they are cut."""
+    parts = sorted(folder.glob(f"{file}-*-of-*.safetensors")) or [folder / f"{file}.safetensors"]
+    for part in parts:
+        with safe_open(part, "pt") as opened:
+            yield from ((name, opened.get_slice(name)) for name in opened.keys())  # noqa: SIM118 - it is no dict
+
+
+def _load_optimizer(trainer: Trainer | DraftTrainer, folder: Path, file: str) -> None:
     masters = trainer.masters.named
-    for key, tensor in load_file(path).items():
+    for key, stored in _stored(folder, file):
         name, state = key.rsplit("/", 1)
+        master = masters[name]
         if state == MASTER:
-            put(masters[name], tensor)
-        elif tensor.shape == masters[name].shape:
-            trainer.optimizer.state[masters[name]][state] = torch.zeros_like(masters[name], dtype=tensor.dtype).detach()
-            put(trainer.optimizer.state[masters[name]][state], tensor)
+            put(master, stored)
+        elif stored.get_shape() == list(master.shape):
+            trainer.optimizer.state[master][state] = torch.zeros_like(master, dtype=stored[:0].dtype).detach()
+            put(trainer.optimizer.state[master][state], stored)
         else:
-            trainer.optimizer.state[masters[name]][state] = tensor.to(masters[name].device)
+            trainer.optimizer.state[master][state] = stored[...].to(master.device)
 
 
 def _optimizer_tensors(trainer: Trainer | DraftTrainer) -> dict[str, Tensor]:

@@ -7,10 +7,10 @@ own tokens. Models whose layers are not plain attention re-encode each target in
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -65,9 +65,17 @@ class Decoder:
         self.free_routing: Callable[[], AbstractContextManager[None]] = nullcontext  # where experts are replayed
         self.context: Context | None = None  # ranks that share rows
         self.inside: Callable[[Callable[[], Any]], Any] = _run  # where a sharded model has its weights gathered
+        self.together: Callable[..., Any] = self.read  # the same on all ranks that have a part of it
         if not self.plain and recompute != "none":
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()
+
+    @torch.no_grad()
+    def read(self, work: Callable[..., T], *arguments: Any) -> T:
+        """`work` on this decoder, where nothing is differentiated."""
+        found: T = self.inside(partial(work, self, *arguments))
+        _give_up(self.model)
+        return found
 
     @contextmanager
     def differentiable_twice(self) -> Iterator[None]:
@@ -157,7 +165,7 @@ class Decoder:
             return self.run_layer(layer, hidden, rotary, kv, False, self.context)
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         if self.recompute == "layers":
-            options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_attention)
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
         return checkpoint(self.run_layer, layer, hidden, rotary, kv, False, self.context, **options)
 
 
@@ -237,7 +245,7 @@ def _is_plain(model: PreTrainedModel) -> bool:
     return False
 
 
-@functools.cache  # once
+@cache  # once
 def _say_fallback(kind: str) -> None:
     log.warning(
         "%s has layers other than plain attention, or positions that depend on the length: targets of branches are "

@@ -81,9 +81,10 @@ def _inject(model: PreTrainedModel, settings: Any) -> None:
         settings.target_modules = sorted(settings.target_modules)  # a set is written in another order every time
 
 
-def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path) -> None:
+def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path, base: str = "") -> None:
     """Of the adapter in `model`, as PEFT, transformers and vLLM read it; `tensors` are `adapter_tensors`, or a copy of
-    them. A config.json beside it would say that the weights are there too."""
+    them. `base` is the fingerprint, which a model that is sharded has not. A config.json beside it would say that the
+    weights are there too."""
     settings = adapter_of(model)
     assert settings is not None
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +92,7 @@ def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: 
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()},
         folder / WEIGHTS,
-        metadata={BASE: fingerprint(model)},
+        metadata={BASE: base or fingerprint(model)},
     )
 
 
@@ -101,10 +102,10 @@ def stored_adapter(folder: Path) -> Weights:
     return Weights(0, load_file(folder / WEIGHTS), json.loads((folder / "adapter_config.json").read_text()))
 
 
-def load_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """An adapter's values into its base, or into a model that has the same one with other values."""
+def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
+    """An adapter's values into its base, or into a model that has the same one with other values. `base`: as above."""
     refuse_unusable(folder)
-    _refuse_other_weights(model, folder)
+    _refuse_other_weights(model, folder, base)
     if adapter_of(model) is None:
         _inject_as_in(folder, model)
     stored = load_file(folder / WEIGHTS)
@@ -138,10 +139,10 @@ def _metadata(folder: Path) -> dict[str, str]:
         raise OffbookError(f"{folder / WEIGHTS} cannot be read ({problem}); copy the adapter anew") from None
 
 
-def _refuse_other_weights(model: PreTrainedModel, folder: Path) -> None:
+def _refuse_other_weights(model: PreTrainedModel, folder: Path, known: str = "") -> None:
     """Adapters from elsewhere do not say what their base was."""
     base = _metadata(folder).get(BASE, "")
-    if base and base != fingerprint(model):
+    if base and base != (known or fingerprint(model)):
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their weights differ")
 
 

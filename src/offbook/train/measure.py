@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 
@@ -19,7 +18,7 @@ def measure_branches(
 ) -> Iterator[dict[str, Measured]]:
     """By the branch's key, micro-batch by micro-batch. Teacher and student are the same model."""
     for micro in micro_batches(samples, micro_tokens):
-        yield decoder.inside(partial(_measured, decoder, Batch.collate(micro, decoder.model.device), direction))
+        yield decoder.together(_measured, micro, direction)
 
 
 @torch.no_grad()
@@ -33,8 +32,8 @@ def token_logprobs(decoder: Decoder, ids: list[int], temperature: float) -> list
     return [0.0, *logp_N.tolist()]
 
 
-@torch.no_grad()
-def _measured(decoder: Decoder, batch: Batch, direction: Direction) -> dict[str, Measured]:
+def _measured(decoder: Decoder, samples: list[Sample], direction: Direction) -> dict[str, Measured]:
+    batch = Batch.collate(samples, decoder.model.device)
     chunk_rows = max(1, head.CHUNK_ENTRIES // 2 // decoder.model.config.vocab_size)
     tokens = batch.tokens(chunk_rows)
     hidden_BTD, branch_MD = decoder.hidden(batch.ids_BT, BranchBatch.collate(batch, batch.branches))

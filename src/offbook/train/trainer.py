@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -27,18 +27,19 @@ from offbook.train.balance import PartGradients, scales_of
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens, micro_batches, row_length
 from offbook.train.draft import DraftTrainer
 from offbook.train.forward import Decoder
-from offbook.train.lora import adapter_of, adapter_tensors
+from offbook.train.lora import adapter_of, adapter_tensors, fingerprint
 from offbook.train.masters import Masters
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
 from offbook.train.parallel.dealing import cost_of
-from offbook.train.parallel.dense import shard, whole
+from offbook.train.parallel.dense import shard
+from offbook.train.parallel.gathering import gathered
 from offbook.train.parallel.ranks import ALONE, FILLER, IDLE, Micro, Plan, Ranks, total_norm
 from offbook.train.replay import Replay
 from offbook.train.scoring import MISMATCH_P99, RATIOS, Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
-from offbook.types import OffbookError, Sample, Weights
+from offbook.types import Gathered, OffbookError, Sample, Weights
 
 T = TypeVar("T")
 NO_TEACHERS: Mapping[str, Kind] = MappingProxyType({})
@@ -96,12 +97,15 @@ class Trainer:
         self.replay = Replay(model)
         self.student.free_routing = self.replay.free
         self.ranks, self.draft = ranks, draft
+        self.base = "" if adapter_of(model) is None else fingerprint(model)  # of what an adapter is on
         if ranks.mesh is not None:
             for decoder in (self.student, *(own.decoder for own in self.own_weights().values())):
                 shard(decoder, ranks.mesh, ranks.experts, ranks.context)
         self.masters = Masters(model)
         self.optimizer = _optimizer(self.masters, model, settings)
         self.steps = 0
+        self.offered: Mapping[str, Tensor] = {}  # what was published last, where it is sharded
+        self.snapshot: dict[str, Tensor] = {}  # the host's memory for what is kept of it, used again and again
         self.policy_norm = 0.0  # of RL's gradient in the last step that had one and in which it was taken by itself
 
     def step(self, samples: list[Sample], lr_scale: float = 1.0) -> StepResult:
@@ -235,18 +239,20 @@ class Trainer:
         return work(self, *arguments)
 
     def publish(self, version: int) -> Weights:
-        """They are not copied, unless they are sharded: apply them before the next step. All ranks have to call it."""
+        """They are not copied: apply them before the next step. Where they are sharded all ranks have to call it, and
+        then to ask for the same tensors; rank 0 gets them."""
         weights = weights_of(self.model, version)
         if self.draft is not None:
             head = self.draft.head
             weights = replace(
                 weights, tensors={**weights.tensors, **travelling(head)}, draft=head.described(self.model)
             )
-        return replace(weights, tensors=self.whole(weights.tensors))
-
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gathered, where they are sharded. All ranks have to call it."""
-        return dict(tensors) if self.ranks.mesh is None else whole(tensors)
+        if self.ranks.mesh is None:
+            return weights
+        self.offered = weights.tensors
+        return replace(
+            weights, tensors=Gathered(self.offered, first_names(self.model, self.offered), partial(self.together, hand))
+        )
 
     def own_weights(self) -> dict[str, OwnWeights]:
         """The teachers' own, each once, by the first name that it goes by."""
@@ -338,6 +344,18 @@ def weights_of(model: PreTrainedModel, version: int) -> Weights:
     if adapter is None:
         return Weights(version, model.state_dict())
     return Weights(version, adapter_tensors(model), adapter.to_dict())
+
+
+def first_names(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
+    """By name, the first name of the same parameter. Memory would not tell: a rank's part may be empty."""
+    seen: dict[int, str] = {}
+    firsts = {name: seen.setdefault(id(one), name) for name, one in model.named_parameters(remove_duplicate=False)}
+    return {name: firsts.get(name, name) for name in names}
+
+
+def hand(trainer: Trainer, name: str) -> Tensor | None:
+    """One of the tensors that are offered, to rank 0."""
+    return dict(gathered({name: trainer.offered[name]}, {name: 0})).get(name)
 
 
 def _split_contests(batches: list[list[Sample]]) -> frozenset[str]:

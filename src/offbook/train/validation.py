@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import torch
-
 from offbook.train.batches import Batch, micro_batches
 from offbook.train.forward import Decoder
 from offbook.train.head import CHUNK_ENTRIES
@@ -16,22 +12,14 @@ from offbook.types import Sample
 
 def imitation_loss(trainer: Trainer, samples: list[Sample]) -> float:
     """Nats a token: a mean over all tokens with a weight, each counted with it."""
-    loss, weight = trainer.together(_weighed, samples)
-    return loss / weight
+    micro = micro_batches(samples, trainer.settings.micro_tokens)
+    sums = [trainer.student.together(_loss_and_weight, one) for one in micro]
+    return sum(loss for loss, _ in sums) / sum(weight for _, weight in sums)
 
 
-@torch.no_grad()
-def _weighed(trainer: Trainer, samples: list[Sample]) -> tuple[float, float]:
-    """The sum over tokens, and that of their weights. Left out: ranks that each take some of the samples."""
-    loss = weight = 0.0
-    for micro in micro_batches(samples, trainer.settings.micro_tokens):
-        found = trainer.student.inside(partial(_of_batch, trainer.student, Batch.collate(micro, trainer.model.device)))
-        loss, weight = loss + found[0], weight + found[1]
-    return loss, weight
-
-
-def _of_batch(decoder: Decoder, batch: Batch) -> tuple[float, float]:
+def _loss_and_weight(decoder: Decoder, samples: list[Sample]) -> tuple[float, float]:
     chunk_rows = max(1, CHUNK_ENTRIES // decoder.model.config.vocab_size)
+    batch = Batch.collate(samples, decoder.model.device)
     tokens = batch.tokens(chunk_rows)
     hidden_BTD, _ = decoder.hidden(batch.ids_BT)
     scorer = decoder.head, hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)

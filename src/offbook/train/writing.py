@@ -1,24 +1,28 @@
 """Checkpoints of a run: when they are due, and writing them beside training.
 
-A snapshot is copied to the host, and a thread writes it while the next steps run. One is written at a time; when the
-next is due before the last is on disk, training waits for it. What fails in the thread is raised where training next
-looks. A process that is killed leaves the last one that was finished.
+A snapshot is copied to the host, and a thread writes it while the next steps run; of a model that lies over ranks each
+copies and writes its share. One is written at a time; when the next is due before the last is on disk, training waits
+for it. What fails in a thread is raised where training next looks. A process that is killed leaves the last one that
+was finished.
 """
 
 from __future__ import annotations
 
+import functools
+import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from torch import Tensor
+import torch.distributed as dist
 
 from offbook.config import CheckpointConfig
 from offbook.train.checkpoint import Contents, checkpoint_path, remove_old
 from offbook.train.memory import free_host_memory
 from offbook.train.trainer import Trainer
+from offbook.types import OffbookError
 
 SMALL = 1e9  # bytes of a checkpoint that is written after every step
 SPARSE_MINUTES = 30.0  # between larger ones
@@ -36,8 +40,6 @@ class Checkpoints:
             self.every, self.minutes = (1, 0.0) if self.size < SMALL else (0, SPARSE_MINUTES)
         self.last = 0  # step that was saved here
         self._since = time.monotonic()
-        self._buffers: dict[str, Tensor] = {}
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
 
     def __str__(self) -> str:
@@ -53,17 +55,11 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """What the trainer holds now, after `step`. It may go on at once, unless the host has no room for a copy."""
         self.wait()
-        contents = self.trainer.together(Contents.of, step, self.tokenizer_from)
-        new = sum(tensor.nbytes for name, tensor in contents.all_tensors() if name not in self._buffers)
-        fits = new <= HOST_SHARE * free_host_memory()
-        self._writing = self._thread.submit(self._write, contents.on_host(self._buffers) if fits else contents, step)
+        path = checkpoint_path(self.root, step)
+        shutil.rmtree(path, ignore_errors=True)  # before any rank writes
+        self._writing = self.trainer.together(begin, path, step, self.tokenizer_from, self.keep)
         self.last, self._since = step, time.monotonic()
-        if not fits:
-            self.wait()
-
-    def _write(self, contents: Contents, step: int) -> None:
-        contents.write(checkpoint_path(self.root, step))
-        remove_old(self.root, self.keep)
+        self.check()
 
     def check(self) -> None:
         """Raises what ended the thread's last write, if it has ended with an error."""
@@ -89,8 +85,49 @@ class Checkpoints:
         except Exception:
             if error is None:
                 raise
-        finally:
-            self._thread.shutdown()
+
+
+def begin(trainer: Trainer, path: Path, step: int, tokenizer_from: Path, keep: int) -> Future[None]:
+    """Writes a rank's share beside what follows. Rank 0's is done when all are and the checkpoint is finished."""
+    contents = Contents.of(trainer, step, tokenizer_from)
+    buffers, is_alone = trainer.snapshot, trainer.ranks.mesh is None
+    new = sum(tensor.nbytes for name, tensor in contents.all_tensors() if name not in buffers) if is_alone else 0
+    fits = new <= HOST_SHARE * free_host_memory()
+    if fits:
+        contents = contents.on_host(buffers) if is_alone else contents.dealt_out(buffers)
+    thread = ThreadPoolExecutor(1, "checkpoint")
+    writing = thread.submit(_write, contents, path, keep, None if is_alone else _group())
+    thread.shutdown(wait=not fits)
+    return writing
+
+
+def _write(contents: Contents, path: Path, keep: int, group: Any) -> None:
+    if group is None:
+        contents.write(path)
+    elif not _written_by_all(contents, path, group):
+        return
+    contents.finish(path)
+    remove_old(path.parent, keep)
+
+
+def _written_by_all(contents: Contents, path: Path, group: Any) -> bool:
+    """Whether this is the rank that finishes it. A fault of any rank is raised there."""
+    problem, rank = "", dist.get_rank()
+    try:
+        contents.write(path)
+    except Exception as error:  # whatever it is, the others have to know
+        problem = str(error) if isinstance(error, OffbookError) else f"{type(error).__name__}: {error}"
+    problems: list[str] = [""] * dist.get_world_size()
+    dist.gather_object(problem, problems if rank == 0 else None, group=group)
+    if rank == 0 and any(problems):
+        raise OffbookError(next(filter(None, problems)))
+    return rank == 0
+
+
+@functools.cache
+def _group() -> Any:
+    """Of its own: what is said while a checkpoint is written must not meet what training says."""
+    return dist.new_group(backend="gloo")
 
 
 def checkpoint_size(trainer: Trainer) -> int:

@@ -221,7 +221,7 @@ class VllmEngine:
         weights = without_head(weights)  # vLLM keeps the one that it started with
         shared.applied += 1
         if weights.adapter is None:
-            shared.sender.send(weights.tensors)
+            shared.sender.send(weights)
         else:
             self._load_adapter(shared.sender, weights)
         shared.weights, shared.version = weights, weights.version

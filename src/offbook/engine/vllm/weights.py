@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ BUCKET_BYTES = 256 << 20
 PREFIX = "offbook-vllm-"  # of the folders in memory
 ALIGN = 256  # bytes, so that any dtype may begin there
 
-Place = tuple[str, Tensor, int]  # a tensor's name, the tensor as it is sent, and the byte where it begins
+Place = tuple[str, Tensor, int]  # a tensor's name, what it is like, and the byte where it begins
 
 
 class Sender:
@@ -55,16 +55,16 @@ class Sender:
             self._lock = -1
 
     @torch.no_grad()
-    def send(self, tensors: Mapping[str, Tensor]) -> None:
-        buckets = list(_buckets(_distinct(tensors, self.dtype), BUCKET_BYTES))
-        flat = self._buffer(max(end for _, end in buckets), next(iter(tensors.values())).device)
+    def send(self, weights: Weights) -> None:
+        buckets = list(_buckets(_distinct(weights, self.dtype), BUCKET_BYTES))
+        flat = self._buffer(max(end for _, end in buckets), next(iter(weights.like.values())).device)
         for number, (bucket, end) in enumerate(buckets):
             told = []
-            for name, tensor, start in bucket:
-                dtype = _sent_dtype(tensor, self.dtype)
-                room = flat[start : start + tensor.numel() * dtype.itemsize]
-                room.view(dtype).view(tensor.shape).copy_(tensor)
-                told.append([name, str(dtype).removeprefix("torch."), list(tensor.shape), start])
+            for name, like, start in bucket:
+                dtype = _sent_dtype(like, self.dtype)
+                room = flat[start : start + like.numel() * dtype.itemsize]
+                room.view(dtype).view(like.shape).copy_(weights.tensors[name])
+                told.append([name, str(dtype).removeprefix("torch."), list(like.shape), start])
             total = int(flat[:end].view(torch.int32).sum(dtype=torch.int64))  # waits for the copies, too
             about = {"tensors": told, "bytes": end, "first": not number, "last": number == len(buckets) - 1}
             for answer in self.server.rpc("offbook_load", json.dumps(about), self.deadline_s):
@@ -151,14 +151,11 @@ def _sent_dtype(tensor: Tensor, wanted: torch.dtype) -> torch.dtype:
     return wanted if tensor.ndim >= 2 and tensor.is_floating_point() else tensor.dtype
 
 
-def _distinct(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
+def _distinct(weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
     """Each tensor once, with its bytes: an output layer that is tied to the input's is sent under the first name."""
-    seen = set()
-    for name, tensor in tensors.items():
-        key = (tensor.data_ptr(), tensor.shape)
-        if key not in seen:
-            seen.add(key)
-            yield name, tensor, tensor.numel() * _sent_dtype(tensor, dtype).itemsize
+    for name in dict.fromkeys(weights.firsts().values()):
+        like = weights.like[name]
+        yield name, like, like.numel() * _sent_dtype(like, dtype).itemsize
 
 
 def _buckets(sized: Iterator[tuple[str, Tensor, int]], limit: int) -> Iterator[tuple[list[Place], int]]:

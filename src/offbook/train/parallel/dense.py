@@ -8,7 +8,6 @@ and again. Losses are divided by global counts already, so gradients are summed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import chain, pairwise
 from types import MethodType
 from typing import Any
@@ -31,6 +30,7 @@ def make_mesh(replicate: int, shard: int, device: str) -> DeviceMesh:
     world = dist.get_world_size()
     if replicate * shard != world:
         raise OffbookError(f"{replicate} replicas of {shard} shards are not the {world} ranks that there are")
+    dist.all_reduce(torch.zeros(1, device=device))  # a group's first call needs all ranks, which gathering.py's may not
     return init_device_mesh(device, (replicate, shard), mesh_dim_names=("replicate", "shard"))
 
 
@@ -65,20 +65,13 @@ def shard(
     decoder.inside, decoder.context = model.run_inside, context
 
 
-def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By name, each gathered on every rank. What is one tensor under two names stays one."""
-    found: dict[int, Tensor] = {}
-    for value in tensors.values():
-        if id(value) not in found:
-            found[id(value)] = value.full_tensor() if isinstance(value, DTensor) else value
-    return {name: found[id(value)] for name, value in tensors.items()}
-
-
 @torch.no_grad()
-def put(place: Tensor, whole: Tensor) -> None:
-    """Values into a tensor, of which this rank may have a part."""
-    if isinstance(place, DTensor):
-        shape, offset = compute_local_shape_and_global_offset(place.shape, place.device_mesh, place.placements)
-        whole = whole[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
-        place = place.to_local()
-    place.copy_(whole)
+def put(place: Tensor, whole: Any) -> None:
+    """Values into a tensor, of which this rank may have a part. `whole` is a tensor, or one in a file, of which no more
+    than that part is read."""
+    if not isinstance(place, DTensor):
+        place.copy_(whole[...])
+        return
+    shape, offset = compute_local_shape_and_global_offset(place.shape, place.device_mesh, place.placements)
+    part = tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+    place.to_local().copy_(whole[part])

@@ -2,16 +2,16 @@
 
 Rollouts, rewards, annotation and files are rank 0's. What all ranks have to take part in is a function of the trainer:
 rank 0 tells it to the others, with its arguments, and all of them call it. Samples are told whole; every rank deals
-them alike and takes its own. Whoever calls a trainer does not see that it is led.
+them alike and takes its own. Whoever calls a trainer, or reads with one of its decoders, does not see that it is led.
 
-Left out: weights and optimizer state are gathered on every rank when they are published or kept, and each rank loads
-the whole model before it is cut.
+Left out: each rank loads the whole model, on the host, before it is cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from offbook.config import RanksConfig, TrainConfig
+from offbook.train.forward import Decoder
 from offbook.train.parallel.context import Context
 from offbook.train.parallel.dense import make_mesh
 from offbook.train.parallel.experts import make_expert_mesh
@@ -48,6 +49,13 @@ class LedTrainer(Trainer):
         """`orders` is the group that rank 0 tells others by."""
         self.orders = orders
         super().__init__(model, settings, teachers, ranks_of(settings.ranks))
+        for name, decoder in self.decoders().items():
+            if dist.get_rank() == 0:
+                decoder.together = partial(self.together, read, name)
+
+    def decoders(self) -> dict[str, Decoder]:
+        """The student, without a name, and the teachers that have weights of their own."""
+        return {"": self.student, **{name: own.decoder for name, own in self.own_weights().items()}}
 
     def together(self, work: Callable[..., T], *arguments: Any) -> T:
         dist.broadcast_object_list([(work, arguments)], 0, self.orders)
@@ -71,6 +79,10 @@ class LedTrainer(Trainer):
                 work(self, *arguments)
             except (OffbookError, ValueError):
                 continue
+
+
+def read(trainer: LedTrainer, name: str, work: Callable[..., T], *arguments: Any) -> T:
+    return trainer.decoders()[name].read(work, *arguments)
 
 
 def step_of_all(trainer: Trainer, samples: list[Sample], lr_scale: float) -> StepResult:

@@ -1,0 +1,248 @@
+"""What lies over ranks is published and kept tensor by tensor: no rank ever has all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks, whole
+from safetensors import safe_open
+from test_parallel import KINDS, STEADY, assert_close, make, ranks_of, samples_of
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
+
+from offbook.config import RanksConfig
+from offbook.loop.models import load_weights
+from offbook.loop.ranks import RankTrainer, publish_by_all
+from offbook.sync import FolderStore, Publisher, Reader
+from offbook.train.checkpoint import load_training_state
+from offbook.train.optim.units import local
+from offbook.train.trainer import Trainer
+from offbook.train.writing import begin
+from offbook.types import OffbookError
+
+
+def counted() -> list[int]:
+    """From now on, the bytes that come to this rank, each time that any do. Nothing is gathered in another way."""
+    came: list[int] = []
+    send_and_receive = dist.batch_isend_irecv
+
+    def counting(works: list[dist.P2POp]) -> Any:
+        came.append(sum(work.tensor.nbytes for work in works if work.op is dist.irecv))
+        return send_and_receive(works)
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a tensor was put together on every rank")
+
+    dist.batch_isend_irecv = counting
+    DTensor.full_tensor = DTensor.redistribute = refused  # type: ignore[method-assign]
+    return came
+
+
+def bytes_of(tensors: dict[str, Tensor]) -> dict[str, int]:
+    return {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+
+
+def published(kind: str, layout: tuple[int, ...]) -> Any:
+    """What each rank got, and the bytes that came to it."""
+    trainer = Trainer(make(kind), STEADY, KINDS["live"], ranks_of(layout))
+    came = counted()
+    weights = trainer.publish(1)
+    return {name: weights.tensors[name] for name in weights.tensors}, weights.firsts(), came
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("dense", (1, 4)), ("dense", (2, 2)), ("lora", (1, 2)), ("moe", (2, 4, 2, 2, 2))]
+)
+def test_weights_are_published_one_tensor_after_the_other(kind: str, layout: tuple[int, ...]) -> None:
+    alone = Trainer(make(kind), STEADY, KINDS["live"]).publish(1)
+    (first, names, came), *others = on_ranks(layout[0] * layout[1], published, kind, layout)
+    assert first.keys() == alone.tensors.keys()
+    assert all(torch.equal(first[name], tensor) for name, tensor in alone.tensors.items())
+    assert names == alone.firsts()
+    sizes = bytes_of(first)
+    assert 0 < max(came) <= max(sizes.values()), "more than one at once"
+    assert sum(came) < sum(sizes.values()), "what it has itself does not travel"
+    for tensors, _, came in others:
+        assert not any(came)
+        assert set(tensors.values()) == {None}
+
+
+def moved(trainer: Trainer, version: int) -> None:
+    """Another version of the weights: every third tensor is changed."""
+    for number, parameter in enumerate(trainer.model.parameters()):
+        if number % 3 == version % 3:
+            local(parameter.data).mul_(1.5)
+
+
+def versions_published(kind: str, folder: Path, ranks: RanksConfig) -> Any:
+    """Bytes that came to a rank at once, and that it has of the last version and of those before."""
+    orders = dist.new_group(backend="gloo")
+    settings = STEADY.model_copy(update={"ranks": ranks})
+    trainer = RankTrainer(make(kind), settings, KINDS["live"], orders)
+    came = counted()
+    if dist.get_rank():
+        trainer.follow()
+    else:
+        publisher = Publisher(FolderStore(folder), shard_bytes=2000, anchor_every=3)
+        publish_by_all(publisher, trainer, str(folder))
+        for version in range(5):
+            trainer.together(moved, version)
+            publisher.publish(trainer.publish(version))
+        publisher.close()
+        dist.broadcast_object_list([None], 0, orders)
+    held = {
+        id(flat): flat.nbytes
+        for flats in (trainer.shards.new, *trainer.shards.kept.values())
+        for flat in flats.values()
+    }
+    return came, sum(flat.nbytes for flat in trainer.shards.new.values()), sum(held.values())
+
+
+@pytest.mark.parametrize(("kind", "experts"), [("dense", 1), ("moe", 2)])
+def test_each_rank_publishes_its_shards(kind: str, experts: int, tmp_path: Path) -> None:
+    alone = Trainer(make(kind), STEADY, KINDS["live"])
+    told = on_ranks(4, versions_published, kind, tmp_path, RanksConfig(experts=experts))
+    late = Reader(FolderStore(tmp_path), "late").poll()
+    for version in range(5):
+        moved(alone, version)
+    wanted = alone.publish(4).tensors
+    assert late is not None
+    assert late.version == 4
+    assert late.tensors.keys() == wanted.keys()
+    assert all(torch.equal(late.tensors[name], tensor) for name, tensor in wanted.items())
+    largest, total = max(bytes_of(dict(wanted)).values()), sum(new for _, new, _ in told)
+    for came, new, held in told:
+        assert 0 < max(came) <= largest, "more than one tensor at once"
+        assert 0 < new < total / 2, "a rank has too much of it"
+        assert held <= 3 * new, "what is kept is the last version and its anchor"
+
+
+def test_a_store_that_one_rank_cannot_reach_fails_the_version_and_not_the_run(tmp_path: Path) -> None:
+    first, _ = on_ranks(2, published_to_a_store_of_one, tmp_path)
+    assert first == ["rank 1: no way to the store", 1]
+
+
+class Unreachable(FolderStore):
+    def put(self, key: str, data: bytes) -> None:
+        raise OSError("no way to the store")
+
+
+def cut_off(trainer: RankTrainer, is_cut: bool) -> None:
+    if dist.get_rank():
+        trainer.shards.store = (Unreachable if is_cut else FolderStore)(str(trainer.shards.store))
+
+
+def published_to_a_store_of_one(folder: Path) -> Any:
+    orders = dist.new_group(backend="gloo")
+    trainer = RankTrainer(make("dense"), STEADY, KINDS["live"], orders)
+    if dist.get_rank():
+        trainer.follow()
+        return None
+    publisher, told = Publisher(FolderStore(folder), shard_bytes=2000), list[Any]()
+    publish_by_all(publisher, trainer, str(folder))
+    for version, is_cut in enumerate((True, False)):
+        trainer.together(cut_off, is_cut)
+        publisher.publish(trainer.publish(version))
+        try:
+            manifest = publisher.wait()
+            assert manifest is not None
+            told.append(manifest.version)
+        except OffbookError as problem:
+            told.append(str(problem))
+    publisher.close()
+    dist.broadcast_object_list([None], 0, orders)
+    return told
+
+
+def two_steps_kept(kind: str, layout: tuple[int, ...], samples: Any, folder: Path) -> Any:
+    """And a third while they are written. Bytes that came at once, and that this rank has on the host."""
+    trainer = Trainer(make(kind), STEADY, KINDS["ema"], ranks_of(layout))
+    for _ in range(2):
+        trainer.step(samples[dist.get_rank()])
+    full, again, sends = DTensor.full_tensor, DTensor.redistribute, dist.batch_isend_irecv
+    came = counted()
+    writing = begin(trainer, folder, 2, folder.parent, 1)
+    DTensor.full_tensor, DTensor.redistribute, dist.batch_isend_irecv = full, again, sends  # type: ignore[method-assign]
+    trainer.step(samples[dist.get_rank()])
+    writing.result()
+    dist.barrier()
+    return came, bytes_of(trainer.snapshot)
+
+
+def two_steps_more(kind: str, layout: tuple[int, ...], samples: Any, folder: Path) -> Any:
+    trainer = Trainer(make(kind), STEADY, KINDS["ema"], ranks_of(layout))
+    load_weights(trainer.model, folder, trainer.base)
+    load_training_state(trainer, folder)
+    for _ in range(2):
+        trainer.step(samples[dist.get_rank()])
+    (own,) = trainer.own_weights().values()
+    return whole(trainer.model.state_dict()), whole(own.decoder.model.state_dict())
+
+
+def names_in(files: list[Path]) -> list[str]:
+    names: list[str] = []
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            names += opened.keys()
+    return names
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "other"),
+    [("moe", (1, 4, 1, 2, 2), (2, 1, 1, 1, 2)), ("dense", (2, 2), (1, 2)), ("lora", (1, 4), (2, 1))],
+)
+def test_each_rank_keeps_its_share_and_another_number_of_ranks_goes_on(
+    kind: str, layout: tuple[int, ...], other: tuple[int, ...], tmp_path: Path
+) -> None:
+    """From four ranks to two with another layout, and to one process."""
+    samples, folder = samples_of(4), tmp_path / "step_00002"
+    together = [sample for mine in samples for sample in mine]
+    straight = Trainer(make(kind), STEADY, KINDS["ema"])
+    for _ in range(4):
+        straight.step(together)
+    told = on_ranks(4, two_steps_kept, kind, layout, samples, folder)
+    assert (folder / "DONE").exists()
+    total = sum(sum(sizes.values()) for _, sizes in told)
+    for came, sizes in told:
+        assert max(came) <= max(max(one.values(), default=0) for _, one in told), "more than one tensor at once"
+        assert sum(sizes.values()) < total / 2 or kind == "lora", "a rank had too much of it"  # an adapter is one file
+    for stem, files in (("training/optimizer", 4), ("training/teacher.live", 4), ("model", 0 if kind == "lora" else 4)):
+        found = sorted(folder.glob(f"{stem}*.safetensors"))
+        assert len(found) == files, stem
+        assert len(names_in(found)) == len({*names_in(found)}), "a tensor is in one file"
+    assert not [file for file in folder.rglob("*") if file.suffix not in (".json", ".safetensors", "")]
+    assert not [file for file in folder.iterdir() if file.is_dir() and file.name != "training"]
+
+    (own,) = straight.own_weights().values()
+    halves = [samples[0] + samples[1], samples[2]]
+    for weights, teacher in on_ranks(2, two_steps_more, kind, other, halves, folder):
+        assert_close(weights, straight.model.state_dict())
+        assert_close(teacher, own.decoder.model.state_dict())
+    alone = Trainer(make(kind), STEADY, KINDS["ema"])
+    load_weights(alone.model, folder)
+    load_training_state(alone, folder)
+    if kind != "lora":
+        exported = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+        assert_close(exported.state_dict(), alone.model.state_dict(), 1e-7)
+    for _ in range(2):
+        alone.step(together)
+    assert_close(alone.model.state_dict(), straight.model.state_dict())
+
+
+def kept_where_one_rank_cannot_write(folder: Path) -> str:
+    trainer = Trainer(make("dense"), STEADY, KINDS["live"], ranks_of((1, 2)))
+    place = folder if dist.get_rank() == 0 else Path("/proc/nothing")
+    problem = begin(trainer, place, 1, folder.parent, 1).exception()
+    return str(problem or "")
+
+
+def test_a_rank_that_cannot_write_is_told_of_by_the_first(tmp_path: Path) -> None:
+    first, second = on_ranks(2, kept_where_one_rank_cannot_write, tmp_path / "step_00001")
+    assert "/proc/nothing" in first
+    assert not second
+    assert not (tmp_path / "step_00001" / "DONE").exists()
