@@ -17,7 +17,8 @@ from offbook.config import TrainConfig
 from offbook.engine import LocalEngine
 from offbook.engine.local import LocalSession
 from offbook.train.trainer import Trainer
-from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Sample, Weights
+from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Sample
+from offbook.weights import Weights
 
 STOP = 7
 STOPS = frozenset({STOP})

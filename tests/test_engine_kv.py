@@ -29,7 +29,8 @@ from offbook.engine.padded import PaddedDecoder
 from offbook.engine.places import NewTokens, Part, Places, side_by_side
 from offbook.engine.prefill import plan_fills
 from offbook.engine.sampling import sample, uniforms
-from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, Weights
+from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong
+from offbook.weights import Weights
 
 STOPS = frozenset({7})
 Turn = tuple[list[int], Completion]  # a prompt and what was written to it

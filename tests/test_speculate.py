@@ -20,7 +20,8 @@ from offbook.engine import LocalEngine
 from offbook.engine.local import LocalSession
 from offbook.engine.sampling import draw, verify
 from offbook.engine.speculate import Drafted
-from offbook.types import OffbookError, Prompt, Weights
+from offbook.types import OffbookError, Prompt
+from offbook.weights import Weights
 
 
 def head_of(model: PreTrainedModel, seed: int = 0) -> DraftHead:

@@ -22,7 +22,8 @@ from offbook.sync import Damaged, FolderStore, MemoryStore, Missing, Publisher, 
 from offbook.sync.codec import decode, encode
 from offbook.sync.layout import Layout, dump_layout, load_layout
 from offbook.sync.manifest import HEAD, Manifest, dump, load
-from offbook.types import OffbookError, Weights
+from offbook.types import OffbookError
+from offbook.weights import Weights
 
 Tensors = dict[str, Tensor]
 WORDS = [np.uint8, np.uint16, np.uint32, np.uint64]

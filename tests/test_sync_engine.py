@@ -20,7 +20,8 @@ from offbook.engine.local import Mode
 from offbook.sync import FolderStore, MemoryStore, Publisher, Reader
 from offbook.train.lora import make_trainable
 from offbook.train.trainer import Trainer
-from offbook.types import Completion, ModelLost, OffbookError, Prompt, Weights
+from offbook.types import Completion, ModelLost, OffbookError, Prompt
+from offbook.weights import Weights
 
 PROMPT = random_ids(random.Random(1), 40)
 

@@ -33,7 +33,8 @@ from offbook.engine.vllm import Server, find_vllm
 from offbook.engine.vllm.weights import Sender, _buckets, _distinct
 from offbook.engine.vllm.wire import Broken, Wire
 from offbook.loop.train import train
-from offbook.types import Completion, ModelLost, OffbookError, Prompt, ServerLost, Weights
+from offbook.types import Completion, ModelLost, OffbookError, Prompt, ServerLost
+from offbook.weights import Weights
 
 
 def interpreter(folder: Path, version: str = "0.32.0", said: str = "", seconds: float = 0) -> str:

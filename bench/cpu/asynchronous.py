@@ -144,7 +144,8 @@ def slots(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from offbook.loop.reconcile import Reconciler
     from offbook.loop.slots import Recalled, Slots
     from offbook.runfolder import RunFolder
-    from offbook.types import Message, Rollout, Segment, Task, Usage, Weights
+    from offbook.types import Message, Rollout, Segment, Task, Usage
+    from offbook.weights import Weights
 
     tokens, here = arguments.tokens, Path("/")
     segment = Segment([7] * tokens, [True] * tokens, [-0.125] * tokens, [0] * tokens)

@@ -35,7 +35,7 @@ from offbook.sync.layout import Layout, digest
 from offbook.train.lora import adapter_tensors
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import units_of
-from offbook.types import Weights
+from offbook.weights import Weights
 
 Row = dict[str, Any]
 Tensors = dict[str, torch.Tensor]

@@ -28,7 +28,8 @@ from vllm_engine import guarded, prompts
 from offbook.engine import LocalEngine, VllmEngine
 from offbook.engine.local import _pieces
 from offbook.sync import MemoryStore, Publisher, Reader
-from offbook.types import Completion, Prompt, Weights
+from offbook.types import Completion, Prompt
+from offbook.weights import Weights
 
 Row = dict[str, Any]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

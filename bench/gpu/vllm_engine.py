@@ -36,7 +36,8 @@ from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server
 from offbook.engine.vllm.weights import Sender
 from offbook.loop.models import load_model
-from offbook.types import Completion, Prompt, Weights
+from offbook.types import Completion, Prompt
+from offbook.weights import Weights
 
 Row = dict[str, Any]
 NEW, CHECKED = 128, 16  # tokens sampled; prompts whose log-probabilities are compared

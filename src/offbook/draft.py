@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from offbook.types import OffbookError, Weights
+from offbook.types import OffbookError
+from offbook.weights import Weights
 
 FOLDER = "draft"  # of a head, in that of its model
 PREFIX = "draft."  # of its tensors, where they travel with the model's

@@ -5,7 +5,8 @@ from typing import Protocol
 from offbook.engine.local import LocalEngine
 from offbook.engine.remote import RemoteEngine, RemoteSession
 from offbook.engine.vllm import VllmEngine
-from offbook.types import Policy, Weights
+from offbook.types import Policy
+from offbook.weights import Weights
 
 __all__ = ["Engine", "LocalEngine", "RemoteEngine", "RemoteSession", "Session", "Trainable", "VllmEngine"]
 

@@ -30,7 +30,8 @@ from offbook.draft import load_head
 from offbook.engine.decode import Decoder
 from offbook.engine.local import LocalEngine, LocalSession
 from offbook.linear import compute_linears
-from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, Weights
+from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong
+from offbook.weights import Weights
 
 START_S = 300.0  # to import, load and take its first weights
 LENGTH = struct.Struct("<I")

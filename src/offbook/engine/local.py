@@ -37,7 +37,8 @@ from offbook.engine.padded import PaddedDecoder
 from offbook.engine.places import has_plain_attention
 from offbook.engine.sampling import uniforms
 from offbook.engine.speculate import Drafting
-from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, Weights
+from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong
+from offbook.weights import Weights
 
 T = TypeVar("T")
 Mode = Literal["lockstep", "continuous"]

@@ -36,7 +36,8 @@ from offbook.train.checkpoint import copy_tokenizer
 from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged, refuse_unusable, stored_adapter
 from offbook.train.parallel.dense import put
 from offbook.train.teachers import sharing_copy
-from offbook.types import OffbookError, Weights
+from offbook.types import OffbookError
+from offbook.weights import Weights
 
 Progress = Callable[[str, float], None]  # what is being done, and how much of it is done (0 to 1)
 

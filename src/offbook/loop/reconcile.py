@@ -28,7 +28,8 @@ from offbook.loop.pace import Pace, use_of
 from offbook.loop.slots import Group, Recalled, Slots, State
 from offbook.loop.tasks import Selected, Shuffled
 from offbook.tasks.select import TasksUsedUp
-from offbook.types import ModelLost, OffbookError, Rollout, Task, Weights
+from offbook.types import ModelLost, OffbookError, Rollout, Task
+from offbook.weights import Weights
 
 WINDOW = 0.3  # of the groups that may be ahead of a step: how far behind the oldest one a step may choose
 DEATHS = 3  # of the model, between two steps, end the run

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbook.config import Config
-from offbook.types import Completion, ModelLost, OffbookError, Prompt, Rollout, Weights
+from offbook.types import Completion, ModelLost, OffbookError, Prompt, Rollout
+from offbook.weights import Weights
 
 if TYPE_CHECKING:
     from offbook.loop.collector import Job

@@ -58,7 +58,8 @@ from offbook.tasks.select import TasksUsedUp
 from offbook.train.lora import adapter_of
 from offbook.train.trainer import NotFinite, WeightsLost, weights_of
 from offbook.train.writing import Checkpoints
-from offbook.types import OffbookError, Rollout, Sample, Weights
+from offbook.types import OffbookError, Rollout, Sample
+from offbook.weights import Weights
 
 OnStep = Callable[[dict[str, Any]], None]
 Tell = Callable[[str], None]  # a line for people

@@ -18,7 +18,8 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from offbook.sync.codec import Damaged, Words
-from offbook.types import STRICT, Weights
+from offbook.types import STRICT
+from offbook.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

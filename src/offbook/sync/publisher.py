@@ -39,7 +39,8 @@ from offbook.sync.manifest import (
 )
 from offbook.sync.shards import Shards
 from offbook.sync.stores import Missing, Store
-from offbook.types import OffbookError, Weights
+from offbook.types import OffbookError
+from offbook.weights import Weights
 
 SHARD_BYTES = 64 << 20
 ANCHOR_EVERY = 32  # versions

@@ -36,7 +36,8 @@ from offbook.sync.manifest import (
     newest,
 )
 from offbook.sync.stores import Missing, Store
-from offbook.types import Changes, OffbookError, Weights
+from offbook.types import OffbookError
+from offbook.weights import Changes, Weights
 
 TRIES = 3  # in a poll; what it was about to read may just have been deleted, and there is a newer version
 BEAT_S = 60.0

@@ -18,7 +18,8 @@ from offbook.sync.codec import Words, encode
 from offbook.sync.layout import Layout, digest
 from offbook.sync.manifest import Part, folder
 from offbook.sync.stores import Store
-from offbook.types import OffbookError, Weights
+from offbook.types import OffbookError
+from offbook.weights import Weights
 
 Base = Literal["last", "anchor"]
 T = TypeVar("T")

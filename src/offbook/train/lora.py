@@ -25,7 +25,8 @@ from transformers import PreTrainedModel
 
 from offbook.config import LoraConfig
 from offbook.train.parallel.dense import put
-from offbook.types import OffbookError, Weights
+from offbook.types import OffbookError
+from offbook.weights import Weights
 
 WEIGHTS = "adapter_model.safetensors"
 NAME = "default"  # as peft calls an adapter that is given no name

@@ -39,7 +39,8 @@ from offbook.train.replay import Replay
 from offbook.train.scoring import MISMATCH_P99, RATIOS, Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
-from offbook.types import Gathered, OffbookError, Sample, Weights
+from offbook.types import OffbookError, Sample
+from offbook.weights import Gathered, Weights
 
 T = TypeVar("T")
 NO_TEACHERS: Mapping[str, Kind] = MappingProxyType({})

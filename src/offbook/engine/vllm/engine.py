@@ -29,7 +29,8 @@ from offbook.draft import without_head
 from offbook.engine.vllm.server import CALL_S, Server
 from offbook.engine.vllm.weights import Sender
 from offbook.engine.vllm.wire import Broken, Wire
-from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, ServerLost, Weights
+from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, ServerLost
+from offbook.weights import Weights
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,8 @@ from offbook.train.parallel.experts import make_expert_mesh
 from offbook.train.parallel.ranks import Ranks
 from offbook.train.teachers import Kind
 from offbook.train.trainer import StepResult, Trainer
-from offbook.types import OffbookError, Sample, Weights
+from offbook.types import OffbookError, Sample
+from offbook.weights import Weights
 
 T = TypeVar("T")
 
