@@ -252,7 +252,7 @@ def populations(seed: int, out: Path, cycles: int, sessions: int) -> dict[str, A
     """An adapter each for two populations who want the opposite; every adapter is then judged by both."""
     shutil.rmtree(out, ignore_errors=True)
     tastes = ("plain", "skipper")
-    more = {"live.populations": json.dumps(tastes), "train.lora.rank": "16", "train.learning_rate": "2e-3"}
+    more = {"live.populations": json.dumps(tastes), "train.lora.rank": "16", "train.learning_rate": "1e-3"}
     sessions = sessions // 2  # of each
     config = configured(seed, out, sessions, **more, **{"live.suites": "[]", "live.batch": "16"})
     sets = task_sets(config)
