@@ -13,7 +13,7 @@ import json
 import random
 import sys
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +154,11 @@ def show_measured() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of one GPU. TFLOP/s of training and of Muon's products, GB/s between nodes, share of traffic that is hidden."""
+    """Of one GPU. TFLOP/s of training and of Muon's products, as one H200 had them (docs/results/scale.md); GB/s between
+    nodes and the share of traffic that is hidden are assumed."""
 
-    training: float = 350.0
-    muon: float = 480.0
+    training: float = 185.0
+    muon: float = 332.0
     network: float = 45.0
     hidden: float = 0.8
 
@@ -220,8 +221,8 @@ def show_simulated(rates: Rates) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    for name, usual in (("training", 350.0), ("muon", 480.0), ("network", 45.0), ("hidden", 0.8)):
-        parser.add_argument(f"--{name}", type=float, default=usual)
+    for rate in fields(Rates):
+        parser.add_argument(f"--{rate.name}", type=float, default=rate.default)
     options = parser.parse_args()
     rates = Rates(options.training, options.muon, options.network, options.hidden)
     found = {"measured": show_measured(), "simulated": show_simulated(rates)}
