@@ -154,8 +154,8 @@ def show_measured() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of one GPU. TFLOP/s of training and of Muon's products, as one H200 had them (docs/results/scale.md); GB/s between
-    nodes and the share of traffic that is hidden are assumed."""
+    """Of one GPU. TFLOP/s of training and of Muon's products, as one H200 had them (docs/results/scale.md); GB/s
+    between nodes and the share of traffic that is hidden are assumed."""
 
     training: float = 185.0
     muon: float = 332.0
