@@ -607,6 +607,8 @@ def test_settings_of_pytest(tmp_path: Path) -> None:
     assert layout.test_files == ("checks/check_a.py",)
     assert layout.options == ("-c", "tox.ini", "-p", "plugin", "-m", "not slow", "--ignore=x")
     assert not layout.strict_warnings
+    (tmp_path / "tox.ini").write_text("[pytest]\ntestpaths = .\n")
+    assert find_layout(tmp_path, read_project(tmp_path, "p", "")).test_files == ("checks/test_c.py",)
 
 
 def test_a_version_file_that_building_would_write(deps: Path, tmp_path: Path) -> None:

@@ -27,8 +27,10 @@ from offbook.runfolder import RunFolder
 from offbook.sandbox import BoxSpec, open_box
 from offbook.taskgen.audit.corpus import Corpus, Leak, audit_all, given_away
 from offbook.taskgen.delete.delete import delete
+from offbook.taskgen.features import Finder
 from offbook.taskgen.harden import NO_WAY, THERE, feature_of, harden, workshop_of
 from offbook.taskgen.make import MakeSettings, Outcome, make_task
+from offbook.taskgen.nouns import Feature
 from offbook.taskgen.pipeline import (
     Made,
     folder_name,
@@ -135,11 +137,14 @@ def test_every_task_holds_and_leaks_nothing(made: tuple[Path, Path, list[Made]])
     shares: list[float] = []
     assert asyncio.run(check_all(tasks, shares.append)) == [""] * len(tasks)
     assert shares[-1] == 1.0
-    assert audit_all(tasks[:2]) == [[], []]
+    bad: dict[str, str] = {}
+    nowhere = replace(tasks[0], id="nowhere", folder=tasks[0].folder / "nowhere")
+    assert audit_all([nowhere, *tasks[:2]], bad) == {task.id: [] for task in tasks[:2]}
+    assert "does not say what was deleted" in bad["nowhere"]
     copy = tasks[0].tree / "docs.txt"
     copy.write_text("\n".join(json.loads((tasks[0].folder / "solution/removed.json").read_text()).values()))
     try:
-        assert [leak.path for leak in audit_all(tasks[:1])[0]] == ["tree/docs.txt"]
+        assert [leak.path for leak in audit_all(tasks[:1], {})[tasks[0].id]] == ["tree/docs.txt"]
     finally:
         copy.unlink()
 
@@ -249,6 +254,32 @@ def test_no_more_tasks_than_asked_for_and_a_bad_repository_does_not_stop_the_oth
     assert (first.outcomes, first.candidates) == ([], 0)
     assert (second.unprepared, len(second.verified), len(load_tasks(out / "train"))) == ("", 1, 1)
     assert leftovers(out) == []
+    folder = out / ".factory" / folder_name(str(source))
+    (folder / "map.json").unlink()
+    (folder / "map.json").write_text("{")
+    (damaged,) = run_make(out, source, settings=limited)
+    assert "it cannot be prepared" in damaged.unprepared
+    assert asyncio.run(check_all(load_tasks(out / "train"))) == [""]  # what the task stands on is still there
+
+
+def test_an_error_of_the_factory_in_one_repository_leaves_the_others(
+    made: tuple[Path, Path, list[Made]], deps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = prepared(made, tmp_path / "out")
+    other = little(tmp_path / "other", {"pyproject.toml": '[project]\nname = "other"\nversion = "1"\n'})
+    with_deps(out, other, deps)
+    found = Finder.features
+
+    def fails_for_other(self: Finder) -> list[Feature]:
+        if self.settings.repo == "other":
+            raise KeyError("nobody thought of this")
+        return found(self)
+
+    monkeypatch.setattr(Finder, "features", fails_for_other)
+    limited = replace(SETTINGS, max_tasks=1, level="stub", heldout=0.0)
+    first, second = run_make(out, other, source, settings=limited)
+    assert "KeyError" in first.unprepared
+    assert len(second.verified) == 1
 
 
 def test_whole_repositories_are_held_out() -> None:

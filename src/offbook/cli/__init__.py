@@ -49,7 +49,7 @@ INTERRUPTED = 130
 STOPPED = "stopped; everything so far is kept, and the same command goes on from there"
 # The verbs for which that is true.
 RESUMED = ("quickstart", "tasks", "rollout", "pretrain", "sft", "distill", "train", "stages", "eval", "live")
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
 CONFIGURED = {"allow_extra_args": True, "ignore_unknown_options": True}
 # The base of all usage errors. For some versions of typer it is click's, for others that of their own copy of click.
 UsageError: Any = typer.BadParameter.__base__

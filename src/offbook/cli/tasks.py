@@ -82,7 +82,10 @@ def make(
     from offbook.taskgen.told.instruct import rewriter
     from offbook.taskgen.workers import workers as started
 
-    sources = part_of([*(sources or []), *(read_sources(listed) if listed else [])], shard)
+    given = [*(sources or []), *(read_sources(listed) if listed else [])]
+    sources = part_of(given, shard)
+    if given and not sources:
+        raise OffbookError(f"none of the {len(given)} repositories is in shard {shard}: there are fewer than shards")
     if not sources and proposals is None:
         kinds = "a folder, a git URL, an archive, or pypi:NAME"
         raise OffbookError(f"give at least one repository: {kinds}, as in: offbook tasks make ./my-repository")
@@ -208,12 +211,16 @@ def leaks(places: Places, plain: Plain = False, as_json: Json = False) -> None:
     from offbook.taskgen.audit.corpus import audit_all
     from offbook.tasks.folder import tasks_at
 
-    tasks = tasks_at(places)
+    bad: dict[str, str] = {}
+    tasks = tasks_at(places, bad)
+    num_folders = len(tasks) + len(bad)
     with progress_display(plain) as progress:
-        results = audit_all(tasks, lambda share: progress("looking for leaks", share))
-    found = {task.id: leaks for task, leaks in zip(tasks, results, strict=True) if leaks}
-    as_dicts = {task_id: [asdict(leak) for leak in leaks] for task_id, leaks in found.items()}
-    _judge(len(tasks), found, "tasks have no leak", {"audited": len(tasks), "leaks": as_dicts} if as_json else None)
+        found = audit_all(tasks, bad, lambda share: progress("looking for leaks", share))
+    leaking = {task_id: leaks for task_id, leaks in found.items() if leaks}
+    as_dicts = {task_id: [asdict(leak) for leak in leaks] for task_id, leaks in leaking.items()}
+    everything: dict[str, Sequence[object]] = {**{task_id: [why] for task_id, why in bad.items()}, **leaking}
+    answer = {"audited": num_folders, "bad": bad, "leaks": as_dicts}
+    _judge(num_folders, everything, "tasks have no leak", answer if as_json else None)
 
 
 def _judge(num_tasks: int, bad: Mapping[str, Sequence[object]], words: str, answer: dict[str, Any] | None) -> None:
@@ -243,20 +250,28 @@ def show(
     number of them; they are made if they are not there yet.
     """
     from offbook.pocket.tasks import level_named
+    from offbook.tasks.check import readable
     from offbook.tasks.folder import tasks_at
     from offbook.tasks.select import History
 
     made = [place for place in places if level_named(str(place))]
     tasks = [task for place in made for task in _made(str(place), limit, plain)]
-    tasks += tasks_at([place for place in places if place not in made])
-    history = History.of_runs(runs or [])
-    rows = [_facts(task, history) for task in tasks]
+    bad: dict[str, str] = {}
+    tasks += tasks_at([place for place in places if place not in made], bad)
+    history, rows = History.of_runs(runs or []), list[dict[str, Any]]()
+    for task in tasks:
+        with readable(task, bad):
+            rows.append(_facts(task, history))
+    for name, why in bad.items():
+        say(f"{name}: {why}", to=console)
     if as_json:
         print(json.dumps(rows))
-    elif len(tasks) == 1:
+    elif len(tasks) == len(rows) == 1:
         _show_one(tasks[0], rows[0])
-    else:
+    elif rows:
         _show_many(rows)
+    if bad:
+        raise typer.Exit(1)
 
 
 def _made(source: str, limit: int, plain: bool) -> list[Task]:

@@ -196,14 +196,14 @@ class _Run:
             if not (folder / "map.json").is_file():
                 self.progress(f"{repository.name}: finding out which test enters which function")
             await map_tests(repository, self.spec)
-        except Unprepared as error:
-            made.unprepared = str(error)
-        except (OffbookError, OSError, ValueError, RecursionError) as error:
+        except Exception as error:  # the border of a repository: the others go on
             if isinstance(error, OSError) and error.errno in FULL:
                 raise
             kind = "" if isinstance(error, OffbookError) else f"{type(error).__name__}: "
-            made.unprepared = f"it cannot be prepared ({kind}{error})"
-            clear(folder)
+            why = str(error) if isinstance(error, Unprepared) else f"it cannot be prepared ({kind}{error})"
+            made.unprepared = why
+            if not (folder / "outcomes.jsonl").is_file():  # or tasks stand on what lies there
+                clear(folder)
         if made.unprepared:
             made.log = str(folder / "prepare.log") if (folder / "prepare.log").is_file() else ""
             self.on_outcome(made)
@@ -213,6 +213,18 @@ class _Run:
         made.prepare_s = time.monotonic() - began
 
     async def make(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
+        """What ends one repository leaves the others, and its own tasks as far as they are."""
+        try:
+            await self._make(made, proposals, is_whole)
+        except (OffbookError, ExceptionGroup):
+            raise
+        except Exception as error:  # the border of a repository
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
+            made.unprepared = f"{OURS} ({type(error).__name__}: {error})"
+            self.on_outcome(made)
+
+    async def _make(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
         folder, began = self.folder(made), time.monotonic()
         if is_whole and not proposals and not self.settings.propose and self._found_made(made):
             self.on_outcome(made)

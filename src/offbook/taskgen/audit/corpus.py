@@ -23,6 +23,7 @@ from offbook.sandbox import hidden_in_boxes
 from offbook.taskgen.audit import bytecode
 from offbook.taskgen.audit.reading import Leaf, files_below, leaves, links_out
 from offbook.taskgen.nouns import is_inside
+from offbook.tasks.check import readable
 from offbook.types import OffbookError, Task
 
 LIBRARY = "python"  # how the standard library is called in a leak's path
@@ -272,24 +273,32 @@ def _library_corpus(folder: Path, hidden: tuple[Path, ...]) -> Corpus:
     return Corpus({LIBRARY: folder}, leave_out=hidden)
 
 
-def audit_all(tasks: Sequence[Task], progress: Callable[[float], None] = lambda share: None) -> list[list[Leak]]:
-    """For each task where its deleted code can be read. What tasks have in common is read once."""
+def audit_all(
+    tasks: Sequence[Task], bad: dict[str, str], progress: Callable[[float], None] = lambda share: None
+) -> dict[str, list[Leak]]:
+    """By task: where its deleted code can be read. What tasks have in common is read once. Those whose folders cannot
+    be read are put into `bad` with the reason."""
     shared: dict[Path, Corpus] = {}
-    result = []
+    found: dict[str, list[Leak]] = {}
     for number, task in enumerate(tasks, 1):
-        removed = removed_from(task)
-        places = [Corpus({"tree": task.tree})]
-        environment = task.suite.environment
-        if environment is not None:
-            if environment not in shared:
-                shared[environment] = Corpus({"deps": environment / "deps"})
-            places += [shared[environment], standard_library(environment)]
-        leaks = [leak for corpus in places for leak in corpus.leaks(removed)]
-        targets = task.deleted.targets if task.deleted else tuple(removed)
-        unread = [leak for corpus in places for leak in corpus.unread_leaks]
-        result.append(given_away(leaks, removed, targets, task.sources) + unread)
+        with readable(task, bad):
+            found[task.id] = _audit(task, shared)
         progress(number / len(tasks))
-    return result
+    return found
+
+
+def _audit(task: Task, shared: dict[Path, Corpus]) -> list[Leak]:
+    removed = removed_from(task)
+    places = [Corpus({"tree": task.tree})]
+    environment = task.suite.environment
+    if environment is not None:
+        if environment not in shared:
+            shared[environment] = Corpus({"deps": environment / "deps"})
+        places += [shared[environment], standard_library(environment)]
+    leaks = [leak for corpus in places for leak in corpus.leaks(removed)]
+    targets = task.deleted.targets if task.deleted else tuple(removed)
+    unread = [leak for corpus in places for leak in corpus.unread_leaks]
+    return given_away(leaks, removed, targets, task.sources) + unread
 
 
 def removed_from(task: Task) -> dict[str, str]:

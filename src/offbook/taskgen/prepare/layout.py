@@ -127,7 +127,7 @@ def _find_tests(tree: Path, python_files: Iterable[str], settings: _Settings) ->
         path.relative_to(tree).as_posix()
         for pattern in settings.words("testpaths")
         if not PurePosixPath(pattern).is_absolute() and ".." not in PurePosixPath(pattern).parts
-        for path in tree.glob(pattern.rstrip("/") or ".")
+        for path in ([tree] if pattern.strip("./") == "" else tree.glob(pattern))
     ]
     found = [path for path in python_files if not NOT_TESTS.intersection(PurePosixPath(path).parts[:-1])]
     chosen = [path for path in found if any(PurePosixPath(path).match(pattern) for pattern in patterns)]
