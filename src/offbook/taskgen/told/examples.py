@@ -19,7 +19,7 @@ from offbook.taskgen.told.literals import EQUAL
 from offbook.taskgen.told.testcode import Code, TestCode
 
 MAX_LINE, MAX_EXAMPLE, MAX_LINES = 160, 360, 8  # characters, and lines of one example
-MAX_ROWS = 8  # of a table of cases
+MAX_ROWS = 20  # of a table of cases: more than are shown
 MAX_BEFORE = 20  # statements that are looked at: some tests have hundreds
 Node = TypeVar("Node", bound=ast.AST)
 RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}

@@ -89,7 +89,8 @@ def stated(needs: Needs, with_values: bool = True) -> str:
         texts = [example.text for example in needs.examples]
         apart = "\n\n" if any("\n" in text for text in texts) else "\n"
         imports = sorted({line for one in needs.examples for line in one.imports if " as " in line})
-        parts.append(f"For example:\n\n{_fenced([*imports, apart.join(texts)])}")
+        more = ", and the tests have more checks of this kind" if needs.has_more_examples else ""
+        parts.append(f"For example{more}:\n\n{_fenced([*imports, apart.join(texts)])}")
     return "\n\n".join(parts)
 
 
