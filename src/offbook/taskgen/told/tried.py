@@ -113,8 +113,8 @@ def best_of(
     bound: int = MAX_SHOWN,
 ) -> list[Example]:
     """True ones, in the order of their ranks: up to `most` with a line that neither docstrings nor a better one runs;
-    then, up to `bound` in all, those that say where a `stated` literal belongs. With `fewest` at least so many, and one
-    from every test."""
+    then, up to `bound` in all, those that say where a `stated` literal belongs, and what the same test says
+    exactly beside it. With `fewest` at least so many, and one from every test."""
     lines, seen = tried.lines, {*tried.documented}
     useful = [example for example in examples if lines.get(example.text)]
     chosen: list[Example] = []
@@ -133,4 +133,6 @@ def best_of(
     if fewest:
         add(lambda example: len(chosen) < fewest or example.test not in {one.test for one in chosen})
     add(lambda example: bool(literals[example]))
+    tables = {example.test for example in useful if literals[example]}
+    add(lambda example: example.test in tables and not any(example.rank[:2]))
     return [example for example in useful if example in chosen]
