@@ -365,10 +365,10 @@ def test_bare(number, result):
     assert [one.text for one in found.examples] == ["assert bare(2) == [4, 1]", "assert bare(4) == [8, 2]"]
     assert "assert bare(2) == [4, 1]" in words["terse"]
     assert not missing(found, words["normal"])
-    others = "".join(f"def test_other_{n}(tmp_path):\n    assert bare(tmp_path)\n" for n in range(9))
+    others = "".join(f"def test_other_{n}(data):\n    assert bare(data)\n" for n in range(9))
     found, words = needs(test + others, "stub", "pkg/text.py::bare")  # they stand for one test of ten
     assert missing(found, words["normal"])[0].reason == SILENT
-    test = "from pkg.text import bare\ndef test_bare(tmp_path):\n    assert bare(tmp_path)\n"
+    test = "from pkg.text import bare\ndef test_bare(data):\n    assert bare(data)\n"
     found, words = needs(test, "stub", "pkg/text.py::bare")
     assert missing(found, words["normal"])[0].reason == SILENT
 
@@ -445,3 +445,12 @@ def test_a_private_helper_that_no_test_reads_need_not_come_back(read: str, is_sa
     found, words = needs(test, "gone", *WRAP, files=files)
     assert "`wrap` in `pkg/more.py`" in found.places
     assert ("`_cut` in `pkg/more.py`" in words["normal"]) == is_said
+
+
+def test_a_check_on_a_file_says_what_its_folder_is() -> None:
+    load = 'def load(path):\n    """All of the letters at that path."""\n    return path.read_text().strip(";")\n'
+    test = "from pkg import load\ndef test_load(tmp_path):\n    (tmp_path / 'a').write_text(';b')\n"
+    test += "    assert load(tmp_path / 'a') == 'b'\n"
+    found = ran(needs(test, "stub", "pkg/__init__.py::load", files={"pkg/__init__.py": load})[0])
+    folder = "# tmp_path: an empty folder, a pathlib.Path, a new one for each check"
+    assert f"{folder}\n(tmp_path / 'a').write_text(';b')\nassert load(tmp_path / 'a') == 'b'\n" in stated(found)
