@@ -38,7 +38,7 @@ KEY = FunctionKey("bags.py", "Bag.take")
 def found(body: str, head: str = "") -> list[Example]:
     """In a test of these lines."""
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
-    text = f"import pytest\nimport bags as b\nfrom bags import Bag\n{head}def test_take(self=0):\n{lines}"
+    text = f"import pytest\nimport bags as b\nfrom bags import Bag\n{head}def test_take(self=0, tmp_path=0):\n{lines}"
     tests = TestCode({"test_bags.py": text}, (".",))
     failing = ["test_bags.py::test_take"]
     return examples(tests.reached(failing), tests, failing, [KEY])
@@ -54,6 +54,7 @@ def found(body: str, head: str = "") -> list[Example]:
         ("old = Bag()\nnew = Bag(old)\nassert old == {}", ["assert Bag() == {}"]),  # the new one is not read
         ("for n in (1, 2):\n    assert Bag(a=n).take('a') == n", None),
         ("with pytest.raises(TypeError):\n    Bag().take({})", None),
+        ("path = tmp_path / 'a'\npath.write_text('1')\nassert Bag(a=path.read_text()).take('a') == '1'", None),
         ("assert Bag(self.content).take('a') == unknown", []),
         (f"assert Bag(a=1).take('a', '{'x' * 400}') == 1", []),
     ],
@@ -100,3 +101,11 @@ def test_what_is_false_or_about_something_else_is_not_shown(tmp_path: Path) -> N
     assert len(best_of(candidates, result, most=8, fewest=2)) == 2
     assert all(result.lines[example.text] for example in best_of(candidates, result, most=8, fewest=20))
     assert [one.text for one in best_of(candidates, Tried(), most=8, fewest=2)] == []
+
+
+def test_a_check_on_a_file_is_run_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    body = "path = tmp_path / 'a'\nassert not path.exists()\npath.write_text('1')\n"
+    body += "assert Bag(a=path.read_text()).take('a') == '1'"
+    candidates = [one for one in found(body) if "take" in one.text]
+    assert len(candidates) == 2  # with the check before, and without
+    assert run(tmp_path, candidates).lines.keys() == {one.text for one in candidates}

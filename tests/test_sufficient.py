@@ -12,6 +12,7 @@ from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.symbols import read_symbols
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.nouns import Feature, FunctionKey, Level, is_test_code
+from offbook.taskgen.told.examples import examples
 from offbook.taskgen.told.instruct import complete, instructions
 from offbook.taskgen.told.needs import Evidence, Needs
 from offbook.taskgen.told.sufficient import ERRORS, NAMES, PRIVATE, SILENT, TEXTS, missing, stated
@@ -364,9 +365,92 @@ def test_bare(number, result):
     assert [one.text for one in found.examples] == ["assert bare(2) == [4, 1]", "assert bare(4) == [8, 2]"]
     assert "assert bare(2) == [4, 1]" in words["terse"]
     assert not missing(found, words["normal"])
-    others = "".join(f"def test_other_{n}(tmp_path):\n    assert bare(tmp_path)\n" for n in range(9))
+    others = "".join(f"def test_other_{n}(data):\n    assert bare(data)\n" for n in range(9))
     found, words = needs(test + others, "stub", "pkg/text.py::bare")  # they stand for one test of ten
     assert missing(found, words["normal"])[0].reason == SILENT
-    test = "from pkg.text import bare\ndef test_bare(tmp_path):\n    assert bare(tmp_path)\n"
+    test = "from pkg.text import bare\ndef test_bare(data):\n    assert bare(data)\n"
     found, words = needs(test, "stub", "pkg/text.py::bare")
     assert missing(found, words["normal"])[0].reason == SILENT
+
+
+def ran(found: Needs) -> Needs:
+    """As if all of its checks were true, and ran the same line."""
+    candidates = examples(found._code, found._tests, found.evidence.failing, found.evidence.functions)
+    lines = dict.fromkeys((one.text for one in candidates), frozenset({1}))
+    return Needs(replace(found.evidence, tried=Tried(lines)))
+
+
+TABLE = '''
+def surcharge(zone):
+    """The surcharge for a zone in cents, which is added to what a parcel costs.
+
+    >>> surcharge(1)
+    0
+    """
+    return {numbers}.get(zone, 615)
+'''
+TABLE_TEST = """import pytest
+from pkg import surcharge
+@pytest.mark.parametrize("zone, amount", {rows})
+def test_surcharge(zone, amount):
+    assert surcharge(zone) == amount
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_shown", "is_cut"),
+    [
+        ([(1, 0), (5, 0), (2, 85), (3, 240), (9, 615)], 5, False),  # the others of the table, too
+        ([(1, 0), *((n, 615) for n in range(20, 38))], 16, True),
+    ],
+)
+def test_rows_with_what_is_stated_to_the_letter_are_shown(
+    rows: list[tuple[int, int]], num_shown: int, is_cut: bool
+) -> None:
+    files = {"pkg/__init__.py": TABLE.replace("{numbers}", str({1: 0, 2: 85, 3: 240}))}
+    test = TABLE_TEST.format(rows=rows)
+    found = ran(needs(test, "stub", "pkg/__init__.py::surcharge", files=files)[0])
+    texts = [one.text for one in found.examples]
+    assert len(texts) == num_shown
+    for zone, amount in [row for row in rows if row[1]][:6]:
+        assert f"assert surcharge({zone}) == {amount}" in texts
+    assert ("For example, and the tests have more checks of this kind:" in stated(found)) == is_cut
+    assert ("For example:" in stated(found)) != is_cut
+
+
+@pytest.mark.parametrize(("doctest", "num_shown"), [("", 2), (">>> volume(1, 1, 1)\n    1\n    ", 1)])
+def test_without_a_doctest_every_test_has_an_example(doctest: str, num_shown: int) -> None:
+    code = f"""def volume(length, width, height):
+    '''The weight that counts for a bulky parcel, in kilograms.
+
+    {doctest}'''
+    return round(length * width * height / 5000, 2)
+"""
+    test = """from pkg import volume
+def test_small():
+    assert volume(1, 1, 1) == 1
+def test_large():
+    assert volume(100, 50, 50) == 48.67
+"""
+    found = ran(needs(test, "stub", "pkg/__init__.py::volume", files={"pkg/__init__.py": code})[0])
+    assert len(found.examples) == num_shown
+
+
+@pytest.mark.parametrize(
+    ("read", "is_said"), [("", False), ("    assert pkg.more._cut(['a'], 1, '') == ['a']\n", True)]
+)
+def test_a_private_helper_that_no_test_reads_need_not_come_back(read: str, is_said: bool) -> None:
+    files = {**FILES, "pkg/more.py": "from pkg.text import _cut, wrap\n"}
+    test = f"import pkg.more\nfrom pkg.text import wrap\ndef test_wrap():\n    assert wrap('a b') == ['a b']\n{read}"
+    found, words = needs(test, "gone", *WRAP, files=files)
+    assert "`wrap` in `pkg/more.py`" in found.places
+    assert ("`_cut` in `pkg/more.py`" in words["normal"]) == is_said
+
+
+def test_a_check_on_a_file_says_what_its_folder_is() -> None:
+    load = 'def load(path):\n    """All of the letters at that path."""\n    return path.read_text().strip(";")\n'
+    test = "from pkg import load\ndef test_load(tmp_path):\n    (tmp_path / 'a').write_text(';b')\n"
+    test += "    assert load(tmp_path / 'a') == 'b'\n"
+    found = ran(needs(test, "stub", "pkg/__init__.py::load", files={"pkg/__init__.py": load})[0])
+    folder = "# tmp_path: an empty folder, a pathlib.Path, a new one for each check"
+    assert f"{folder}\n(tmp_path / 'a').write_text(';b')\nassert load(tmp_path / 'a') == 'b'\n" in stated(found)

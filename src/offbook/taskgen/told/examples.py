@@ -19,7 +19,9 @@ from offbook.taskgen.told.literals import EQUAL
 from offbook.taskgen.told.testcode import Code, TestCode
 
 MAX_LINE, MAX_EXAMPLE, MAX_LINES = 160, 360, 8  # characters, and lines of one example
-MAX_ROWS = 8  # of a table of cases
+MAX_ROWS = 20  # of a table of cases: more than are shown
+FOLDER = "tmp_path"  # the one fixture that everybody knows
+NEW_FOLDER = ("import pathlib", "import tempfile", f"{FOLDER} = pathlib.Path(tempfile.mkdtemp())")
 MAX_BEFORE = 20  # statements that are looked at: some tests have hundreds
 Node = TypeVar("Node", bound=ast.AST)
 RAISING = {"raises", "assertRaises", "assertRaisesRegex", "assert_raises", "warns", "assertWarns"}
@@ -47,6 +49,7 @@ def examples(
         imported = {i.bound: i for i in module.imports if i.top and i.bound != "*"}
         for place, (text, read, is_exact) in enumerate(_alone(one.node, imported)):
             statements = tuple(_statement(imported[name]) for name in sorted(read & imported.keys()))
+            statements = (*(NEW_FOLDER if FOLDER in read else ()), *statements)
             is_direct = any(names <= read for names in asked)
             found.setdefault(text, Example(text, one.node.name, (not is_direct, not is_exact, place), statements))
     return sorted(found.values(), key=lambda example: example.rank)
@@ -63,7 +66,7 @@ def _alone(node: Definition, imported: Collection[str]) -> Iterator[tuple[str, s
     known = {*imported, *dir(builtins)}
     for values in _cases(node):
         body = [_filled(statement, values) for statement in node.body]
-        given = {argument.arg for argument in arguments_of(node.args)} - values.keys()  # `self`, and fixtures
+        given = {argument.arg for argument in arguments_of(node.args)} - {*values, FOLDER}  # `self`, and fixtures
         names = [(part, _read(part), _bound(part)) for part in body]
         for number, statement in enumerate(body):
             for check in (one for one in _checks(statement) if not _read(one) & given):
@@ -72,7 +75,7 @@ def _alone(node: Definition, imported: Collection[str]) -> Iterator[tuple[str, s
                 for parts in ways if len(ways[0]) != len(ways[1]) else ways[:1]:
                     whole = ast.fix_missing_locations(ast.Module(parts, []))
                     read = _read(whole)
-                    if read - _bound(whole) <= known and (text := _short(whole)):
+                    if read - _bound(whole) <= known | {FOLDER} and (text := _short(whole)):
                         attributes = {n.attr for n in ast.walk(whole) if isinstance(n, ast.Attribute)}
                         yield text, read | attributes, _is_exact(check)
 

@@ -31,6 +31,12 @@ def as_text(value: object) -> str:
     return str(value) if len(digits) > 1 and not is_round else ""
 
 
+@lru_cache(maxsize=4096)
+def literals_in(source: str) -> frozenset[str]:
+    """All texts and numbers of a program."""
+    return frozenset(str(n.value).strip() for n in ast.walk(syntax.parse(source)) if isinstance(n, ast.Constant))
+
+
 def is_number(text: str) -> bool:
     return re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)?", text) is not None
 

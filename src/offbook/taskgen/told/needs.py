@@ -34,10 +34,10 @@ from offbook.taskgen.told.literals import (
 )
 from offbook.taskgen.told.skeleton import skeleton
 from offbook.taskgen.told.testcode import TestCode, read_in, words_of
-from offbook.taskgen.told.tried import Tried, best_of
+from offbook.taskgen.told.tried import MAX_SHOWN, Tried, best_of
 
 MIN_DOCUMENTED = 4  # words of a docstring that says something
-MIN_EXAMPLES, MAX_EXAMPLES = 2, 8
+MIN_EXAMPLES, MAX_EXAMPLES = 2, 8  # at least; by the lines they run
 MIN_EXAMPLED_TESTS = 4  # or one in as many
 FORMED = re.compile(r"\n|[^\w\s]")
 MIN_SHOWN = 0.6  # of the statements that no docstring describes
@@ -86,10 +86,17 @@ class Needs:
 
     @cached_property
     def places(self) -> list[str]:
-        """Where else gone functions were named: lists of exports, and files that bind them too."""
+        """Where else gone functions were named: lists of exports, and files that bind them too. Private helpers that no
+        test reads need not come back."""
         if self.evidence.is_told:
             return []
-        own, names, found = {*self.evidence.functions}, {key.name for key in self.evidence.functions}, []
+        own, found = {*self.evidence.functions}, []
+        read = read_in(self._code).keys() | {name for _, name in self.names}
+        names = {
+            key.name
+            for key in own
+            if self.evidence.symbols.functions[key].public or key in self.evidence.targets or key.simple in read
+        }
         for path, module in self.evidence.symbols.modules.items():
             text = self.evidence.shown.get(path, "")
             if text and text != self.evidence.before.get(path):  # what comes by a star import comes back by itself
@@ -264,14 +271,25 @@ class Needs:
 
     @cached_property
     def examples(self) -> list[Example]:
-        """Checks that are true, and show what the docstrings' own examples do not; of what no docstring describes, or
-        no words can, one more from every test."""
+        """Checks that are true, and show what the docstrings' own examples do not, or where a text belongs that is
+        stated; of what no docstring describes or has an example of, or no words can, one more from every test."""
         if self.evidence.is_told:
             return []
-        needed = bool(self.silent or self.unworded)
         if self.evidence.tried is None:
-            return self._candidates[:MAX_EXAMPLES] if needed else []
-        return best_of(self._candidates, self.evidence.tried, MAX_EXAMPLES, MIN_EXAMPLES if needed else 0)
+            return self._candidates[:MAX_EXAMPLES] if self.silent or self.unworded else []
+        return self._best(self.evidence.tried, MAX_SHOWN)
+
+    @cached_property
+    def has_more_examples(self) -> bool:
+        """That would be shown as well, were there room."""
+        tried = None if self.evidence.is_told else self.evidence.tried
+        return tried is not None and len(self._best(tried, len(self._candidates))) > len(self.examples)
+
+    def _best(self, tried: Tried, bound: int) -> list[Example]:
+        functions = self.evidence.symbols.functions
+        is_shown = all(">>>" in functions[key].docstring for key in self.evidence.targets)
+        fewest = MIN_EXAMPLES if self.silent or self.unworded or not is_shown else 0
+        return best_of(self._candidates, tried, MAX_EXAMPLES, fewest, {text.value for text in self.texts}, bound)
 
     def is_exampled(self, instruction: str) -> bool:
         """By enough checks, and for most of its lines."""

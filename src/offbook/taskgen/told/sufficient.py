@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from offbook.taskgen.delete.symbols import read_symbols
 from offbook.taskgen.nouns import FunctionKey, is_inside, is_test_code
+from offbook.taskgen.told.examples import FOLDER
 from offbook.taskgen.told.literals import has_word
 from offbook.taskgen.told.needs import Evidence, Needs
 from offbook.taskgen.told.testcode import words_of
@@ -89,7 +90,10 @@ def stated(needs: Needs, with_values: bool = True) -> str:
         texts = [example.text for example in needs.examples]
         apart = "\n\n" if any("\n" in text for text in texts) else "\n"
         imports = sorted({line for one in needs.examples for line in one.imports if " as " in line})
-        parts.append(f"For example:\n\n{_fenced([*imports, apart.join(texts)])}")
+        if any(has_word(text, FOLDER) for text in texts):
+            imports.append(f"# {FOLDER}: an empty folder, a pathlib.Path, a new one for each check")
+        more = ", and the tests have more checks of this kind" if needs.has_more_examples else ""
+        parts.append(f"For example{more}:\n\n{_fenced([*imports, apart.join(texts)])}")
     return "\n\n".join(parts)
 
 

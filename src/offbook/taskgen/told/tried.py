@@ -1,24 +1,27 @@
 """Which examples are true of the right code, and which lines each runs of what is gone.
 
 The lines say what an example is worth. One that runs none is about something else, and one that runs a line which the
-docstrings' own examples do not run shows what nobody would know.
+docstrings' own examples do not run shows what nobody would know. But a line that looks things up in a table is run by
+any of its rows: what the instruction states to the letter is shown in its place as well.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from offbook.taskgen.delete.symbols import Symbols, module_name
 from offbook.taskgen.nouns import FunctionKey
 from offbook.taskgen.told.examples import Example
+from offbook.taskgen.told.literals import literals_in
 from offbook.tasks.suite import Round, SuiteRun
 from offbook.types import Suite
 
 MODULE = "offbook_tried"
 MAX_TRIED = 60
+MAX_SHOWN = 16
 TRIED_S = 30.0
 LINES = 100_000  # a line is one number: that of its file times this, and its own
 RUNNER = f"""
@@ -101,9 +104,17 @@ def trying_of(
     return Trying(chosen, Round((), changes={**right, path: text}, timeout_s=TRIED_S, calls=calls))
 
 
-def best_of(examples: Sequence[Example], tried: Tried, most: int, fewest: int) -> list[Example]:
-    """True ones, each with a line that neither docstrings nor a better one runs, in the order of their ranks. With
-    `fewest` at least so many, and one from every test."""
+def best_of(
+    examples: Sequence[Example],
+    tried: Tried,
+    most: int,
+    fewest: int,
+    stated: Set[str] = frozenset(),
+    bound: int = MAX_SHOWN,
+) -> list[Example]:
+    """True ones, in the order of their ranks: up to `most` with a line that neither docstrings nor a better one runs;
+    then, up to `bound` in all, those that say where a `stated` literal belongs, and what the same test says
+    exactly beside it. With `fewest` at least so many, and one from every test."""
     lines, seen = tried.lines, {*tried.documented}
     useful = [example for example in examples if lines.get(example.text)]
     chosen: list[Example] = []
@@ -111,8 +122,17 @@ def best_of(examples: Sequence[Example], tried: Tried, most: int, fewest: int) -
         best = [example for example in new if example.rank[:2] == new[0].rank[:2]]
         chosen.append(max(best, key=lambda example: len(lines[example.text] - seen)))
         seen |= lines[chosen[-1].text]
-    for example in useful if fewest else ():
-        is_other = example.test not in {one.test for one in chosen} and len(chosen) < most + most // 2
-        if example not in chosen and (len(chosen) < fewest or is_other):
-            chosen.append(example)
+
+    def add(is_wanted: Callable[[Example], bool]) -> None:
+        for example in useful:
+            if len(chosen) < bound and example not in chosen and is_wanted(example):
+                chosen.append(example)
+
+    literals = {example: literals_in(example.text) & stated for example in useful}
+    add(lambda example: bool(literals[example].difference(*(literals[one] for one in chosen))))
+    if fewest:
+        add(lambda example: len(chosen) < fewest or example.test not in {one.test for one in chosen})
+    add(lambda example: bool(literals[example]))
+    tables = {example.test for example in useful if literals[example]}
+    add(lambda example: example.test in tables and not any(example.rank[:2]))
     return [example for example in useful if example in chosen]
