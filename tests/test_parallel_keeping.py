@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from offbook.config import RanksConfig
 from offbook.loop.models import load_weights
-from offbook.loop.ranks import RankTrainer, publish_by_all
+from offbook.loop.ranks import RankTrainer, go_on, publish_by_all
 from offbook.sync import FolderStore, Publisher, Reader
+from offbook.train import writing
 from offbook.train.checkpoint import load_training_state
 from offbook.train.optim.units import local
 from offbook.train.trainer import Trainer
@@ -166,10 +168,10 @@ def two_steps_kept(kind: str, layout: tuple[int, ...], samples: Any, folder: Pat
         trainer.step(samples[dist.get_rank()])
     full, again, sends = DTensor.full_tensor, DTensor.redistribute, dist.batch_isend_irecv
     came = counted()
-    writing = begin(trainer, folder, 2, folder.parent, 1)
+    kept = begin(trainer, folder, 2, folder.parent, 1)
     DTensor.full_tensor, DTensor.redistribute, dist.batch_isend_irecv = full, again, sends  # type: ignore[method-assign]
     trainer.step(samples[dist.get_rank()])
-    writing.result()
+    kept.result()
     dist.barrier()
     return came, bytes_of(trainer.snapshot)
 
@@ -246,3 +248,39 @@ def test_a_rank_that_cannot_write_is_told_of_by_the_first(tmp_path: Path) -> Non
     assert "/proc/nothing" in first
     assert not second
     assert not (tmp_path / "step_00001" / "DONE").exists()
+
+
+def kept_where_one_rank_sees_another_folder(folder: Path) -> str:
+    trainer = Trainer(make("dense"), STEADY, KINDS["live"], ranks_of((1, 2)))
+    writing.SEEN_S = 0.0
+    place = folder if dist.get_rank() == 0 else folder.parent / "of_another_host" / folder.name
+    problem = begin(trainer, place, 1, folder.parent, 1).exception()
+    return str(problem or "")
+
+
+def test_a_checkpoint_is_not_done_where_a_rank_writes_to_another_folder(tmp_path: Path) -> None:
+    older = tmp_path / "step_00000"
+    older.mkdir()
+    (older / "DONE").touch()
+    first, _ = on_ranks(2, kept_where_one_rank_sees_another_folder, tmp_path / "step_00001")
+    assert "rank 1 wrote model-00002-of-00002.safetensors" in first
+    assert "all ranks" in first
+    assert not (tmp_path / "step_00001" / "DONE").exists()
+    assert (older / "DONE").exists()
+
+
+@pytest.mark.parametrize("lost", ["training/optimizer-00002-of-00002", "training/teacher.live-00001-of-00002", "model"])
+def test_a_checkpoint_that_lacks_tensors_is_refused(lost: str, tmp_path: Path) -> None:
+    folder = tmp_path / "step_00002"
+    on_ranks(2, two_steps_kept, "dense", (1, 2), samples_of(2), folder)
+    if lost == "model":  # as it was indexed where another host's part was not seen
+        part, index = folder / "model-00002-of-00002.safetensors", folder / "model.safetensors.index.json"
+        told = json.loads(index.read_text())
+        told["weight_map"] = {name: file for name, file in told["weight_map"].items() if file != part.name}
+        index.write_text(json.dumps(told))
+        part.unlink()
+    else:
+        (folder / f"{lost}.safetensors").unlink()
+    alone = Trainer(make("dense"), STEADY, KINDS["ema"])
+    with pytest.raises(OffbookError, match="lacks"):
+        go_on(alone, folder)
