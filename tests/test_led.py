@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from ranks import on_ranks
 from test_loop import SMALL, weights
 from test_loop import uninterrupted as uninterrupted
+from test_parallel import KINDS, STEADY, make
 from test_pretrain import config_for as pretrain_config
 from test_pretrain import repository
 from test_sft import chat_line, settings, written
@@ -24,9 +26,10 @@ from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint
 from offbook.stages.pretrain import pretrain
 from offbook.stages.sft import sft
 from offbook.sync import FolderStore, Reader
-from offbook.train.parallel.led import ranks_of
+from offbook.train.parallel.led import LedTrainer, ranks_of
 from offbook.types import OffbookError
 
+NOBODY, ALL = -1, -2
 NOT_EQUAL = ("train_s", "rollout_s", "look_s", "grades", "checkpoint_wait_s", "padding_share")  # how, and not what
 
 
@@ -125,6 +128,38 @@ def refused(replicate: int) -> str:
 
 def test_ranks_that_do_not_divide_are_refused() -> None:
     assert on_ranks(2, refused, 3) == ["train.ranks.replicate is 3, which 2 ranks cannot be divided by"] * 2
+
+
+def failing(trainer: LedTrainer, rank: int) -> str:
+    if rank in (dist.get_rank(), ALL):
+        raise ValueError("this disk gives rubbish")
+    return "fine"
+
+
+def led_where_one_fails(rank: int) -> list[str]:
+    orders = dist.new_group(backend="gloo")
+    trainer, told = LedTrainer(make("dense"), STEADY, KINDS["live"], orders), list[str]()
+    if dist.get_rank():
+        trainer.follow()
+        return told
+    for failed in (NOBODY, rank, NOBODY):
+        try:
+            told.append(trainer.together(failing, failed))
+        except (OffbookError, ValueError) as problem:
+            told.append(f"{type(problem).__name__}: {problem}")
+    dist.broadcast_object_list([None], 0, orders)
+    return told
+
+
+def test_a_rank_that_fails_alone_ends_the_run() -> None:
+    parted = "Parted: rank 1 failed alone (ValueError: this disk gives rubbish), so ranks no longer hold the same"
+    first, _ = on_ranks(2, led_where_one_fails, 1)
+    assert first[0] == "fine"
+    assert first[1].startswith(parted)
+    assert first[2] == first[1], "nothing is done together any more"
+    first, _ = on_ranks(2, led_where_one_fails, 0)
+    assert first[1].startswith("Parted: rank 0 failed alone (ValueError")
+    assert on_ranks(2, led_where_one_fails, ALL)[0] == ["fine", "ValueError: this disk gives rubbish", "fine"]
 
 
 def pretrained(tiny: Path, out: Path, data: list[Path], stop: int = 0) -> int:

@@ -4,14 +4,18 @@ Rollouts, rewards, annotation and files are rank 0's. What all ranks have to tak
 rank 0 tells it to the others, with its arguments, and all of them call it. Samples are told whole; every rank deals
 them alike and takes its own. Whoever calls a trainer, or reads with one of its decoders, does not see that it is led.
 
+After each order ranks tell one another whether it went well. What all of them raise is rank 0's to deal with; where one
+failed alone, its part of the state is not that of the others any more, and the run ends.
+
 Left out: each rank loads the whole model, on the host, before it is cut.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +34,11 @@ from offbook.types import OffbookError, Sample
 from offbook.weights import Weights
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Parted(OffbookError):
+    """Ranks that did not do the same. Nothing can be done together any more."""
 
 
 def ranks_of(settings: RanksConfig) -> Ranks:
@@ -49,6 +58,7 @@ class LedTrainer(Trainer):
     def __init__(self, model: PreTrainedModel, settings: TrainConfig, teachers: Mapping[str, Kind], orders: Any):
         """`orders` is the group that rank 0 tells others by."""
         self.orders = orders
+        self.parted: Parted | None = None
         super().__init__(model, settings, teachers, ranks_of(settings.ranks))
         for name, decoder in self.decoders().items():
             if dist.get_rank() == 0:
@@ -59,8 +69,14 @@ class LedTrainer(Trainer):
         return {"": self.student, **{name: own.decoder for name, own in self.own_weights().items()}}
 
     def together(self, work: Callable[..., T], *arguments: Any) -> T:
+        if self.parted is not None:
+            raise self.parted
         dist.broadcast_object_list([(work, arguments)], 0, self.orders)
-        return work(self, *arguments)
+        try:
+            return done_by_all(partial(work, self, *arguments))
+        except Parted as problem:
+            self.parted = problem
+            raise
 
     def step(self, samples: list[Sample], lr_scale: float = 1.0) -> StepResult:
         return self.together(step_of_all, samples, lr_scale)
@@ -69,7 +85,7 @@ class LedTrainer(Trainer):
         return self.together(Trainer.publish, version)
 
     def follow(self) -> None:
-        """Until rank 0 dismisses this one. What it raises there is raised here, too, and rank 0 knows what to do."""
+        """Until rank 0 dismisses this one, also after a fault: rank 0 knows of it and what to do."""
         order: list[Any] = [None]
         while True:
             dist.broadcast_object_list(order, 0, self.orders)
@@ -77,9 +93,39 @@ class LedTrainer(Trainer):
                 return
             work, arguments = order[0]
             try:
-                work(self, *arguments)
+                done_by_all(partial(work, self, *arguments))
             except (OffbookError, ValueError):
                 continue
+
+
+def done_by_all(work: Callable[[], T]) -> T:
+    """All ranks have to call it. What all of them raise is raised; where some do it is `Parted`, on each of them. What is
+    neither OffbookError nor ValueError ends the rank at once, and so the run."""
+    problem: Exception | None = None
+    try:
+        done = work()
+    except (OffbookError, ValueError) as error:
+        problem = error
+        log.warning("rank %d failed and asks the others: %s", dist.get_rank(), error)  # who may wait for it elsewhere
+    failed = torch.tensor([int(problem is not None)])
+    dist.all_reduce(failed, group=_answers())
+    if not failed:
+        return done
+    told: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
+    dist.all_gather_object(told, (type(problem).__name__, str(problem)) if problem else ("", ""), _answers())
+    if problem is not None and len({kind for kind, _ in told}) == 1:
+        raise problem
+    rank, (kind, text) = next((rank, one) for rank, one in enumerate(told) if one[0])
+    raise Parted(
+        f"rank {rank} failed alone ({kind}: {text}), so ranks no longer hold the same and the run ends; started again, "
+        "it goes on from its last checkpoint"
+    )
+
+
+@cache
+def _answers() -> Any:
+    """Of its own: rank 0 may dismiss others that still wait for its answer. They do so for the library's half hour."""
+    return dist.new_group(backend="gloo")
 
 
 def read(trainer: LedTrainer, name: str, work: Callable[..., T], *arguments: Any) -> T:
