@@ -20,13 +20,13 @@ from test_sft import chat_line, settings, written
 from test_sft import tiny as tiny
 from torch.distributed import get_rank
 
-from offbook.config import load_config, recipe_for
+from offbook.config import RanksConfig, load_config, recipe_for
 from offbook.loop.train import train
 from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint
 from offbook.stages.pretrain import pretrain
 from offbook.stages.sft import sft
 from offbook.sync import FolderStore, Reader
-from offbook.train.parallel.led import LedTrainer, ranks_of
+from offbook.train.parallel.led import LedTrainer, expert_shape, ranks_of
 from offbook.types import OffbookError
 
 NOBODY, ALL = -1, -2
@@ -128,6 +128,24 @@ def refused(replicate: int) -> str:
 
 def test_ranks_that_do_not_divide_are_refused() -> None:
     assert on_ranks(2, refused, 3) == ["train.ranks.replicate is 3, which 2 ranks cannot be divided by"] * 2
+
+
+@pytest.mark.parametrize(
+    ("world", "replicate", "experts", "wanted"),
+    [(32, 4, 8, (4, 1, 8)), (256, 32, 8, (32, 1, 8)), (8, 1, 4, (1, 2, 4)), (8, 2, 8, (1, 1, 8)), (8, 4, 4, (2, 1, 4))],
+)
+def test_experts_have_the_replicas_that_the_plan_draws(
+    world: int, replicate: int, experts: int, wanted: tuple[int, ...]
+) -> None:
+    """32 and 256 ranks are those of the plans in docs/scale.md."""
+    assert expert_shape(world, RanksConfig(replicate=replicate, experts=experts)) == wanted
+    one = RanksConfig(replicate=replicate, experts=experts, expert_replicate=1)
+    assert expert_shape(world, one) == (1, world // experts, experts)
+
+
+def test_replicas_of_experts_that_ranks_do_not_suffice_for_are_refused() -> None:
+    with pytest.raises(OffbookError, match=r"train.ranks.expert_replicate is 4 .* 8 ranks"):
+        expert_shape(8, RanksConfig(experts=4, expert_replicate=4))
 
 
 def failing(trainer: LedTrainer, rank: int) -> str:

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
+from math import gcd
 from typing import Any, TypeVar
 
 import torch
@@ -44,12 +45,30 @@ class Parted(OffbookError):
 def ranks_of(settings: RanksConfig) -> Ranks:
     """Of the process group that there is."""
     world, device = dist.get_world_size(), "cuda" if torch.cuda.is_available() else "cpu"
-    for name, size in settings.model_dump().items():
+    refuse_uneven(world, settings)
+    mesh = make_mesh(settings.replicate, world // settings.replicate, device)
+    experts = make_expert_mesh(*expert_shape(world, settings), device) if settings.experts > 1 else None
+    return Ranks(mesh, experts, Context(settings.context, device) if settings.context > 1 else None)
+
+
+def refuse_uneven(world: int, settings: RanksConfig) -> None:
+    for name, size in settings.model_dump(exclude={"expert_replicate"}).items():
         if world % size:
             raise OffbookError(f"train.ranks.{name} is {size}, which {world} ranks cannot be divided by")
-    mesh = make_mesh(settings.replicate, world // settings.replicate, device)
-    experts = make_expert_mesh(1, world // settings.experts, settings.experts, device) if settings.experts > 1 else None
-    return Ranks(mesh, experts, Context(settings.context, device) if settings.context > 1 else None)
+    expert_shape(world, settings)
+
+
+def expert_shape(world: int, settings: RanksConfig) -> tuple[int, int, int]:
+    """Replicas, shards and ranks that experts are dealt out to. There are as many replicas as of the dense weights, as
+    `offbook plan` draws them (loop/layout.py), or fewer where experts are dealt out over several of those."""
+    groups = world // settings.experts
+    replicate = settings.expert_replicate or gcd(settings.replicate, groups)
+    if groups % replicate:
+        raise OffbookError(
+            f"train.ranks.expert_replicate is {replicate} and train.ranks.experts {settings.experts}, and {world} ranks "
+            "cannot be divided by their product"
+        )
+    return replicate, groups // replicate, settings.experts
 
 
 class LedTrainer(Trainer):
@@ -99,8 +118,8 @@ class LedTrainer(Trainer):
 
 
 def done_by_all(work: Callable[[], T]) -> T:
-    """All ranks have to call it. What all of them raise is raised; where some do it is `Parted`, on each of them. What is
-    neither OffbookError nor ValueError ends the rank at once, and so the run."""
+    """All ranks have to call it. What all of them raise is raised; where some do it is `Parted`, on each of them. What
+    is neither OffbookError nor ValueError ends the rank at once, and so the run."""
     problem: Exception | None = None
     try:
         done = work()
