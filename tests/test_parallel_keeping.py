@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from offbook.sync import FolderStore, Publisher, Reader
 from offbook.train import writing
 from offbook.train.checkpoint import load_training_state
 from offbook.train.optim.units import local
+from offbook.train.parallel import gathering
 from offbook.train.trainer import Trainer
 from offbook.train.writing import begin
 from offbook.types import OffbookError
@@ -132,6 +134,47 @@ def test_a_store_that_one_rank_cannot_reach_fails_the_version_and_not_the_run(tm
 class Unreachable(FolderStore):
     def put(self, key: str, data: bytes) -> None:
         raise OSError("no way to the store")
+
+
+def watched() -> list[int]:
+    """From now on, how many whole tensors there are on this rank, each time that room is made for one."""
+    alive: list[int] = []
+    rooms: list[weakref.ref[Tensor]] = []
+    begun = gathering._begin
+
+    def watching(tensor: Tensor, holder: int, works: list[dist.P2POp]) -> Tensor | None:
+        room = begun(tensor, holder, works)
+        if room is not None and isinstance(tensor, DTensor):
+            rooms.append(weakref.ref(room))
+            alive.append(sum(one() is not None for one in rooms))
+        return room
+
+    gathering._begin = watching
+    return alive
+
+
+def kept_and_published(folder: Path) -> list[list[int]]:
+    orders = dist.new_group(backend="gloo")
+    trainer = RankTrainer(make("moe"), STEADY, KINDS["live"], orders)
+    alive = watched()
+    begin(trainer, folder / "step_00001", 1, folder, 1).result()
+    kept, alive[:] = list(alive), []
+    if dist.get_rank():
+        trainer.follow()
+        return [kept, alive]
+    publisher = Publisher(FolderStore(folder / "store"), shard_bytes=2000)
+    publish_by_all(publisher, trainer, str(folder / "store"))
+    publisher.publish(trainer.publish(1))
+    publisher.close()
+    dist.broadcast_object_list([None], 0, orders)
+    return [kept, alive]
+
+
+def test_a_rank_has_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
+    for kept, published in on_ranks(2, kept_and_published, tmp_path):
+        assert len(kept) > 2
+        assert len(published) > 2
+        assert {*kept, *published} == {1}
 
 
 def cut_off(trainer: RankTrainer, is_cut: bool) -> None:

@@ -174,7 +174,10 @@ def _held(
 ) -> tuple[dict[str, Tensor], str]:
     """Those that this rank holds, on the host, and the end of their file's name."""
     holders = dealt_out(tensors, bundles, dist.get_world_size())
-    held = {name: _copied(one, prefix + name, buffers) for name, one in gathered(tensors, holders)}
+    held = {}
+    for name, whole in gathered(tensors, holders):
+        held[name] = _copied(whole, prefix + name, buffers)
+        del whole  # before the next is put together
     members = sorted({*holders.values()})
     if not held or len(members) == 1:
         return held, ""

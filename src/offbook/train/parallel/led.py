@@ -65,8 +65,8 @@ def expert_shape(world: int, settings: RanksConfig) -> tuple[int, int, int]:
     replicate = settings.expert_replicate or gcd(settings.replicate, groups)
     if groups % replicate:
         raise OffbookError(
-            f"train.ranks.expert_replicate is {replicate} and train.ranks.experts {settings.experts}, and {world} ranks "
-            "cannot be divided by their product"
+            f"train.ranks.expert_replicate is {replicate} and train.ranks.experts {settings.experts}, by whose product "
+            f"{world} ranks cannot be divided"
         )
     return replicate, groups // replicate, settings.experts
 
