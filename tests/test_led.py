@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,13 +21,17 @@ from test_sft import chat_line, settings, written
 from test_sft import tiny as tiny
 from torch.distributed import get_rank
 
-from offbook.config import RanksConfig, load_config, recipe_for
+from offbook.config import LoraConfig, RanksConfig, load_config, recipe_for
+from offbook.loop.models import model_to_train, quiet
+from offbook.loop.ranks import HOST, follow, follows, joined, make_trainer
 from offbook.loop.train import train
 from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint
 from offbook.stages.pretrain import pretrain
 from offbook.stages.sft import sft
 from offbook.sync import FolderStore, Reader
+from offbook.train.lora import make_trainable
 from offbook.train.parallel.led import LedTrainer, expert_shape, ranks_of
+from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
 NOBODY, ALL = -1, -2
@@ -128,6 +133,69 @@ def refused(replicate: int) -> str:
 
 def test_ranks_that_do_not_divide_are_refused() -> None:
     assert on_ranks(2, refused, 3) == ["train.ranks.replicate is 3, which 2 ranks cannot be divided by"] * 2
+
+
+def refused_run(cache: Path, model: Path, out: Path, more: dict[str, str]) -> str:
+    """What the first rank says; the other is dismissed."""
+    try:
+        trained(cache, model, out, 1, **more)
+    except OffbookError as problem:
+        return str(problem)
+    return "fine"
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"train__ranks__context": "3"}, "train.ranks.context is 3"),
+        (
+            {
+                "train__ranks__experts": "2",
+                "train__lora__rank": "2",
+                "train__lora__parameters": "mlp.experts.down_proj",
+            },
+            "adapters on experts .* train.ranks.experts",
+        ),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused_before_anything_is_made(
+    cache: Path, model: Path, tmp_path: Path, more: dict[str, str], sentence: str
+) -> None:
+    more = more | {"tasks__source": str(tmp_path / "nowhere")}
+    first, second = on_ranks(2, refused_run, cache, model, tmp_path / "run", more)
+    assert re.match(sentence, first)
+    assert second == "fine"
+    assert not (tmp_path / "run").exists()
+
+
+def made_on_ranks(start: Path) -> str:
+    config = load_config([], {"model": str(start), "train.ranks.experts": "3", "threads": "1"})
+    try:
+        with joined() as orders:
+            if follows(orders):
+                follow(orders)
+            else:
+                make_trainer(config, model_to_train(config, start, HOST), start, quiet, orders)
+    except OffbookError as problem:
+        return str(problem)
+    return "fine"
+
+
+def test_a_trainer_that_cannot_be_made_is_told_of_once(tmp_path: Path) -> None:
+    make("moe").save_pretrained(tmp_path)
+    assert on_ranks(3, made_on_ranks, tmp_path) == ["8 experts cannot be dealt out to 3 ranks alike", "fine", "fine"]
+
+
+def with_adapters_on_experts() -> str:
+    model = make("moe")
+    make_trainable(model, LoraConfig(rank=2, parameters=["mlp.experts.down_proj"]), "", seed=0)
+    with pytest.raises(OffbookError) as problem:
+        Trainer(model, STEADY, KINDS["live"], ranks_of(RanksConfig(experts=2)))
+    return str(problem.value)
+
+
+def test_adapters_on_experts_that_are_dealt_out_are_refused() -> None:
+    assert all("adapters on experts" in told for told in on_ranks(2, with_adapters_on_experts))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from offbook.config import CheckpointConfig
 from offbook.train.checkpoint import Contents, checkpoint_path, is_there, remove_old
 from offbook.train.memory import free_host_memory
+from offbook.train.parallel.ranks import PATIENCE
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
@@ -147,7 +148,7 @@ def _refuse_unseen(path: Path, told: list[dict[str, set[str]]]) -> None:
 @functools.cache
 def _group() -> Any:
     """Of its own: what is said while a checkpoint is written must not meet what training says."""
-    return dist.new_group(backend="gloo")
+    return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def checkpoint_size(trainer: Trainer) -> int:

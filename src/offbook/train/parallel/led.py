@@ -45,13 +45,13 @@ class Parted(OffbookError):
 def ranks_of(settings: RanksConfig) -> Ranks:
     """Of the process group that there is."""
     world, device = dist.get_world_size(), "cuda" if torch.cuda.is_available() else "cpu"
-    refuse_uneven(world, settings)
+    refuse_uneven(settings, world)
     mesh = make_mesh(settings.replicate, world // settings.replicate, device)
     experts = make_expert_mesh(*expert_shape(world, settings), device) if settings.experts > 1 else None
     return Ranks(mesh, experts, Context(settings.context, device) if settings.context > 1 else None)
 
 
-def refuse_uneven(world: int, settings: RanksConfig) -> None:
+def refuse_uneven(settings: RanksConfig, world: int) -> None:
     for name, size in settings.model_dump(exclude={"expert_replicate"}).items():
         if world % size:
             raise OffbookError(f"train.ranks.{name} is {size}, which {world} ranks cannot be divided by")
