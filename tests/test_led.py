@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from ranks import on_ranks
 from test_loop import SMALL, weights
 from test_loop import uninterrupted as uninterrupted
+from test_parallel import KINDS, STEADY, make
 from test_pretrain import config_for as pretrain_config
 from test_pretrain import repository
 from test_sft import chat_line, settings, written
 from test_sft import tiny as tiny
 from torch.distributed import get_rank
 
-from offbook.config import load_config, recipe_for
+from offbook.config import LoraConfig, RanksConfig, load_config, recipe_for
+from offbook.loop.models import model_to_train, quiet
+from offbook.loop.ranks import HOST, follow, follows, joined, make_trainer
 from offbook.loop.train import train
 from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint
 from offbook.stages.pretrain import pretrain
 from offbook.stages.sft import sft
 from offbook.sync import FolderStore, Reader
-from offbook.train.parallel.led import ranks_of
+from offbook.train.lora import make_trainable
+from offbook.train.parallel.led import LedTrainer, expert_shape, ranks_of
+from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
+NOBODY, ALL = -1, -2
 NOT_EQUAL = ("train_s", "rollout_s", "look_s", "grades", "checkpoint_wait_s", "padding_share")  # how, and not what
 
 
@@ -125,6 +133,119 @@ def refused(replicate: int) -> str:
 
 def test_ranks_that_do_not_divide_are_refused() -> None:
     assert on_ranks(2, refused, 3) == ["train.ranks.replicate is 3, which 2 ranks cannot be divided by"] * 2
+
+
+def refused_run(cache: Path, model: Path, out: Path, more: dict[str, str]) -> str:
+    """What the first rank says; the other is dismissed."""
+    try:
+        trained(cache, model, out, 1, **more)
+    except OffbookError as problem:
+        return str(problem)
+    return "fine"
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"train__ranks__context": "3"}, "train.ranks.context is 3"),
+        (
+            {
+                "train__ranks__experts": "2",
+                "train__lora__rank": "2",
+                "train__lora__parameters": "mlp.experts.down_proj",
+            },
+            "adapters on experts .* train.ranks.experts",
+        ),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused_before_anything_is_made(
+    cache: Path, model: Path, tmp_path: Path, more: dict[str, str], sentence: str
+) -> None:
+    more = more | {"tasks__source": str(tmp_path / "nowhere")}
+    first, second = on_ranks(2, refused_run, cache, model, tmp_path / "run", more)
+    assert re.match(sentence, first)
+    assert second == "fine"
+    assert not (tmp_path / "run").exists()
+
+
+def made_on_ranks(start: Path) -> str:
+    config = load_config([], {"model": str(start), "train.ranks.experts": "3", "threads": "1"})
+    try:
+        with joined() as orders:
+            if follows(orders):
+                follow(orders)
+            else:
+                make_trainer(config, model_to_train(config, start, HOST), start, quiet, orders)
+    except OffbookError as problem:
+        return str(problem)
+    return "fine"
+
+
+def test_a_trainer_that_cannot_be_made_is_told_of_once(tmp_path: Path) -> None:
+    make("moe").save_pretrained(tmp_path)
+    assert on_ranks(3, made_on_ranks, tmp_path) == ["8 experts cannot be dealt out to 3 ranks alike", "fine", "fine"]
+
+
+def with_adapters_on_experts() -> str:
+    model = make("moe")
+    make_trainable(model, LoraConfig(rank=2, parameters=["mlp.experts.down_proj"]), "", seed=0)
+    with pytest.raises(OffbookError) as problem:
+        Trainer(model, STEADY, KINDS["live"], ranks_of(RanksConfig(experts=2)))
+    return str(problem.value)
+
+
+def test_adapters_on_experts_that_are_dealt_out_are_refused() -> None:
+    assert all("adapters on experts" in told for told in on_ranks(2, with_adapters_on_experts))
+
+
+@pytest.mark.parametrize(
+    ("world", "replicate", "experts", "wanted"),
+    [(32, 4, 8, (4, 1, 8)), (256, 32, 8, (32, 1, 8)), (8, 1, 4, (1, 2, 4)), (8, 2, 8, (1, 1, 8)), (8, 4, 4, (2, 1, 4))],
+)
+def test_experts_have_the_replicas_that_the_plan_draws(
+    world: int, replicate: int, experts: int, wanted: tuple[int, ...]
+) -> None:
+    """32 and 256 ranks are those of the plans in docs/scale.md."""
+    assert expert_shape(world, RanksConfig(replicate=replicate, experts=experts)) == wanted
+    one = RanksConfig(replicate=replicate, experts=experts, expert_replicate=1)
+    assert expert_shape(world, one) == (1, world // experts, experts)
+
+
+def test_replicas_of_experts_that_ranks_do_not_suffice_for_are_refused() -> None:
+    with pytest.raises(OffbookError, match=r"train.ranks.expert_replicate is 4 .* 8 ranks"):
+        expert_shape(8, RanksConfig(experts=4, expert_replicate=4))
+
+
+def failing(trainer: LedTrainer, rank: int) -> str:
+    if rank in (dist.get_rank(), ALL):
+        raise ValueError("this disk gives rubbish")
+    return "fine"
+
+
+def led_where_one_fails(rank: int) -> list[str]:
+    orders = dist.new_group(backend="gloo")
+    trainer, told = LedTrainer(make("dense"), STEADY, KINDS["live"], orders), list[str]()
+    if dist.get_rank():
+        trainer.follow()
+        return told
+    for failed in (NOBODY, rank, NOBODY):
+        try:
+            told.append(trainer.together(failing, failed))
+        except (OffbookError, ValueError) as problem:
+            told.append(f"{type(problem).__name__}: {problem}")
+    dist.broadcast_object_list([None], 0, orders)
+    return told
+
+
+def test_a_rank_that_fails_alone_ends_the_run() -> None:
+    parted = "Parted: rank 1 failed alone (ValueError: this disk gives rubbish), so ranks no longer hold the same"
+    first, _ = on_ranks(2, led_where_one_fails, 1)
+    assert first[0] == "fine"
+    assert first[1].startswith(parted)
+    assert first[2] == first[1], "nothing is done together any more"
+    first, _ = on_ranks(2, led_where_one_fails, 0)
+    assert first[1].startswith("Parted: rank 0 failed alone (ValueError")
+    assert on_ranks(2, led_where_one_fails, ALL)[0] == ["fine", "ValueError: this disk gives rubbish", "fine"]
 
 
 def pretrained(tiny: Path, out: Path, data: list[Path], stop: int = 0) -> int:

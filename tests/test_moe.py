@@ -31,7 +31,7 @@ from offbook.engine.local import LocalEngine, Mode
 from offbook.pocket.model import POCKETS, make_pocket
 from offbook.routers import routers_of
 from offbook.runfolder import dump_lines, load_lines
-from offbook.train.replay import Replay
+from offbook.train.replay import Replay, figures_of
 from offbook.train.teachers import Live
 from offbook.train.trainer import Trainer
 from offbook.types import Branch, Completion, Prompt, Rollout, Routes, Sample, Segment
@@ -238,7 +238,7 @@ def test_a_record_that_cannot_be_right_falls_back_to_the_router(fault: str) -> N
     free, faulty = (Trainer(make(), TrainConfig(), TEACHERS) for _ in range(2))
     wanted = gradients_of(free, [sample])
     assert_equal(gradients_of(faulty, [replace(sample, routes=as_routes(wrong))]), wanted)
-    assert faulty.replay.figures()["moe/implausible"] > 0.95
+    assert figures_of([faulty.replay.counted()])["moe/implausible"] > 0.95
 
 
 def test_replay_brings_a_bfloat16_engine_nearer() -> None:
@@ -281,10 +281,10 @@ def test_load_is_told_layer_by_layer() -> None:
     replay = Replay(model)
     with torch.no_grad():
         model(input_ids=torch.tensor([random_ids(random.Random(0), 50)]))
-    figures = replay.figures()
+    figures = figures_of([replay.counted()])
     assert figures.keys() == {"moe/replayed", "moe/implausible", "moe/load.00", "moe/load.01"}
     assert 1.0 < figures["moe/load.00"] <= EXPERTS / TOP
-    assert not replay.figures()
+    assert not figures_of([replay.counted()])
 
 
 def test_pocket_moe_is_made_and_its_routes_are_recorded(tmp_path: Path) -> None:

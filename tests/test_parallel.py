@@ -225,6 +225,28 @@ def test_sharded_muon_is_muon(layout: tuple[int, int]) -> None:
         assert_close(found, alone.state_dict())
 
 
+def figures_of_step(layout: tuple[int, ...], samples: list[list[Sample]]) -> dict[str, float]:
+    """One in which a rank's orthogonalisations fall back as often as its number says."""
+    ranks = ranks_of(layout)
+    trainer = Trainer(make("moe"), STEADY, KINDS["live"], ranks)
+    assert isinstance(trainer.optimizer, Muon)
+    trainer.optimizer.fallbacks = torch.distributed.get_rank()
+    return trainer.step(samples[torch.distributed.get_rank()]).metrics
+
+
+@pytest.mark.parametrize(("layout", "fallbacks"), [((1, 2), 1), ((2, 1, 2, 1, 1), 0), ((2, 1, 1, 1, 2), 1)])
+def test_counts_of_routers_and_of_muon_are_those_of_all_ranks(layout: tuple[int, ...], fallbacks: int) -> None:
+    """A second attempt counts once, also where replicas repeat it."""
+    rng = random.Random(4)
+    samples = [[forced(plain_sample(rng, 64), 0)], [plain_sample(rng, 64)]]
+    wanted = Trainer(make("moe"), STEADY, KINDS["live"]).step(samples[0] + samples[1]).metrics
+    names = {name for name in wanted if name.startswith("moe/")}
+    assert len(names) > 2
+    for found in on_ranks(2, figures_of_step, layout, samples):
+        assert {name: found[name] for name in names} == pytest.approx({name: wanted[name] for name in names}, rel=1e-6)
+        assert found["muon/fallbacks"] == fallbacks
+
+
 def reads(trainer: Trainer, samples: list[Sample]) -> list[Any]:
     """By the student and by its teacher, before a step and after it."""
     found = []

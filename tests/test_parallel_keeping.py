@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ from transformers import AutoModelForCausalLM
 
 from offbook.config import RanksConfig
 from offbook.loop.models import load_weights
-from offbook.loop.ranks import RankTrainer, publish_by_all
+from offbook.loop.ranks import RankTrainer, go_on, publish_by_all
 from offbook.sync import FolderStore, Publisher, Reader
+from offbook.train import writing
 from offbook.train.checkpoint import load_training_state
 from offbook.train.optim.units import local
+from offbook.train.parallel import gathering
 from offbook.train.trainer import Trainer
 from offbook.train.writing import begin
 from offbook.types import OffbookError
@@ -132,6 +136,47 @@ class Unreachable(FolderStore):
         raise OSError("no way to the store")
 
 
+def watched() -> list[int]:
+    """From now on, how many whole tensors there are on this rank, each time that room is made for one."""
+    alive: list[int] = []
+    rooms: list[weakref.ref[Tensor]] = []
+    begun = gathering._begin
+
+    def watching(tensor: Tensor, holder: int, works: list[dist.P2POp]) -> Tensor | None:
+        room = begun(tensor, holder, works)
+        if room is not None and isinstance(tensor, DTensor):
+            rooms.append(weakref.ref(room))
+            alive.append(sum(one() is not None for one in rooms))
+        return room
+
+    gathering._begin = watching
+    return alive
+
+
+def kept_and_published(folder: Path) -> list[list[int]]:
+    orders = dist.new_group(backend="gloo")
+    trainer = RankTrainer(make("moe"), STEADY, KINDS["live"], orders)
+    alive = watched()
+    begin(trainer, folder / "step_00001", 1, folder, 1).result()
+    kept, alive[:] = list(alive), []
+    if dist.get_rank():
+        trainer.follow()
+        return [kept, alive]
+    publisher = Publisher(FolderStore(folder / "store"), shard_bytes=2000)
+    publish_by_all(publisher, trainer, str(folder / "store"))
+    publisher.publish(trainer.publish(1))
+    publisher.close()
+    dist.broadcast_object_list([None], 0, orders)
+    return [kept, alive]
+
+
+def test_a_rank_has_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
+    for kept, published in on_ranks(2, kept_and_published, tmp_path):
+        assert len(kept) > 2
+        assert len(published) > 2
+        assert {*kept, *published} == {1}
+
+
 def cut_off(trainer: RankTrainer, is_cut: bool) -> None:
     if dist.get_rank():
         trainer.shards.store = (Unreachable if is_cut else FolderStore)(str(trainer.shards.store))
@@ -166,10 +211,10 @@ def two_steps_kept(kind: str, layout: tuple[int, ...], samples: Any, folder: Pat
         trainer.step(samples[dist.get_rank()])
     full, again, sends = DTensor.full_tensor, DTensor.redistribute, dist.batch_isend_irecv
     came = counted()
-    writing = begin(trainer, folder, 2, folder.parent, 1)
+    kept = begin(trainer, folder, 2, folder.parent, 1)
     DTensor.full_tensor, DTensor.redistribute, dist.batch_isend_irecv = full, again, sends  # type: ignore[method-assign]
     trainer.step(samples[dist.get_rank()])
-    writing.result()
+    kept.result()
     dist.barrier()
     return came, bytes_of(trainer.snapshot)
 
@@ -246,3 +291,39 @@ def test_a_rank_that_cannot_write_is_told_of_by_the_first(tmp_path: Path) -> Non
     assert "/proc/nothing" in first
     assert not second
     assert not (tmp_path / "step_00001" / "DONE").exists()
+
+
+def kept_where_one_rank_sees_another_folder(folder: Path) -> str:
+    trainer = Trainer(make("dense"), STEADY, KINDS["live"], ranks_of((1, 2)))
+    writing.SEEN_S = 0.0
+    place = folder if dist.get_rank() == 0 else folder.parent / "of_another_host" / folder.name
+    problem = begin(trainer, place, 1, folder.parent, 1).exception()
+    return str(problem or "")
+
+
+def test_a_checkpoint_is_not_done_where_a_rank_writes_to_another_folder(tmp_path: Path) -> None:
+    older = tmp_path / "step_00000"
+    older.mkdir()
+    (older / "DONE").touch()
+    first, _ = on_ranks(2, kept_where_one_rank_sees_another_folder, tmp_path / "step_00001")
+    assert "rank 1 wrote model-00002-of-00002.safetensors" in first
+    assert "all ranks" in first
+    assert not (tmp_path / "step_00001" / "DONE").exists()
+    assert (older / "DONE").exists()
+
+
+@pytest.mark.parametrize("lost", ["training/optimizer-00002-of-00002", "training/teacher.live-00001-of-00002", "model"])
+def test_a_checkpoint_that_lacks_tensors_is_refused(lost: str, tmp_path: Path) -> None:
+    folder = tmp_path / "step_00002"
+    on_ranks(2, two_steps_kept, "dense", (1, 2), samples_of(2), folder)
+    if lost == "model":  # as it was indexed where another host's part was not seen
+        part, index = folder / "model-00002-of-00002.safetensors", folder / "model.safetensors.index.json"
+        told = json.loads(index.read_text())
+        told["weight_map"] = {name: file for name, file in told["weight_map"].items() if file != part.name}
+        index.write_text(json.dumps(told))
+        part.unlink()
+    else:
+        (folder / f"{lost}.safetensors").unlink()
+    alone = Trainer(make("dense"), STEADY, KINDS["ema"])
+    with pytest.raises(OffbookError, match="lacks"):
+        go_on(alone, folder)

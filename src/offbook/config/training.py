@@ -56,6 +56,9 @@ class RanksConfig(Section):
 
     replicate: int = Field(default=1, ge=1, description="copies of the weights; each lies sharded on its ranks")
     experts: int = Field(default=1, ge=1, description="ranks that a layer's experts are dealt out to")
+    expert_replicate: int = Field(
+        default=0, ge=0, description="copies of experts that are dealt out; 0: as many as of the weights, if possible"
+    )
     context: int = Field(default=1, ge=1, description="ranks that share a row of tokens")
 
 

@@ -138,7 +138,10 @@ def load_model(folder: Path, precision: Precision | Literal["auto"] = "float32",
     if not (folder / "config.json").is_file():
         raise OffbookError(f"{folder} has no config.json, so it is not a model folder")
     transformers_logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=precision).to(device or _best_device()).eval()
+    model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=precision, output_loading_info=True)
+    if missing := sorted(told["missing_keys"]):  # they would be random
+        raise OffbookError(f"{folder} lacks {len(missing)} of the model's tensors: {', '.join(missing[:3])} ...")
+    return model.to(device or _best_device()).eval()
 
 
 def _best_device() -> str:

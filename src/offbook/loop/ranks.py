@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from offbook.algo import OTHER
-from offbook.config import Config
+from offbook.config import Config, TrainConfig
 from offbook.draft import load_head
 from offbook.loop.annotate import teachers_of
 from offbook.loop.models import Progress, load_model, load_weights, model_folder, model_to_train
@@ -24,14 +23,15 @@ from offbook.sync.layout import Layout
 from offbook.sync.shards import LedShards, Shards, answer
 from offbook.train.checkpoint import load_training_state
 from offbook.train.draft import DraftTrainer
+from offbook.train.parallel.experts import ON_EXPERTS
 from offbook.train.parallel.gathering import gathered
-from offbook.train.parallel.led import LedTrainer
+from offbook.train.parallel.led import LedTrainer, done_by_all, refuse_uneven
+from offbook.train.parallel.ranks import PATIENCE
 from offbook.train.teachers import Kind, Other
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
 HOST = "cpu"  # where a model is loaded that ranks share: each takes its parts of one layer after the other from there
-PATIENCE = timedelta(days=7)  # that ranks have while rank 0 collects rollouts
 
 
 class RankTrainer(LedTrainer):
@@ -66,14 +66,30 @@ def joined() -> Iterator[Any]:
         orders = dist.new_group(backend="gloo", timeout=PATIENCE)
         try:
             yield orders
-        finally:
-            if dist.get_rank() == 0:
-                dist.broadcast_object_list([None], 0, orders)  # that it is over
+        except BaseException:
+            with suppress(RuntimeError):  # a rank that has ended does not hear it, and why is in what was raised
+                _dismiss(orders)
+            raise
+        _dismiss(orders)
+
+
+def _dismiss(orders: Any) -> None:
+    if dist.get_rank() == 0:
+        dist.broadcast_object_list([None], 0, orders)
 
 
 def follows(orders: Any) -> bool:
     """Whether another rank is the run."""
     return orders is not None and dist.get_rank() > 0
+
+
+def refuse_ranks(settings: TrainConfig, orders: Any) -> None:
+    """What is known to be wrong before anything is made."""
+    if orders is None:
+        return
+    refuse_uneven(settings.ranks, dist.get_world_size())
+    if settings.ranks.experts > 1 and settings.lora.rank and settings.lora.parameters:
+        raise OffbookError(ON_EXPERTS)
 
 
 def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, orders: Any) -> Trainer:
@@ -87,7 +103,7 @@ def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, 
     if config.mtp.along:
         raise OffbookError("a draft head is trained along in one process only; leave mtp.along false")
     dist.broadcast_object_list([(config, start, other)], 0, orders)
-    return RankTrainer(trained, config.train, _teachers(config, other, HOST), orders)
+    return done_by_all(lambda: RankTrainer(trained, config.train, _teachers(config, other, HOST), orders))
 
 
 def follow(orders: Any) -> None:
@@ -97,7 +113,17 @@ def follow(orders: Any) -> None:
         return
     config, start, other = told[0]
     torch.set_num_threads(config.threads)
-    RankTrainer(model_to_train(config, start, HOST), config.train, _teachers(config, other, HOST), orders).follow()
+
+    def make() -> RankTrainer:
+        trained = model_to_train(config, start, HOST)
+        return RankTrainer(trained, config.train, _teachers(config, other, HOST), orders)
+
+    try:
+        trainer = done_by_all(make)
+    except (OffbookError, ValueError):  # rank 0 has it, too, and tells of it
+        dist.broadcast_object_list(told, 0, orders)
+        return
+    trainer.follow()
 
 
 def go_on(trainer: Trainer, checkpoint: Path) -> None:

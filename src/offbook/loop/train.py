@@ -46,7 +46,7 @@ from offbook.loop.models import (
     weights_in,
 )
 from offbook.loop.plan import as_planned, make_plan, refuse_too_large, this_device
-from offbook.loop.ranks import HOST, follow, follows, go_on, joined, make_trainer, publish_by_all
+from offbook.loop.ranks import HOST, follow, follows, go_on, joined, make_trainer, publish_by_all, refuse_ranks
 from offbook.loop.reconcile import Reconciler, told
 from offbook.loop.resume import claim_of_work, claim_run, computed_as_before, refuse_another_run
 from offbook.loop.slots import Slots, forget_other_work, holds_boxes, recall
@@ -107,6 +107,7 @@ def train(
         if follows(orders):
             follow(orders)
             return folder
+        refuse_ranks(config.train, orders)
         with only_writer(folder.path):
             refuse_another_run(folder, config)
             _train(config, folder, on_step, progress, tell, held, orders)

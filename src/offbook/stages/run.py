@@ -24,7 +24,7 @@ from offbook.config import CheckpointConfig, Config, StageConfig, TeachersConfig
 from offbook.lock import only_writer
 from offbook.loop.models import Progress, chat_folder, model_folder, model_to_train
 from offbook.loop.plan import Device, Plan, make_plan, refuse_too_large, this_device
-from offbook.loop.ranks import HOST, follow, follows, go_on, joined, make_trainer
+from offbook.loop.ranks import HOST, follow, follows, go_on, joined, make_trainer, refuse_ranks
 from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
 from offbook.train.schedule import learning_rate_share
@@ -83,6 +83,7 @@ def run_stage(stage: Stage, config: Config, on_step: OnStep, progress: Progress,
         if follows(orders):
             follow(orders)
             return folder
+        refuse_ranks(config.train, orders)
         with only_writer(folder.path):
             refuse_another_run(folder, config, imitates=True)
             _run_steps(_prepared(stage, config, folder, progress, tell, orders), on_step, progress)

@@ -99,6 +99,7 @@ class Layout:
         views = self.views(flats)
         for name, tensor in tensors:
             views[name].copy_(tensor)
+            del tensor  # before the next is put together
         return flats
 
     def views(self, flats: Mapping[int, Words]) -> dict[str, Tensor]:

@@ -40,6 +40,7 @@ TOKENIZER_FILES = (
     "generation_config.json",  # which tokens end a message
 )
 TRAINING = "training"  # optimizer and slow teachers; beside the weights in checkpoints from before
+ANOTHER = "remove its DONE, and the run goes on from the one before"
 MASTER = "master"  # a float32 weight, beside the optimizer's state of it
 
 
@@ -119,20 +120,23 @@ class Contents:
             torch.cuda.synchronize()
         return replace(self, weights=weights, tensors=files, part=part)
 
-    def write(self, path: Path) -> None:
-        """The tensors."""
+    def write(self, path: Path) -> dict[str, set[str]]:
+        """The tensors. Returns their names by file; of weights that are not in parts it says nothing."""
+        written = {}
         try:
             if self.weights:
-                self._write_weights(path)
+                written |= self._write_weights(path)
             for file, tensors in self.tensors.items():
                 (path / file).parent.mkdir(parents=True, exist_ok=True)
                 save_file({name: one.contiguous() for name, one in tensors.items()}, path / f"{file}.safetensors")
+                written[f"{file}.safetensors"] = {*tensors}
         except SafetensorError as error:  # how that library says that the disk is full
             kept = max(finished_steps(path.parent), default=0)
             last = f"the last finished one, of step {kept}, is kept" if kept else "there is no finished one"
             raise OffbookError(f"cannot write the checkpoint {path}: {error}; {last}") from None
+        return written
 
-    def _write_weights(self, path: Path) -> None:
+    def _write_weights(self, path: Path) -> dict[str, set[str]]:
         if self.base:
             save_adapter(self.model, self.weights, path, self.base)
         elif not self.part:
@@ -142,6 +146,8 @@ class Contents:
             spelled = revert_weight_conversion(self.model, dict(self.weights))
             tensors = {name: tensor.contiguous() for name, tensor in spelled.items()}
             save_file(tensors, path / f"model{self.part}.safetensors", {"format": "pt"})
+            return {f"model{self.part}.safetensors": {*tensors}}
+        return {}
 
     def finish(self, path: Path) -> None:
         """When all tensors are written."""
@@ -168,7 +174,10 @@ def _held(
 ) -> tuple[dict[str, Tensor], str]:
     """Those that this rank holds, on the host, and the end of their file's name."""
     holders = dealt_out(tensors, bundles, dist.get_world_size())
-    held = {name: _copied(one, prefix + name, buffers) for name, one in gathered(tensors, holders)}
+    held = {}
+    for name, whole in gathered(tensors, holders):
+        held[name] = _copied(whole, prefix + name, buffers)
+        del whole  # before the next is put together
     members = sorted({*holders.values()})
     if not held or len(members) == 1:
         return held, ""
@@ -212,8 +221,12 @@ def load_training_state(trainer: Trainer, path: Path) -> None:
         if weights.kind.moves:
             is_named = any(kept.glob(f"teacher.{name}*.safetensors"))  # else it is from before they had names
             own = dict(weights.decoder.model.named_parameters())
+            missing = {*trainer.masters.named}
             for key, stored in _stored(kept, f"teacher.{name}" if is_named else "teacher"):
                 put(own[key], stored)
+                missing.discard(key)
+            if missing:
+                raise OffbookError(f"the checkpoint {path} lacks {min(missing)} of the teacher {name}; {ANOTHER}")
 
 
 def _trained(teacher: PreTrainedModel, trainer: Trainer) -> dict[str, Tensor]:
@@ -222,9 +235,22 @@ def _trained(teacher: PreTrainedModel, trainer: Trainer) -> dict[str, Tensor]:
     return {name: own[name] for name in trainer.masters.named}
 
 
+def is_there(file: Path, names: set[str]) -> bool:
+    """Whether it holds these tensors, whole."""
+    try:
+        with safe_open(file, "pt") as opened:
+            return {*opened.keys()} == names
+    except (OSError, SafetensorError):
+        return False
+
+
 def _stored(folder: Path, file: str) -> Iterator[tuple[str, Any]]:
     """What a file has, or the files that ranks wrote in its place: by name, slices that are read where they are cut."""
     parts = sorted(folder.glob(f"{file}-*-of-*.safetensors")) or [folder / f"{file}.safetensors"]
+    of = int(parts[0].stem.rpartition("-of-")[2]) if parts[0].stem != file else 1
+    if len(parts) != of or not parts[0].is_file():
+        there = len(parts) if parts[0].is_file() else 0
+        raise OffbookError(f"the checkpoint {folder} lacks some of {file}: {there} of {of} files are there; {ANOTHER}")
     for part in parts:
         with safe_open(part, "pt") as opened:
             yield from ((name, opened.get_slice(name)) for name in opened.keys())  # noqa: SIM118 - it is no dict

@@ -11,7 +11,8 @@ Axes: L layers with a router, N tokens of a micro-batch (padding too), K experts
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +47,14 @@ class Gates:
         if self.normalised:
             gates_NK = gates_NK / (gates_NK.sum(-1, keepdim=True) + 1e-20)
         return gates_NK * self.scale
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """How many tokens there were, in all layers, had a record and went by it; and where they went, by layer."""
+
+    tokens: Counter[str]
+    load_LE: dict[int, Tensor]
 
 
 class Replay:
@@ -107,20 +116,27 @@ class Replay:
         load_E = torch.bincount(chosen_NK.flatten(), minlength=experts)
         self._load_LE[layer] = self._load_LE.get(layer, 0) + load_E
 
-    def figures(self) -> dict[str, float]:
-        """Since they were last asked for: shares of tokens and layers, and of each layer how many times the mean load
-        its busiest expert has."""
-        if not self._figures:
-            return {}
-        told = {name: float(value) for name, value in self._figures.items()}
-        found = {
-            "moe/replayed": told["replayed"] / told["tokens"],
-            "moe/implausible": 1 - told["replayed"] / max(1.0, told["recorded"]) if told["recorded"] else 0.0,
-        }
-        for layer, load_E in sorted(self._load_LE.items()):
-            found[f"moe/load.{layer:02d}"] = float(load_E.max() / load_E.float().mean())
+    def counted(self) -> Routed:
+        """Since it was last asked for, on this rank."""
+        told = {name: int(value) for name, value in self._figures.items()}
+        load_LE = {layer: load_E.cpu() for layer, load_E in self._load_LE.items()}
         self._figures, self._load_LE = {}, {}
-        return found
+        return Routed(Counter(told), load_LE)
+
+
+def figures_of(routed: Sequence[Routed]) -> dict[str, float]:
+    """Of all ranks: shares of tokens and layers, and by layer how many times the mean load its busiest expert has."""
+    told: Counter[str] = sum((one.tokens for one in routed), Counter())
+    if not told["tokens"]:
+        return {}
+    found = {
+        "moe/replayed": told["replayed"] / told["tokens"],
+        "moe/implausible": 1 - told["replayed"] / told["recorded"] if told["recorded"] else 0.0,
+    }
+    for layer in sorted({layer for one in routed for layer in one.load_LE}):
+        load_E = torch.stack([one.load_LE[layer] for one in routed if layer in one.load_LE]).sum(0)
+        found[f"moe/load.{layer:02d}"] = float(load_E.max() / load_E.float().mean())
+    return found
 
 
 def _is_plausible(routes_NK: Tensor, own_NK: Tensor, weights_NE: Tensor) -> Tensor:

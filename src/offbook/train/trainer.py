@@ -35,7 +35,7 @@ from offbook.train.parallel.dealing import cost_of
 from offbook.train.parallel.dense import shard
 from offbook.train.parallel.gathering import gathered
 from offbook.train.parallel.ranks import ALONE, FILLER, IDLE, Micro, Plan, Ranks, total_norm
-from offbook.train.replay import Replay
+from offbook.train.replay import Replay, figures_of
 from offbook.train.scoring import MISMATCH_P99, RATIOS, Counts, Ledger, Scoring
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
@@ -136,13 +136,15 @@ class Trainer:
         used = sum(len(sample.ids) for micro in batches for sample in micro)
         padding = 1 - used / max(1, padded)
         shares = {**ledger.means(), "train_tokens": used, "padding_share": padding}
-        metrics = {**self._of_all(shares), "gradient_norm": gradient_norm, **self.replay.figures()}
+        metrics = {**self._of_all(shares), "gradient_norm": gradient_norm}
         width = self.model.config.get_text_config().hidden_size
+        if self.replay.routers:
+            metrics |= figures_of(self.ranks.gathered(self.replay.counted()))
         metrics |= self.ranks.spread(sum(cost_of(sample, width) for micro in batches for sample in micro))
         if self.draft is not None:
             metrics |= self.draft.step()
         if isinstance(self.optimizer, Muon):
-            metrics["muon/fallbacks"] = self.optimizer.fallbacks
+            metrics["muon/fallbacks"] = sum(self.ranks.gathered(self.optimizer.fallbacks)[: self.ranks.distinct])
         return StepResult({**metrics, **of_parts}, ledger.measured())
 
     def gradients(self, samples: list[Sample]) -> Gradients | None:

@@ -19,14 +19,16 @@ from typing import Any, Self
 import torch.distributed as dist
 
 from offbook.config import CheckpointConfig
-from offbook.train.checkpoint import Contents, checkpoint_path, remove_old
+from offbook.train.checkpoint import Contents, checkpoint_path, is_there, remove_old
 from offbook.train.memory import free_host_memory
+from offbook.train.parallel.ranks import PATIENCE
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
 SMALL = 1e9  # bytes of a checkpoint that is written after every step
 SPARSE_MINUTES = 30.0  # between larger ones
 HOST_SHARE = 0.8  # of the free memory, that a snapshot may take
+SEEN_S = 90.0  # until what another host wrote is seen here: NFS looks again after 60 s
 
 DEFAULTS = CheckpointConfig()
 
@@ -113,21 +115,40 @@ def _write(contents: Contents, path: Path, keep: int, group: Any) -> None:
 def _written_by_all(contents: Contents, path: Path, group: Any) -> bool:
     """Whether this is the rank that finishes it. A fault of any rank is raised there."""
     problem, rank = "", dist.get_rank()
+    written: dict[str, set[str]] = {}
     try:
-        contents.write(path)
+        written = contents.write(path)
     except Exception as error:  # whatever it is, the others have to know
         problem = str(error) if isinstance(error, OffbookError) else f"{type(error).__name__}: {error}"
-    problems: list[str] = [""] * dist.get_world_size()
-    dist.gather_object(problem, problems if rank == 0 else None, group=group)
-    if rank == 0 and any(problems):
-        raise OffbookError(next(filter(None, problems)))
-    return rank == 0
+    told: list[tuple[str, dict[str, set[str]]]] = [(problem, written)] * dist.get_world_size()
+    dist.gather_object((problem, written), told if rank == 0 else None, group=group)
+    if rank:
+        return False
+    for problem, _ in told:
+        if problem:
+            raise OffbookError(problem)
+    _refuse_unseen(path, [files for _, files in told])
+    return True
+
+
+def _refuse_unseen(path: Path, told: list[dict[str, set[str]]]) -> None:
+    """A rank that has a folder of its own by this name wrote there, and what is here is not all."""
+    end = time.monotonic() + SEEN_S
+    for rank, files in enumerate(told):
+        for file, names in files.items():
+            while not is_there(path / file, names):
+                if time.monotonic() >= end:
+                    raise OffbookError(
+                        f"rank {rank} wrote {file} of the checkpoint {path}, which rank 0 does not see there: put the "
+                        "run's folder where all ranks see it; checkpoints from before are kept"
+                    )
+                time.sleep(1.0)
 
 
 @functools.cache
 def _group() -> Any:
     """Of its own: what is said while a checkpoint is written must not meet what training says."""
-    return dist.new_group(backend="gloo")
+    return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def checkpoint_size(trainer: Trainer) -> int:

@@ -25,6 +25,10 @@ from offbook.types import OffbookError
 
 SUMMED = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients of many ranks vanish in bfloat16
 WEIGHTS = {"gate_up_proj", "down_proj"}
+ON_EXPERTS = (
+    "adapters on experts (train.lora.parameters) cannot be trained where experts are dealt out to ranks: leave "
+    "train.ranks.experts 1, or the adapters to other layers"
+)
 
 
 def make_expert_mesh(replicate: int, shard: int, ep: int, device: str) -> DeviceMesh:
@@ -39,6 +43,8 @@ def shard_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     for name, module in model.named_modules():
         if not name.endswith(".experts"):
             continue
+        if any("lora_" in key for key, _ in module.named_parameters()):
+            raise OffbookError(ON_EXPERTS)
         if {key for key, _ in module.named_parameters()} != WEIGHTS or getattr(module, "is_transposed", False):
             raise OffbookError(f"the experts of {model.config.model_type} are laid out in a way that is not known here")
         group = mesh["ep"].get_group()

@@ -34,20 +34,24 @@ def dealt_out(tensors: Mapping[str, Tensor], bundles: Mapping[str, str], ranks: 
 
 
 def gathered(tensors: Mapping[str, Tensor], holders: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
-    """Those that this rank holds, one by one, on the device. All ranks have to go through it, to its end."""
+    """Those that this rank holds, one by one, on the device. All ranks have to go through it, to its end. Whoever does
+    drops each before asking for the next: a loop's variable would keep it until then."""
     hands: dict[int, list[str]] = {}
     for name in tensors:
         hands.setdefault(holders[name], []).append(name)
     for names in zip_longest(*hands.values()):
-        mine = None
-        works: list[dist.P2POp] = []
-        for name in filter(None, names):
-            found = _begin(tensors[name].detach(), holders[name], works)
-            mine = mine if found is None else (name, found)
-        for sent in dist.batch_isend_irecv(works) if works else ():
-            sent.wait()
-        if mine is not None:
-            yield mine
+        mine = _round({name: tensors[name] for name in names if name}, holders)
+        while mine:
+            yield mine.pop()
+
+
+def _round(tensors: Mapping[str, Tensor], holders: Mapping[str, int]) -> list[tuple[str, Tensor]]:
+    """A tensor for each holder; this rank's, if it has one."""
+    works: list[dist.P2POp] = []
+    found = [(name, _begin(tensor.detach(), holders[name], works)) for name, tensor in tensors.items()]
+    for sent in dist.batch_isend_irecv(works) if works else ():
+        sent.wait()
+    return [(name, whole) for name, whole in found if whole is not None]
 
 
 def _begin(tensor: Tensor, holder: int, works: list[dist.P2POp]) -> Tensor | None:

@@ -4,14 +4,19 @@ Rollouts, rewards, annotation and files are rank 0's. What all ranks have to tak
 rank 0 tells it to the others, with its arguments, and all of them call it. Samples are told whole; every rank deals
 them alike and takes its own. Whoever calls a trainer, or reads with one of its decoders, does not see that it is led.
 
+After each order ranks tell one another whether it went well. What all of them raise is rank 0's to deal with; where one
+failed alone, its part of the state is not that of the others any more, and the run ends.
+
 Left out: each rank loads the whole model, on the host, before it is cut.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from math import gcd
 from typing import Any, TypeVar
 
 import torch
@@ -30,17 +35,40 @@ from offbook.types import OffbookError, Sample
 from offbook.weights import Weights
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Parted(OffbookError):
+    """Ranks that did not do the same. Nothing can be done together any more."""
 
 
 def ranks_of(settings: RanksConfig) -> Ranks:
     """Of the process group that there is."""
     world, device = dist.get_world_size(), "cuda" if torch.cuda.is_available() else "cpu"
-    for name, size in settings.model_dump().items():
+    refuse_uneven(settings, world)
+    mesh = make_mesh(settings.replicate, world // settings.replicate, device)
+    experts = make_expert_mesh(*expert_shape(world, settings), device) if settings.experts > 1 else None
+    return Ranks(mesh, experts, Context(settings.context, device) if settings.context > 1 else None)
+
+
+def refuse_uneven(settings: RanksConfig, world: int) -> None:
+    for name, size in settings.model_dump(exclude={"expert_replicate"}).items():
         if world % size:
             raise OffbookError(f"train.ranks.{name} is {size}, which {world} ranks cannot be divided by")
-    mesh = make_mesh(settings.replicate, world // settings.replicate, device)
-    experts = make_expert_mesh(1, world // settings.experts, settings.experts, device) if settings.experts > 1 else None
-    return Ranks(mesh, experts, Context(settings.context, device) if settings.context > 1 else None)
+    expert_shape(world, settings)
+
+
+def expert_shape(world: int, settings: RanksConfig) -> tuple[int, int, int]:
+    """Replicas, shards and ranks that experts are dealt out to. There are as many replicas as of the dense weights, as
+    `offbook plan` draws them (loop/layout.py), or fewer where experts are dealt out over several of those."""
+    groups = world // settings.experts
+    replicate = settings.expert_replicate or gcd(settings.replicate, groups)
+    if groups % replicate:
+        raise OffbookError(
+            f"train.ranks.expert_replicate is {replicate} and train.ranks.experts {settings.experts}, by whose product "
+            f"{world} ranks cannot be divided"
+        )
+    return replicate, groups // replicate, settings.experts
 
 
 class LedTrainer(Trainer):
@@ -49,6 +77,7 @@ class LedTrainer(Trainer):
     def __init__(self, model: PreTrainedModel, settings: TrainConfig, teachers: Mapping[str, Kind], orders: Any):
         """`orders` is the group that rank 0 tells others by."""
         self.orders = orders
+        self.parted: Parted | None = None
         super().__init__(model, settings, teachers, ranks_of(settings.ranks))
         for name, decoder in self.decoders().items():
             if dist.get_rank() == 0:
@@ -59,8 +88,14 @@ class LedTrainer(Trainer):
         return {"": self.student, **{name: own.decoder for name, own in self.own_weights().items()}}
 
     def together(self, work: Callable[..., T], *arguments: Any) -> T:
+        if self.parted is not None:
+            raise self.parted
         dist.broadcast_object_list([(work, arguments)], 0, self.orders)
-        return work(self, *arguments)
+        try:
+            return done_by_all(partial(work, self, *arguments))
+        except Parted as problem:
+            self.parted = problem
+            raise
 
     def step(self, samples: list[Sample], lr_scale: float = 1.0) -> StepResult:
         return self.together(step_of_all, samples, lr_scale)
@@ -69,7 +104,7 @@ class LedTrainer(Trainer):
         return self.together(Trainer.publish, version)
 
     def follow(self) -> None:
-        """Until rank 0 dismisses this one. What it raises there is raised here, too, and rank 0 knows what to do."""
+        """Until rank 0 dismisses this one, also after a fault: rank 0 knows of it and what to do."""
         order: list[Any] = [None]
         while True:
             dist.broadcast_object_list(order, 0, self.orders)
@@ -77,9 +112,39 @@ class LedTrainer(Trainer):
                 return
             work, arguments = order[0]
             try:
-                work(self, *arguments)
+                done_by_all(partial(work, self, *arguments))
             except (OffbookError, ValueError):
                 continue
+
+
+def done_by_all(work: Callable[[], T]) -> T:
+    """All ranks have to call it. What all of them raise is raised; where some do it is `Parted`, on each of them. What
+    is neither OffbookError nor ValueError ends the rank at once, and so the run."""
+    problem: Exception | None = None
+    try:
+        done = work()
+    except (OffbookError, ValueError) as error:
+        problem = error
+        log.warning("rank %d failed and asks the others: %s", dist.get_rank(), error)  # who may wait for it elsewhere
+    failed = torch.tensor([int(problem is not None)])
+    dist.all_reduce(failed, group=_answers())
+    if not failed:
+        return done
+    told: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
+    dist.all_gather_object(told, (type(problem).__name__, str(problem)) if problem else ("", ""), _answers())
+    if problem is not None and len({kind for kind, _ in told}) == 1:
+        raise problem
+    rank, (kind, text) = next((rank, one) for rank, one in enumerate(told) if one[0])
+    raise Parted(
+        f"rank {rank} failed alone ({kind}: {text}), so ranks no longer hold the same and the run ends; started again, "
+        "it goes on from its last checkpoint"
+    )
+
+
+@cache
+def _answers() -> Any:
+    """Of its own: rank 0 may dismiss others that still wait for its answer. They do so for the library's half hour."""
+    return dist.new_group(backend="gloo")
 
 
 def read(trainer: LedTrainer, name: str, work: Callable[..., T], *arguments: Any) -> T:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import zip_longest
+from math import gcd
 from typing import TypeVar
 
 import torch
@@ -25,6 +27,7 @@ from offbook.train.scoring import Counts
 from offbook.types import Branch, OffbookError, Sample
 
 T = TypeVar("T")
+PATIENCE = timedelta(days=7)  # that ranks have while rank 0 collects rollouts, or another one writes
 FILLER = Sample(ids=[0, 0])
 IDLE = Branch(1, [0], ((1, 2),))  # of any sample, for nobody
 
@@ -67,6 +70,15 @@ class Ranks:
     @property
     def sharing(self) -> int:
         return self.context.size if self.context is not None else 1
+
+    @property
+    def distinct(self) -> int:
+        """The first so many ranks have all weights, and others repeat them. Where experts have another number of
+        replicas than the rest some are repeated among these, too."""
+        if self.mesh is None:
+            return 1
+        replicas = self.mesh.size(0), (self.experts or self.mesh).size(0)
+        return self.mesh.size() // gcd(*replicas)
 
     def gathered(self, own: T) -> list[T]:
         if self.mesh is None:
