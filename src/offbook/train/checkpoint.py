@@ -122,7 +122,7 @@ class Contents:
 
     def write(self, path: Path) -> dict[str, set[str]]:
         """The tensors. Returns their names by file; of weights that are not in parts it says nothing."""
-        written = {}
+        written: dict[str, set[str]] = {}
         try:
             if self.weights:
                 written |= self._write_weights(path)
