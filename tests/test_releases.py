@@ -21,9 +21,10 @@ from test_prepare import installed, write
 from offbook.cli.task_tables import medians
 from offbook.harness.context import first_message
 from offbook.sandbox import BoxSpec, open_box
+from offbook.taskgen import pipeline
 from offbook.taskgen.audit.corpus import audit_all
 from offbook.taskgen.delete.delete import delete
-from offbook.taskgen.make import MakeSettings
+from offbook.taskgen.make import MakeSettings, Outcome
 from offbook.taskgen.nouns import Feature, FunctionKey, Unprepared
 from offbook.taskgen.pipeline import Made, folder_name, make_tasks
 from offbook.taskgen.releases.changelog import entries_between, entries_for
@@ -44,7 +45,7 @@ from offbook.taskgen.releases.release import Release
 from offbook.taskgen.releases.runnable import Product, TestImports
 from offbook.taskgen.told.context import context_of, lint
 from offbook.taskgen.told.sufficient import missing_in
-from offbook.taskgen.workshop import open_workshop
+from offbook.taskgen.workshop import Workshop, open_workshop
 from offbook.tasks import load_task
 from offbook.tasks.check import check, gold_changes
 from offbook.tasks.folder import instructions_of
@@ -414,6 +415,33 @@ def test_a_cut_is_kept_for_limits_that_it_is_enough_for(tmp_path: Path, monkeypa
     for limit in (2, 2, 1, 3, 0, 5, 0):
         asyncio.run(cut_release(release, BOX, lambda _: None, limit))
     assert cuts == [2, 3, 0]
+
+
+@pytest.mark.parametrize(("refused", "cuts", "made_of"), [((), [2], "ab"), (("a",), [2, 0], "bc")])
+def test_the_rest_is_cut_where_the_first_pieces_gave_too_few_tasks(
+    refused: Sequence[str], cuts: list[int], made_of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, tried = list[int](), list[str]()
+
+    async def cut(release: object, spec: object, progress: object, limit: int) -> Cut:
+        asked.append(limit)
+        return Cut(3, (), tuple(Piece((), (name,)) for name in ("ab" if limit else "abc")), 9, is_whole=not limit)
+
+    async def make(release: object, piece: Piece, *rest: object) -> Outcome:
+        tried.append(*piece.tests)
+        return Outcome(piece.tests[0], "a", "release", "release", TOO_MANY if piece.tests[0] in refused else "")
+
+    release = SimpleNamespace(old_files={}, new_files={}, repository=SimpleNamespace(version="1"))
+    replaced = {"open_release": lambda _: release, "cut_release": cut, "make_piece": make}
+    for name, function in {**replaced, "identity": lambda _, piece: piece.tests[0]}.items():
+        monkeypatch.setattr(pipeline, name, function)
+    made = Made("release:a==1..2", name="a", split="train")
+    work = pipeline._Run(tmp_path, BOX, MakeSettings(max_tasks=2), lambda _: None, lambda _: None)
+    work.folder(made).mkdir(parents=True)
+    asyncio.run(work.releases(made, cast(Workshop, None)))
+    assert asked == cuts
+    assert sorted(one.id for one in made.verified) == [*made_of]
+    assert (sorted(tried), made.candidates) == (sorted({*refused, *made_of}), len({*refused, *made_of}))
 
 
 def test_pieces_without_hunks_are_named_by_their_tests() -> None:
