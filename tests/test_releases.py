@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import tarfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -19,28 +21,42 @@ from test_prepare import installed, write
 from offbook.cli.task_tables import medians
 from offbook.harness.context import first_message
 from offbook.sandbox import BoxSpec, open_box
+from offbook.taskgen import pipeline
 from offbook.taskgen.audit.corpus import audit_all
 from offbook.taskgen.delete.delete import delete
-from offbook.taskgen.make import MakeSettings
+from offbook.taskgen.make import MakeSettings, Outcome
 from offbook.taskgen.nouns import Feature, FunctionKey, Unprepared
 from offbook.taskgen.pipeline import Made, folder_name, make_tasks
 from offbook.taskgen.releases.changelog import entries_between, entries_for
-from offbook.taskgen.releases.cut import MORE_THAN_SOURCE, minimal
+from offbook.taskgen.releases.cut import (
+    MORE_THAN_SOURCE,
+    TOO_MANY,
+    Cut,
+    Cutter,
+    Piece,
+    cut_release,
+    minimal,
+    pieces_for,
+)
 from offbook.taskgen.releases.hunks import hunks_between
 from offbook.taskgen.releases.jumps import chosen_jumps, jump_of
+from offbook.taskgen.releases.pieces import identity
+from offbook.taskgen.releases.release import Release
 from offbook.taskgen.releases.runnable import Product, TestImports
 from offbook.taskgen.told.context import context_of, lint
 from offbook.taskgen.told.sufficient import missing_in
-from offbook.taskgen.workshop import open_workshop
+from offbook.taskgen.workshop import Workshop, open_workshop
 from offbook.tasks import load_task
 from offbook.tasks.check import check, gold_changes
 from offbook.tasks.folder import instructions_of
 from offbook.tasks.git import changed_lines, gold_patch
 from offbook.tasks.shared import CHANGES
+from offbook.tasks.suite import SuiteRun
 from offbook.types import Context, Task
 
 __all__ = ["deps"]
 BOX = BoxSpec()
+OLD = "test_a.py::test_old"
 OLD_LOG = "# Changes\n\n## 2.1\n\n- First release.\n"
 NEW_LOG = """\
 # Changes
@@ -338,11 +354,109 @@ def test_what_is_not_needed_is_left_out(needed: set[int], size: int) -> None:
     assert rounds <= 4 * size
 
 
+class Cutting(Cutter):
+    """Without boxes."""
+
+    passes: dict[str, Callable[[Collection[int]], bool]]
+
+    async def _run(self, sets: Sequence[frozenset[int]], tests: Sequence[str]) -> list[SuiteRun]:
+        passed = [{test for test in tests if self.passes[test](hunks)} for hunks in sets]
+        return [cast(SuiteRun, SimpleNamespace(passed=one)) for one in passed]
+
+
+def cutting(count: int, limit: int = 0, folder: Path = Path()) -> Cutting:
+    """Functions that came, each with a test that takes it alone and enters all before it; the first breaks OLD."""
+    functions = [f"def f{number}():\n    return {number}\n" for number in range(count)]
+    hunks = hunks_between({"a.py": "x = 0\n"}, {"a.py": "\n\n".join(["x = 0\n", *functions])})
+    assert [hunk.name for hunk in hunks.hunks] == [f"f{number}" for number in range(count)]
+    tests = [f"test_a.py::test_{number}" for number in range(count)]
+    tests_of = {FunctionKey("a.py", f"f{number}"): [OLD, *tests[number:]] for number in range(count)}
+    repository = SimpleNamespace(
+        name="a", tests=[OLD, *tests], seconds=dict.fromkeys([OLD, *tests], 0.0), folder=folder
+    )
+    release = SimpleNamespace(repository=repository, hunks=hunks, map=SimpleNamespace(tests_of=tests_of))
+    found = Cutting(cast(Release, release), BOX, lambda _: None, limit)
+    found.passes = {test: lambda hunks, number=number: number in hunks for number, test in enumerate(tests)}
+    found.passes[OLD] = lambda hunks: 0 not in hunks or count - 1 in hunks
+    return found
+
+
+def test_pieces_that_are_cut_are_finished_whenever_the_rounds_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbook.taskgen.releases.cut.FINISHING", 8)
+    ends = set()
+    for rounds in range(20, 120):
+        monkeypatch.setattr("offbook.taskgen.releases.cut.MAX_ROUNDS", rounds)
+        found = asyncio.run(cutting(8).cut())
+        assert found.rounds <= rounds
+        cut = {piece.hunks: piece.refused for piece in found.pieces if piece.hunks}
+        assert {why for hunks, why in cut.items() if 0 not in hunks} <= {""}, rounds
+        assert {test for piece in found.pieces for test in piece.tests} == {*cutting(8).passes} - {OLD}
+        ends |= {*cut.items()}
+    assert {((0,), TOO_MANY), ((0, 7), ""), ((6,), "")} <= ends  # the first breaks OLD and takes the last besides
+
+
+def test_no_more_pieces_are_cut_than_the_limit_takes() -> None:
+    whole, few = asyncio.run(cutting(12).cut()), asyncio.run(cutting(12, limit=1).cut())
+    assert (len(whole.pieces), whole.is_whole) == (12, True)
+    assert (len(few.pieces), few.is_whole) == (pieces_for(1), False)
+    assert few.rounds < whole.rounds / 2
+    assert {*few.pieces} <= {*whole.pieces}
+    assert asyncio.run(cutting(2, limit=1).cut()).is_whole
+
+
+def test_a_cut_is_kept_for_limits_that_it_is_enough_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, cuts, whole = cutting(12, folder=tmp_path).release, list[int](), Cutter.cut
+
+    async def cut(cutter: Cutter) -> Cut:
+        cuts.append(cutter.limit)
+        return await whole(cutting(12, cutter.limit))
+
+    monkeypatch.setattr(Cutter, "cut", cut)
+    for limit in (2, 2, 1, 3, 0, 5, 0):
+        asyncio.run(cut_release(release, BOX, lambda _: None, limit))
+    assert cuts == [2, 3, 0]
+
+
+@pytest.mark.parametrize(("refused", "cuts", "made_of"), [((), [2], "ab"), (("a",), [2, 0], "bc")])
+def test_the_rest_is_cut_where_the_first_pieces_gave_too_few_tasks(
+    refused: Sequence[str], cuts: list[int], made_of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, tried = list[int](), list[str]()
+
+    async def cut(release: object, spec: object, progress: object, limit: int) -> Cut:
+        asked.append(limit)
+        return Cut(3, (), tuple(Piece((), (name,)) for name in ("ab" if limit else "abc")), 9, is_whole=not limit)
+
+    async def make(release: object, piece: Piece, *rest: object) -> Outcome:
+        tried.append(*piece.tests)
+        return Outcome(piece.tests[0], "a", "release", "release", TOO_MANY if piece.tests[0] in refused else "")
+
+    release = SimpleNamespace(old_files={}, new_files={}, repository=SimpleNamespace(version="1"))
+    replaced = {"open_release": lambda _: release, "cut_release": cut, "make_piece": make}
+    for name, function in {**replaced, "identity": lambda _, piece: piece.tests[0]}.items():
+        monkeypatch.setattr(pipeline, name, function)
+    made = Made("release:a==1..2", name="a", split="train")
+    work = pipeline._Run(tmp_path, BOX, MakeSettings(max_tasks=2), lambda _: None, lambda _: None)
+    work.folder(made).mkdir(parents=True)
+    asyncio.run(work.releases(made, cast(Workshop, None)))
+    assert asked == cuts
+    assert sorted(one.id for one in made.verified) == [*made_of]
+    assert (sorted(tried), made.candidates) == (sorted({*refused, *made_of}), len({*refused, *made_of}))
+
+
+def test_pieces_without_hunks_are_named_by_their_tests() -> None:
+    release = cast(Release, SimpleNamespace(**vars(cutting(1).release), new_version="2.0"))
+    first, second = (Piece((), (f"test_a.py::Of::test_{name}[1-a]",), TOO_MANY) for name in ("one", "two"))
+    assert identity(release, first).startswith("a-2-0-one-")
+    assert identity(release, first) != identity(release, second)
+    assert identity(release, first) == identity(release, replace(first, refused=MORE_THAN_SOURCE))
+
+
 def test_missing_names_do_not_keep_a_test_file_from_being_collected() -> None:
     text = "from little.words import (\n acronym, plural as many\n)\nimport little.colours\nfrom json import loads\n"
     imports = TestImports({"tests/test_a.py": text}, (".",))
     changed = imports.on(Product({"little/__init__.py": "", "little/words.py": WORDS}, (".",)))["tests/test_a.py"]
-    assert "from little.words import plural as many; acronym = type('acronym', (Exception,), {})" in changed
+    assert "from little.words import plural as many; acronym = type('acronym', (Exception,), {" in changed
     assert "import little.colours" not in changed
     assert "from json import loads" in changed
     assert imports.on(Product({"little/words.py": NEW_WORDS, "little/colours.py": COLOURS}, (".",))) == {}

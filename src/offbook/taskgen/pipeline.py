@@ -21,7 +21,7 @@ import shutil
 import time
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,18 +282,23 @@ class _Run:
 
     async def releases(self, made: Made, workshop: Workshop) -> None:
         release = open_release(workshop)
-        cut = await cut_release(release, self.spec, self.progress)
         entries = entries_between(release.old_files, release.new_files, release.repository.version)
 
-        def candidate(piece: Piece) -> _Candidate:
+        def candidate(piece: Piece, stable: Collection[str]) -> _Candidate:
             async def make(folder: Path) -> Outcome:
-                return await make_piece(
-                    release, piece, cut.stable, entries, folder, self.spec, self.settings, self.taken
-                )
+                return await make_piece(release, piece, stable, entries, folder, self.spec, self.settings, self.taken)
 
             return _Candidate(identity(release, piece), "release", "release", make)
 
-        await self._all(made, [candidate(piece) for piece in cut.pieces])
+        tried: set[str] = set()
+        for limit in (self.settings.max_tasks, 0):  # the rest is cut where the first pieces gave too few
+            cut = await cut_release(release, self.spec, self.progress, limit)
+            candidates = [candidate(piece, cut.stable) for piece in cut.pieces]
+            await self._all(made, [one for one in candidates if one.id not in tried])
+            tried |= {one.id for one in candidates}
+            if cut.is_whole or len(made.verified) >= limit:
+                break
+        made.candidates = len(tried)
 
     async def _all(self, made: Made, candidates: Sequence[_Candidate]) -> None:
         made.candidates = len(candidates)

@@ -26,6 +26,7 @@ from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
 START_S, SLOWER = 20.0, 4.0
 MAX_PIECES = 40
 MAX_ROUNDS = 800  # of tests, for one jump
+FINISHING = 200  # of these, for pieces that are cut: one each, and many where one breaks tests
 PROBED = 12  # tests that speak for those with the same changed functions
 SHARED = 0.5  # of the lines of two pieces, from which on they are one
 AT_A_TIME = 12  # rounds in one box
@@ -50,23 +51,30 @@ class Cut:
     stable: tuple[str, ...]  # that pass on both
     pieces: tuple[Piece, ...]
     rounds: int
+    is_whole: bool = True  # no test was left because of a limit
 
 
-async def cut_release(release: Release, spec: BoxSpec, progress: Callable[[str], None]) -> Cut:
-    """Kept in folder/cut.json and made only once."""
+def pieces_for(limit: int) -> int:
+    """How many to cut for so many tasks: about half of them become one."""
+    return 2 * limit + 2
+
+
+async def cut_release(release: Release, spec: BoxSpec, progress: Callable[[str], None], limit: int = 0) -> Cut:
+    """Kept in folder/cut.json and made again only for a higher limit. Of a whole one no limit takes anything away."""
     path = release.repository.folder / "cut.json"
     texts = "\0".join(f"{hunk.path}\0{hunk.old}\0{hunk.new}" for hunk in release.hunks.hunks)
     digest = hashlib.sha256(texts.encode()).hexdigest()  # pieces name hunks by their numbers
-    if path.is_file() and (data := json.loads(path.read_bytes())).get("digest") == digest:
+    data = json.loads(path.read_bytes()) if path.is_file() else {}
+    if data.get("digest") == digest and (data.get("is_whole") or 0 < limit <= data.get("limit", 0)):
         return _loaded(data)
-    found = await _Cutter(release, spec, progress).cut()
-    write_atomic(path, json.dumps({**asdict(found), "digest": digest}))
+    found = await Cutter(release, spec, progress, limit).cut()
+    write_atomic(path, json.dumps({**asdict(found), "digest": digest, "limit": limit}))
     return found
 
 
 def _loaded(data: dict[str, Any]) -> Cut:
     pieces = [Piece(**{**one, "hunks": tuple(one["hunks"]), "tests": tuple(one["tests"])}) for one in data["pieces"]]
-    return Cut(data["failing"], tuple(data["stable"]), tuple(pieces), data["rounds"])
+    return Cut(data["failing"], tuple(data["stable"]), tuple(pieces), data["rounds"], data["is_whole"])
 
 
 class OutOfRounds(Exception):
@@ -74,11 +82,14 @@ class OutOfRounds(Exception):
 
 
 @dataclass
-class _Cutter:
+class Cutter:
     release: Release
     spec: BoxSpec
     progress: Callable[[str], None]
+    limit: int = 0  # of tasks; 0 is none
     rounds: int = 0
+    reserved: int = 0  # rounds that others will need
+    is_whole: bool = True
     stable: set[str] = field(default_factory=set)
 
     async def cut(self) -> Cut:
@@ -92,9 +103,12 @@ class _Cutter:
         pieces = []
         if beyond := [test for test in failing if test not in whole.passed]:
             pieces.append(Piece((), tuple(beyond), MORE_THAN_SOURCE, f"{len(beyond)} tests, as {beyond[0]}"))
-        found = await self._pieces(waiting, every, pieces)
-        pieces += [await self._whole_piece(piece, every, waiting) for piece in self._merged(found)]
-        return Cut(len(failing), tuple(sorted(self.stable)), tuple(pieces), self.rounds)
+        self.reserved = FINISHING
+        found = self._merged(await self._pieces(waiting, every, pieces))
+        for place, piece in enumerate(found, 1):
+            self.reserved = len(found) - place
+            pieces.append(await self._whole_piece(piece, every, waiting))
+        return Cut(len(failing), tuple(sorted(self.stable)), tuple(pieces), self.rounds, self.is_whole)
 
     async def _pieces(self, waiting: Sequence[str], every: frozenset[int], refused: list[Piece]) -> list[Piece]:
         found: list[Piece] = []
@@ -103,15 +117,18 @@ class _Cutter:
             tests = [test for test in alike if test in left]
             if not tests:
                 continue
+            if self.limit and len(self._merged(found)) >= pieces_for(self.limit):
+                self.is_whole = False
+                break
             if len(found) >= MAX_PIECES:
                 refused.append(Piece((), tuple(tests), TOO_MANY, tests[0]))
                 continue
             try:
                 hunks = await self._needed(self.closure(entered), tests[:PROBED], every)
+                (run,) = await self.run([hunks], sorted(left))
             except OutOfRounds:
                 refused.append(Piece((), tuple(tests), TOO_MANY, tests[0]))
                 continue
-            (run,) = await self.run([hunks], sorted(left))
             joined = left & run.passed
             left -= joined
             self.progress(
@@ -203,7 +220,7 @@ class _Cutter:
                 if not broken:
                     return Piece(tuple(sorted(hunks)), tuple(test for test in waiting if test in run.passed))
         except OutOfRounds:
-            return Piece(piece.hunks, piece.tests, TOO_MANY, piece.tests[0])
+            return Piece(piece.hunks, piece.tests, TOO_MANY, "".join(piece.tests[:1]))
         return Piece(piece.hunks, piece.tests, BREAKS, broken[0])
 
     def _noticing(self, hunks: Iterable[int]) -> list[str]:
@@ -220,7 +237,7 @@ class _Cutter:
 
     async def run(self, sets: Sequence[frozenset[int]], tests: Sequence[str]) -> list[SuiteRun]:
         """The tests with each set of hunks on the older release."""
-        if self.rounds + len(sets) > MAX_ROUNDS:
+        if self.rounds + len(sets) > MAX_ROUNDS - self.reserved:
             raise OutOfRounds
         self.rounds += len(sets)
         found: list[SuiteRun] = []

@@ -13,6 +13,7 @@ from offbook.taskgen.delete.symbols import Symbols, read_symbols
 from offbook.taskgen.nouns import Deletion, Feature, FunctionKey, identity_of
 from offbook.taskgen.releases.cut import Piece
 from offbook.taskgen.releases.release import Release
+from offbook.taskgen.told.testcode import words_of
 from offbook.taskgen.workshop import Workshop
 
 FEWEST_LINES = 2  # of a block that came inside of a function, to be looked for elsewhere
@@ -31,11 +32,12 @@ class Change:
 
 
 def identity(release: Release, piece: Piece) -> str:
-    """The same for the same hunks of the same two releases."""
+    """The same for the same hunks of the same two releases, or without any for the same tests."""
     hunks = [release.hunks.hunks[number] for number in piece.hunks]
     named = next((hunk for hunk in sorted(hunks, key=lambda hunk: -hunk.changed_lines) if hunk.name), None)
-    stem = PurePosixPath(hunks[0].path).stem if hunks else "nothing"
-    digest = hashlib.sha256("\0".join(f"{hunk.path}\0{hunk.new}" for hunk in hunks).encode()).hexdigest()[:6]
+    stem = PurePosixPath(hunks[0].path).stem if hunks else words_of("".join(piece.tests[:1]))
+    texts = [f"{hunk.path}\0{hunk.new}" for hunk in hunks] or piece.tests
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:6]
     return identity_of(release.repository.name, release.new_version, named.name if named else stem, digest)
 
 

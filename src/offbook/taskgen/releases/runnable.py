@@ -1,7 +1,8 @@
 """The tests of a release on a tree that has not all of its names.
 
 One import of a missing name keeps a whole test file from being collected. Such names get something in their place, so
-that only tests which use them fail. What stands in can be raised, subclassed and listed, and does nothing right.
+that only tests which use them fail. What stands in can be raised, subclassed, subscripted and
+listed, and does nothing right.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 
 from offbook import syntax
 from offbook.taskgen.delete.symbols import Module, absolute, module_name, module_of, package_of
+
+SUBSCRIPTED = "{'__class_getitem__': classmethod(lambda cls, _: cls)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +120,4 @@ def _rewritten(one: _Import, lacking: set[str]) -> str:
     kept = [f"{name} as {bound}" if bound else name for name, bound in one.names if name not in lacking]
     lost = [bound or name.partition(".")[0] for name, bound in one.names if name in lacking]
     parts = [one.head + ", ".join(kept)] if kept else []
-    return "; ".join([*parts, *(f"{name} = type({name!r}, (Exception,), {{}})" for name in lost)])
+    return "; ".join([*parts, *(f"{name} = type({name!r}, (Exception,), {SUBSCRIPTED})" for name in lost)])
