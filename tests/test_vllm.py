@@ -391,7 +391,7 @@ def test_memory_of_a_run_that_was_killed_is_given_back_by_the_next(tmp_path: Pat
     code = (
         "import os, signal, torch\n"
         "from offbook.engine.vllm.weights import Sender\n"
-        "from offbook.types import Weights\n"
+        "from offbook.weights import Weights\n"
         "sender = Sender(None, torch.float32)\n"
         "print(sender.adapter(Weights(1, {'a': torch.zeros(4)}, {'r': 4}), 'adapter-1'), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"

@@ -281,7 +281,7 @@ def table(results: list[dict[str, Any]], others: list[dict[str, Any]], sessions:
         f"`python bench/cpu/live.py --seeds {' '.join(str(one['seed']) for one in results)}` with the pocket model: "
         f"{len(results[0]['cycles'])} cycles unattended, {sessions} sessions each, one request a user. Users "
         "(bench/cpu/users.py) revert what fails tests that the agent never sees, dislike edits of tests, and complain "
-        "in six cases of ten. The file imports nothing of the cycle; one person wrote both.",
+        "in six cases of ten. Somebody who had not seen the cycle wrote them.",
         "",
         f"A cycle of {sessions} sessions can tell a difference of {detect:.2f} in the reward of a session from the "
         "next one's (alpha 0.05, power 0.8).",
@@ -326,8 +326,8 @@ def table(results: list[dict[str, Any]], others: list[dict[str, Any]], sessions:
     lines += [
         f"Of {total['complaints']} complaints {total['read']} were read as such "
         f"({total['read'] / max(1, total['complaints']):.0%}); of {total['others']} other follow-ups "
-        f"{total['misread']} were taken for one. The forms of complaints were widened after a first run had read 29%, "
-        "so this figure is no independent one."
+        f"{total['misread']} were taken for one. Whoever wrote the forms had seen a few of these sentences and had not "
+        "mended them by these."
     ]
     if others:
         lines += ["", "## Two populations, an adapter each", ""]
