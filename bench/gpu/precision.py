@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,8 +39,7 @@ TOKENS = 32_768 if DEVICE == "cuda" else 64
 Row = dict[str, Any]
 
 
-def step_rows(model: str, shape: Shape, options: argparse.Namespace) -> dict[str, Row]:
-    rows: dict[str, Row] = {}
+def step_rows(model: str, shape: Shape, options: argparse.Namespace) -> Iterator[tuple[str, Row]]:
     gradient = None
     for kind in options.kinds:
         torch._dynamo.reset()
@@ -53,9 +53,8 @@ def step_rows(model: str, shape: Shape, options: argparse.Namespace) -> dict[str
         trainer.optimizer.zero_grad()
         apart = float((found - gradient).norm() / gradient.norm())
         row = time_steps(lambda trainer=trainer, samples=samples: trainer.step(samples), shape, options.repeats)
-        rows[kind] = {**row, "gradient_apart": apart}
+        yield kind, {**row, "gradient_apart": apart}
         del trainer
-    return rows
 
 
 def gradient_of(trainer: Trainer) -> Tensor:
@@ -143,7 +142,11 @@ def main() -> None:
     shape = SHAPES["8x4k"] if on_gpu else TRY["tiny"]
     figures: dict[str, Any] = {"step": {}, "product": {}}
     for model in options.models:
-        figures["step"][model] = step_rows(model, shape, options)
+        rows = figures["step"][model] = {}
+        for kind, row in step_rows(model, shape, options):
+            rows[kind] = row
+            print(f"{model} {kind}: {row['step_s']:.3f} s a step", flush=True)
+            write(figures, options.json)
         figures["product"][model] = product_rows(model, options.kinds, options.repeats)
         write(figures, options.json)
     if options.model:
