@@ -1,4 +1,4 @@
-"""Targeted hints on a pretrained model (bench/gpu/proof.py, small): one GPU, meant for 15 minutes, not timed.
+"""Targeted hints on a pretrained model (bench/gpu/proof.py, small): one GPU, about 25 minutes of an H200.
 
     python examples/real_model.py                              # SmolLM2-135M
     python examples/real_model.py --model Qwen/Qwen3-0.6B --steps 12

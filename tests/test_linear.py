@@ -275,6 +275,14 @@ def test_a_chip_that_lacks_fp8_is_refused_and_told_what_to_do() -> None:
         make_plan(config, Device("NVIDIA A100", 80e9, is_gpu=True, capability=(8, 0)))
 
 
+def test_layers_that_get_no_gradient_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FP8 once was on a GPU: finite losses, a gradient of the head alone, and nobody was told."""
+    trainer = Trainer(tiny_model(), TrainConfig(linear=FP8), TEACHERS["live"])
+    monkeypatch.setattr(torch, "_scaled_mm", lambda a, b, *scales, out_dtype: torch.zeros(len(a), b.shape[1]))
+    with pytest.raises(OffbookError, match="layers in fp8 get no gradient on this machine"):
+        trainer.step(samples())
+
+
 def test_plan_counts_copies_and_says_the_kind() -> None:
     device, plans = Device("", 80e9, is_gpu=True, capability=(9, 0)), {}
     for kind in ("plain", "fp8", "nvfp4"):

@@ -2,7 +2,8 @@
 
 Step: `Trainer.step` on models of Qwen3's shapes with random weights, all of them trained in bfloat16 with float32
 masters, eight rollouts of 4,096 random tokens with two hints each (feedback.py): seconds, the median; peak memory; and
-how far the gradient is from that of plain layers. Product: one layer forward and backward, compiled, in microseconds.
+how far the gradient is from that of plain layers. Product: one layer forward and backward, compiled, in microseconds;
+and of what it gives and of its two gradients, how far they are from a plain layer's, compiled and not.
 With `--model FOLDER` also vLLM, in bfloat16 and with its own FP8 (`--quantization fp8`): |its log-probabilities - a
 forward in bfloat16 whose linear layers are plain or FP8| over what it has sampled after random prompts.
 """
@@ -51,9 +52,9 @@ def step_rows(model: str, shape: Shape, options: argparse.Namespace) -> Iterator
         found = gradient_of(trainer)
         gradient = found if gradient is None else gradient
         trainer.optimizer.zero_grad()
-        apart = float((found - gradient).norm() / gradient.norm())
+        apart = {"gradient_apart": float((found - gradient).norm() / gradient.norm()), "gradient": float(found.norm())}
         row = time_steps(lambda trainer=trainer, samples=samples: trainer.step(samples), shape, options.repeats)
-        yield kind, {**row, "gradient_apart": apart}
+        yield kind, {**row, **apart}
         del trainer
 
 
@@ -70,18 +71,32 @@ def product_rows(model: str, kinds: list[str], repeats: int) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for name, (into, out) in {"up": (width, inner), "down": (inner, width)}.items():
         x_ND = torch.randn(TOKENS, into, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+        layer = nn.Linear(into, out, bias=False, device=DEVICE, dtype=torch.bfloat16)
+        right = one_pass(layer, layer, x_ND)
         for kind in kinds:
-            layer = nn.Linear(into, out, bias=False, device=DEVICE, dtype=torch.bfloat16)
             if kind != "plain":
                 layer.__class__, layer.settings = LowLinear, LinearConfig(kind=kind)
             run = torch.compile(layer) if DEVICE == "cuda" else layer
+            row = rows.setdefault(name, {})[kind] = {}
+            for way, of in {"eager": layer, "compiled": run}.items():
+                row[way] = [
+                    float((a - b).norm() / b.norm()) for a, b in zip(one_pass(of, layer, x_ND), right, strict=True)
+                ]
 
             def both(run: Any = run, x_ND: Tensor = x_ND) -> None:
                 run(x_ND).sum().backward()
 
             times = [time_once(both) for _ in range(repeats + 3)][3:]
-            rows.setdefault(name, {})[kind] = 1e6 * statistics.median(times)
+            row["us"] = 1e6 * statistics.median(times)
     return rows
+
+
+def one_pass(run: nn.Module, layer: nn.Linear, x_ND: Tensor) -> list[Tensor]:
+    """What it gives, and the gradients of its input and its weight."""
+    x_ND.grad = layer.weight.grad = None
+    out_NM = run(x_ND)
+    (out_NM.float() * torch.linspace(-1, 1, out_NM.shape[1], device=out_NM.device)).sum().backward()
+    return [one.detach().float() for one in (out_NM, x_ND.grad, layer.weight.grad)]
 
 
 def engine_rows(options: argparse.Namespace) -> dict[str, Row]:
@@ -114,11 +129,15 @@ def show(figures: dict[str, Any]) -> None:
             faster, memory = base["step_s"] / row["step_s"], row["peak_gib"]
             print(
                 f"{model:6}{kind:7}{row['step_s']:9.3f} s ({faster:.2f}x){memory:8.1f} GiB, "
-                f"gradient {row['gradient_apart']:.1%} apart"
+                f"gradient {row['gradient']:.2g}, {row['gradient_apart']:.1%} apart"
             )
     for model, rows in figures["product"].items():
-        for name, row in rows.items():
-            print(f"{model:6}{name:6}" + ", ".join(f"{kind} {micros:,.0f} us" for kind, micros in row.items()))
+        for name, kinds in rows.items():
+            for kind, row in kinds.items():
+                apart = "; ".join(
+                    f"{way} {' '.join(f'{one:.1%}' for one in row[way])}" for way in ("eager", "compiled")
+                )
+                print(f"{model:6}{name:6}{kind:7}{row['us']:9,.0f} us; output and gradients apart: {apart}")
     for name, row in figures.get("engine", {}).items():
         print(f"{name:40} mean {row['mean']:.2g}, p99 {row['p99']:.2g}, largest {row['max']:.2g} nats")
 

@@ -121,6 +121,8 @@ class Trainer:
                 self.draft.forget()
             broken = [name for name, value in self._of_all(ledger.means()).items() if not math.isfinite(value)]
             raise NotFinite(f"the gradient is {float(gradient_norm)} ({', '.join(broken) or 'every loss is finite'})")
+        if self.steps == 0 and self.settings.linear.kind != "plain":
+            self._refuse_lost()
         self.steps += 1
         self.policy_norm = of_parts.get(f"{POLICY}/gradient_norm", 0.0) or self.policy_norm
         for group in self.optimizer.param_groups:
@@ -188,6 +190,14 @@ class Trainer:
         share = (self.settings.gradient_clip / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_([local(gradient) for gradient in gradients], share)
         return float(norm)
+
+    def _refuse_lost(self) -> None:
+        """Layers whose product lost the gradient on the way: head and embeddings would learn alone, without a word."""
+        named = self.masters.named.items()
+        gradients = [master.grad for name, master in named if ".layers." in name and master.grad is not None]
+        if not total_norm(gradients):
+            kind = self.settings.linear.kind
+            raise OffbookError(f"layers in {kind} get no gradient on this machine; leave train.linear.kind plain")
 
     def _differentiate(self, batches: list[list[Sample]], plan: Plan, ledger: Ledger) -> dict[str, float]:
         """All micro-batches, one after the other. Returns what is known of the parts, where they are taken apart."""
