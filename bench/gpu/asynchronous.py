@@ -4,8 +4,9 @@
     python bench/gpu/asynchronous.py --model pocket --steps 2 --ways local-synchronous local-asynchronous   # on a CPU
 
 Each way is a run of `offbook train` in a process of its own; what fails is a row that says so. Seconds are from the
-first request to the end of the last step: models and servers are up by then. A way that runs past --timeout is judged
-by the steps that it has done. Idle is the share of samples, five a second, in which nvidia-smi saw no kernel.
+first request to the end of the last step: models and servers are up by then (--boot is how long they may take). A way
+that runs past --timeout is judged by the steps that it has done. Idle is the share of samples, five a second, in which
+nvidia-smi saw no kernel.
 """
 
 from __future__ import annotations
@@ -57,8 +58,16 @@ def measured(way: str, arguments: argparse.Namespace, out: Path) -> dict[str, An
     watcher.start()
     try:
         with out.with_suffix(".log").open("w+") as log:
-            with suppress(subprocess.TimeoutExpired):
-                subprocess.run(command, stdout=log, stderr=log, timeout=arguments.timeout, check=False)
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+            try:
+                until = time.monotonic() + arguments.boot
+                while not _has_begun(out) and process.poll() is None and time.monotonic() < until:
+                    time.sleep(SAMPLE_S)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(arguments.timeout if _has_begun(out) else 0)
+            finally:
+                process.terminate()  # its servers end with it
+                process.wait(30)
             log.seek(0)
             said = log.read()
     finally:
@@ -88,13 +97,19 @@ def measured(way: str, arguments: argparse.Namespace, out: Path) -> dict[str, An
     }
 
 
+def _has_begun(out: Path) -> bool:
+    journal = out / "slots" / "journal.jsonl"
+    return journal.is_file() and journal.stat().st_size > 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--recipe", default="")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
-    parser.add_argument("--timeout", type=float, default=500.0, help="seconds for one way")
+    parser.add_argument("--timeout", type=float, default=500.0, help="seconds for the steps of one way")
+    parser.add_argument("--boot", type=float, default=400.0, help="seconds before that for models and servers")
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE of the configuration, for all ways")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
