@@ -124,6 +124,17 @@ def test_what_changed_meanwhile_is_not_overwritten(repository: Path) -> None:
     assert (repository / "run.sh").read_text() == "python shapes.py\n"
 
 
+def test_what_cannot_be_written_leaves_nothing_applied(repository: Path) -> None:
+    new = call("run_command", command="mkdir zz; echo x > zz/new.py")
+    worked = asked(repository, EDIT, call("edit_file", path="run.sh", old="shapes", new="forms"), new, DONE)
+    assert [*worked.rollout.changed][-1] == "zz/new.py"
+    before = {name: (repository / name).read_text() for name in ("shapes.py", "run.sh")}
+    (repository / "zz").write_text("a file where a folder is to be\n")
+    with pytest.raises(Elsewhere, match=r"zz/new\.py: .*; nothing was applied"):
+        apply(worked, repository)
+    assert {name: (repository / name).read_text() for name in before} == before
+
+
 def _format(file: Path) -> None:
     file.write_text(file.read_text().replace("0 * longest", "0*longest").replace("    return", "        return"))
 

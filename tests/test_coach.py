@@ -197,6 +197,18 @@ def test_rollouts_of_files_have_names_of_their_own(tmp_path: Path) -> None:
         stored_in([paths[0], paths[1], tmp_path / "." / ".." / tmp_path.name / "a.jsonl"])
 
 
+def test_a_log_that_lists_its_tools_shows_calls_of_others(tmp_path: Path) -> None:
+    read = {"type": "function", "function": {"name": "read_file", "parameters": {"type": "object"}}}
+    messages = openai(("read_file", {"path": "a.py"}), ("open_file", {"path": "a.py"}))
+    told = stored_at(written(tmp_path / "a.jsonl", json.dumps({"messages": messages, "tools": [read]}) + "\n"))
+    (found,) = by_rules(told, {}, rules={"unknown_tool": RULES["unknown_tool"]})
+    assert (found.feedback.target.message, found.feedback.hint.text) == (3, "Reminder: available tools are read_file.")
+    assert told.rollouts[0].usage.invalid_calls == 1
+    assert NO_STATUS not in not_looked_for(told, {})
+    untold = stored_at(written(tmp_path / "b.jsonl", json.dumps({"messages": messages}) + "\n"))
+    assert not by_rules(untold, {}, rules={"unknown_tool": RULES["unknown_tool"]})
+
+
 def test_rules_that_could_not_be_looked_for_are_told(tmp_path: Path, chat: ChatFormat) -> None:
     other = stored_at(written(tmp_path / "a.json", atif(*CALLS)))
     own = stored_at(written(tmp_path / "b.jsonl", dump_lines([rollout_of(chat), rollout_of(chat)]).decode()))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,18 @@ from offbook.algo import Carried, baselines, rl_samples
 from offbook.config import Config, ConfigError, LiveConfig, load_config
 from offbook.evals.metrics import Row
 from offbook.live import complaints
-from offbook.live.collect import recorded
+from offbook.live.collect import collect, recorded
 from offbook.live.cycle import Cycle
 from offbook.live.gate import compare_rows
 from offbook.live.kept import lines_of
 from offbook.live.reactions import blamed, follow_up, follow_ups, score, with_hints
 from offbook.live.scrub import SECRET, scrub, scrubbed
 from offbook.live.sessions import Decision, LiveFolder, Reaction, Session, in_share, kind_of, storable, user_digest
-from offbook.live.trial import compare_shadow, compare_versions, fortunes, judge_pairs, span
+from offbook.live.trial import compare_shadow, compare_versions, concurrent, fortunes, judge_pairs, span
 from offbook.live.watch import BATCH, WATCHED, alarms
 from offbook.recorder import Asked, Said
 from offbook.recorder import Session as Recorder
-from offbook.runfolder import RunFolder
+from offbook.runfolder import RunFolder, write_atomic
 from offbook.serve.client import Serve
 from offbook.stages.distill import said_in
 from offbook.tokens import Transcript, byte_chat, render_call
@@ -86,6 +87,31 @@ def parts(one: Session) -> dict[str, float]:
 # What is stored
 
 
+@pytest.mark.parametrize("consent", ["all", "numbers"])
+def test_a_user_is_a_digest_of_a_name(consent: str) -> None:
+    made = rollout("one", EDIT, DONE, changed=CHANGED)
+    made.group = "alice@example.com"
+    stored = storable(recorded(made, 0, "deployed", NOW), LiveConfig(consent=consent), CHAT)
+    assert stored is not None
+    assert "alice" not in json.dumps(asdict(stored))
+    assert stored.user == user_digest("alice@example.com")
+
+
+def test_what_was_forgotten_is_not_collected_again(model: Path, tmp_path: Path) -> None:
+    cycle = Cycle(load_config(["pocket"], {"out": str(tmp_path / "live"), "model": str(model), "live.consent": "all"}))
+    cycle.begin()
+    source = RunFolder(tmp_path / "serve")
+    write_atomic(source.config_file, cycle.config.to_toml())
+    for name in ("team/one", "team/two"):
+        source.append_rollout(1, rollout(name, EDIT, DONE, changed=CHANGED))
+    os.utime(source.step_file("rollouts", 1), (NOW, NOW))
+    assert collect(cycle, source.path) == 2
+    assert {one.at for one in cycle.folder.sessions()} == {NOW}, "its age counts from when it was"
+    assert cycle.folder.forget(["team.one"]) == 1
+    assert collect(cycle, source.path) == 0
+    assert [one.id for one in cycle.folder.sessions()] == ["team.two"]
+
+
 def test_secrets_are_gone_from_texts_and_from_tokens() -> None:
     key = "sk-abcdefghijklmnop1234"
     call = render_call("run_command", {"command": f"curl -H 'Authorization: Bearer {key}'"})
@@ -107,6 +133,43 @@ def test_secrets_are_gone_from_texts_and_from_tokens() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        'token = "ghp_aaaaaaaaaaaaaaaaaaaaaaaa" keep the tail',
+        'token = "https://u:p@h/hunter2secret9ABC"',
+        "redis://:hunter2secret@host",
+        "postgres://bob:hunter2/b@host",
+        "DB_PASSWORD=hunterthesecond",
+        "DB_PASS=hunter2xx",
+        'password: str = "hunter2x"',
+        'environ["DB_PASSWORD"] = "hunter2x"',
+        "X-Api-Key: hunter2abc",
+        "Authorization: Basic hunter2abc==",
+        'password = "my hunter2 battery staple"',
+        'password = "strong-hunter2"',
+        'password = "internal-hunter2"',
+        'password = "$uper-hunter2"',
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----\nhunter2\n-----END PGP PRIVATE KEY BLOCK-----",
+    ],
+)
+def test_secrets_are_found_by_their_form_in_code_and_in_calls(text: str) -> None:
+    """A call's arguments are JSON: there every quote has a backslash before it."""
+    secret = "ghp_" if "ghp_" in text else "hunter"
+    for told in (text, json.dumps({"new": text}), json.dumps([json.dumps({"new": text})])):
+        assert secret not in scrubbed(told)
+        assert "keep the tail" in scrubbed(told) or "tail" not in text
+    made = rollout("one", render_call("edit_file", {"path": "a.py", "old": "x", "new": f"{text}\n"}))
+    clean, _ = scrub(made, CHAT)
+    (segment,) = clean.segments
+    assert secret not in CHAT.decode(segment.ids) + json.dumps([one.text for one in segment.messages])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password = settings.password",
+        "TOKEN=$TOKEN",
+        'password = f"{user}"',
+        "https://host:8080/@scope/package",
+        'tokenizer = "gpt2-large"',
         "token: str = None",
         "api_key = os.environ['KEY']",
         "tokens = encode(text)",
@@ -443,6 +506,15 @@ def test_a_verdict_stays(tmp_path: Path) -> None:
     assert (first.verdict, first.pairs < 20) == ("better", True)
     made = [session(f"{n}", version=n % 2, user="same") for n in range(6)]
     assert (compare_versions(made, 0, 1, SETTINGS.weights, 0.05).pairs, first.later_sessions) == (1, 0)
+
+
+def test_a_report_compares_what_was_served_at_the_same_time() -> None:
+    early = [session(f"early-{n}", version=0, at=NOW - 1000) for n in range(3)]
+    during = [session(f"{n}", version=n % 2, at=NOW + n) for n in range(6)]
+    mixed = [session(f"mixed-{n}", version=n, user="same", at=NOW + 2) for n in range(2)]
+    found = concurrent([*early, *during, *mixed], 0, 1)
+    assert [one.id for one in found] == ["1", "2", "3", "4"]
+    assert concurrent(early, 0, 1) == []
 
 
 def test_in_shadow_the_same_requests_are_compared() -> None:

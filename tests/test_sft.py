@@ -205,7 +205,7 @@ def test_bad_lines_are_counted_said_and_left_out(tiny: Path, tmp_path: Path) -> 
     told = f"{data}: 2 conversations; 1 left out (no message of an assistant); 3 could not be read ({data}:2 (not JSON)"
     assert str(source).startswith(told + f", {data}:3 (no messages), {data}:6 (")
     for lines, reason in (([silent], "no message of an assistant"), (["x\n", "{}\n"], "no trajectory in it")):
-        with pytest.raises(OffbookError, match=f"has nothing to imitate: .*{reason}"):
+        with pytest.raises(OffbookError, match=f"has nothing to learn from: .*{reason}"):
             sources(settings(tiny, written(tmp_path / "b.jsonl", lines)))
 
 

@@ -168,15 +168,15 @@ class RunFolder:
         kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= last_step]
         write_atomic(self.metrics_file, "".join(kept))
 
-    def _step_file(self, room: str, step: int) -> Path:
+    def step_file(self, room: str, step: int) -> Path:
         return self.path / room / f"step_{step:05d}.jsonl"
 
     def write_rollouts(self, step: int, rollouts: list[Rollout]) -> None:
-        write_atomic(self._step_file("rollouts", step), dump_lines(rollouts))
+        write_atomic(self.step_file("rollouts", step), dump_lines(rollouts))
 
     def append_rollout(self, step: int, rollout: Rollout) -> None:
         """It is on the disk when this returns. What a crash left of a line before it stays a line of its own."""
-        path = self._step_file("rollouts", step)
+        path = self.step_file("rollouts", step)
         with writing(path), open(path, "a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -186,7 +186,7 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def write_feedback(self, step: int, feedback: list[Feedback]) -> None:
-        write_atomic(self._step_file("feedback", step), dump_lines(feedback))
+        write_atomic(self.step_file("feedback", step), dump_lines(feedback))
 
     def write_look(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
         """What hints do, a line a rule, looked at before a step. What was written of later ones is done again."""
@@ -204,10 +204,10 @@ class RunFolder:
         return path
 
     def rollouts(self, step: int) -> tuple[list[Rollout], int]:
-        return load_lines(self._step_file("rollouts", step), Rollout)
+        return load_lines(self.step_file("rollouts", step), Rollout)
 
     def feedback(self, step: int) -> tuple[list[Feedback], int]:
-        return load_lines(self._step_file("feedback", step), Feedback)
+        return load_lines(self.step_file("feedback", step), Feedback)
 
     def steps(self) -> list[int]:
         """The steps whose rollouts are stored."""

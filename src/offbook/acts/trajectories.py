@@ -10,7 +10,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,20 @@ def from_value(value: Any, name: str) -> tuple[Rollout, tuple[ToolSpec, ...]]:
     rollout, tools = read(value, name), _tools(value)
     if tools:
         rollout.tools = tuple(tool.name for tool in tools)
+        _mark_unknown(rollout)
     return rollout, tools
+
+
+def _mark_unknown(rollout: Rollout) -> None:
+    """Answers to calls of tools that the agent was not told of: whatever they say, there is no such tool."""
+    for segment in rollout.segments:
+        waiting: list[ToolCall] = []
+        for number, message in enumerate(segment.messages):
+            if message.calls:
+                waiting = [*message.calls]
+            elif message.role == "tool" and waiting and (call := waiting.pop(0)).name not in rollout.tools:
+                segment.messages[number] = replace(message, status="unknown_tool")
+                rollout.usage.invalid_calls += call.error is None
 
 
 def _tools(value: Any) -> tuple[ToolSpec, ...]:

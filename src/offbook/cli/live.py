@@ -130,20 +130,24 @@ def _messages(session: Any) -> list[str]:
 
 def _report(cycle: Cycle, versions: str) -> dict[str, Any]:
     from offbook.live.reactions import score
-    from offbook.live.trial import compare_versions
+    from offbook.live.trial import compare_versions, concurrent
     from offbook.types import OffbookError
 
     sessions = [score(one, cycle.settings) for one in cycle.folder.sessions() if one.arm != "shadow"]
     seen = sorted({one.version for one in sessions})
     try:
         base, other = (int(one) for one in versions.split(",")) if versions else seen[-2:]
+        if not {base, other} <= {*seen}:
+            raise ValueError
     except ValueError:
         there = ", ".join(map(str, seen)) or "none"
         raise OffbookError(
             f"a report takes two versions, as in --versions 3,4; with sessions there are {there}"
         ) from None
-    found = compare_versions(sessions, base, other, cycle.settings.weights, cycle.settings.alpha)
-    rows = {str(one): cycle.numbers([s for s in sessions if s.version == one]) for one in (base, other) if one in seen}
+    found = compare_versions(
+        concurrent(sessions, base, other), base, other, cycle.settings.weights, cycle.settings.alpha
+    )
+    rows = {str(one): cycle.numbers([s for s in sessions if s.version == one]) for one in (base, other)}
     return {"folder": str(cycle.folder.path), "base": base, "other": other, **asdict(found), "versions": rows}
 
 

@@ -102,7 +102,8 @@ def serve(
             print(json.dumps({"url": url, "key": owner, "session": session, "env": variables}), flush=True)
             return
         words = " ".join(f"{name}={value}" for name, value in variables.items())
-        print(f"{url}  (Ctrl-C ends it)\nthe owner's key: {owner}", flush=True)
+        shown = f"in {KEY}" if os.environ.get(KEY) else owner
+        print(f"{url}  (Ctrl-C ends it)\nthe owner's key: {shown}", flush=True)
         say(f"session {session} is open; for its agent:\nexport {words}")
 
     with only_writer(folder.path), suppress(KeyboardInterrupt, asyncio.CancelledError):  # how one leaves it

@@ -19,7 +19,7 @@ from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.types import Feedback, OffbookError, Rollout, Task
 
 NO_TREE = "lint_introduced, camel_case_name, missing_docstring", "the tree of the task is not at hand; --tasks gives it"
-NO_STATUS = "unknown_tool", "other agents' answers do not say whether there is such a tool"
+NO_STATUS = "unknown_tool", "other agents' answers do not say whether there is such a tool, and there is no list"
 NO_TOKENS = "more_than_needed", "other agents' rollouts do not say what they spent"
 
 
@@ -39,6 +39,7 @@ class Stored:
     folder: RunFolder | None  # None for a file
     rollouts: list[Rollout] = field(default_factory=list)
     unreadable: int = 0
+    untold: int = 0  # of a file: those whose tools nobody tells of
 
     def setting(self, section: str, name: str, default: Any) -> Any:
         """Of a run's configuration, which an older or newer offbook may have written."""
@@ -84,7 +85,8 @@ def stored_at(path: Path, names: Collection[str] = ()) -> Stored:
         raise OffbookError(f"there is no {path}; give a run folder, or a file of trajectories")
     loaded = read_trajectories(path)
     _tell_apart(loaded.rollouts, names)
-    return Stored(str(path), None, loaded.rollouts, loaded.unreadable)
+    foreign = [tools for one, tools in zip(loaded.rollouts, loaded.tools, strict=True) if one.foreign]
+    return Stored(str(path), None, loaded.rollouts, loaded.unreadable, foreign.count(()))
 
 
 def _tell_apart(rollouts: list[Rollout], names: Collection[str]) -> None:
@@ -119,7 +121,7 @@ def not_looked_for(stored: Stored, tasks: Mapping[str, Task]) -> Counter[tuple[s
     """Rules with the reason why they could not be looked for, and in how many rollouts."""
     counts = Counter({NO_TREE: sum(rollout.task not in tasks for rollout in stored.rollouts)})
     unseen = [one for one in stored.rollouts if one.foreign and not any(segment.ids for segment in one.segments)]
-    counts[NO_STATUS] = counts[NO_TOKENS] = len(unseen)
+    counts[NO_STATUS], counts[NO_TOKENS] = stored.untold if stored.folder is None else len(unseen), len(unseen)
     return +counts
 
 

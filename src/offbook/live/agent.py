@@ -88,18 +88,28 @@ def apply(worked: Worked, path: Path) -> list[str]:
         file = path / name
         if not file.resolve().is_relative_to(root) or file.is_symlink():
             raise Elsewhere(f"{name} leads out of {path}; nothing was applied")
-        if _bytes(file) != before:
+        if _bytes(file) != before or file.is_dir():
             raise Elsewhere(f"{name} changed while the agent worked; nothing was applied: give the request again")
-    for name, text in worked.rollout.changed.items():
-        file = path / name
-        if text is None:
-            file.unlink()
-            continue
-        mode = file.stat().st_mode if file.exists() else None
-        write_atomic(file, text)
-        if mode is not None:
-            file.chmod(mode & 0o777)
+    done: list[str] = []
+    try:
+        for name, text in worked.rollout.changed.items():
+            _put(path / name, text)
+            done.append(name)
+    except (OSError, OffbookError) as error:
+        for name in done:
+            _put(path / name, worked.before[name])
+        raise Elsewhere(f"{error}; nothing was applied") from None
     return sorted(worked.rollout.changed)
+
+
+def _put(file: Path, content: str | bytes | None) -> None:
+    if content is None:
+        file.unlink()
+        return
+    mode = file.stat().st_mode if file.exists() else None
+    write_atomic(file, content)
+    if mode is not None:
+        file.chmod(mode & 0o777)
 
 
 def session_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,11 +33,11 @@ def found_in(cycle: Cycle, source: Path) -> Iterator[Session]:
     there = {one.id for one in cycle.folder.sessions()}
     version = cycle.last.deployed
     chat = chat_of(cycle.folder.weights(version), cycle.config)
-    at = time.time()
     for step in folder.steps():
-        for rollout in folder.rollouts(step)[0]:
-            if named(rollout.id) in there:
-                continue
+        rollouts = {named(one.id): one for one in folder.rollouts(step)[0]}
+        at = folder.step_file("rollouts", step).stat().st_mtime  # when the last of them was written
+        known = there | cycle.folder.forgotten(rollouts)
+        for rollout in (one for id, one in rollouts.items() if id not in known):
             stored = storable(score(recorded(rollout, version, "deployed", at), settings), settings, chat)
             if stored is not None:
                 yield stored

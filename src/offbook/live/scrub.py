@@ -8,7 +8,6 @@ like any other word is not found, and no list of forms is complete; who cannot l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,37 +16,60 @@ from offbook.types import Event, Message, Rollout, Segment
 
 SECRET = "[secret]"
 PATTERNS = (
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
     r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",  # AWS
     r"\bgh[pousr]_[A-Za-z0-9]{20,}\b|\bgithub_pat_\w{20,}\b|\bglpat-[\w-]{20,}",
     r"\bsk-[A-Za-z0-9_-]{16,}|\bhf_[A-Za-z0-9]{20,}\b|\bpypi-[\w-]{16,}|\bnpm_[A-Za-z0-9]{20,}\b",
     r"\bxox[abeoprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\b[rs]k_live_[A-Za-z0-9]{16,}\b",
-    r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}",  # JWT
-    r"(?<=://)[^\s/:@\"']+:[^\s/@\"']+(?=@)",  # a password in an address
-    r"(?<=[Bb]earer )[\w.~+/-]{16,}=*",
+    r"\beyJ[\w-]{8,800}\.[\w-]{8,800}\.[\w-]{8,}",  # JWT
+    r"(?<=://)[^\s/:@\"'\\]{0,200}:[^\s/@\"'\\]{1,200}(?=@)",  # a password in an address
+    r"(?<=://)(?<!http://)(?<!https://)[^\s/:@\"'\\]{0,200}:[^\s@\"'\\]{1,200}(?=@)",  # with slashes, and no port there
+    r"(?<=[Bb]earer )[\w.~+/-]{16,}=*|(?<=[Bb]asic )(?=\S{0,60}[\d+/=])[A-Za-z0-9+/]{8,}=*",
 )
-ASSIGNED = re.compile(
-    r"""(?ix) \b[\w.-]*(?:passw(?:or)?d|passphrase|secret|token|api_?key|access_?key|credential)[\w-]*
-    ["']?\ *(?::=|=>|[=:])\ *(?P<quote>["']?)(?P<value>[^\s"',;)}\]]{6,})"""
-)
-# What stands behind such a name in code and is none: a call, a variable of the environment, nothing yet.
-HARMLESS = re.compile(r"(?i)^(?:none|null|true|false|str|int|bytes|self|os|env|get|settings|config|\$|<|\{|\[|\w+\()")
 FORMS = re.compile("|".join(f"(?:{pattern})" for pattern in PATTERNS), re.DOTALL)
+# The end of a name, what stands between it and the value (the end of a key or an index, a type), and the value: up to
+# the end of its quotes, or one word. Quotes may be escaped, as in the arguments of a call. No part is without a bound:
+# what a session holds may have been written to take long.
+ASSIGNED = re.compile(
+    r"""(?x) (?P<name>
+        (?i:passw(?:or)?d|passphrase|secret|token(?!iz|s\b)|api[_-]?key|access[_-]?key|credential)[\w-]{0,40}
+        | (?<![A-Za-z])(?i:pass|pwd)\b)
+    \\{0,8}["']?\]?(?:\ {0,4}:\ {0,4}[A-Za-z_][\w.|\[\]\ ]{0,60}(?==))?
+    (?P<sign>\ {0,40}(?::=|=>|==|[=:])\ {0,40}) [rbfuRBFU]{0,2}
+    (?: (?P<quote>\\{0,8}["'])(?P<quoted>(?:(?!(?P=quote))(?:\\.|[^\n])){6,200})
+        | (?P<word>[^\s"'\\,;)}\]]{6,}) )"""
+)
+# What stands there in code and is none: nothing yet, a place for it, a variable, a call.
+PLACE = re.compile(r"\$\{?\w+\}?|\$\(.*|<[^>]*>?|\{[^}]*\}?|%\(?\w+\)?s?|[*x.]+|\[secret\]")
+CODE = re.compile(r"(?i)(?:none|null|true|false|bytes|string|optional)|[a-z_][\w.]*[(\[].*|[a-z_]\w*(?:\.[a-z_]\w*)+")
 
 
-def secrets_in(text: str) -> Iterator[tuple[int, int]]:
-    """Where they stand."""
-    for found in FORMS.finditer(text):
-        yield found.span()
-    for found in ASSIGNED.finditer(text):
-        value = found["value"]
-        is_mixed = any(one.isdigit() for one in value) and any(one.isalpha() for one in value)
-        if (found["quote"] or is_mixed) and not HARMLESS.match(value) and value != SECRET:
-            yield found.span("value")
+def secrets_in(text: str) -> list[tuple[int, int]]:
+    """Where they stand, one behind the other: what overlaps is one."""
+    found = [match.span() for match in FORMS.finditer(text)]
+    for match in ASSIGNED.finditer(text):
+        if match["quoted"] is not None:
+            if not PLACE.fullmatch(match["quoted"]):
+                found.append(match.span("quoted"))
+        elif _is_secret(match["word"], match["name"].isupper() and match["sign"] == "="):
+            found.append(match.span("word"))
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(found):
+        if merged and start < merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _is_secret(word: str, of_environment: bool) -> bool:
+    """Without quotes it is likelier code. `NAME=word` is how a variable of the environment is set."""
+    is_mixed = any(one.isdigit() for one in word) and any(one.isalpha() for one in word)
+    return (is_mixed or of_environment) and not (PLACE.fullmatch(word) or CODE.fullmatch(word))
 
 
 def scrubbed(text: str) -> str:
-    for start, end in sorted(secrets_in(text), reverse=True):
+    for start, end in reversed(secrets_in(text)):
         text = text[:start] + SECRET + text[end:]
     return text
 
@@ -65,6 +87,7 @@ def scrub(rollout: Rollout, chat: Chat) -> tuple[Rollout, int]:
     events = [_event(event) for event in rollout.events]
     flags = [replace(flag, evidence=scrubbed(flag.evidence)) for flag in rollout.flags]
     clean = replace(rollout, segments=segments, changed=changed, diff=scrubbed(rollout.diff), events=events)
+    clean.task = scrubbed(rollout.task)
     clean.flags = flags
     return clean, count
 
@@ -76,7 +99,7 @@ def _event(event: Event) -> Event:
 def _segment(segment: Segment, chat: Chat, filler: int) -> tuple[Segment, int]:
     messages = [_message(message) for message in segment.messages]
     pieces = chat.pieces(segment.ids)
-    spans = sorted(secrets_in("".join(pieces)))
+    spans = secrets_in("".join(pieces))
     new = replace(segment, ids=[*segment.ids], sampled=[*segment.sampled], logprobs=[*segment.logprobs])
     new.versions, new.messages = [*segment.versions], messages
     place = count = 0

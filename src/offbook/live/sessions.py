@@ -1,6 +1,7 @@
 """Sessions of real users and what they thought of them, as files that can be deleted one by one.
 
 sessions/ID.json         a session: the rollout, whose it is, and every reaction so far
+forgotten                digests of the names of sessions that were deleted, so that they are not collected again
 cycles/00003/            the run folder of the training that made version 3
 gate/00003/              the evaluation of version 3
 decisions.jsonl          everything that was decided, with its numbers; the last line says what is deployed
@@ -105,6 +106,10 @@ def user_digest(name: str) -> str:
     return hashlib.sha256(f"offbook user {name}".encode()).hexdigest()[:16]
 
 
+def _name_digest(id: str) -> str:
+    return hashlib.sha256(f"offbook session {id}".encode()).hexdigest()[:32]
+
+
 def in_share(user: str, share: float, salt: str) -> bool:
     """The same users all the way through a trial, and others in the next."""
     digest = hashlib.sha256(f"{salt} {user}".encode()).digest()
@@ -116,6 +121,7 @@ class LiveFolder:
         self.path = Path(path)
         self.decisions_file = self.path / "decisions.jsonl"
         self.config_file = self.path / "config.toml"
+        self.forgotten_file = self.path / "forgotten"
 
     # Sessions
 
@@ -179,6 +185,9 @@ class LiveFolder:
         """Delete sessions everywhere: also from what cycles were trained on. What a model learned stays in it."""
         gone = set(ids)
         count = 0
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.forgotten_file.open("a") as file:
+            file.writelines(f"{_name_digest(id)}\n" for id in sorted(gone))
         for id in gone:
             count += self.has(id)
             self._file(id).unlink(missing_ok=True)
@@ -191,6 +200,11 @@ class LiveFolder:
             if any(line.target.rollout in gone for line in lines):
                 write_atomic(step_file, dump_lines(line for line in lines if line.target.rollout not in gone))
         return count
+
+    def forgotten(self, ids: Iterable[str]) -> set[str]:
+        """Those of them that were here and were deleted."""
+        known = set(self.forgotten_file.read_text().split()) if self.forgotten_file.is_file() else set()
+        return {id for id in ids if _name_digest(id) in known}
 
     # Decisions
 
@@ -229,7 +243,7 @@ class LiveFolder:
 def storable(session: Session, settings: LiveConfig, chat: Chat) -> Session | None:
     if settings.consent == "none":
         return None
-    clean, _ = scrub(session.rollout, chat)
+    clean, _ = scrub(replace(session.rollout, group=session.user), chat)
     reactions = [replace(one, text=scrubbed(one.text)) for one in session.reactions]
     session = replace(session, rollout=clean, reactions=reactions, at=session.at or time.time())
     is_bare = settings.consent == "numbers" or session.arm == "shadow"  # of which nothing is learned

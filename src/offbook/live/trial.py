@@ -107,6 +107,19 @@ def compare_versions(
     return judge_pairs(pairs, span(weights), alpha, more + and_more)
 
 
+def concurrent(sessions: Sequence[Session], base: int, other: int) -> list[Session]:
+    """Of the time in which both versions were served, and of users who then had one of them alone: what a comparison
+    outside of a trial may use. Another time has other requests."""
+    seen = [one for one in sessions if one.version in (base, other) and one.arm != "shadow"]
+    times = [[one.at for one in seen if one.version == version] for version in (base, other)]
+    if not all(times):
+        return []
+    since, until = max(map(min, times)), min(map(max, times))
+    seen = [one for one in seen if since <= one.at <= until]
+    mixed = set.intersection(*({one.user for one in seen if one.version == version} for version in (base, other)))
+    return [one for one in seen if one.user not in mixed]
+
+
 def compare_shadow(
     sessions: Sequence[Session], candidate: int, weights: dict[str, float], alpha: float, names: Sequence[str]
 ) -> Verdict:

@@ -59,6 +59,7 @@ class Messages:
         return _Stream()
 
     def error(self, kind: str, sentence: str) -> Json:
+        kind = "invalid_request_error" if kind == "context_length_exceeded" else kind  # a name of OpenAI's
         return {"type": "error", "error": {"type": kind, "message": sentence}}
 
 

@@ -84,7 +84,7 @@ def read_sources(config: Config, model: Path, progress: Progress) -> Iterator[So
         source = _read(name, config, model, progress)
         if not source.rollouts:
             reasons = [*source.problems[:SHOWN], *source.left_out] or ["it is empty"]
-            raise OffbookError(f"{name} has nothing to imitate: {'; '.join(reasons)}")
+            raise OffbookError(f"{name} has nothing to learn from: {'; '.join(reasons)}")
         yield source
 
 
