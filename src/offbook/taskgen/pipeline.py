@@ -403,12 +403,12 @@ def level_of(feature_id: str, level: str) -> Level:
 
 
 def earlier_outcomes(path: Path) -> dict[tuple[str, str], Outcome]:
-    """What became of candidates in earlier calls, by id and level, so that none is tried twice."""
+    """What became of candidates in earlier calls, by id and level asked for, so that none is tried twice."""
     found = {}
     for line in path.read_text().splitlines() if path.is_file() else []:
         with suppress(ValidationError):  # the last line of a call that was killed
             outcome = _OUTCOME.validate_json(line)
-            found[outcome.id, outcome.level] = outcome
+            found[outcome.id, outcome.asked or outcome.level] = outcome
     return found
 
 
