@@ -12,6 +12,7 @@ from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.symbols import read_symbols
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.nouns import Feature, FunctionKey, Level, is_test_code
+from offbook.taskgen.told.counts import briefly_documented
 from offbook.taskgen.told.examples import examples
 from offbook.taskgen.told.instruct import complete, instructions
 from offbook.taskgen.told.needs import Evidence, Needs
@@ -68,6 +69,7 @@ def kept():
 ''',
 }
 WRAP = ("pkg/text.py::wrap", "pkg/text.py::_cut")
+BARE = FunctionKey.of("pkg/text.py::bare")
 BASKET = tuple(f"pkg/shop.py::Basket.{name}" for name in ("total", "__init__", "__repr__"))
 
 
@@ -370,7 +372,39 @@ def test_bare(number, result):
     assert missing(found, words["normal"])[0].reason == SILENT
     test = "from pkg.text import bare\ndef test_bare(data):\n    assert bare(data)\n"
     found, words = needs(test, "stub", "pkg/text.py::bare")
-    assert missing(found, words["normal"])[0].reason == SILENT
+    (lacking,) = missing(found, words["normal"])
+    counted = f"has 0 words of docstring for {found.evidence.symbols.functions[BARE].statements} statements"
+    assert str(lacking) == f"{SILENT}: {BARE} {counted}, and few tests are simple calls"
+
+
+@pytest.mark.parametrize(
+    ("docstring", "helper", "counted"),
+    [
+        ("Twice it.", "", "has 2 words of docstring for 3 statements"),
+        ("Twice it, and one more.", "", ""),
+        ("See the manual in the other room.", "", ""),  # it says nothing, and that is not seen
+        ("Twice it, and one more.", "Help.", "with what went with it has 6 words of docstring for 8 statements"),
+    ],
+)
+def test_of_documentation_the_words_are_counted(docstring: str, helper: str, counted: str) -> None:
+    code = f'''def double(n):
+    """{docstring}"""
+    n = _help(n)
+    n += n
+    return n + 1
+
+def _help(n):
+    """{helper}"""
+    n += 1
+    n += 1
+    n += 1
+    n -= 3
+    return n
+'''
+    symbols = read_symbols({"m.py": code}, (".",))
+    target, other = (FunctionKey("m.py", name) for name in ("double", "_help"))
+    gone = (target, other) if helper else (target,)
+    assert [*briefly_documented([target], gone, symbols).values()] == [counted] * bool(counted)
 
 
 def ran(found: Needs) -> Needs:

@@ -125,9 +125,9 @@ def missing(needs: Needs, instruction: str) -> list[Missing]:
     if needs.unworded and not needs.examples and needs.unworded.value not in instruction:
         where, value = needs.unworded.test, needs.unworded.value[:80]
         found.append(Missing(TEXTS, f"{where} has {value!r}, and no example is given"))
-    if needs.silent and not needs.is_exampled(instruction):
-        why = "has no docstring to speak of, and few tests are simple calls"
-        found.append(Missing(SILENT, f"{needs.silent[0]} {why}"))
+    if needs.brief and not needs.is_exampled(instruction):
+        key, counted = next(iter(needs.brief.items()))
+        found.append(Missing(SILENT, f"{key} {counted}, and few tests are simple calls"))
     return found
 
 
