@@ -432,14 +432,15 @@ def test_surcharge(zone, amount):
 
 
 @pytest.mark.parametrize(
-    ("rows", "num_shown", "is_cut"),
+    ("rows", "num_shown", "num_more"),
     [
-        ([(1, 0), (5, 0), (2, 85), (3, 240), (9, 615)], 5, False),  # the others of the table, too
-        ([(1, 0), *((n, 615) for n in range(20, 38))], 16, True),
+        ([(1, 0), (5, 0), (2, 85), (3, 240), (9, 615)], 5, 0),  # the others of the table, too
+        ([(1, 0), *((n, 615) for n in range(20, 38))], 16, 3),
+        ([(1, 0), *((n, 615) for n in range(20, 55))], 16, 20),  # 16 of them past the 20 that are looked at
     ],
 )
 def test_rows_with_what_is_stated_to_the_letter_are_shown(
-    rows: list[tuple[int, int]], num_shown: int, is_cut: bool
+    rows: list[tuple[int, int]], num_shown: int, num_more: int
 ) -> None:
     files = {"pkg/__init__.py": TABLE.replace("{numbers}", str({1: 0, 2: 85, 3: 240}))}
     test = TABLE_TEST.format(rows=rows)
@@ -448,8 +449,21 @@ def test_rows_with_what_is_stated_to_the_letter_are_shown(
     assert len(texts) == num_shown
     for zone, amount in [row for row in rows if row[1]][:6]:
         assert f"assert surcharge({zone}) == {amount}" in texts
-    assert ("For example, and the tests have more checks of this kind:" in stated(found)) == is_cut
-    assert ("For example:" in stated(found)) != is_cut
+    more = f", and the tests have at least {num_more} more checks of this kind" if num_more else ""
+    assert f"For example{more}:" in stated(found)
+
+
+def test_what_only_rows_have_that_nobody_looked_at_is_refused() -> None:
+    """The number is stated, and nothing says what it belongs to."""
+    files = {"pkg/__init__.py": TABLE.replace("{numbers}", str({1: 0, 8: 85}))}
+    few = [(1, 0), *((n, 615) for n in range(20, 25))]
+    for rows, reasons in (
+        ([*few, (8, 85)], []),
+        ([*few * 4, (8, 85)], ["tests/test_it.py::test_surcharge has '85' in a row that is not shown, past the 20th"]),
+        ([*few * 4, (90, 615)], []),
+    ):
+        found = ran(needs(TABLE_TEST.format(rows=rows), "stub", "pkg/__init__.py::surcharge", files=files)[0])
+        assert [lacking.evidence for lacking in missing(found, stated(found))] == reasons
 
 
 @pytest.mark.parametrize(("doctest", "num_shown"), [("", 2), (">>> volume(1, 1, 1)\n    1\n    ", 1)])

@@ -19,7 +19,7 @@ from offbook.taskgen.delete.symbols import Symbols, definitions, module_of
 from offbook.taskgen.delete.visible import vanished
 from offbook.taskgen.nouns import FunctionKey, is_test_code
 from offbook.taskgen.told.counts import MIN_EXAMPLES, MIN_WORDS, are_enough, briefly_documented, num_words
-from offbook.taskgen.told.examples import RAISING, Example, examples
+from offbook.taskgen.told.examples import RAISING, Example, examples, unread_rows
 from offbook.taskgen.told.literals import (
     as_text,
     checks,
@@ -28,6 +28,7 @@ from offbook.taskgen.told.literals import (
     has_word,
     is_number,
     is_read_back,
+    literals_in,
     parsed,
     removed_texts,
     shows,
@@ -279,10 +280,32 @@ class Needs:
         return self._best(self.evidence.tried, MAX_SHOWN)
 
     @cached_property
-    def has_more_examples(self) -> bool:
-        """That would be shown as well, were there room."""
+    def num_more_examples(self) -> int:
+        """At least: those that would be shown as well, were there room, and rows of their tables that nobody read."""
         tried = None if self.evidence.is_told else self.evidence.tried
-        return tried is not None and len(self._best(tried, len(self._candidates))) > len(self.examples)
+        if tried is None:
+            return 0
+        unread = sum(len(self._unread.get(test, ())) for test in {example.test for example in self.examples})
+        return len(self._best(tried, len(self._candidates))) - len(self.examples) + unread
+
+    @cached_property
+    def _unread(self) -> dict[str, list[ast.expr]]:
+        """Test -> rows of its table past those that are looked at."""
+        definitions = (code.node for code in self._code if isinstance(code.node, Definition))
+        return {node.name: rows for node in definitions if (rows := unread_rows(node))}
+
+    def unplaced(self, instruction: str) -> list[_Literal]:
+        """Stated texts of tables that the instruction has rows of: only rows that nobody read say where they belong."""
+        given = [example for example in self._candidates if example.text in instruction]
+        placed = {literal for example in given for literal in literals_in(example.text)}
+        unread = {
+            str(node.value).strip()
+            for test in {example.test for example in given}
+            for row in self._unread.get(test, ())
+            for node in ast.walk(row)
+            if isinstance(node, ast.Constant)
+        }
+        return [text for text in self.texts if text.value in unread - placed]
 
     def _best(self, tried: Tried, bound: int) -> list[Example]:
         functions = self.evidence.symbols.functions
