@@ -268,7 +268,7 @@ def test_options_that_the_first_call_had_otherwise_are_said_with_what_holds(
     made: tuple[Path, Path, list[Made]], tmp_path: Path
 ) -> None:
     source, out = prepared(made, tmp_path / "out")
-    (out / ".factory" / folder_name(str(source)) / "asked.json").unlink()
+    (out / ".factory" / folder_name(str(source)) / "asked.json").unlink(missing_ok=True)
     first = replace(SETTINGS, max_tasks=1, level="stub")
 
     def told(settings: MakeSettings) -> tuple[Made, list[str]]:
