@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from offbook.config import Config, load_config
 from offbook.evals.suites import tasks_of
 from offbook.loop.tasks import task_sets
 from offbook.tasks import load_task, load_tasks
+from offbook.tasks.git import gold_patch, touched_by
 from offbook.types import OffbookError
 
 __all__ = ["deps"]
@@ -135,6 +137,74 @@ def test_a_table_of_tasks_has_whole_words_on_a_narrow_screen(made: Path, monkeyp
     assert head.split() == ["difficulty", "level", "lines", "files", "tests", "twins", "bare", "floor", "id"]
     assert [line.split()[-1] for line in lines] == [task.id for task in load_tasks(made / "train")]
     assert {line.index(line.split()[-1]) for line in lines} == {head.index("id")}
+
+
+# --- is it right?
+
+
+def graded(task: Path, solution: Path, *options: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["tasks", "grade", str(task), str(solution), *options], standalone_mode=False)
+    assert result.exception is None
+    return result.return_value or 0, result.stdout
+
+
+def test_a_solution_is_graded_as_in_training(made: Path, tmp_path: Path) -> None:
+    task, solved = load_tasks(made / "train")[0], tmp_path / "solved"
+    gold = task.folder / "solution/gold.patch"
+    assert graded(task.folder, gold) == (0, f"{task.id}: solved\nreward 1: outcome 1\n")
+    shutil.copytree(task.tree, solved)
+    code, said = graded(task.folder, solved, "--json")
+    unsolved = {"id": task.id, "solved": False, "reward": 0.0, "parts": {"outcome": 0.0}, "weights": {}, "flags": []}
+    assert (code, json.loads(said)) == (1, {**unsolved, "why": "it changes no file that is graded", "failing": []})
+    subprocess.run(["patch", "-p1", "-s", "-i", gold], cwd=solved, check=True)
+    (solved / "__pycache__").mkdir()
+    (solved / "__pycache__" / "x.pyc").write_bytes(b"\xff")
+    assert graded(task.folder, solved)[0] == 0
+    (path,) = touched_by(gold.read_text())
+    (solved / path).write_text((solved / path).read_text().replace("return", "return None and"))
+    code, said = graded(task.folder, solved)
+    first, reward, failing, *tests = said.splitlines()
+    assert (code, reward, failing) == (1, "reward 0: outcome 0", f"failing ({len(tests)}):")
+    assert first.startswith(f"{task.id}: not solved ({tests[0].strip()} does not pass (")
+    assert {test.strip() for test in tests} >= {*task.fail_to_pass}
+
+
+def test_what_monitors_find_in_a_solution_takes_the_reward(made: Path, tmp_path: Path) -> None:
+    task = load_tasks(made / "train")[0]
+    hook = "def pytest_runtest_makereport(item, call):\n    return None\n"
+    patch = tmp_path / "mine.diff"
+    patch.write_text(
+        (task.folder / "solution/gold.patch").read_text() + gold_patch({"conftest.py": hook}, {"conftest.py": None})
+    )
+    code, said = graded(task.folder, patch)
+    first, reward, *findings = said.splitlines()
+    assert (code, first) == (1, f"{task.id}: not solved (a finding takes the reward)")
+    assert reward.startswith("reward 0: outcome 0, outcome_withheld 1 x 0")
+    assert findings
+    assert all(line.startswith("finding ") and "conftest.py" in line for line in findings)
+
+
+def test_what_cannot_be_graded_is_said_in_a_sentence(made: Path, tmp_path: Path) -> None:
+    task, other = load_tasks(made / "train")[0].folder, tmp_path / "other"
+    write(
+        other, {"x.py": "1\n", "text.diff": "no diff\n", "far.diff": "--- a/no.py\n+++ b/no.py\n@@ -1 +1 @@\n-a\n+b\n"}
+    )
+    (other / "bytes.diff").write_bytes(b"\xff\xfe")
+    for folder, solution, sentence in (
+        (other, task, f"{other} is not a task folder: it has no task.toml"),
+        (task, other / "nowhere", f"there is no folder or patch {other / 'nowhere'}"),
+        (task, other, f"{other} has no file of the tree of {task}; give the whole tree, or a patch"),
+        (task, other / "text.diff", f"{other / 'text.diff'} is no patch for the tree of {task}: it does not apply: "),
+        (task, other / "far.diff", f"{other / 'far.diff'} is no patch for the tree of {task}: it does not apply: "),
+        (task, other / "bytes.diff", f"{other / 'bytes.diff'} is no patch: it is no text"),
+    ):
+        with pytest.raises(OffbookError) as error:
+            here("grade", folder, solution)
+        assert (error.value.exit_code, str(error.value)[: len(sentence)]) == (2, sentence)
+        assert "\n" not in str(error.value)
+    result = offbook("grade", task, other / "nowhere")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1] == f"offbook: there is no folder or patch {other / 'nowhere'}"
 
 
 # --- one repository, from which nothing is held out

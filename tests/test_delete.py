@@ -347,6 +347,23 @@ def test_at_gone_a_public_name_that_cannot_be_cleaned_away_is_stubbed(more: dict
     assert set(deletion.files) == {"m.py"}
 
 
+@pytest.mark.parametrize(
+    ("asked", "more", "used"),
+    [
+        ("gone", {}, "gone"),
+        ("gone", {"n.py": "import m\n\ndef use():\n    return m.top()\n"}, "hybrid"),
+        ("gone", {"n.py": "import m\n\ndef use():\n    return m.top() + m._deep()\n"}, "stub"),
+        ("hybrid", {}, "hybrid"),
+        ("hybrid", {"n.py": "from m import _deep\nTABLE = {'a': _deep}\n"}, "stub"),
+        ("stub", {}, "stub"),
+    ],
+)
+def test_the_level_is_the_one_that_came_of_it(asked: Level, more: dict[str, str], used: Level) -> None:
+    files, (target, helper) = {**HELPER, **more}, map(FunctionKey.of, ("m.py::top", "m.py::_deep"))
+    feature = Feature("it", "single", (target,), (target, helper), ())
+    assert delete(files, read_symbols(files, (".",)), feature, asked).level == used
+
+
 CLASSES = """class Base:
     def run(self):
         return self.step()

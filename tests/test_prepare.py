@@ -220,6 +220,30 @@ def test_a_copy_of_the_package_among_its_dependencies_goes(tmp_path: Path, monke
         asyncio.run(install(Project("other", "2"), deps, base))
 
 
+def test_an_install_that_is_stopped_leaves_nothing_of_pips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an index that never answers."""
+    common, folder = tmp_path / "tmp", tmp_path / "folder"
+    common.mkdir()
+    monkeypatch.setenv("TMPDIR", str(common))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_NO_INDEX", raising=False)
+
+    async def stop() -> None:
+        base = Path(os.path.realpath(sys.executable))
+        installing = asyncio.create_task(install(Project("pkg", "2"), folder / "deps", base))
+        while not [*tmp_path.rglob("pip-*")]:
+            assert not installing.done()
+            await asyncio.sleep(0.05)
+        installing.cancel()
+        await asyncio.wait([installing])
+
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{index.getsockname()[1]}/simple")
+        asyncio.run(stop())
+    assert [*common.iterdir()] == []
+    assert [path.name for path in folder.iterdir()] == ["deps"]
+
+
 # --- which tests are relied on, and what they can see
 
 

@@ -12,6 +12,7 @@ from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.delete.symbols import read_symbols
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.nouns import Feature, FunctionKey, Level, is_test_code
+from offbook.taskgen.told.counts import briefly_documented
 from offbook.taskgen.told.examples import examples
 from offbook.taskgen.told.instruct import complete, instructions
 from offbook.taskgen.told.needs import Evidence, Needs
@@ -68,6 +69,7 @@ def kept():
 ''',
 }
 WRAP = ("pkg/text.py::wrap", "pkg/text.py::_cut")
+BARE = FunctionKey.of("pkg/text.py::bare")
 BASKET = tuple(f"pkg/shop.py::Basket.{name}" for name in ("total", "__init__", "__repr__"))
 
 
@@ -370,7 +372,39 @@ def test_bare(number, result):
     assert missing(found, words["normal"])[0].reason == SILENT
     test = "from pkg.text import bare\ndef test_bare(data):\n    assert bare(data)\n"
     found, words = needs(test, "stub", "pkg/text.py::bare")
-    assert missing(found, words["normal"])[0].reason == SILENT
+    (lacking,) = missing(found, words["normal"])
+    counted = f"has 0 words of docstring for {found.evidence.symbols.functions[BARE].statements} statements"
+    assert str(lacking) == f"{SILENT}: {BARE} {counted}, and few tests are simple calls"
+
+
+@pytest.mark.parametrize(
+    ("docstring", "helper", "counted"),
+    [
+        ("Twice it.", "", "has 2 words of docstring for 3 statements"),
+        ("Twice it, and one more.", "", ""),
+        ("See the manual in the other room.", "", ""),  # it says nothing, and that is not seen
+        ("Twice it, and one more.", "Help.", "with what went with it has 6 words of docstring for 8 statements"),
+    ],
+)
+def test_of_documentation_the_words_are_counted(docstring: str, helper: str, counted: str) -> None:
+    code = f'''def double(n):
+    """{docstring}"""
+    n = _help(n)
+    n += n
+    return n + 1
+
+def _help(n):
+    """{helper}"""
+    n += 1
+    n += 1
+    n += 1
+    n -= 3
+    return n
+'''
+    symbols = read_symbols({"m.py": code}, (".",))
+    target, other = (FunctionKey("m.py", name) for name in ("double", "_help"))
+    gone = (target, other) if helper else (target,)
+    assert [*briefly_documented([target], gone, symbols).values()] == [counted] * bool(counted)
 
 
 def ran(found: Needs) -> Needs:
@@ -398,14 +432,15 @@ def test_surcharge(zone, amount):
 
 
 @pytest.mark.parametrize(
-    ("rows", "num_shown", "is_cut"),
+    ("rows", "num_shown", "num_more"),
     [
-        ([(1, 0), (5, 0), (2, 85), (3, 240), (9, 615)], 5, False),  # the others of the table, too
-        ([(1, 0), *((n, 615) for n in range(20, 38))], 16, True),
+        ([(1, 0), (5, 0), (2, 85), (3, 240), (9, 615)], 5, 0),  # the others of the table, too
+        ([(1, 0), *((n, 615) for n in range(20, 38))], 16, 3),
+        ([(1, 0), *((n, 615) for n in range(20, 55))], 16, 20),  # 16 of them past the 20 that are looked at
     ],
 )
 def test_rows_with_what_is_stated_to_the_letter_are_shown(
-    rows: list[tuple[int, int]], num_shown: int, is_cut: bool
+    rows: list[tuple[int, int]], num_shown: int, num_more: int
 ) -> None:
     files = {"pkg/__init__.py": TABLE.replace("{numbers}", str({1: 0, 2: 85, 3: 240}))}
     test = TABLE_TEST.format(rows=rows)
@@ -414,8 +449,21 @@ def test_rows_with_what_is_stated_to_the_letter_are_shown(
     assert len(texts) == num_shown
     for zone, amount in [row for row in rows if row[1]][:6]:
         assert f"assert surcharge({zone}) == {amount}" in texts
-    assert ("For example, and the tests have more checks of this kind:" in stated(found)) == is_cut
-    assert ("For example:" in stated(found)) != is_cut
+    more = f", and the tests have at least {num_more} more checks of this kind" if num_more else ""
+    assert f"For example{more}:" in stated(found)
+
+
+def test_what_only_rows_have_that_nobody_looked_at_is_refused() -> None:
+    """The number is stated, and nothing says what it belongs to."""
+    files = {"pkg/__init__.py": TABLE.replace("{numbers}", str({1: 0, 8: 85}))}
+    few = [(1, 0), *((n, 615) for n in range(20, 25))]
+    for rows, reasons in (
+        ([*few, (8, 85)], []),
+        ([*few * 4, (8, 85)], ["tests/test_it.py::test_surcharge has '85' in a row that is not shown, past the 20th"]),
+        ([*few * 4, (90, 615)], []),
+    ):
+        found = ran(needs(TABLE_TEST.format(rows=rows), "stub", "pkg/__init__.py::surcharge", files=files)[0])
+        assert [lacking.evidence for lacking in missing(found, stated(found))] == reasons
 
 
 @pytest.mark.parametrize(("doctest", "num_shown"), [("", 2), (">>> volume(1, 1, 1)\n    1\n    ", 1)])

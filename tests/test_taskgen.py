@@ -25,6 +25,7 @@ from offbook.loop.slots import Slots, read_journal
 from offbook.loop.tasks import Selected
 from offbook.runfolder import RunFolder
 from offbook.sandbox import BoxSpec, open_box
+from offbook.taskgen.asked import differing
 from offbook.taskgen.audit.corpus import Corpus, Leak, audit_all, given_away
 from offbook.taskgen.delete.delete import delete
 from offbook.taskgen.features import Finder
@@ -37,6 +38,7 @@ from offbook.taskgen.pipeline import (
     funnel,
     make_tasks,
 )
+from offbook.taskgen.prepare.prepare import PrepareSettings
 from offbook.taskgen.proposals import Proposal, deletion_of, diff_in, proposer, read_proposals
 from offbook.taskgen.splits import split_of
 from offbook.taskgen.told.instruct import rewriter, usable
@@ -260,6 +262,44 @@ def test_no_more_tasks_than_asked_for_and_a_bad_repository_does_not_stop_the_oth
     (damaged,) = run_make(out, source, settings=limited)
     assert "it cannot be prepared" in damaged.unprepared
     assert asyncio.run(check_all(load_tasks(out / "train"))) == [""]  # what the task stands on is still there
+
+
+def test_options_that_the_first_call_had_otherwise_are_said_with_what_holds(
+    made: tuple[Path, Path, list[Made]], tmp_path: Path
+) -> None:
+    source, out = prepared(made, tmp_path / "out")
+    (out / ".factory" / folder_name(str(source)) / "asked.json").unlink(missing_ok=True)
+    first = replace(SETTINGS, max_tasks=1, level="stub")
+
+    def told(settings: MakeSettings) -> tuple[Made, list[str]]:
+        said: list[str] = []
+        (result,) = asyncio.run(make_tasks([str(source)], out, BOX, settings, said.append))
+        return result, [line for line in said if "reading everything" not in line]
+
+    before, said = told(first)
+    assert (len(before.verified), said) == (1, [])
+    result, said = told(replace(first, level="gone", wording="terse", heldout=0.5))
+    assert said == [
+        "little: --level was `stub` and is `gone` and --wording was `normal` and is `terse`: tasks that are there stay "
+        "as they are, only new ones have it; --heldout was `0` and is `0.5`: it stays on the side where it is; or give "
+        "another --out"
+    ]
+    assert (result.verified, len(load_tasks(out / "train"))) == (before.verified, 1)  # it counts, at whatever level
+    result, said = told(replace(first, max_tasks=2))
+    assert (len(result.verified), len(load_tasks(out / "train")), said) == (2, 2, [])
+    for _ in range(2):
+        assert told(first)[1] == ["little: 2 tasks are there and stay, more than --limit asks for"]
+
+
+def test_a_repository_stays_as_it_was_prepared(tmp_path: Path) -> None:
+    assert differing(tmp_path, SETTINGS) == ""
+    other = PrepareSettings(python="3.12", pytest_options=("-p", "no:x y"))
+    assert differing(tmp_path, replace(SETTINGS, prepare=other, context=True, max_tasks=3)) == (
+        "--context was not given and is `given`: tasks that are there stay as they are, only new ones have it; "
+        "--python was not given and is `3.12` and --pytest-options was not given and is `-p 'no:x y'`: it is prepared "
+        "already, and stays so; or give another --out"
+    )
+    assert differing(tmp_path, SETTINGS) == ""
 
 
 def test_an_error_of_the_factory_in_one_repository_leaves_the_others(

@@ -18,6 +18,7 @@ import typer
 from rich.text import Text
 
 from offbook.cli.options import Json, Plain, console, progress_display, say
+from offbook.cli.task_grade import grade
 from offbook.cli.task_tables import medians, summary
 from offbook.config import load_config
 from offbook.types import OffbookError, Task
@@ -203,6 +204,9 @@ def check(places: Places, plain: Plain = False, as_json: Json = False) -> None:
         print(f"{len(unknown)} of {num_folders} cannot be solved from what is shown: {counted}")
     everything: dict[str, Sequence[object]] = {**{task_id: [why] for task_id, why in bad.items()}, **unknown}
     _judge(num_folders, everything, "task folders hold", answer if as_json else None)
+
+
+app.command("grade", epilog="For example: offbook tasks grade tasks/train/my-task ./my-tree")(grade)
 
 
 @app.command("leaks", epilog="For example: offbook tasks leaks tasks")

@@ -316,11 +316,13 @@ class Collector:
         await self.scored(task, rollout)
         return rollout
 
-    async def scored(self, task: Task, rollout: Rollout) -> None:
+    async def scored(self, task: Task, rollout: Rollout) -> Grade | None:
+        """With its reward and its findings on it. The grade is there where tests were run."""
         began = time.monotonic()
         outcome, grade = await self._graded(task, rollout)
         await self._score(task, rollout, outcome, grade)
         rollout.usage.scoring_seconds = time.monotonic() - began
+        return grade
 
     async def work(self, job: Job, session: Session, watch: Watch) -> Rollout:
         """One attempt, not graded yet. Without a box it is a crashed one, of which nothing but the fault is known."""

@@ -82,6 +82,7 @@ class Outcome:
     test_s: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)  # seconds, of what was waited for too
     sketch: tuple[int, ...] = ()  # of the deleted code (repeated.py)
+    asked: str = ""  # the level that was asked for, of which `level` came
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,8 @@ async def make_task(
     deletion = await asyncio.to_thread(delete, workshop.files, workshop.symbols, feature, level)
     outcome = await task_from(workshop, deletion, folder, spec, settings, taken)
     delete_s = time.monotonic() - began - outcome.seconds
-    return replace(outcome, seconds=outcome.seconds + delete_s, stages={"delete": delete_s, **outcome.stages})
+    stages = {"delete": delete_s, **outcome.stages}
+    return replace(outcome, asked=level, seconds=outcome.seconds + delete_s, stages=stages)
 
 
 class _Told:

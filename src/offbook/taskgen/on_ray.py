@@ -67,7 +67,11 @@ def make_on_ray(
             (result,) = asyncio.run(make_tasks([source], out, spec, settings))
             return result
 
-        ready = [one.name for one in every(prepared, "prepared").values() if not one.unprepared]
+        found = every(prepared, "prepared").values()
+        for one in found:
+            if one.differs:
+                progress(f"{one.name}: {one.differs}")
+        ready = [one.name for one in found if not one.unprepared]
         if ready:
             settle(out, ready, settings.heldout)
         return list(every(made, "done").values())

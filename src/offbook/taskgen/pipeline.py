@@ -3,6 +3,7 @@
     out/train/ID/, out/heldout/ID/      task folders; whole repositories are held out, so their code is really unseen
     out/.factory/splits.json            which repository is on which side
     out/.factory/NAME/                  a prepared repository: tree/, deps/, python/, map.json (prepare/)
+    out/.factory/NAME/asked.json        the options of the first call (asked.py)
     out/.factory/NAME/outcomes.jsonl    what became of each of its candidates, in order of being done
     out/.factory/NAME/made.json         all of them are done, and what came out
 
@@ -31,6 +32,7 @@ from pydantic import TypeAdapter, ValidationError
 from offbook.lock import Held, only_writer
 from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.asked import differing
 from offbook.taskgen.features import FeatureSettings, Finder
 from offbook.taskgen.make import MakeSettings, Outcome, make_task, task_from
 from offbook.taskgen.nouns import LEVELS, Feature, Level, Unprepared
@@ -69,6 +71,7 @@ class Made:
     split: str = "train"
     unprepared: str = ""  # why there is nothing
     log: str = ""
+    differs: str = ""  # options that the first call had otherwise, and what holds
     num_tests: int = 0
     num_excluded: int = 0
     candidates: int = 0
@@ -211,6 +214,9 @@ class _Run:
         made.name, made.version = repository.name, repository.version
         made.num_tests, made.num_excluded = len(repository.tests), len(repository.excluded)
         made.prepare_s = time.monotonic() - began
+        made.differs = differing(folder, self.settings)
+        if made.differs:
+            self.progress(f"{made.name}: {made.differs}")
 
     async def make(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
         """What ends one repository leaves the others, and its own tasks as far as they are."""
@@ -227,6 +233,7 @@ class _Run:
     async def _make(self, made: Made, proposals: list[Proposal], is_whole: bool) -> None:
         folder, began = self.folder(made), time.monotonic()
         if is_whole and not proposals and not self.settings.propose and self._found_made(made):
+            self._say_more(made)
             self.on_outcome(made)
             return
         self.progress(f"{made.name}: reading everything that an agent could read")
@@ -237,6 +244,7 @@ class _Run:
         if is_whole:
             await (self.releases if is_release(made.source) else self.features)(made, workshop)
             made.make_s = time.monotonic() - began
+            self._say_more(made)
             if not any(outcome.refused == OURS for outcome in made.outcomes):
                 found = {"asked": self._asked(), "made": _MADE.dump_python(made, mode="json")}
                 write_atomic(folder / "made.json", json.dumps(found))
@@ -248,6 +256,10 @@ class _Run:
                 ]
         await self.proposals(made, workshop, proposals)
         made.make_s = time.monotonic() - began
+
+    def _say_more(self, made: Made) -> None:
+        if 0 < self.settings.max_tasks < len(made.verified):
+            self.progress(f"{made.name}: {len(made.verified)} tasks are there and stay, more than --limit asks for")
 
     def _asked(self) -> dict[str, str | int]:
         """What made.json is the answer to."""
@@ -329,6 +341,9 @@ class _Run:
         """What became of it, now or in an earlier call; None where there are tasks enough."""
         known = earlier.get((candidate.id, candidate.level))
         folder = self.out / made.split / candidate.id
+        if folder.is_dir():  # made at any level
+            same = (one for one in earlier.values() if one.id == candidate.id and not one.refused)
+            known = next(same, known)
         if known is None and folder.is_dir():
             there = "a task of that name is there"
             return Outcome(candidate.id, made.name, candidate.kind, candidate.level, there, str(folder))
@@ -403,12 +418,12 @@ def level_of(feature_id: str, level: str) -> Level:
 
 
 def earlier_outcomes(path: Path) -> dict[tuple[str, str], Outcome]:
-    """What became of candidates in earlier calls, by id and level, so that none is tried twice."""
+    """What became of candidates in earlier calls, by id and level asked for, so that none is tried twice."""
     found = {}
     for line in path.read_text().splitlines() if path.is_file() else []:
         with suppress(ValidationError):  # the last line of a call that was killed
             outcome = _OUTCOME.validate_json(line)
-            found[outcome.id, outcome.level] = outcome
+            found[outcome.id, outcome.asked or outcome.level] = outcome
     return found
 
 

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from offbook import syntax
 from offbook.client import Client
 from offbook.copies import parsed, statements, undocumented
+from offbook.taskgen.delete.delete import level_used
 from offbook.taskgen.delete.names import Definition
 from offbook.taskgen.delete.symbols import read_symbols
 from offbook.taskgen.nouns import Deletion, Feature, identity_of, is_test_code
@@ -118,7 +119,8 @@ def deletion_of(workshop: Workshop, proposal: Proposal, changed: Mapping[str, st
     feature = Feature(identity, "single", targets or functions[:1], functions, tuple(sorted(tests)))
     removed = {str(key): was[key] for key in functions}
     stubbed = tuple(key for key in sorted(touched) if _only_raises(now[key]))
-    return Deletion(feature, "gone" if gone else "stub", dict(changed), removed, stubbed, tuple(sorted(gone)))
+    level = level_used(feature, "gone", gone)
+    return Deletion(feature, level, dict(changed), removed, stubbed, tuple(sorted(gone)))
 
 
 def _only_raises(source: str) -> bool:

@@ -23,14 +23,16 @@ def gold_changes(task: Task) -> dict[str, str | None]:
     file = task.folder / "solution" / "gold.patch"
     if not file.is_file():
         raise OffbookError(f"{task.folder} has no solution/gold.patch to check it with")
-    patch = file.read_bytes().decode()
     try:
-        files = {
-            path: (task.tree / path).read_bytes().decode() for path in touched_by(patch) if (task.tree / path).is_file()
-        }
-        return applied(files, patch)
+        return changes_by(task, file.read_bytes().decode())
     except BadPatch as error:
         raise OffbookError(f"the gold patch of {task.folder} cannot be used: {error}") from error
+
+
+def changes_by(task: Task, patch: str) -> dict[str, str | None]:
+    """What a patch makes of the task's tree."""
+    there = [path for path in touched_by(patch) if (task.tree / path).is_file()]
+    return applied({path: (task.tree / path).read_bytes().decode() for path in there}, patch)
 
 
 async def check(task: Task, spec: BoxSpec | None = None, timeout_s: float = TIMEOUT_S) -> str:
@@ -44,7 +46,7 @@ async def check(task: Task, spec: BoxSpec | None = None, timeout_s: float = TIME
         return await _check_script(task, spec, timeout_s)
     if task.leave:
         untouched = await grade(task, {}, spec, timeout_s)
-        return "" if untouched.solved else f"nothing is to be changed, and it is refused: {_why(untouched)}"
+        return "" if untouched.solved else f"nothing is to be changed, and it is refused: {why_refused(untouched)}"
     if not task.fail_to_pass:
         return "it names no test that needs the feature"
     if why := await check_gold(task, spec, timeout_s):
@@ -92,7 +94,7 @@ async def check_gold(task: Task, spec: BoxSpec, timeout_s: float = TIMEOUT_S) ->
         return f"its gold patch changes {left_out[0]}, which is not graded"
     accepted = await grade(task, gold, spec, timeout_s)
     if not accepted.solved:
-        return f"its gold patch is refused: {_why(accepted)}"
+        return f"its gold patch is refused: {why_refused(accepted)}"
     return ""
 
 
@@ -105,7 +107,7 @@ async def _check_script(task: Task, spec: BoxSpec, timeout_s: float) -> str:
     return "it is solved by doing nothing" if reward >= 1 else ""
 
 
-def _why(result: Grade) -> str:
+def why_refused(result: Grade) -> str:
     if result.invalid:
         return result.invalid
     test = min(result.missing)

@@ -2,7 +2,8 @@
 
 `stub`: bodies become a raise. `hybrid`: public names are stubs, private helpers are gone. `gone`: public names are gone
 too, with everything that names them. A function that something left over still names is stubbed instead: the deletion
-is made, looked over for names that lead nowhere, and made again without those, until none is left.
+is made, looked over for names that lead nowhere, and made again without those, until none is left. So another level may
+come of it than was asked for: `gone` is one of which a target is gone, `stub` one of which nothing is.
 
 Left out: names built at run time, and module-level constants that only deleted code read (they stay).
 """
@@ -34,7 +35,8 @@ def delete(files: Mapping[str, str], symbols: Symbols, feature: Feature, level: 
         changed |= leftovers.scrub_documents(files, {key.name: symbols.modules[key.path].name for key in doomed})
     deleted = {key for key in feature.functions if key in doomed or key.is_inside(doomed | {*feature.functions})}
     stubbed = {key for key in feature.functions if str(key) in attempt.removed} - deleted
-    return Deletion(feature, level, changed, attempt.removed, tuple(sorted(stubbed)), tuple(sorted(deleted)))
+    used = level_used(feature, level, doomed)
+    return Deletion(feature, used, changed, attempt.removed, tuple(sorted(stubbed)), tuple(sorted(deleted)))
 
 
 def delete_functions(
@@ -73,6 +75,13 @@ def _may_go(symbols: Symbols, feature: Feature, level: Level) -> set[FunctionKey
         if "<locals>" not in owner.name and (level == "gone" or hidden) and _is_whole_class(owner, symbols, feature):
             found.add(owner)
     return found
+
+
+def level_used(feature: Feature, level: Level, gone: set[FunctionKey]) -> Level:
+    """The one that came of it: what is left may need all the names, or all of those that are asked for."""
+    if not gone:
+        return "stub"
+    return level if any(key in gone or key.is_inside(gone) for key in feature.targets) else "hybrid"
 
 
 def _is_whole_class(owner: FunctionKey, symbols: Symbols, feature: Feature) -> bool:

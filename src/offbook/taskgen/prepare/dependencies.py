@@ -76,7 +76,13 @@ async def _pip(wanted: list[str], deps: Path, base: Path, *more: str) -> str:
     python = [] if base == Path(os.path.realpath(sys.executable)) else ["--python", str(base)]
     options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-conflicts", "--only-binary", ":all:"]
     command = [sys.executable, "-m", "pip", *python, "install", *options, *more, "--target", str(deps), "--", *wanted]
-    exit_code, output = await run_quietly(command, INSTALL_S)
+    scratch = deps.with_name("pip")  # in the package's own folder: pip leaves what it has there when it is killed
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        exit_code, output = await run_quietly(command, INSTALL_S, {**os.environ, "TMPDIR": str(scratch)})
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     if exit_code is None:
         raise Unprepared(f"installing the dependencies took longer than {INSTALL_S:.0f} s")
     if "No module named pip" in output:

@@ -102,19 +102,28 @@ def _is_exact(check: ast.stmt) -> bool:
 
 def _cases(node: Definition) -> Sequence[Mapping[str, ast.expr]]:
     """Values of the test's parameters, a mapping a case; one empty mapping where it has no table."""
+    names, table = _table(node)
+    rows = []
+    for row in table[:MAX_ROWS]:
+        values = [row] if len(names) == 1 else [*getattr(row, "elts", [])]
+        if len(values) == len(names):
+            rows.append(dict(zip(names, values, strict=True)))
+    return rows or [{}]
+
+
+def unread_rows(node: Definition) -> list[ast.expr]:
+    """The rows of a test's table that nobody looks at."""
+    return _table(node)[1][MAX_ROWS:]
+
+
+def _table(node: Definition) -> tuple[list[str], list[ast.expr]]:
+    """The names of a test's parameters and the rows of values; both empty where it has no table."""
     for decorator in node.decorator_list:
         if not (isinstance(decorator, ast.Call) and last(dotted(decorator.func)) == "parametrize"):
             continue
-        if len(decorator.args) < 2 or not isinstance(decorator.args[1], ast.List | ast.Tuple):
-            continue
-        names = _parameter_names(decorator.args[0])
-        rows = []
-        for row in decorator.args[1].elts[:MAX_ROWS]:
-            values = [row] if len(names) == 1 else [*getattr(row, "elts", [])]
-            if len(values) == len(names):
-                rows.append(dict(zip(names, values, strict=True)))
-        return rows or [{}]
-    return [{}]
+        if len(decorator.args) > 1 and isinstance(table := decorator.args[1], ast.List | ast.Tuple):
+            return _parameter_names(decorator.args[0]), table.elts
+    return [], []
 
 
 def _parameter_names(node: ast.expr) -> list[str]:

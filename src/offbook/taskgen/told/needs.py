@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +18,8 @@ from offbook.taskgen.delete.references import Lost
 from offbook.taskgen.delete.symbols import Symbols, definitions, module_of
 from offbook.taskgen.delete.visible import vanished
 from offbook.taskgen.nouns import FunctionKey, is_test_code
-from offbook.taskgen.told.examples import RAISING, Example, examples
+from offbook.taskgen.told.counts import MIN_EXAMPLES, MIN_WORDS, are_enough, briefly_documented, num_words
+from offbook.taskgen.told.examples import RAISING, Example, examples, unread_rows
 from offbook.taskgen.told.literals import (
     as_text,
     checks,
@@ -27,6 +28,7 @@ from offbook.taskgen.told.literals import (
     has_word,
     is_number,
     is_read_back,
+    literals_in,
     parsed,
     removed_texts,
     shows,
@@ -36,9 +38,7 @@ from offbook.taskgen.told.skeleton import skeleton
 from offbook.taskgen.told.testcode import TestCode, read_in, words_of
 from offbook.taskgen.told.tried import MAX_SHOWN, Tried, best_of
 
-MIN_DOCUMENTED = 4  # words of a docstring that says something
-MIN_EXAMPLES, MAX_EXAMPLES = 2, 8  # at least; by the lines they run
-MIN_EXAMPLED_TESTS = 4  # or one in as many
+MAX_EXAMPLES = 8  # by the lines they run
 FORMED = re.compile(r"\n|[^\w\s]")
 MIN_SHOWN = 0.6  # of the statements that no docstring describes
 
@@ -178,7 +178,7 @@ class Needs:
                 functions[key].public
                 or key in self.evidence.targets
                 or key.simple in asked
-                or _num_words(functions[key].docstring) >= MIN_DOCUMENTED
+                or num_words(functions[key]) >= MIN_WORDS
             )
         )  # fmt: skip
 
@@ -250,11 +250,11 @@ class Needs:
         return found
 
     @cached_property
-    def silent(self) -> list[FunctionKey]:
-        """Targets, and what else tests use by name, that have no docstring of some length. Helpers are what their
+    def brief(self) -> dict[FunctionKey, str]:
+        """Targets, and what else tests use by name, whose docstrings have few words -> how many. Helpers are what their
         callers make of them."""
         if self.evidence.is_told:
-            return []
+            return {}
         functions, targets = self.evidence.symbols.functions, self.evidence.targets
         used = read_in(self._code).keys() | {name for _, name in self.names}
         asked = [
@@ -263,7 +263,7 @@ class Needs:
             if key in targets
             or (key.simple in used and functions[key].public and functions[key].statements > 1 and not key.dunder)
         ]
-        return undocumented(asked, self.evidence.functions, self.evidence.symbols)
+        return briefly_documented(asked, self.evidence.functions, self.evidence.symbols)
 
     @cached_property
     def _candidates(self) -> list[Example]:
@@ -276,19 +276,41 @@ class Needs:
         if self.evidence.is_told:
             return []
         if self.evidence.tried is None:
-            return self._candidates[:MAX_EXAMPLES] if self.silent or self.unworded else []
+            return self._candidates[:MAX_EXAMPLES] if self.brief or self.unworded else []
         return self._best(self.evidence.tried, MAX_SHOWN)
 
     @cached_property
-    def has_more_examples(self) -> bool:
-        """That would be shown as well, were there room."""
+    def num_more_examples(self) -> int:
+        """At least: those that would be shown as well, were there room, and rows of their tables that nobody read."""
         tried = None if self.evidence.is_told else self.evidence.tried
-        return tried is not None and len(self._best(tried, len(self._candidates))) > len(self.examples)
+        if tried is None:
+            return 0
+        unread = sum(len(self._unread.get(test, ())) for test in {example.test for example in self.examples})
+        return len(self._best(tried, len(self._candidates))) - len(self.examples) + unread
+
+    @cached_property
+    def _unread(self) -> dict[str, list[ast.expr]]:
+        """Test -> rows of its table past those that are looked at."""
+        definitions = (code.node for code in self._code if isinstance(code.node, Definition))
+        return {node.name: rows for node in definitions if (rows := unread_rows(node))}
+
+    def unplaced(self, instruction: str) -> list[_Literal]:
+        """Stated texts of tables that the instruction has rows of: only rows that nobody read say where they belong."""
+        given = [example for example in self._candidates if example.text in instruction]
+        placed = {literal for example in given for literal in literals_in(example.text)}
+        unread = {
+            str(node.value).strip()
+            for test in {example.test for example in given}
+            for row in self._unread.get(test, ())
+            for node in ast.walk(row)
+            if isinstance(node, ast.Constant)
+        }
+        return [text for text in self.texts if text.value in unread - placed]
 
     def _best(self, tried: Tried, bound: int) -> list[Example]:
         functions = self.evidence.symbols.functions
         is_shown = all(">>>" in functions[key].docstring for key in self.evidence.targets)
-        fewest = MIN_EXAMPLES if self.silent or self.unworded or not is_shown else 0
+        fewest = MIN_EXAMPLES if self.brief or self.unworded or not is_shown else 0
         return best_of(self._candidates, tried, MAX_EXAMPLES, fewest, {text.value for text in self.texts}, bound)
 
     def is_exampled(self, instruction: str) -> bool:
@@ -349,36 +371,11 @@ def _called_in(node: ast.AST) -> set[str]:
     return {last(dotted(call)) for call in ast.walk(node) if isinstance(call, ast.Call)}
 
 
-def undocumented(asked: Iterable[FunctionKey], functions: Sequence[FunctionKey], symbols: Symbols) -> list[FunctionKey]:
-    """Those that have fewer words of docstring than statements, alone or with all `functions` that went with them. What
-    a base class says of the method it overrides is too general to count."""
-    whole = [symbols.functions[key] for key in functions if not symbols.functions[key].nested]
-    num_statements = sum(function.statements for function in whole)
-    if sum(_num_words(function.docstring) for function in whole) < num_statements:
-        return [*asked]
-    return [
-        key
-        for key in asked
-        if _num_words(symbols.functions[key].docstring) < max(MIN_DOCUMENTED, symbols.functions[key].statements)
-    ]
-
-
-def are_enough(given: Sequence[Example], failing: Iterable[str]) -> bool:
-    """Two checks at least, out of a quarter of the failing tests or four of them."""
-    tests = {test.partition("[")[0] for test in failing}
-    named = {example.test for example in given}
-    return len(given) >= MIN_EXAMPLES and len(named) >= min(MIN_EXAMPLED_TESTS, len(tests) / MIN_EXAMPLED_TESTS)
-
-
 def has_attribute(text: str, name: str) -> bool:
     """Whether code has it: a word of a sentence says nothing of an attribute."""
     return bool(
         re.search(rf"\.{re.escape(name)}\b|\b{re.escape(name)}\s*[:=]|\b(?:def|class) {re.escape(name)}\b", text)
     )
-
-
-def _num_words(docstring: str) -> int:
-    return len(re.findall(r"[A-Za-z]{2,}", docstring))
 
 
 def _expecting(node: ast.AST) -> Iterator[tuple[ast.Call, list[ast.stmt]]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from offbook.taskgen.delete.symbols import read_symbols
 from offbook.taskgen.nouns import FunctionKey, is_inside, is_test_code
-from offbook.taskgen.told.examples import FOLDER
+from offbook.taskgen.told.examples import FOLDER, MAX_ROWS
 from offbook.taskgen.told.literals import has_word
 from offbook.taskgen.told.needs import Evidence, Needs
 from offbook.taskgen.told.testcode import words_of
@@ -92,7 +92,8 @@ def stated(needs: Needs, with_values: bool = True) -> str:
         imports = sorted({line for one in needs.examples for line in one.imports if " as " in line})
         if any(has_word(text, FOLDER) for text in texts):
             imports.append(f"# {FOLDER}: an empty folder, a pathlib.Path, a new one for each check")
-        more = ", and the tests have more checks of this kind" if needs.has_more_examples else ""
+        count = needs.num_more_examples
+        more = f", and the tests have at least {count} more checks of this kind" if count else ""
         parts.append(f"For example{more}:\n\n{_fenced([*imports, apart.join(texts)])}")
     return "\n\n".join(parts)
 
@@ -122,12 +123,16 @@ def missing(needs: Needs, instruction: str) -> list[Missing]:
         for text in needs.texts
         if text.value not in instruction and _quoted(text.value) not in instruction
     ]
+    found += [
+        Missing(TEXTS, f"{text.test} has {text.value[:80]!r} in a row that is not shown, past the {MAX_ROWS}th")
+        for text in needs.unplaced(instruction)
+    ]
     if needs.unworded and not needs.examples and needs.unworded.value not in instruction:
         where, value = needs.unworded.test, needs.unworded.value[:80]
         found.append(Missing(TEXTS, f"{where} has {value!r}, and no example is given"))
-    if needs.silent and not needs.is_exampled(instruction):
-        why = "has no docstring to speak of, and few tests are simple calls"
-        found.append(Missing(SILENT, f"{needs.silent[0]} {why}"))
+    if needs.brief and not needs.is_exampled(instruction):
+        key, counted = next(iter(needs.brief.items()))
+        found.append(Missing(SILENT, f"{key} {counted}, and few tests are simple calls"))
     return found
 
 

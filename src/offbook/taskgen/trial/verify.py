@@ -23,8 +23,8 @@ from offbook.sandbox import BoxSpec
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.taskgen.delete.visible import without_tests
 from offbook.taskgen.nouns import Deletion, files_of, is_test_code
+from offbook.taskgen.told.counts import are_enough, briefly_documented
 from offbook.taskgen.told.examples import Example, examples
-from offbook.taskgen.told.needs import are_enough, undocumented
 from offbook.taskgen.told.sufficient import SILENT
 from offbook.taskgen.told.testcode import TestCode
 from offbook.taskgen.told.tried import TRIED_S, Tried, trying_of
@@ -109,9 +109,9 @@ async def verify(
     candidates = await asyncio.to_thread(_examples, workshop, deletion)
     gone, is_told = (*deletion.stubbed, *deletion.deleted), deletion.level == "release"
     targets = [key for key in gone if key in deletion.feature.targets and not is_told]
-    silent = undocumented(targets, gone, workshop.symbols)
-    if silent and not are_enough(candidates, needing):  # the best that can come of it
-        return Verdict(SILENT, str(silent[0]))
+    brief = briefly_documented(targets, gone, workshop.symbols)
+    if brief and not are_enough(candidates, needing):  # the best that can come of it
+        return Verdict(SILENT, " ".join(map(str, next(iter(brief.items())))))
     others = impacted(workshop, deletion, settings)
     tests = [*needing, *others]
     limit_s = START_S + SLOWER * sum(repository.seconds[test] for test in tests)
