@@ -31,6 +31,7 @@ from transformers.utils import logging as transformers_logging
 import offbook
 from offbook.config import Config, Precision, cache_folder, is_url
 from offbook.pocket.model import POCKETS, make_pocket, shape_of
+from offbook.routers import Mixture, mixture_of
 from offbook.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
 from offbook.train.checkpoint import copy_tokenizer
 from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged, refuse_unusable, stored_adapter
@@ -216,6 +217,11 @@ def positions(folder: Path) -> int:
     """How many tokens the model in this folder can read."""
     found: int = AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings
     return found
+
+
+def mixture_in(folder: Path) -> Mixture | None:
+    """What is known of its experts, if it has any."""
+    return mixture_of(AutoConfig.from_pretrained(folder))
 
 
 def _named_on_hub(name: str, config_alone: bool = False) -> Path:
