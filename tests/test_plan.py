@@ -459,11 +459,32 @@ def test_what_does_not_fit_on_a_rank_is_cut_further(tmp_path: Path) -> None:
     assert (less.replica_gpus, less.replicas) == (4, 16)
 
 
+def test_a_layout_says_what_comes_to_a_rank_in_a_step(large: Path, tmp_path: Path) -> None:
+    """By hand, of 8 rollouts a rank of 16,384 tokens each, two in a micro-batch; hints are a part of their own."""
+    sizes = {"train.groups": "8", "harness.context": "16384", "train.micro_tokens": "32768"}
+    found = make_layout(load_config([], {"model": str(large), **HALF, **sizes}), GPU, 16)
+    passes = 2 * 4  # backward passes of a micro-batch, micro-batches
+    assert found.traffic["reduce-scatter"]["gradients"] == pytest.approx(passes * 4 * found.parameters * 7 / 8)
+    assert found.traffic["all-reduce"]["gradients of replicas"] == 0
+    assert sum(found.traffic["all-to-all"].values()) == 0, "no experts, no Muon"
+    Qwen3MoeConfig(**MOE).save_pretrained(tmp_path)
+    given = {"model": str(tmp_path), **HALF, **sizes, "train.recompute": "all"}
+    experts = make_layout(load_config([], given), GPU, 16)
+    copies = 8 * 16_384 * 48 * 8 * 2048 * 2  # bytes: tokens, layers, experts of each, their width
+    assert experts.traffic["all-to-all"]["tokens, to experts and back"] == 2 * (3 + 2) * copies
+
+
 def test_the_verb_for_many(large: Path) -> None:
     given = ["plan", str(large), *(f"--{key}={value}" for key, value in HALF.items())]
     shown = CliRunner().invoke(app, [*given, "--gpus", "512", "--gpu-memory", "80"])
     assert shown.exit_code == 0
-    for line in ("32 x 8 (replicas x shards)", "256, each on 1", "boxes a node", "226.3 MB of 16.38 GB to each copy"):
+    for line in (
+        "32 x 8 (replicas x shards)",
+        "of gradients of replicas",
+        "256, each on 1",
+        "boxes a node",
+        "226.3 MB of 16.38 GB to each copy",
+    ):
         assert line in shown.stdout
     small = CliRunner().invoke(app, [*given, "--gpus", "2", "--gpu-memory", "80"])
     assert (small.exit_code, "it does not fit on 2: 8 would do" in small.stdout) == (1, True)

@@ -18,9 +18,10 @@ from typing import Any
 from offbook.config import Config
 from offbook.linear import refuse_lacking
 from offbook.loop.models import described
-from offbook.loop.plan import LARGEST_SHARE, SPARE, Device, Needs, kv_room, ways_of
+from offbook.loop.plan import LARGEST_SHARE, SPARE, Device, Needs, kv_room, meta_model, ways_of
 from offbook.sync.publisher import ANCHOR_EVERY
 from offbook.train.memory import Way, static_parts, step_parts
+from offbook.train.parallel.traffic import Meshes, Moved, Traffic, Work, step_traffic
 
 NODE = 8  # GPUs that share a fast network
 PATCH = {"adamw": 72.4, "muon": 192.6}  # times smaller than the weights in bfloat16, at a learning rate of 1e-6
@@ -54,6 +55,7 @@ class Layout:
     version_bytes: float  # full weights, as they are served
     patch_bytes: float
     anchor_bytes: float  # a version on average, of anchors
+    traffic: Traffic  # bytes that come to a rank that trains, a step, where all rollouts are as long as can be
 
     @property
     def need(self) -> float:
@@ -77,6 +79,8 @@ def make_layout(config: Config, device: Device, gpus: int) -> Layout:
     replica_gpus, kv_tokens = _replica(config, needs, device, gpus - training)
     replicas = (gpus - training) // replica_gpus if kv_tokens >= context else 0
     ep = _ep(shapes.num_experts, shard)
+    experts = (training // shard, shard // ep, ep) if shapes.num_experts else None
+    meshes = Meshes((training // shard, shard), experts, rows)
     wanted = config.train.groups * config.train.group_size * (1 + config.loop.max_staleness)
     held = replicas * (kv_tokens // context)
     boxes = -(-wanted // -(-gpus // NODE))
@@ -90,8 +94,8 @@ def make_layout(config: Config, device: Device, gpus: int) -> Layout:
         parameters=shapes.parameters,
         context=context,
         training_gpus=training,
-        dense=(training // shard, shard),
-        experts=(training // shard, shard // ep, ep) if shapes.num_experts else None,
+        dense=meshes.dense,
+        experts=experts,
         rows=rows,
         way=way,
         parts=parts,
@@ -106,7 +110,23 @@ def make_layout(config: Config, device: Device, gpus: int) -> Layout:
         version_bytes=served,
         patch_bytes=served / smaller,
         anchor_bytes=ANCHOR_SHARE * served / ANCHOR_EVERY,
+        traffic=_traffic(config, needs, meshes, way, training),
     )
+
+
+def _traffic(config: Config, needs: Needs, meshes: Meshes, way: Way, training: int) -> Traffic:
+    model, settings, shapes = described(config.model), config.train, needs.shapes
+    named = dict(meta_model(model, settings).named_parameters())
+    rollouts = -(-settings.groups * settings.group_size * meshes.rows // training)  # of ranks that share rows
+    work = Work(
+        tokens=rollouts * needs.context // meshes.rows,
+        micro_batches=-(-rollouts // max(1, way.micro_tokens // needs.context)),
+        backwards=needs.gradients,
+        recomputes=way.recompute != "none",
+        width_bytes=shapes.width_bytes,
+        wire_bytes=2,
+    )
+    return step_traffic(Moved.of(named, model, shapes.kv_entries, meshes), meshes, work, settings.optimizer == "muon")
 
 
 def _ep(num_experts: int, shard: int) -> int:

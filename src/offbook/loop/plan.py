@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from offbook.config import Config, LoraConfig, TrainConfig
 from offbook.engine.local import CPU_TOKENS
@@ -203,11 +203,16 @@ class Needs:
 
 
 def meta_shapes(model: PreTrainedConfig, settings: TrainConfig) -> Shapes:
+    return shapes_of(meta_model(model, settings))
+
+
+def meta_model(model: PreTrainedConfig, settings: TrainConfig) -> PreTrainedModel:
+    """With the adapter that is trained, if one is, and without data."""
     with torch.device("meta"):
         # A copy: how attention runs is written into the configuration.
         meta = AutoModelForCausalLM.from_config(copy.deepcopy(model), dtype=getattr(torch, settings.precision))
         make_trainable(meta, settings.lora, "", 0)
-    return shapes_of(meta)
+    return meta
 
 
 def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> Plan:
