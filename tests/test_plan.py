@@ -25,7 +25,16 @@ from transformers import (
 from typer.testing import CliRunner
 
 from offbook.cli import app
-from offbook.config import Config, ConfigError, EngineConfig, LoraConfig, TrainConfig, VllmConfig, load_config
+from offbook.config import (
+    Config,
+    ConfigError,
+    EngineConfig,
+    LoraConfig,
+    RanksConfig,
+    TrainConfig,
+    VllmConfig,
+    load_config,
+)
 from offbook.engine.vllm import Server
 from offbook.engine.vllm.find import Found
 from offbook.loop import plan as plan_room
@@ -37,7 +46,18 @@ from offbook.train import head
 from offbook.train.batches import Batch
 from offbook.train.forward import Decoder
 from offbook.train.lora import make_trainable
-from offbook.train.memory import CONTEXT_BYTES, IN_A_STEP, MODES, Mode, Way, saved_storages, static_parts, step_parts
+from offbook.train.memory import (
+    CONTEXT_BYTES,
+    IN_A_STEP,
+    MODES,
+    Mode,
+    Share,
+    Way,
+    saved_storages,
+    static_parts,
+    step_parts,
+)
+from offbook.train.parallel.led import share_of
 from offbook.train.scoring import Counts, Ledger
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError, Sample
@@ -457,6 +477,28 @@ def test_what_does_not_fit_on_a_rank_is_cut_further(tmp_path: Path) -> None:
     assert not make_layout(load_config([], given), Device("", 80e9, is_gpu=True), 4).fits
     less = make_layout(load_config([], given | {"engine.vllm.gpus": "4"}), Device("", 80e9, is_gpu=True), 128)
     assert (less.replica_gpus, less.replicas) == (4, 16)
+
+
+def test_a_rank_is_planned_by_its_share(large: Path) -> None:
+    """What one GPU is refused for, 8 of them have room for, and take the same way as `offbook plan` says."""
+    config = load_config([], {"model": str(large), **HALF, "engine.kind": "vllm", "engine.vllm.url": "http://x"})
+    with pytest.raises(OffbookError, match=r"needs \d+ GB here and a GPU of 150 GB has 150 GB"):
+        refuse_too_large(config, make_plan(config, GPU))
+    ranks, layout = make_plan(config, GPU, share=share_of(config.train.ranks, 8)), make_layout(config, GPU, 16)
+    refuse_too_large(config, ranks)
+    assert ranks.way == layout.way
+    assert ranks.need == pytest.approx(layout.need)
+    assert make_plan(config, GPU).way.micro_tokens < ranks.way.micro_tokens
+    small = Device("a GPU of 50 GB", 50e9, is_gpu=True)
+    with pytest.raises(OffbookError, match=r"^a rank of .* needs \d+ GB here and a GPU of 50 GB has 50 GB; "):
+        refuse_too_large(config, make_plan(config, small, share=share_of(RanksConfig(replicate=4), 8)))
+
+
+def test_shares_of_experts_follow_their_own_mesh() -> None:
+    assert share_of(RanksConfig(), 8) == Share(8, 8, 1, 1)
+    assert share_of(RanksConfig(replicate=2, context=2), 8) == Share(4, 4, 1, 2)
+    assert share_of(RanksConfig(replicate=2, experts=4), 8) == Share(4, 4, 4, 1)
+    assert share_of(RanksConfig(replicate=4, experts=4, expert_replicate=1), 8) == Share(2, 8, 4, 1)
 
 
 def test_a_layout_says_what_comes_to_a_rank_in_a_step(large: Path, tmp_path: Path) -> None:

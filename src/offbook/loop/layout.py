@@ -17,10 +17,10 @@ from typing import Any
 
 from offbook.config import Config
 from offbook.linear import refuse_lacking
-from offbook.loop.models import described
-from offbook.loop.plan import LARGEST_SHARE, SPARE, Device, Needs, kv_room, meta_model, ways_of
+from offbook.loop.models import described, meta_model
+from offbook.loop.plan import LARGEST_SHARE, SPARE, Device, Needs, kv_room, trainer_parts, ways_of
 from offbook.sync.publisher import ANCHOR_EVERY
-from offbook.train.memory import Way, static_parts, step_parts
+from offbook.train.memory import Share, Way
 from offbook.train.parallel.traffic import Meshes, Moved, Traffic, Work, step_traffic
 
 NODE = 8  # GPUs that share a fast network
@@ -28,7 +28,6 @@ PATCH = {"adamw": 72.4, "muon": 192.6}  # times smaller than the weights in bflo
 PATCH_RATE, PATCH_SLOPE = 1e-6, 0.685  # 34.1 times smaller at 3e-6
 LEAST_PATCH = 1.5  # where every weight changes, as in adapters
 ANCHOR_SHARE = 0.68  # of the weights
-GATHERED = 2  # layers at a time: one computes, the next is on its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +150,8 @@ def _tried(
 
 
 def _rank_parts(config: Config, needs: Needs, shard: int, rows: int, way: Way) -> dict[str, float]:
-    shapes = needs.shapes
-    tokens = -(-max(way.micro_tokens, needs.context) // rows)
-    held = static_parts(shapes, config.train.optimizer, needs.teachers, needs.gradients)
-    parts = {name: size / shard for name, size in held.items()}
-    tables = shapes.head_entries * (1 if shapes.tied else 2)
-    if shard > 1:
-        whole = shapes.parameters - tables - shapes.expert_entries
-        layers = whole + shapes.expert_entries / _ep(shapes.num_experts, shard)
-        parts["gathered weights"] = shapes.width_bytes * (tables + GATHERED * layers / shapes.layers)
-    step = step_parts(
-        shapes, replace(way, micro_tokens=tokens), tokens, -(-needs.branch_tokens // rows), config.train.linear.kind
-    )
-    keys = shapes.width_bytes * shapes.kv_entries / shapes.layers * needs.context if rows > 1 else 0.0
-    return {**parts, **step, **({"keys of a shared row": keys} if keys else {})}
+    share = Share(shard, shard, _ep(needs.shapes.num_experts, shard), rows)
+    return trainer_parts(config, replace(needs, share=share), way, needs.context)
 
 
 def _replica(config: Config, needs: Needs, device: Device, gpus: int) -> tuple[int, int]:

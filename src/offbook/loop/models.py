@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 import offbook
-from offbook.config import Config, Precision, cache_folder, is_url
+from offbook.config import Config, Precision, TrainConfig, cache_folder, is_url
 from offbook.pocket.model import POCKETS, make_pocket, shape_of
 from offbook.routers import Mixture, mixture_of
 from offbook.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
@@ -169,6 +170,15 @@ def model_to_train(config: Config, start: Path, device: str = "") -> PreTrainedM
     is_hub_id = not Path(config.model).exists() and config.model.count("/") == 1
     make_trainable(model, config.train.lora, config.model if is_hub_id else str(start.resolve()), config.seed)
     return model
+
+
+def meta_model(model: PreTrainedConfig, settings: TrainConfig) -> PreTrainedModel:
+    """With the adapter that is trained, if one is, and without data."""
+    with torch.device("meta"):
+        # A copy: how attention runs is written into the configuration.
+        meta = AutoModelForCausalLM.from_config(copy.deepcopy(model), dtype=getattr(torch, settings.precision))
+        make_trainable(meta, settings.lora, "", 0)
+    return meta
 
 
 def model_to_sample(config: Config, start: Path, trained: PreTrainedModel) -> PreTrainedModel | None:
