@@ -22,7 +22,9 @@ from test_sft import tiny as tiny
 from torch.distributed import get_rank
 
 from offbook.config import LoraConfig, RanksConfig, load_config, recipe_for
+from offbook.loop import train as loop_train
 from offbook.loop.models import model_to_train, quiet
+from offbook.loop.plan import Device, make_plan, this_device
 from offbook.loop.ranks import HOST, follow, follows, joined, make_trainer
 from offbook.loop.train import train
 from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint
@@ -30,6 +32,7 @@ from offbook.stages.pretrain import pretrain
 from offbook.stages.sft import sft
 from offbook.sync import FolderStore, Reader
 from offbook.train.lora import make_trainable
+from offbook.train.memory import ALONE, Share
 from offbook.train.parallel.led import LedTrainer, expert_shape, ranks_of
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
@@ -166,6 +169,22 @@ def test_ranks_that_cannot_be_are_refused_before_anything_is_made(
     assert re.match(sentence, first)
     assert second == "fine"
     assert not (tmp_path / "run").exists()
+
+
+def with_memory(cache: Path, model: Path, out: Path, size: float) -> str:
+    loop_train.this_device = lambda: Device("a small machine", size, is_gpu=False)
+    return refused_run(cache, model, out, {"train__ranks__replicate": "1"})
+
+
+def test_ranks_are_planned_by_their_share(cache: Path, model: Path, tmp_path: Path) -> None:
+    """Memory that one process would be refused for is enough for two; and half of what these need is not."""
+    config = load_config([recipe_for(str(model))], {"model": str(model)})
+    alone, rank = (make_plan(config, this_device(), share=share).held for share in (ALONE, Share(2, 2)))
+    assert rank < 0.8 * alone
+    assert on_ranks(2, with_memory, cache, model, tmp_path / "run", (alone + rank) / 2) == ["fine", "fine"]
+    first, second = on_ranks(2, with_memory, cache, model, tmp_path / "none", rank / 2)
+    assert re.match(r"a rank of .* needs \S+ GB here and a small machine has", first)
+    assert second == "fine"
 
 
 def made_on_ranks(start: Path) -> str:

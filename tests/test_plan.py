@@ -25,7 +25,16 @@ from transformers import (
 from typer.testing import CliRunner
 
 from offbook.cli import app
-from offbook.config import Config, ConfigError, EngineConfig, LoraConfig, TrainConfig, VllmConfig, load_config
+from offbook.config import (
+    Config,
+    ConfigError,
+    EngineConfig,
+    LoraConfig,
+    RanksConfig,
+    TrainConfig,
+    VllmConfig,
+    load_config,
+)
 from offbook.engine.vllm import Server
 from offbook.engine.vllm.find import Found
 from offbook.loop import plan as plan_room
@@ -37,7 +46,18 @@ from offbook.train import head
 from offbook.train.batches import Batch
 from offbook.train.forward import Decoder
 from offbook.train.lora import make_trainable
-from offbook.train.memory import CONTEXT_BYTES, IN_A_STEP, MODES, Mode, Way, saved_storages, static_parts, step_parts
+from offbook.train.memory import (
+    CONTEXT_BYTES,
+    IN_A_STEP,
+    MODES,
+    Mode,
+    Share,
+    Way,
+    saved_storages,
+    static_parts,
+    step_parts,
+)
+from offbook.train.parallel.led import share_of
 from offbook.train.scoring import Counts, Ledger
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError, Sample
@@ -459,11 +479,54 @@ def test_what_does_not_fit_on_a_rank_is_cut_further(tmp_path: Path) -> None:
     assert (less.replica_gpus, less.replicas) == (4, 16)
 
 
+def test_a_rank_is_planned_by_its_share(large: Path) -> None:
+    """What one GPU is refused for, 8 of them have room for, and take the same way as `offbook plan` says."""
+    config = load_config([], {"model": str(large), **HALF, "engine.kind": "vllm", "engine.vllm.url": "http://x"})
+    with pytest.raises(OffbookError, match=r"needs \d+ GB here and a GPU of 150 GB has 150 GB"):
+        refuse_too_large(config, make_plan(config, GPU))
+    ranks, layout = make_plan(config, GPU, share=share_of(config.train.ranks, 8)), make_layout(config, GPU, 16)
+    refuse_too_large(config, ranks)
+    assert ranks.way == layout.way
+    assert ranks.need == pytest.approx(layout.need)
+    assert make_plan(config, GPU).way.micro_tokens < ranks.way.micro_tokens
+    small = Device("a GPU of 50 GB", 50e9, is_gpu=True)
+    with pytest.raises(OffbookError, match=r"^a rank of .* needs \d+ GB here and a GPU of 50 GB has 50 GB; "):
+        refuse_too_large(config, make_plan(config, small, share=share_of(RanksConfig(replicate=4), 8)))
+
+
+def test_shares_of_experts_follow_their_own_mesh() -> None:
+    assert share_of(RanksConfig(), 8) == Share(8, 8, 1, 1)
+    assert share_of(RanksConfig(replicate=2, context=2), 8) == Share(4, 4, 1, 2)
+    assert share_of(RanksConfig(replicate=2, experts=4), 8) == Share(4, 4, 4, 1)
+    assert share_of(RanksConfig(replicate=4, experts=4, expert_replicate=1), 8) == Share(2, 8, 4, 1)
+
+
+def test_a_layout_says_what_comes_to_a_rank_in_a_step(large: Path, tmp_path: Path) -> None:
+    """By hand, of 8 rollouts a rank of 16,384 tokens each, two in a micro-batch; hints are a part of their own."""
+    sizes = {"train.groups": "8", "harness.context": "16384", "train.micro_tokens": "32768"}
+    found = make_layout(load_config([], {"model": str(large), **HALF, **sizes}), GPU, 16)
+    passes = 2 * 4  # backward passes of a micro-batch, micro-batches
+    assert found.traffic["reduce-scatter"]["gradients"] == pytest.approx(passes * 4 * found.parameters * 7 / 8)
+    assert found.traffic["all-reduce"]["gradients of replicas"] == 0
+    assert sum(found.traffic["all-to-all"].values()) == 0, "no experts, no Muon"
+    Qwen3MoeConfig(**MOE).save_pretrained(tmp_path)
+    given = {"model": str(tmp_path), **HALF, **sizes, "train.recompute": "all"}
+    experts = make_layout(load_config([], given), GPU, 16)
+    copies = 8 * 16_384 * 48 * 8 * 2048 * 2  # bytes: tokens, layers, experts of each, their width
+    assert experts.traffic["all-to-all"]["tokens, to experts and back"] == 2 * (3 + 2) * copies
+
+
 def test_the_verb_for_many(large: Path) -> None:
     given = ["plan", str(large), *(f"--{key}={value}" for key, value in HALF.items())]
     shown = CliRunner().invoke(app, [*given, "--gpus", "512", "--gpu-memory", "80"])
     assert shown.exit_code == 0
-    for line in ("32 x 8 (replicas x shards)", "256, each on 1", "boxes a node", "226.3 MB of 16.38 GB to each copy"):
+    for line in (
+        "32 x 8 (replicas x shards)",
+        "of gradients of replicas",
+        "256, each on 1",
+        "boxes a node",
+        "226.3 MB of 16.38 GB to each copy",
+    ):
         assert line in shown.stdout
     small = CliRunner().invoke(app, [*given, "--gpus", "2", "--gpu-memory", "80"])
     assert (small.exit_code, "it does not fit on 2: 8 would do" in small.stdout) == (1, True)

@@ -92,6 +92,9 @@ SAID = {
     "ValueError: To serve at least one request with the model's max seq len (32768), 9 GiB KV cache is needed, "
     "which is larger than the available KV cache memory (2 GiB).": "lower harness.context",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB": "lower engine.vllm.gpu_share",
+    "ValueError: --enable-return-routed-experts is incompatible with pipeline parallelism (PP > 1).": (
+        "add --no-enable-return-routed-experts to engine.vllm.options"
+    ),
     "(EngineCore pid=7) KeyError: 'qwen9'\nRuntimeError: Engine core initialization failed. See root cause above.": (
         "KeyError: 'qwen9'"
     ),

@@ -24,20 +24,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from offbook.config import TrainConfig
+from offbook.config import LoraConfig, TrainConfig
+from offbook.train.lora import make_trainable
 from offbook.train.optim.newton_schulz import step_flops
-from offbook.train.optim.units import holds_whole_units, units_of
+from offbook.train.parallel.context import Context
 from offbook.train.parallel.dense import make_mesh
 from offbook.train.parallel.experts import make_expert_mesh
 from offbook.train.parallel.ranks import Ranks
+from offbook.train.parallel.traffic import Meshes, Moved, Work, step_traffic
 from offbook.train.trainer import Trainer
 from offbook.types import Sample
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from ranks import on_ranks
 
-TOKENS = 64
-LAYOUTS = [(1, 4), (2, 2), (1, 8), (1, 4, 1, 1, 4), (1, 8, 1, 2, 4), (2, 4, 1, 1, 8)]
+TOKENS, SAMPLES = 64, 2
+PARTS = ("rl_weight", "ce_weight")  # of the loss
+LAYOUTS = [(1, 4), (2, 2), (1, 8), (1, 4, 1, 1, 4), (1, 8, 1, 2, 4), (2, 4, 1, 1, 8), (2, 4, 2, 1, 4)]
 
 
 class Traffic(TorchDispatchMode):
@@ -86,49 +89,42 @@ def make() -> Qwen3MoeForCausalLM:
     return Qwen3MoeForCausalLM(config).eval()
 
 
-def measured(layout: tuple[int, ...]) -> dict[str, Any]:
-    ranks = Ranks(make_mesh(*layout[:2], "cpu"), make_expert_mesh(*layout[2:], "cpu") if layout[2:] else None)
-    trainer = Trainer(make(), TrainConfig(optimizer="muon"), {}, ranks)
-    rng = random.Random(dist.get_rank())
-    ids = [rng.randrange(320) for _ in range(TOKENS)]
-    sample = Sample(ids, logprobs=[-1.0] * TOKENS, advantage=[1.0] * TOKENS, rl_weight=[1.0] * TOKENS)
-    trainer.step([sample])
+def counted(
+    dense: tuple[int, int],
+    experts: tuple[int, int, int] | None = None,
+    rows: int = 1,
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """On a rank: calls and bytes of a second step, and what the layout has to move. `lora` is an adapter's rank."""
+    given = dict(options or {})
+    settings = TrainConfig(optimizer="muon", lora=LoraConfig(rank=given.pop("lora", 0)), **given).settled()
+    meshes, model = Meshes(dense, experts, rows), make()
+    make_trainable(model, settings.lora, "", 0)
+    context = Context(rows, "cpu") if rows > 1 else None
+    ranks = Ranks(make_mesh(*dense, "cpu"), make_expert_mesh(*experts, "cpu") if experts else None, context)
+    config, named = model.config, dict(model.named_parameters())
+    keys = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    moved = Moved.of(named, config, keys, meshes)
+    trainer = Trainer(model, settings, {}, ranks)
+    rng = random.Random(dist.get_rank() // rows)
+    samples = [_sample([rng.randrange(320) for _ in range(TOKENS)]) for _ in range(SAMPLES)]
+    trainer.step(samples)
     counter = Traffic()
     with counter:
-        trainer.step([sample])
-    return {"calls": dict(counter.calls), "bytes": dict(counter.bytes), "bound": bound(trainer, layout)}
+        trainer.step(samples)
+    work = Work(
+        tokens=SAMPLES * TOKENS // rows,
+        micro_batches=-(-SAMPLES * TOKENS // settings.micro_tokens),
+        backwards=len(PARTS) if settings.log_parts else 1,
+        recomputes=settings.recompute != "none",
+    )
+    needed = step_traffic(moved, meshes, work, muon=True)
+    return {"calls": dict(counter.calls), "bytes": dict(counter.bytes), "needed": needed}
 
 
-def bound(trainer: Trainer, layout: tuple[int, ...]) -> dict[str, float]:
-    """Bytes that a rank has to receive. Layers are gathered for the forward pass and for the backward pass, the rest
-    once; every gradient is reduced once; units that lie across ranks go to an owner and back."""
-    of_layers = root = experts = exchanged = 0
-    named = dict(trainer.model.named_parameters())
-    units = units_of(named.items(), trainer.model.config)
-    for name, parameter in named.items():
-        if layout[2:] and ".experts." in name:
-            experts += parameter.numel() * 4 // layout[4]  # what an expert-parallel rank holds of it
-        elif ".layers." in name:
-            of_layers += parameter.numel() * 4
-        else:
-            root += parameter.numel() * 4
-        if name in units and not holds_whole_units(parameter, units[name]):
-            exchanged += parameter.numel() * 4
-    (replicas, shards), dense = layout[:2], of_layers + root
-    found = {
-        "all-gather": (2 * of_layers + root) * (shards - 1) / shards,
-        "reduce-scatter": dense * (shards - 1) / shards,
-        "all-reduce": 2 * dense / shards if replicas > 1 else 0.0,
-        "all-to-all": 2 * exchanged / shards,
-    }
-    if layout[2:]:
-        degree = layout[3]
-        found["all-gather"] += 2 * experts * (degree - 1) / degree
-        found["reduce-scatter"] += experts * (degree - 1) / degree
-        # Copies of tokens there and back, in the forward and in the backward pass.
-        layers, width = trainer.model.config.num_hidden_layers, trainer.model.config.hidden_size
-        found["all-to-all"] += 4 * layers * TOKENS * trainer.model.config.num_experts_per_tok * width * 4
-    return found
+def _sample(ids: list[int]) -> Sample:
+    streams = {"logprobs": [-1.0] * TOKENS, "advantage": [1.0] * TOKENS}
+    return Sample(ids, **streams, **{part: [1.0] * TOKENS for part in PARTS})
 
 
 def show_measured() -> list[dict[str, Any]]:
@@ -137,13 +133,13 @@ def show_measured() -> list[dict[str, Any]]:
     rows = []
     for layout in LAYOUTS:
         try:
-            answers = on_ranks(layout[0] * layout[1], measured, layout)
+            answers = on_ranks(layout[0] * layout[1], counted, layout[:2], layout[2:] or None)
         except AssertionError as error:  # the other layouts are worth their seconds
             print(f"{layout!s:22}failed: {str(error).splitlines()[-1]}")
             continue
         for name in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all"):
             got = sum(answer["bytes"].get(name, 0.0) for answer in answers) / len(answers)
-            needed = sum(answer["bound"][name] for answer in answers) / len(answers)
+            needed = sum(answers[0]["needed"][name].values())
             calls = answers[0]["calls"].get(name, 0)
             row = {"layout": layout, "collective": name, "calls": calls, "bytes": got, "needed": needed}
             rows.append(row)

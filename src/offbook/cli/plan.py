@@ -81,6 +81,11 @@ def show_layout(found: Layout, to: Console = results) -> None:
     table.add_row("  a rank takes", f"{found.need / GB:.1f} of {found.room / GB:.1f} GB")
     way = found.way
     table.add_row("  a step", f"recompute {way.recompute}, micro_tokens {way.micro_tokens}, context {found.context}")
+    table.add_row("  comes to a rank", "a step, with rollouts of full length; by collective")
+    for collective, moved in found.traffic.items():
+        for what, size in moved.items():
+            if size:
+                table.add_row(f"    {collective}", f"{_size(size)} of {what}")
     table.add_row("GPUs that sample", str(found.replicas * found.replica_gpus))
     table.add_row("  copies of the model", f"{found.replicas}, each on {found.replica_gpus}")
     table.add_row("  a copy holds", f"keys and values of {found.kv_tokens:,} tokens")
@@ -93,7 +98,7 @@ def show_layout(found: Layout, to: Console = results) -> None:
 
 
 def _size(count: float) -> str:
-    return f"{count / GB:.2f} GB" if count >= GB else f"{count / 1e6:.1f} MB"
+    return f"{count / GB:,.2f} GB" if count >= GB else f"{count / 1e6:.1f} MB"
 
 
 def _title(model: str, parameters: int) -> str:

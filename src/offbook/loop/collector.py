@@ -29,7 +29,7 @@ from offbook.harness import Door, Harness, own_tools, record_crash, run_agent, r
 from offbook.harness.pages import NAME as SEARCH
 from offbook.harness.pages import Pages
 from offbook.linear import compute_linears
-from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
+from offbook.loop.models import Progress, chat_folder, load_model, mixture_in, pocket_cache, positions, quiet
 from offbook.loop.samplers import Samplers
 from offbook.loop.slots import Seat
 from offbook.monitors.policy import Monitors, monitors_of, withhold
@@ -170,7 +170,7 @@ class Collector:
             base = chat_folder(self.model)
             context = min(self.config.harness.context, positions(base))
             log = Path(self.config.out) / "logs" / "vllm.log"
-            server = Server(base, _with_drafts(settings, self.model), context, log, self._progress)
+            server = Server(base, _with_drafts(settings, self.model), context, log, self._progress, mixture_in(base))
             vllm = VllmEngine(server, chat.stop_ids, settings.temperature, settings.timeout_s)
             if is_adapter(self.model):
                 vllm.apply(stored_adapter(self.model))

@@ -17,17 +17,17 @@ from typing import Any
 
 from offbook.config import Config
 from offbook.linear import refuse_lacking
-from offbook.loop.models import described
-from offbook.loop.plan import LARGEST_SHARE, SPARE, Device, Needs, kv_room, ways_of
+from offbook.loop.models import described, meta_model
+from offbook.loop.plan import LARGEST_SHARE, SPARE, Device, Needs, kv_room, trainer_parts, ways_of
 from offbook.sync.publisher import ANCHOR_EVERY
-from offbook.train.memory import Way, static_parts, step_parts
+from offbook.train.memory import Share, Way
+from offbook.train.parallel.traffic import Meshes, Moved, Traffic, Work, step_traffic
 
 NODE = 8  # GPUs that share a fast network
 PATCH = {"adamw": 72.4, "muon": 192.6}  # times smaller than the weights in bfloat16, at a learning rate of 1e-6
 PATCH_RATE, PATCH_SLOPE = 1e-6, 0.685  # 34.1 times smaller at 3e-6
 LEAST_PATCH = 1.5  # where every weight changes, as in adapters
 ANCHOR_SHARE = 0.68  # of the weights
-GATHERED = 2  # layers at a time: one computes, the next is on its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class Layout:
     version_bytes: float  # full weights, as they are served
     patch_bytes: float
     anchor_bytes: float  # a version on average, of anchors
+    traffic: Traffic  # bytes that come to a rank that trains, a step, where all rollouts are as long as can be
 
     @property
     def need(self) -> float:
@@ -77,6 +78,8 @@ def make_layout(config: Config, device: Device, gpus: int) -> Layout:
     replica_gpus, kv_tokens = _replica(config, needs, device, gpus - training)
     replicas = (gpus - training) // replica_gpus if kv_tokens >= context else 0
     ep = _ep(shapes.num_experts, shard)
+    experts = (training // shard, shard // ep, ep) if shapes.num_experts else None
+    meshes = Meshes((training // shard, shard), experts, rows)
     wanted = config.train.groups * config.train.group_size * (1 + config.loop.max_staleness)
     held = replicas * (kv_tokens // context)
     boxes = -(-wanted // -(-gpus // NODE))
@@ -90,8 +93,8 @@ def make_layout(config: Config, device: Device, gpus: int) -> Layout:
         parameters=shapes.parameters,
         context=context,
         training_gpus=training,
-        dense=(training // shard, shard),
-        experts=(training // shard, shard // ep, ep) if shapes.num_experts else None,
+        dense=meshes.dense,
+        experts=experts,
         rows=rows,
         way=way,
         parts=parts,
@@ -106,7 +109,23 @@ def make_layout(config: Config, device: Device, gpus: int) -> Layout:
         version_bytes=served,
         patch_bytes=served / smaller,
         anchor_bytes=ANCHOR_SHARE * served / ANCHOR_EVERY,
+        traffic=_traffic(config, needs, meshes, way, training),
     )
+
+
+def _traffic(config: Config, needs: Needs, meshes: Meshes, way: Way, training: int) -> Traffic:
+    model, settings, shapes = described(config.model), config.train, needs.shapes
+    named = dict(meta_model(model, settings).named_parameters())
+    rollouts = -(-settings.groups * settings.group_size * meshes.rows // training)  # of ranks that share rows
+    work = Work(
+        tokens=rollouts * needs.context // meshes.rows,
+        micro_batches=-(-rollouts // max(1, way.micro_tokens // needs.context)),
+        backwards=needs.gradients,
+        recomputes=way.recompute != "none",
+        width_bytes=shapes.width_bytes,
+        wire_bytes=2,
+    )
+    return step_traffic(Moved.of(named, model, shapes.kv_entries, meshes), meshes, work, settings.optimizer == "muon")
 
 
 def _ep(num_experts: int, shard: int) -> int:
@@ -131,20 +150,8 @@ def _tried(
 
 
 def _rank_parts(config: Config, needs: Needs, shard: int, rows: int, way: Way) -> dict[str, float]:
-    shapes = needs.shapes
-    tokens = -(-max(way.micro_tokens, needs.context) // rows)
-    held = static_parts(shapes, config.train.optimizer, needs.teachers, needs.gradients)
-    parts = {name: size / shard for name, size in held.items()}
-    tables = shapes.head_entries * (1 if shapes.tied else 2)
-    if shard > 1:
-        whole = shapes.parameters - tables - shapes.expert_entries
-        layers = whole + shapes.expert_entries / _ep(shapes.num_experts, shard)
-        parts["gathered weights"] = shapes.width_bytes * (tables + GATHERED * layers / shapes.layers)
-    step = step_parts(
-        shapes, replace(way, micro_tokens=tokens), tokens, -(-needs.branch_tokens // rows), config.train.linear.kind
-    )
-    keys = shapes.width_bytes * shapes.kv_entries / shapes.layers * needs.context if rows > 1 else 0.0
-    return {**parts, **step, **({"keys of a shared row": keys} if keys else {})}
+    share = Share(shard, shard, _ep(needs.shapes.num_experts, shard), rows)
+    return trainer_parts(config, replace(needs, share=share), way, needs.context)
 
 
 def _replica(config: Config, needs: Needs, device: Device, gpus: int) -> tuple[int, int]:

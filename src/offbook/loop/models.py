@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import subprocess
 import sys
@@ -29,8 +30,9 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 import offbook
-from offbook.config import Config, Precision, cache_folder, is_url
+from offbook.config import Config, Precision, TrainConfig, cache_folder, is_url
 from offbook.pocket.model import POCKETS, make_pocket, shape_of
+from offbook.routers import Mixture, mixture_of
 from offbook.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
 from offbook.train.checkpoint import copy_tokenizer
 from offbook.train.lora import adapter_of, load_adapter, make_trainable, merged, refuse_unusable, stored_adapter
@@ -170,6 +172,15 @@ def model_to_train(config: Config, start: Path, device: str = "") -> PreTrainedM
     return model
 
 
+def meta_model(model: PreTrainedConfig, settings: TrainConfig) -> PreTrainedModel:
+    """With the adapter that is trained, if one is, and without data."""
+    with torch.device("meta"):
+        # A copy: how attention runs is written into the configuration.
+        meta = AutoModelForCausalLM.from_config(copy.deepcopy(model), dtype=getattr(torch, settings.precision))
+        make_trainable(meta, settings.lora, "", 0)
+    return meta
+
+
 def model_to_sample(config: Config, start: Path, trained: PreTrainedModel) -> PreTrainedModel | None:
     """For a local engine beside a trainer of an adapter, before that begins; None where all weights are trained, or
     the engine is another. In one precision, and in one place, the two share the base."""
@@ -216,6 +227,11 @@ def positions(folder: Path) -> int:
     """How many tokens the model in this folder can read."""
     found: int = AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings
     return found
+
+
+def mixture_in(folder: Path) -> Mixture | None:
+    """What is known of its experts, if it has any."""
+    return mixture_of(AutoConfig.from_pretrained(folder))
 
 
 def _named_on_hub(name: str, config_alone: bool = False) -> Path:

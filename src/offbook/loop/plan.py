@@ -6,23 +6,22 @@ configuration leaves to be chosen is the fastest way that fits.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from offbook.config import Config, LoraConfig, TrainConfig
 from offbook.engine.local import CPU_TOKENS
 from offbook.engine.vllm.server import BATCHED_TOKENS, SHARE
 from offbook.linear import refuse_lacking
 from offbook.loop.annotate import teachers_of
-from offbook.loop.models import described
-from offbook.train.lora import make_trainable
+from offbook.loop.models import described, meta_model
 from offbook.train.memory import (
+    ALONE,
     CONTEXT_BYTES,
     FORWARD_SHARE,
     IN_A_STEP,
@@ -30,8 +29,10 @@ from offbook.train.memory import (
     RESERVE_SHARE,
     Mode,
     Shapes,
+    Share,
     Way,
     free_host_memory,
+    rank_parts,
     shapes_of,
     static_parts,
     step_parts,
@@ -87,6 +88,7 @@ class Plan:
     gpu_share: float | None = None  # of a vLLM that is started here
     sleeps: bool = False  # it does, while the trainer works
     linear: str = "plain"  # how linear layers multiply
+    share: Share = ALONE
 
     @property
     def need(self) -> float:
@@ -155,13 +157,18 @@ def this_device(gpu_memory_gb: float = 0.0) -> Device:
 
 
 def make_plan(
-    config: Config, device: Device, engine_apart: bool = False, samples: bool = True, context: int = 0
+    config: Config,
+    device: Device,
+    engine_apart: bool = False,
+    samples: bool = True,
+    context: int = 0,
+    share: Share = ALONE,
 ) -> Plan:
     """`engine_apart`: it has a GPU of its own. `samples`: there is one. `context`: of a row, where it is not what a
-    rollout may have."""
+    rollout may have. `share`: of a rank that has the engine beside it."""
     refuse_lacking(config.train.linear, device.name, device.capability)
     run = Needs.of(config, described(config.model))
-    run = replace(run, context=context or run.context, samples=samples)
+    run = replace(run, context=context or run.context, samples=samples, share=share)
     return _planned(config, run, device, engine_apart or not samples)
 
 
@@ -184,6 +191,7 @@ class Needs:
     branch_tokens: int  # that ride along with a forward
     context: int
     samples: bool = True
+    share: Share = ALONE
 
     @classmethod
     def of(cls, config: Config, model: PreTrainedConfig) -> Needs:
@@ -203,11 +211,7 @@ class Needs:
 
 
 def meta_shapes(model: PreTrainedConfig, settings: TrainConfig) -> Shapes:
-    with torch.device("meta"):
-        # A copy: how attention runs is written into the configuration.
-        meta = AutoModelForCausalLM.from_config(copy.deepcopy(model), dtype=getattr(torch, settings.precision))
-        make_trainable(meta, settings.lora, "", 0)
-    return shapes_of(meta)
+    return shapes_of(meta_model(model, settings))
 
 
 def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> Plan:
@@ -215,11 +219,8 @@ def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> 
     sleeps = sleeps and not engine_apart
 
     def parts(way: Way, context: int, share: float | None) -> dict[str, float]:
-        tokens = max(way.micro_tokens, context)
         return {
-            **static_parts(run.shapes, config.train.optimizer, run.teachers, run.gradients),
-            **({"other teacher": run.other} if run.other else {}),
-            **step_parts(run.shapes, way, tokens, run.branch_tokens, config.train.linear.kind),
+            **trainer_parts(config, run, way, context),
             **({} if engine_apart else _engine_parts(config, run.shapes, device, share)),
         }
 
@@ -259,7 +260,21 @@ def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> 
         gpu_share=share,
         sleeps=sleeps,
         linear=config.train.linear.kind,
+        share=run.share,
     )
+
+
+def trainer_parts(config: Config, run: Needs, way: Way, context: int) -> dict[str, float]:
+    """Bytes of one rank."""
+    rows, optimizer = run.share.rows, config.train.optimizer
+    tokens = -(-max(way.micro_tokens, context) // rows)
+    held = static_parts(run.shapes, optimizer, run.teachers, run.gradients)
+    held |= {"other teacher": run.other} if run.other else {}
+    branches = -(-run.branch_tokens // rows)
+    return {
+        **rank_parts(run.shapes, run.share, held, context),
+        **step_parts(run.shapes, way, tokens, branches, config.train.linear.kind),
+    }
 
 
 def ways_of(settings: TrainConfig, device: Device) -> list[Way]:
@@ -348,7 +363,8 @@ def refuse_too_large(config: Config, plan: Plan) -> None:
     On a CPU, where the memory may be had from elsewhere and few train for long, only what cannot even be held.
     """
     if (plan.need if plan.device.is_gpu else plan.held) > plan.device.room:
-        needs, device = f"{config.model} needs {plan.need / GB:.3g} GB here", plan.device
+        what, device = "" if plan.share == ALONE else "a rank of ", plan.device
+        needs = f"{what}{config.model} needs {plan.need / GB:.3g} GB here"
         told = f"{needs} and {device.name} has {device.memory / GB:.3g} GB"
         if plan.need <= replace(device, memory=device.whole).room:
             raise OffbookError(f"{told} free of {device.whole / GB:.0f}; end what else runs there")
@@ -388,7 +404,8 @@ def _cheaper(config: Config, plan: Plan) -> str:
     updates[f"--harness.context {context}"] = {"harness": config.harness.model_copy(update={"context": context})}
     for options, update in updates.items():
         changed = config.model_copy(update=update)
-        found = _planned(changed, Needs.of(changed, model), plan.device, engine_apart=False)
+        needs = replace(Needs.of(changed, model), share=plan.share)
+        found = _planned(changed, needs, plan.device, engine_apart=False)
         if found.fits:
             return f"{options.format(share=found.gpu_share)} needs {found.need / GB:.0f} GB"
     return ""

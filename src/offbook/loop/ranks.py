@@ -23,9 +23,10 @@ from offbook.sync.layout import Layout
 from offbook.sync.shards import LedShards, Shards, answer
 from offbook.train.checkpoint import load_training_state
 from offbook.train.draft import DraftTrainer
+from offbook.train.memory import ALONE, Share
 from offbook.train.parallel.experts import ON_EXPERTS
 from offbook.train.parallel.gathering import gathered
-from offbook.train.parallel.led import LedTrainer, done_by_all, refuse_uneven
+from offbook.train.parallel.led import LedTrainer, done_by_all, refuse_uneven, share_of
 from offbook.train.parallel.ranks import PATIENCE
 from offbook.train.teachers import Kind, Other
 from offbook.train.trainer import Trainer
@@ -90,6 +91,11 @@ def refuse_ranks(settings: TrainConfig, orders: Any) -> None:
     refuse_uneven(settings.ranks, dist.get_world_size())
     if settings.ranks.experts > 1 and settings.lora.rank and settings.lora.parameters:
         raise OffbookError(ON_EXPERTS)
+
+
+def share_in(settings: TrainConfig, orders: Any) -> Share:
+    """That this rank has of the training."""
+    return ALONE if orders is None else share_of(settings.ranks, dist.get_world_size())
 
 
 def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, orders: Any) -> Trainer:

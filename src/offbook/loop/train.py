@@ -46,7 +46,17 @@ from offbook.loop.models import (
     weights_in,
 )
 from offbook.loop.plan import as_planned, make_plan, refuse_too_large, this_device
-from offbook.loop.ranks import HOST, follow, follows, go_on, joined, make_trainer, publish_by_all, refuse_ranks
+from offbook.loop.ranks import (
+    HOST,
+    follow,
+    follows,
+    go_on,
+    joined,
+    make_trainer,
+    publish_by_all,
+    refuse_ranks,
+    share_in,
+)
 from offbook.loop.reconcile import Reconciler, told
 from offbook.loop.resume import claim_of_work, claim_run, computed_as_before, refuse_another_run
 from offbook.loop.slots import Slots, forget_other_work, holds_boxes, recall
@@ -179,9 +189,8 @@ def _prepared(
     refuse_missing_engine(config)
     config = computed_as_before(folder, config)
     placed = config.loop.ray.samplers > 0
-    plan = make_plan(config, this_device(), engine_apart=placed)
-    if orders is None:  # the plan is one device's
-        refuse_too_large(config, plan)
+    plan = make_plan(config, this_device(), engine_apart=placed, share=share_in(config.train, orders))
+    refuse_too_large(config, plan)
     config = as_planned(config, plan)
     publisher = _publisher(config)
     start = model_folder(config.model, config.seed, progress)

@@ -24,9 +24,10 @@ from offbook.config import CheckpointConfig, Config, StageConfig, TeachersConfig
 from offbook.lock import only_writer
 from offbook.loop.models import Progress, chat_folder, model_folder, model_to_train
 from offbook.loop.plan import Device, Plan, make_plan, refuse_too_large, this_device
-from offbook.loop.ranks import HOST, follow, follows, go_on, joined, make_trainer, refuse_ranks
+from offbook.loop.ranks import HOST, follow, follows, go_on, joined, make_trainer, refuse_ranks, share_in
 from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
+from offbook.train.memory import ALONE, Share
 from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import NotFinite, StepResult, Trainer, WeightsLost
 from offbook.train.writing import SMALL, Checkpoints, checkpoint_size
@@ -134,9 +135,8 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
     torch.set_num_threads(config.threads)
     stage.refuse(config)
     config = computed_as_before(folder, config)
-    plan = plan_stage(config, this_device(), stage.context)
-    if orders is None:  # the plan is one device's
-        refuse_too_large(_alone(config), plan)
+    plan = plan_stage(config, this_device(), stage.context, share_in(config.train, orders))
+    refuse_too_large(_alone(config), plan)
     config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
     start = model_folder(config.model, config.seed, progress)
     tell(f"model {config.model}, loaded from {start}")
@@ -165,9 +165,9 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
     return _Run(stage, config, folder, lessons, trainer, checkpoints, done)
 
 
-def plan_stage(config: Config, device: Device, context: int = 0) -> Plan:
+def plan_stage(config: Config, device: Device, context: int = 0, share: Share = ALONE) -> Plan:
     """`context`: tokens of a row, at most; 0 is what a rollout may have."""
-    return make_plan(_alone(config), device, samples=False, context=context)
+    return make_plan(_alone(config), device, samples=False, context=context, share=share)
 
 
 def _alone(config: Config) -> Config:

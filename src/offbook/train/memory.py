@@ -19,7 +19,7 @@ The peak is taken while several micro-batches add up gradients:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,7 @@ IN_A_STEP = ("activations", "head, or a layer's backward", "branch pass")  # the
 Mode = Literal["none", "layers", "all"]
 Linear = Literal["plain", "fp8", "nvfp4"]
 MODES: tuple[Mode, ...] = ("none", "layers", "all")  # from the fastest to the smallest
+GATHERED = 2  # layers of a sharded model at a time: one computes, the next is on its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,19 @@ class Way:
     recompute: Mode
     compile: bool
     micro_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one of the ranks has that train a model together."""
+
+    shards: int = 1  # that the weights are cut into
+    expert_shards: int = 1  # that experts are, all in all
+    dealt_to: int = 1  # ranks, of those, that tokens travel to: nobody gathers more of a layer's experts than its own
+    rows: int = 1  # ranks that share one
+
+
+ALONE = Share()
 
 
 def shapes_of(model: PreTrainedModel) -> Shapes:
@@ -223,6 +237,24 @@ def step_parts(
     at_end = 2 * shapes.width_bytes * table * shapes.tied - activations
     most = max(at_head, in_layer, at_end)
     return dict(zip(IN_A_STEP, (activations, most, branch_tokens * FORWARD_SHARE * shapes.saved), strict=True))
+
+
+def rank_parts(shapes: Shapes, share: Share, held: Mapping[str, float], context: int) -> dict[str, float]:
+    """Of what a trainer holds from step to step, a rank's; and what it gathers of the others' in a step."""
+
+    def cut(part: str, size: float) -> float:
+        is_everything = part == "weights" or shapes.trained == shapes.parameters  # else adapters, on no experts
+        experts = shapes.expert_entries / shapes.parameters if is_everything else 0.0
+        return size * ((1 - experts) / share.shards + experts / share.expert_shards)
+
+    parts = {part: cut(part, size) for part, size in held.items()}
+    if share.shards > 1:
+        tables = shapes.head_entries * (1 if shapes.tied else 2)
+        layers = shapes.parameters - tables - shapes.expert_entries + shapes.expert_entries / share.dealt_to
+        parts["gathered weights"] = shapes.width_bytes * (tables + GATHERED * layers / shapes.layers)
+    if share.rows > 1:
+        parts["keys of a shared row"] = shapes.width_bytes * shapes.kv_entries / shapes.layers * context
+    return parts
 
 
 def free_host_memory() -> int:

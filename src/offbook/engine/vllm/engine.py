@@ -21,13 +21,14 @@ import secrets
 import threading
 import time
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from offbook.draft import without_head
+from offbook.engine.vllm.experts import Trail
 from offbook.engine.vllm.server import CALL_S, Server
-from offbook.engine.vllm.weights import Sender
+from offbook.engine.vllm.weights import Sender, room_for
 from offbook.engine.vllm.wire import Broken, Wire
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, ServerLost
 from offbook.weights import Weights
@@ -39,7 +40,6 @@ Answer = tuple[int, bytes]  # status and body
 TOKENS = "/offbook/tokens"  # of inside/offbook_tokens.py
 RESTARTS = 2  # in a row, without a message in between
 LATE_S = 2.0  # for answers to arrive that were ended for new weights
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
 
 
 @dataclass(slots=True)
@@ -47,10 +47,11 @@ class VllmSession:
     """One rollout's way to the engine."""
 
     engine: VllmEngine
+    trail: Trail
 
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
         """A message of at most `max_tokens`, fewer where the model's positions end before."""
-        return await self.engine.complete(prompt.ids, max_tokens)
+        return await self.engine.complete(prompt.ids, max_tokens, self.trail)
 
     def close(self) -> None:
         """Nothing to give back: rollouts do not wait for one another."""
@@ -86,6 +87,7 @@ class _Shared:
     starts: int = 0
     restarts: int = 0  # in a row
     answered: float = 0.0  # when a message last came
+    told: bool = False  # people, that it does not say which experts tokens went to
     asleep: int = 0  # how deeply: 1 keeps the weights in the host's memory, 2 forgets them
     changing: threading.RLock = field(default_factory=threading.RLock)  # whoever starts the server or gives it weights
 
@@ -117,7 +119,7 @@ class VllmEngine:
         return self._shared.server.context
 
     def open(self, key: str) -> VllmSession:
-        return VllmSession(self)
+        return VllmSession(self, Trail(self._shared.server.mixture))
 
     # Weights
 
@@ -125,7 +127,7 @@ class VllmEngine:
         """Tokens sampled from now on are of these weights and carry their version. They are kept by reference."""
         shared = self._shared
         if weights.adapter is not None and not shared.starts:
-            shared.server.lora_rank = _room_for(weights.adapter["r"])
+            shared.server.lora_rank = room_for(weights.adapter["r"])
         line = shared.line
         if line is None or not line.loop.is_running():
             self._replace(weights)
@@ -263,7 +265,7 @@ class VllmEngine:
 
     # Messages
 
-    async def complete(self, prompt_ids: list[int], max_tokens: int) -> Completion:
+    async def complete(self, prompt_ids: list[int], max_tokens: int, trail: Trail) -> Completion:
         room = self.positions - len(prompt_ids)
         if room <= 0:
             raise PromptTooLong(
@@ -272,22 +274,32 @@ class VllmEngine:
         wanted = min(max_tokens, room)
         whole = Completion([], [], [])
         while True:
-            version, answer = await self._answer([*prompt_ids, *whole.ids], wanted - len(whole.ids))
-            ids, logprobs, is_over = _read(answer, wanted - len(whole.ids))
+            so_far = [*prompt_ids, *whole.ids]
+            version, answer = await self._answer(so_far, wanted - len(whole.ids), trail.first_unknown(so_far))
+            ids, logprobs, experts, is_over = _read(answer, wanted - len(whole.ids))
+            self._follow(trail, so_far, ids, experts)
             whole.ids.extend(ids)
             whole.logprobs.extend(logprobs)
             whole.versions.extend([version] * len(ids))
             if is_over or len(whole.ids) == wanted:
-                return whole
+                return replace(whole, routes=trail.routes)
 
-    async def _answer(self, ids: list[int], max_tokens: int) -> tuple[int, bytes]:
+    def _follow(self, trail: Trail, prompt_ids: list[int], sampled: list[int], experts: bytes) -> None:
+        try:
+            trail.add(prompt_ids, sampled, experts)
+        except ValueError as problem:
+            if not self._shared.told:
+                log.warning(f"tokens are trained without the experts that vLLM sent them to: {problem}")
+            self._shared.told = True
+
+    async def _answer(self, ids: list[int], max_tokens: int, experts_from: int | None) -> tuple[int, bytes]:
         """Of one request, by one version. Asked again for as long as the server can be brought back."""
         shared = self._shared
         line = await self._line()
         while True:
             await line.may_send.wait()
             version, starts = shared.version, shared.starts
-            post = line.loop.create_task(self._post(line, ids, max_tokens))
+            post = line.loop.create_task(self._post(line, ids, max_tokens, experts_from))
             line.posts.add(post)
             try:
                 problem = await self._wait(post)
@@ -301,16 +313,17 @@ class VllmEngine:
                 return version, post.result()[1]
             await self._mend(line, starts, problem)
 
-    async def _post(self, line: _Line, ids: list[int], max_tokens: int) -> Answer:
+    async def _post(self, line: _Line, ids: list[int], max_tokens: int, experts_from: int | None) -> Answer:
         shared = self._shared
         has_adapter = shared.weights is not None and shared.weights.adapter is not None
-        about = {
+        about: dict[str, object] = {
             "max_tokens": max_tokens,
             "temperature": self.temperature,
             "stop_ids": self._stop_ids,
             "salt": f"weights {shared.named} {shared.applied}",
             "adapter": shared.adapter if has_adapter else "",
         }
+        about |= {} if experts_from is None else {"experts_from": experts_from}
         body = json.dumps(about).encode() + b"\n" + array("i", ids).tobytes()
         url = shared.server.url
         wire = line.wires.get(url) or line.wires.setdefault(url, Wire(url, shared.server.headers))
@@ -378,12 +391,6 @@ class VllmEngine:
         shared.starts, shared.adapter = 0, ""
 
 
-def _room_for(rank: int) -> int:
-    if rank > LORA_RANKS[-1]:
-        raise OffbookError(f"vLLM takes adapters of rank {LORA_RANKS[-1]} at most, not {rank}; lower train.lora.rank")
-    return min(room for room in LORA_RANKS if room >= rank)
-
-
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
@@ -391,16 +398,17 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _read(answer: bytes, at_most: int) -> tuple[list[int], list[float], bool]:
-    """Ids, the log-probability of each, and whether the message is over: it is not if new weights ended it."""
+def _read(answer: bytes, at_most: int) -> tuple[list[int], list[float], bytes, bool]:
+    """Ids, the log-probability of each, the experts they went to where these are known, and whether the message is
+    over: it is not if new weights ended it."""
     try:
         line, _, numbers = answer.partition(b"\n")
         about = json.loads(line)
-        size = 4 * about["tokens"]
-        ids, logprobs = array("i", numbers[:size]).tolist(), array("f", numbers[size:]).tolist()
+        size, end = 4 * about["tokens"], len(numbers) - about.get("experts", 0)
+        ids, logprobs = array("i", numbers[:size]).tolist(), array("f", numbers[size:end]).tolist()
         is_over = about["finish"] != "abort"
     except (KeyError, TypeError, ValueError) as error:
         raise ModelLost(f"vLLM sent something else than tokens ({type(error).__name__}: {error})") from None
     if len(ids) != len(logprobs) or len(ids) > at_most or not all(map(math.isfinite, logprobs)):
         raise ModelLost(f"vLLM sent {len(ids)} tokens with {len(logprobs)} log-probabilities for {at_most}")
-    return ids, logprobs, is_over
+    return ids, logprobs, numbers[end:], is_over

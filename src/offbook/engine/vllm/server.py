@@ -23,6 +23,7 @@ import httpx2
 from offbook.client import KEY
 from offbook.config import VllmConfig
 from offbook.engine.vllm.find import Found, find_vllm
+from offbook.routers import Mixture
 from offbook.types import ModelLost, OffbookError, ServerLost
 
 INSIDE = Path(__file__).parent / "inside"  # what runs in vLLM's environment
@@ -48,6 +49,8 @@ REASONS = {
     "engine.vllm.gpu_share or lower harness.context",
     r"out of memory": "the GPU's memory did not suffice: lower engine.vllm.gpu_share",
     r"address already in use": "its port is taken: give another engine.vllm.port, or 0 for a free one",
+    r"AuxOutput Connector|routed-experts (capture|is incompatible)": "it cannot say which experts tokens go to with "
+    "this model or these options: add --no-enable-return-routed-experts to engine.vllm.options",
     r"No module named '?vllm": "the interpreter has no vLLM in it: name another in engine.vllm.python",
 }
 
@@ -57,9 +60,18 @@ Progress = Callable[[str, float], None]
 class Server:
     """Not started until `start`. Calls are synchronous and have a deadline; requests of rollouts go another way."""
 
-    def __init__(self, model: Path, settings: VllmConfig, context: int, log: Path, progress: Progress):
+    def __init__(
+        self,
+        model: Path,
+        settings: VllmConfig,
+        context: int,
+        log: Path,
+        progress: Progress,
+        mixture: Mixture | None = None,
+    ):
         self.model, self.settings, self.context = model, settings, context
         self.log, self.progress = log, progress
+        self.mixture = mixture  # of experts, if the model is one
         self.lora_rank = 0  # of the adapters that it will be given; 0 is none
         self.url = settings.url.rstrip("/").removesuffix("/v1")
         self.headers = {"Authorization": f"Bearer {os.environ[KEY]}"} if self.url and os.environ.get(KEY) else {}
@@ -165,6 +177,7 @@ class Server:
             flags.append("enable-lora")
             options |= {"max-lora-rank": self.lora_rank, "max-loras": 1}
         flags += ["enable-sleep-mode"] if settings.sleep else []
+        flags += ["enable-return-routed-experts"] if self.mixture and not found.on_cpu else []
         given = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         script = str(INSIDE / "offbook_serve.py")
         return [found.python, script, *given, *(f"--{flag}" for flag in flags), *settings.options]

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from offbook.types import ModelLost
+from offbook.types import ModelLost, OffbookError
 from offbook.weights import Weights
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 256 << 20
 PREFIX = "offbook-vllm-"  # of the folders in memory
 ALIGN = 256  # bytes, so that any dtype may begin there
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
 
 Place = tuple[str, Tensor, int]  # a tensor's name, what it is like, and the byte where it begins
 
@@ -179,3 +180,9 @@ def _refuse_lost(answer: dict[str, Any], total: int) -> None:
     if missing := answer.get("missing"):
         some = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         raise ModelLost(f"vLLM has {len(missing)} parameters that no new weights were loaded into: {some}")
+
+
+def room_for(rank: int) -> int:
+    if rank > LORA_RANKS[-1]:
+        raise OffbookError(f"vLLM takes adapters of rank {LORA_RANKS[-1]} at most, not {rank}; lower train.lora.rank")
+    return min(room for room in LORA_RANKS if room >= rank)

@@ -8,7 +8,7 @@ is one unit. Tables (embeddings, the head), norms, biases and convolutions are n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -106,6 +106,10 @@ def holds_whole_units(parameter: Tensor, block: Block) -> bool:
         raise OffbookError(f"Muon takes matrices that are sharded by rows over one mesh dimension, not {cut}")
     if mesh_dimension is None or parameter.device_mesh.size(mesh_dimension) == 1:
         return True
-    ranks = parameter.device_mesh.size(mesh_dimension)
-    ends = {bound for pair in row_bounds(parameter.shape[0], ranks) for bound in pair}
-    return block[1] == parameter.shape[1] and all(end % block[0] == 0 for end in ends)
+    return is_cut_between_units(parameter.shape, block, parameter.device_mesh.size(mesh_dimension))
+
+
+def is_cut_between_units(shape: Sequence[int], block: Block, ranks: int) -> bool:
+    """Whether rows over so many ranks leave every unit on one of them; of experts these are the matrices."""
+    ends = {bound for pair in row_bounds(shape[0], ranks) for bound in pair}
+    return len(shape) == 3 or ranks == 1 or (block[1] == shape[1] and all(end % block[0] == 0 for end in ends))

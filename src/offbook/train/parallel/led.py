@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from offbook.config import RanksConfig, TrainConfig
 from offbook.train.forward import Decoder
+from offbook.train.memory import Share
 from offbook.train.parallel.context import Context
 from offbook.train.parallel.dense import make_mesh
 from offbook.train.parallel.experts import make_expert_mesh
@@ -69,6 +70,13 @@ def expert_shape(world: int, settings: RanksConfig) -> tuple[int, int, int]:
             f"{world} ranks cannot be divided"
         )
     return replicate, groups // replicate, settings.experts
+
+
+def share_of(settings: RanksConfig, world: int) -> Share:
+    """That each rank has of what is trained."""
+    shards = world // settings.replicate
+    _, expert_shards, dealt_to = expert_shape(world, settings) if settings.experts > 1 else (1, shards, 1)
+    return Share(shards, expert_shards * dealt_to, dealt_to, settings.context)
 
 
 class LedTrainer(Trainer):

@@ -2,15 +2,19 @@
 
 Runs in vLLM's environment, as a middleware of its web application. A request is a line of JSON and then the prompt's
 ids; an answer is a line of JSON, then the sampled ids and the log-probability of each, processed as the server is told
-to. Ids are 32-bit whole numbers, log-probabilities 32-bit floats, as this machine orders their bytes.
+to. Ids are 32-bit whole numbers, log-probabilities 32-bit floats, as this machine orders their bytes. Behind them are
+the experts that tokens went to, from the first that was asked for to the last but one, as an array in numpy's format,
+where anybody asked and the server runs with --enable-return-routed-experts.
 """
 
 import asyncio
+import io
 import itertools
 import json
 from array import array
 from typing import Any
 
+import numpy as np
 from vllm import SamplingParams
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
@@ -71,6 +75,7 @@ async def _sample(state: Any, body: bytes) -> bytes:
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        **({"routed_experts_prompt_start": told["experts_from"]} if "experts_from" in told else {}),
     )
     prompt_input = tokens_input(ids, cache_salt=told["salt"])
     outputs = state.engine_client.generate(prompt_input, params, f"offbook-{next(_numbers)}", lora_request=adapter)
@@ -83,5 +88,8 @@ async def _sample(state: Any, body: bytes) -> bytes:
     if [flat.token_ids[start] for start in starts] != sampled:
         raise RuntimeError("vLLM sent log-probabilities of other tokens than it sampled")
     logprobs = array("f", [flat.logprobs[start] for start in starts])
-    about = json.dumps({"finish": output.finish_reason, "tokens": len(sampled)})
-    return about.encode() + b"\n" + array("i", sampled).tobytes() + logprobs.tobytes()
+    experts = io.BytesIO()
+    if "experts_from" in told and getattr(output, "routed_experts", None) is not None:
+        np.save(experts, output.routed_experts, allow_pickle=False)
+    about = json.dumps({"finish": output.finish_reason, "tokens": len(sampled), "experts": experts.tell()})
+    return about.encode() + b"\n" + array("i", sampled).tobytes() + logprobs.tobytes() + experts.getvalue()
