@@ -32,10 +32,10 @@ from offbook.taskgen.features import Finder
 from offbook.taskgen.harden import NO_WAY, THERE, feature_of, harden, workshop_of
 from offbook.taskgen.make import MakeSettings, Outcome, make_task
 from offbook.taskgen.nouns import Feature
+from offbook.taskgen.outcomes import funnel
 from offbook.taskgen.pipeline import (
     Made,
     folder_name,
-    funnel,
     make_tasks,
 )
 from offbook.taskgen.prepare.prepare import PrepareSettings

@@ -21,13 +21,12 @@ import re
 import shutil
 import time
 import zlib
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from offbook.lock import Held, only_writer
 from offbook.runfolder import write_atomic
@@ -36,6 +35,7 @@ from offbook.taskgen.asked import differing
 from offbook.taskgen.features import FeatureSettings, Finder
 from offbook.taskgen.make import MakeSettings, Outcome, make_task, task_from
 from offbook.taskgen.nouns import LEVELS, Feature, Level, Unprepared
+from offbook.taskgen.outcomes import earlier_outcomes, record
 from offbook.taskgen.prepare.prepare import Told, clear, prepare
 from offbook.taskgen.prepare.source import one_spelling
 from offbook.taskgen.prepare.tests import map_tests
@@ -58,7 +58,6 @@ POLL_S = 2.0  # between looks at what another process holds
 OURS = "an error of the factory"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)  # will not be better with the next one
 LATE = re.compile(r"Timeout|stopped in|imported within|longer than \d+ s|did not end|timed out")
-_OUTCOME = TypeAdapter(Outcome)
 
 
 @dataclass(slots=True)
@@ -399,12 +398,6 @@ def is_late(outcome: Outcome) -> bool:
     return bool(outcome.refused) and (outcome.refused == ENDLESS or bool(LATE.search(outcome.evidence)))
 
 
-def record(path: Path, outcome: Outcome) -> None:
-    """In one write, so that lines of two processes do not run into each other."""
-    with open(path, "ab", buffering=0) as file:
-        file.write(_OUTCOME.dump_json(outcome) + b"\n")
-
-
 def folder_name(source: str) -> str:
     """What a repository's folder is called: readable, and another one for every source."""
     plain = re.sub(r"[^a-zA-Z0-9._-]+", "-", source.removeprefix("pypi:")).strip("-.")[-60:]
@@ -415,18 +408,3 @@ def level_of(feature_id: str, level: str) -> Level:
     if level == "mix":
         return MIX[zlib.crc32(feature_id.encode()) % len(MIX)]
     return next(known for known in LEVELS if known == level)
-
-
-def earlier_outcomes(path: Path) -> dict[tuple[str, str], Outcome]:
-    """What became of candidates in earlier calls, by id and level asked for, so that none is tried twice."""
-    found = {}
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        with suppress(ValidationError):  # the last line of a call that was killed
-            outcome = _OUTCOME.validate_json(line)
-            found[outcome.id, outcome.asked or outcome.level] = outcome
-    return found
-
-
-def funnel(outcomes: Iterable[Outcome]) -> dict[str, int]:
-    """How many candidates were refused for which reason, the most frequent first."""
-    return dict(Counter(outcome.refused for outcome in outcomes if outcome.refused).most_common())
