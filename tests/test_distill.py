@@ -119,7 +119,7 @@ def test_faults_are_taught_and_the_distance_is_told(model: Path, tmp_path: Path)
     folder = distill(config, epochs=2, tell=told.append)
     rows, _ = folder.metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert sum(row["hinted_targets"] for row in rows) == 2 * (4 + 4), "a call that cannot be read, or what was said"
+    assert sum(row["hinted_targets"] for row in rows) == 2 * (4 + 4 + 4), "no such tool, no call, what was said"
     assert all(row["gradient_norm"] > 0 for row in rows)
     mismatch = json.loads((folder.path / "mismatch.json").read_text())
     assert (mismatch["segments"], mismatch["written_again"]) == (8, 4)
@@ -128,7 +128,7 @@ def test_faults_are_taught_and_the_distance_is_told(model: Path, tmp_path: Path)
     assert mismatch["ratio_outside"] == 0
     assert any("4 of them written again" in line for line in told)
     feedback = [item for step in (1, 2, 3, 4) for item in folder.feedback(step)[0]]
-    assert {item.target.rule for item in feedback} == {"malformed_arguments", "said"}
+    assert {item.target.rule for item in feedback} == {"unknown_tool", "malformed_arguments", "said"}
     assert all(item.divergence for item in feedback)
     assert RunFolder.open(folder.path).checkpoints().keys() >= {4}
     (logs / "own.jsonl").write_bytes(dump_lines(recorded(model, 3)))

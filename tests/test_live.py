@@ -97,6 +97,17 @@ def test_a_user_is_a_digest_of_a_name(consent: str) -> None:
     assert stored.user == user_digest("alice@example.com")
 
 
+def test_a_secret_by_the_name_of_its_argument_is_gone() -> None:
+    made = rollout("one", render_call("run_command", {"command": "x", "env": {"DB_PASSWORD": "hunter2xx"}}))
+    clean, _ = scrub(made, CHAT)
+    assert "hunter2xx" not in json.dumps([asdict(one) for one in clean.segments[0].messages])
+
+
+def test_many_secrets_are_each_found() -> None:
+    _, count = scrub(rollout("one", 'password = "abc123def"\n' * 1000), CHAT)
+    assert count == 9 * 1000
+
+
 def test_what_was_forgotten_is_not_collected_again(model: Path, tmp_path: Path) -> None:
     cycle = Cycle(load_config(["pocket"], {"out": str(tmp_path / "live"), "model": str(model), "live.consent": "all"}))
     cycle.begin()
@@ -147,6 +158,14 @@ def test_secrets_are_gone_from_texts_and_from_tokens() -> None:
         'password = "strong-hunter2"',
         'password = "internal-hunter2"',
         'password = "$uper-hunter2"',
+        'password = """hunter2xx"""',
+        'password = ("hunter2xx")',
+        'password\t=\t"hunter2xx"',
+        'getenv("DB_PASSWORD", "hunter2xx")',
+        "PASSWORD=hunter.secret.word",
+        "mysql --password hunter2xx",
+        "curl -u bob:hunter2xx https://host",
+        "https://hunter2hunter2hunter2@github.com/a/b",
         "-----BEGIN PGP PRIVATE KEY BLOCK-----\nhunter2\n-----END PGP PRIVATE KEY BLOCK-----",
     ],
 )

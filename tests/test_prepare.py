@@ -32,6 +32,7 @@ from offbook.taskgen.prepare.layout import find_layout
 from offbook.taskgen.prepare.metadata import Project, read_project
 from offbook.taskgen.prepare.prepare import PrepareSettings, load_repository, prepare
 from offbook.taskgen.prepare.tests import BaselineLimits
+from offbook.taskgen.prepare.timed import timed_tests
 from offbook.tasks.suite import Round, make_interpreter, run_rounds, suite_box
 from offbook.tasks.unpack import SourceLimits
 from offbook.types import OffbookError
@@ -245,6 +246,22 @@ def test_an_install_that_is_stopped_leaves_nothing_of_pips(tmp_path: Path, monke
 
 
 # --- which tests are relied on, and what they can see
+
+
+def test_tests_that_look_at_a_clock_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "helpers.py").write_text(
+        "import time\n\ndef grows(f):\n    began = time.perf_counter()\n    return f() or time.perf_counter() - began\n"
+        "\ndef check(f):\n    return f()\n"
+    )
+    (tmp_path / "test_a.py").write_text(
+        "from timeit import timeit\nfrom helpers import check, grows\n\n"
+        "def test_growth():\n    assert grows(len) < 2\n\n"
+        "def test_plain():\n    assert check(lambda: True)\n\n"
+        "class TestIt:\n    def test_speed(self):\n        assert timeit('1') < 9\n"
+    )
+    names = ["test_growth", "test_plain", "TestIt::test_speed", "test_growth[1]"]
+    found = timed_tests(tmp_path, ["helpers.py", "test_a.py", "missing.py"], [f"test_a.py::{name}" for name in names])
+    assert found == {"test_a.py::test_growth", "test_a.py::TestIt::test_speed", "test_a.py::test_growth[1]"}
 
 
 def test_unreliable_tests_are_left_out_with_the_reason(deps: Path, tmp_path: Path) -> None:

@@ -95,10 +95,12 @@ def apply(worked: Worked, path: Path) -> list[str]:
         for name, text in worked.rollout.changed.items():
             _put(path / name, text)
             done.append(name)
-    except (OSError, OffbookError) as error:
+    except BaseException as error:
         for name in done:
             _put(path / name, worked.before[name])
-        raise Elsewhere(f"{error}; nothing was applied") from None
+        if isinstance(error, OSError | ValueError | OffbookError):
+            raise Elsewhere(f"{error}; nothing was applied") from None
+        raise
     return sorted(worked.rollout.changed)
 
 

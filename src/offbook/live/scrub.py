@@ -16,15 +16,18 @@ from offbook.types import Event, Message, Rollout, Segment
 
 SECRET = "[secret]"
 PATTERNS = (
-    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----[\w\s+/=\\:.,()@<>-]{4,8000}?"
+    r"(?:-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
     r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",  # AWS
     r"\bgh[pousr]_[A-Za-z0-9]{20,}\b|\bgithub_pat_\w{20,}\b|\bglpat-[\w-]{20,}",
     r"\bsk-[A-Za-z0-9_-]{16,}|\bhf_[A-Za-z0-9]{20,}\b|\bpypi-[\w-]{16,}|\bnpm_[A-Za-z0-9]{20,}\b",
-    r"\bxox[abeoprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\b[rs]k_live_[A-Za-z0-9]{16,}\b",
+    r"\bxox[abeoprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}\b",
+    r"\bSG\.[\w-]{16,}\.[\w-]{16,}|(?<=hooks\.slack\.com/services/)[\w/]{16,}",
     r"\beyJ[\w-]{8,800}\.[\w-]{8,800}\.[\w-]{8,}",  # JWT
     r"(?<=://)[^\s/:@\"'\\]{0,200}:[^\s/@\"'\\]{1,200}(?=@)",  # a password in an address
     r"(?<=://)(?<!http://)(?<!https://)[^\s/:@\"'\\]{0,200}:[^\s@\"'\\]{1,200}(?=@)",  # with slashes, and no port there
-    r"(?<=[Bb]earer )[\w.~+/-]{16,}=*|(?<=[Bb]asic )(?=\S{0,60}[\d+/=])[A-Za-z0-9+/]{8,}=*",
+    r"(?<=://)[\w-]{20,200}(?=@)|(?<=--password )[^\s\"'\\]{4,}|(?<= -u )[^\s:/\"'\\]{1,60}:[^\s\"'\\]{4,}",
+    r"(?<=[Bb][Ee][Aa][Rr][Ee][Rr] )[\w.~+/-]{16,}=*|(?<=[Bb]asic )(?=\S{0,60}[\d+/=])[A-Za-z0-9+/]{8,}=*",
 )
 FORMS = re.compile("|".join(f"(?:{pattern})" for pattern in PATTERNS), re.DOTALL)
 # The end of a name, what stands between it and the value (the end of a key or an index, a type), and the value: up to
@@ -32,11 +35,12 @@ FORMS = re.compile("|".join(f"(?:{pattern})" for pattern in PATTERNS), re.DOTALL
 # what a session holds may have been written to take long.
 ASSIGNED = re.compile(
     r"""(?x) (?P<name>
-        (?i:passw(?:or)?d|passphrase|secret|token(?!iz|s\b)|api[_-]?key|access[_-]?key|credential)[\w-]{0,40}
+        (?i:passw(?:or)?d|passphrase|secret|token(?!iz|s\b|_type)|(?:api|access|private|account)[_-]?key|credential)
+            [\w-]{0,40}
         | (?<![A-Za-z])(?i:pass|pwd)\b)
     \\{0,8}["']?\]?(?:\ {0,4}:\ {0,4}[A-Za-z_][\w.|\[\]\ ]{0,60}(?==))?
-    (?P<sign>\ {0,40}(?::=|=>|==|[=:])\ {0,40}) [rbfuRBFU]{0,2}
-    (?: (?P<quote>\\{0,8}["'])(?P<quoted>(?:(?!(?P=quote))(?:\\.|[^\n])){6,200})
+    (?P<sign>(?:[\ \t]|\\{1,8}t){0,20}(?::=|=>|==|[=:,])(?:[\ \t]|\\{1,8}t){0,20}) \(?[rbfuRBFU]{0,2}
+    (?: (?P<quote>(?:\\{0,8}["']){3}|\\{0,8}["'])(?P<quoted>(?:(?!(?P=quote))(?:\\.|[^\n])){6,200})
         | (?P<word>[^\s"'\\,;)}\]]{6,}) )"""
 )
 # What stands there in code and is none: nothing yet, a place for it, a variable, a call.
@@ -51,7 +55,7 @@ def secrets_in(text: str) -> list[tuple[int, int]]:
         if match["quoted"] is not None:
             if not PLACE.fullmatch(match["quoted"]):
                 found.append(match.span("quoted"))
-        elif _is_secret(match["word"], match["name"].isupper() and match["sign"] == "="):
+        elif "," not in match["sign"] and _is_secret(match["word"], match["name"].isupper() and match["sign"] == "="):
             found.append(match.span("word"))
     merged: list[tuple[int, int]] = []
     for start, end in sorted(found):
@@ -64,8 +68,9 @@ def secrets_in(text: str) -> list[tuple[int, int]]:
 
 def _is_secret(word: str, of_environment: bool) -> bool:
     """Without quotes it is likelier code. `NAME=word` is how a variable of the environment is set."""
-    is_mixed = any(one.isdigit() for one in word) and any(one.isalpha() for one in word)
-    return (is_mixed or of_environment) and not (PLACE.fullmatch(word) or CODE.fullmatch(word))
+    if PLACE.fullmatch(word) or of_environment:
+        return not PLACE.fullmatch(word)
+    return any(one.isdigit() for one in word) and any(one.isalpha() for one in word) and not CODE.fullmatch(word)
 
 
 def scrubbed(text: str) -> str:
@@ -105,7 +110,9 @@ def _segment(segment: Segment, chat: Chat, filler: int) -> tuple[Segment, int]:
     place = count = 0
     for index, piece in enumerate(pieces):
         start, place = place, place + len(piece)
-        if any(first < max(place, start + 1) and start < last for first, last in spans):
+        while spans and spans[0][1] <= start:
+            spans.pop(0)
+        if spans and spans[0][0] < max(place, start + 1):
             new.ids[index], new.sampled[index], new.logprobs[index], new.versions[index] = filler, False, 0.0, -1
             count += 1
     return new, count
@@ -123,5 +130,9 @@ def _value(value: Any) -> Any:
     if isinstance(value, str):
         return scrubbed(value)
     if isinstance(value, dict):
-        return {key: _value(inner) for key, inner in value.items()}
+        named = {key: f'{key}="{inner}"' for key, inner in value.items() if isinstance(inner, str)}
+        hidden = {
+            key for key, told in named.items() if any(start <= len(str(key)) + 2 for start, _ in secrets_in(told))
+        }
+        return {key: SECRET if key in hidden else _value(inner) for key, inner in value.items()}
     return [_value(inner) for inner in value] if isinstance(value, list) else value

@@ -184,6 +184,9 @@ class LiveFolder:
     def forget(self, ids: Iterable[str]) -> int:
         """Delete sessions everywhere: also from what cycles were trained on. What a model learned stays in it."""
         gone = set(ids)
+        gone |= {id + SHADOW for id in gone if not id.endswith(SHADOW)}
+        for id in gone:
+            self._file(id)  # or none of them
         count = 0
         self.path.mkdir(parents=True, exist_ok=True)
         with self.forgotten_file.open("a") as file:

@@ -17,6 +17,7 @@ from pathlib import Path
 from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.nouns import FunctionKey, Map, Repository, Unprepared, files_of
+from offbook.taskgen.prepare.timed import timed_tests
 from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, Round, SuiteRun, run_rounds, suite_box
 
 HASH_SEEDS = (0, 1, 42)  # one a run: a test that depends on the order of a set shows it
@@ -87,6 +88,9 @@ async def find_baseline(
             break
         again = await _whole_run(repository, alive, seed, spec, limits, state)
         alive = _sort_out(again, alive, state, limits, f"flickers: in run {number} ")
+    timed = timed_tests(repository.tree, (*repository.test_files, *repository.support_files), alive)
+    state.excluded |= dict.fromkeys(sorted(timed), "looks at a clock")
+    alive = [test for test in alive if test not in timed]
     if len(alive) < limits.min_tests:
         reasons = sorted(set(state.excluded.values()), key=list(state.excluded.values()).count, reverse=True)
         most = f"; most often: {reasons[0]}" if reasons else ""
