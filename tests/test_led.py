@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from ranks import on_ranks
 from test_loop import SMALL, weights
@@ -33,6 +35,7 @@ from offbook.stages.sft import sft
 from offbook.sync import FolderStore, Reader
 from offbook.train.lora import make_trainable
 from offbook.train.memory import ALONE, Share
+from offbook.train.parallel import led
 from offbook.train.parallel.led import LedTrainer, expert_shape, ranks_of
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
@@ -265,6 +268,33 @@ def test_a_rank_that_fails_alone_ends_the_run() -> None:
     first, _ = on_ranks(2, led_where_one_fails, 0)
     assert first[1].startswith("Parted: rank 0 failed alone (ValueError")
     assert on_ranks(2, led_where_one_fails, ALL)[0] == ["fine", "ValueError: this disk gives rubbish", "fine"]
+
+
+def hanging(trainer: LedTrainer, rank: int, kind: type[Exception]) -> None:
+    if rank == dist.get_rank():
+        raise kind("this disk gives rubbish")
+    dist.all_reduce(torch.zeros(1))
+
+
+def led_where_others_wait(rank: int, kind: type[Exception]) -> None:
+    led.ANSWER_S = 1.0
+    with joined() as orders:
+        trainer = LedTrainer(make("dense"), STEADY, KINDS["live"], orders)
+        trainer.follow() if dist.get_rank() else trainer.together(hanging, rank, kind)
+
+
+@pytest.mark.parametrize(("rank", "kind"), [(1, ValueError), (2, MemoryError), (0, ValueError)])
+def test_a_rank_that_fails_where_others_wait_for_it_ends_all_within_seconds(rank: int, kind: type[Exception]) -> None:
+    """Each says which it was, and not at the end of the group's 20 seconds."""
+    began = time.monotonic()
+    with pytest.raises(AssertionError) as failed:
+        on_ranks(3, led_where_others_wait, rank, kind)
+    assert time.monotonic() - began < 15
+    said = re.findall(r"Gone: (.*) while others waited for it, so the run ends", str(failed.value))
+    own = f"rank {rank} failed ({kind.__name__}: this disk gives rubbish)"
+    others = {own} if rank else {own, "rank 0, which is the run, has ended"}
+    assert len(said) >= 2
+    assert set(said) <= others
 
 
 def pretrained(tiny: Path, out: Path, data: list[Path], stop: int = 0) -> int:

@@ -26,7 +26,7 @@ from offbook.train.draft import DraftTrainer
 from offbook.train.memory import ALONE, Share
 from offbook.train.parallel.experts import ON_EXPERTS
 from offbook.train.parallel.gathering import gathered
-from offbook.train.parallel.led import LedTrainer, done_by_all, refuse_uneven, share_of
+from offbook.train.parallel.led import Gone, LedTrainer, done_by_all, refuse_uneven, share_of
 from offbook.train.parallel.ranks import PATIENCE
 from offbook.train.teachers import Kind, Other
 from offbook.train.trainer import Trainer
@@ -67,6 +67,8 @@ def joined() -> Iterator[Any]:
         orders = dist.new_group(backend="gloo", timeout=PATIENCE)
         try:
             yield orders
+        except Gone:  # others wait elsewhere, and end when this rank does
+            raise
         except BaseException:
             with suppress(RuntimeError):  # a rank that has ended does not hear it, and why is in what was raised
                 _dismiss(orders)

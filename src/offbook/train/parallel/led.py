@@ -5,7 +5,9 @@ rank 0 tells it to the others, with its arguments, and all of them call it. Samp
 them alike and takes its own. Whoever calls a trainer, or reads with one of its decoders, does not see that it is led.
 
 After each order ranks tell one another whether it went well. What all of them raise is rank 0's to deal with; where one
-failed alone, its part of the state is not that of the others any more, and the run ends.
+failed alone, its part of the state is not that of the others any more, and the run ends. Others may wait for it in the
+middle of a collective and not answer: then it leaves word in the store that the group was made by, and ends; with it
+end the connections that they wait at, and they say which rank it was. NCCL does not see that: torchrun ends them.
 
 Left out: each rank loads the whole model, on the host, before it is cut.
 """
@@ -15,7 +17,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from functools import cache, partial
+from itertools import count
 from math import gcd
 from typing import Any, TypeVar
 
@@ -35,12 +39,19 @@ from offbook.train.trainer import StepResult, Trainer
 from offbook.types import OffbookError, Sample
 from offbook.weights import Weights
 
+ANSWER_S = 10.0  # that other ranks have, where one failed, to be done with the same order
 T = TypeVar("T")
+GO_ON = "started again, it goes on from its last checkpoint"
+_numbers = count()  # of orders, alike on all ranks
 log = logging.getLogger(__name__)
 
 
 class Parted(OffbookError):
     """Ranks that did not do the same. Nothing can be done together any more."""
+
+
+class Gone(Parted):
+    """A rank failed where others waited for it: none of them can be led any more."""
 
 
 def ranks_of(settings: RanksConfig) -> Ranks:
@@ -100,7 +111,7 @@ class LedTrainer(Trainer):
             raise self.parted
         dist.broadcast_object_list([(work, arguments)], 0, self.orders)
         try:
-            return done_by_all(partial(work, self, *arguments))
+            return done_by_all(partial(work, self, *arguments), ANSWER_S)
         except Parted as problem:
             self.parted = problem
             raise
@@ -120,33 +131,60 @@ class LedTrainer(Trainer):
                 return
             work, arguments = order[0]
             try:
-                done_by_all(partial(work, self, *arguments))
+                done_by_all(partial(work, self, *arguments), ANSWER_S)
+            except Gone:
+                raise
             except (OffbookError, ValueError):
                 continue
 
 
-def done_by_all(work: Callable[[], T]) -> T:
+def done_by_all(work: Callable[[], T], answer_s: float | None = None) -> T:
     """All ranks have to call it. What all of them raise is raised; where some do it is `Parted`, on each of them. What
-    is neither OffbookError nor ValueError ends the rank at once, and so the run."""
+    is neither OffbookError nor ValueError ends the rank at once, and so the run; so does a fault that others do not
+    answer to within `answer_s`."""
     problem: Exception | None = None
+    word = f"offbook/failed/{next(_numbers)}"
+    group, failed = _answers(), torch.tensor([0])  # made before anything can fail: all ranks have to
     try:
-        done = work()
-    except (OffbookError, ValueError) as error:
-        problem = error
-        log.warning("rank %d failed and asks the others: %s", dist.get_rank(), error)  # who may wait for it elsewhere
-    failed = torch.tensor([int(problem is not None)])
-    dist.all_reduce(failed, group=_answers())
+        try:
+            done = work()
+        except (OffbookError, ValueError) as error:
+            problem, failed = error, torch.tensor([1])
+            log.warning("rank %d failed and asks the others: %s", dist.get_rank(), error)
+        answers = dist.all_reduce(failed, group=group, async_op=True)
+        answers.wait(*([timedelta(seconds=answer_s)] if problem is not None and answer_s else []))
+    except Exception as error:
+        if (gone := _gone(word, problem or error)) is error:
+            raise
+        raise gone from error
     if not failed:
         return done
     told: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
-    dist.all_gather_object(told, (type(problem).__name__, str(problem)) if problem else ("", ""), _answers())
+    dist.all_gather_object(told, (type(problem).__name__, str(problem)) if problem else ("", ""), group)
     if problem is not None and len({kind for kind, _ in told}) == 1:
         raise problem
     rank, (kind, text) = next((rank, one) for rank, one in enumerate(told) if one[0])
     raise Parted(
-        f"rank {rank} failed alone ({kind}: {text}), so ranks no longer hold the same and the run ends; started again, "
-        "it goes on from its last checkpoint"
+        f"rank {rank} failed alone ({kind}: {text}), so ranks no longer hold the same and the run ends; {GO_ON}"
     )
+
+
+def _gone(word: str, problem: Exception) -> Exception:
+    """What to end with. Whoever fails leaves word; who has lost it meanwhile has nothing to say but what that is."""
+    is_expected = isinstance(problem, OffbookError | ValueError)
+    has_lost_others = not is_expected and (isinstance(problem, dist.DistError) or "gloo" in str(problem))
+    store, first = dist.distributed_c10d._get_default_store(), "a rank has ended without a word"
+    try:
+        if store.check([word]):
+            first = store.get(word).decode()
+        elif not has_lost_others:
+            first = f"rank {dist.get_rank()} failed ({type(problem).__name__}: {problem})"
+            store.set(word, first)
+            if not is_expected:
+                return problem
+    except RuntimeError:  # the store was rank 0's
+        first = "rank 0, which is the run, has ended"
+    return Gone(f"{first} while others waited for it, so the run ends; {GO_ON}")
 
 
 @cache
