@@ -76,12 +76,11 @@ def _about_earlier(
 ) -> None:
     from offbook.live.kept import kept_in
     from offbook.live.reactions import follow_up
-    from offbook.live.sessions import SHADOW, Reaction
+    from offbook.live.sessions import Reaction
 
     own = [one for one in cycle.folder.sessions() if one.user == who and one.arm != "shadow"]
     if forget:
         chosen = [one.id for one in own if forget in ("all", one.id)]
-        chosen += [one + SHADOW for one in chosen]
         print(f"{cycle.folder.forget(chosen)} sessions deleted")
         return
     if not id and not own:

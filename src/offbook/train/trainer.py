@@ -193,9 +193,9 @@ class Trainer:
 
     def _refuse_lost(self) -> None:
         """Layers whose product lost the gradient on the way: head and embeddings would learn alone, without a word."""
-        named = self.masters.named.items()
-        gradients = [master.grad for name, master in named if ".layers." in name and master.grad is not None]
-        if not total_norm(gradients):
+        inside = [master for name, master in self.masters.named.items() if ".layers." in name]
+        gradients = [master.grad for master in inside if master.grad is not None]
+        if inside and not (gradients and total_norm(gradients)):
             kind = self.settings.linear.kind
             raise OffbookError(f"layers in {kind} get no gradient on this machine; leave train.linear.kind plain")
 

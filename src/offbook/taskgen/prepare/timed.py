@@ -13,12 +13,13 @@ CLOCKS = {"perf_counter", "perf_counter_ns", "process_time", "process_time_ns", 
 
 
 def timed_tests(tree: Path, files: Iterable[str], tests: Sequence[str]) -> set[str]:
-    """Those of `tests` (node ids) that call a clock, or a helper in `files` (test code) that does, by its name. A name
-    that other functions have too, which do not, says nothing."""
-    calls: dict[tuple[str, str], set[str]] = {}
+    """Those of `tests` (node ids) that call a clock, or a helper in `files` (test code) that does, by its name. In one
+    file a name is one function; a helper's name that functions of other files have too, which do not, says nothing."""
+    calls = defaultdict[tuple[str, str], set[str]](set)
     for file in files:
-        calls |= {(file, name): called for name, called in _calls_in(tree / file)}
-    named = defaultdict(list)
+        for name, called in _calls_in(tree / file):
+            calls[file, name] |= called
+    named = defaultdict[str, list[tuple[str, str]]](list)
     for place in calls:
         named[place[1]].append(place)
     timed = {place for place, called in calls.items() if called & CLOCKS}
@@ -43,5 +44,11 @@ def _calls_in(file: Path) -> Iterable[tuple[str, set[str]]]:
         return
     for node in ast.walk(parsed):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            made = (one.func for one in ast.walk(node) if isinstance(one, ast.Call))
-            yield node.name, {getattr(func, "attr", getattr(func, "id", "")) for func in made}
+            yield node.name, {_name_of(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
+
+
+def _name_of(func: ast.expr) -> str:
+    """The last word of what is called; `timeit.repeat` is a clock, `itertools.repeat` is none."""
+    if isinstance(func, ast.Attribute):
+        return "timeit" if isinstance(func.value, ast.Name) and func.value.id == "timeit" else func.attr
+    return func.id if isinstance(func, ast.Name) else ""
