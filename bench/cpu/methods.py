@@ -1,15 +1,19 @@
 """The methods of docs/methods.md side by side on pocket: held-out tasks, and what each of them cost.
 
-    python bench/cpu/methods.py --out runs/methods --seeds 0 1 2 --steps 20 --json docs/results/methods.json
-    python bench/cpu/methods.py --out runs/methods --continual --seeds 0 --steps 8
-    python bench/cpu/methods.py --out runs/methods --heed
+    python bench/cpu/methods.py --seeds 0 1 2 --json docs/results/methods.json
+    python bench/cpu/methods.py --seeds 0 1 2 --mode continual --steps 8 --json docs/results/continual.json
+    python bench/cpu/methods.py --seeds 0 1 2 --mode leak --json docs/results/leak.json
+    python bench/cpu/methods.py --seeds 0 1 2 --mode heed
 
-Arms of one seed start from the same model, which was shown references and demonstrations in imitation, so that a
-teacher can make something of them. Those that sample rollouts train for as many steps; those that imitate get as many
-tokens as RL trained on, from rollouts of the start that solved their task. Demonstrations are the same rollouts. The
-teacher of OPD has about four times the parameters. With --continual SFT and SDFT learn three families of tasks one
-after the other, and all three are measured after each. What is done already is not done again. An arm that fails is a
-row with its error. Processes with other --arms may run at once; they wait for the first of them to prepare a seed.
+Tasks have a word whose meaning only solutions and tests know (terms.py), so that whoever is shown one knows more than
+the student. Arms of one seed have the same start. It has imitated episodes in which the word means something else every
+time, some of them shown their solution or a demonstration: it guesses by itself, and reads what it is shown. Those that
+sample rollouts train for as many steps; those that imitate get as many tokens as RL trained on, of an expert's
+episodes, which are SDFT's demonstrations as well. The teacher of OPD has four times the parameters, and imitated the
+expert. With `continual` methods learn three families one after the other, and all are measured after each, and ordinary
+tasks with them. With `leak` each task has a meaning of its own: what is learned of it holds for no other. `heed` trains
+nothing: what models make of what is shown. What is done already is not done again. An arm that fails is a row with its
+error. Processes with other --arms may run at once; they wait for the first of them to prepare a seed.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import fcntl
+import itertools
 import json
-import math
 import time
 import traceback
 from collections.abc import Callable
@@ -28,6 +32,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from terms import EXPERT, FAMILIES, drafts_of, make_named_tasks, named_drafts, of_family, of_task, write_episodes
+
 from offbook.algo import opsd_branches, sdft_branches
 from offbook.config import Config, load_config
 from offbook.loop.collector import Collector
@@ -35,6 +41,7 @@ from offbook.loop.evaluate import PARALLEL, summarize
 from offbook.loop.models import load_model
 from offbook.loop.train import train
 from offbook.pocket.model import POCKET, Recipe, make_pocket
+from offbook.pocket.repos import PACKAGES
 from offbook.pocket.tasks import make_pocket_tasks
 from offbook.runfolder import RunFolder, dump_lines, latest_checkpoint, load_lines, whole_folder, write_atomic
 from offbook.stages.sft import sft
@@ -48,7 +55,7 @@ ALONE = {"train.rl_weight": "0", "feedback.weight": "0"}
 TEACHERS = {
     "opd": {"teachers.opd.weight": "1", "teachers.opd.model": "{larger}"},
     "opsd": {"teachers.opsd.weight": "1"},
-    "sdft": {"teachers.sdft.weight": "1", "teachers.sdft.data": '["{demonstrations}"]'},
+    "sdft": {"teachers.sdft.weight": "1", "teachers.sdft.data": '["{expert}"]'},
     "corrections": {"feedback.corrections.weight": "1"},
 }
 ARMS: dict[str, dict[str, str]] = {
@@ -60,13 +67,15 @@ ARMS: dict[str, dict[str, str]] = {
     **{f"rl+{name}": {"feedback.weight": "0", **keys} for name, keys in TEACHERS.items()},
     "rl+hints+sdft": TEACHERS["sdft"],
 }
-IMITATION = ("sft", "dft")
-FAMILIES: dict[str, Callable[[Task], bool]] = {
-    "read_file": lambda task: "run_command" not in task.tools,
-    "run_command": lambda task: "read_file" not in task.tools,
-    "both": lambda task: {"read_file", "run_command"} <= {*task.tools},
+IMITATION = {"sft": "nll", "dft": "dft"}
+ARMS_OF = {
+    "arms": ["before", *ARMS, *IMITATION],
+    "continual": ["sft", "dft", "sdft", "rl"],
+    "leak": ["before", "rl", "opsd", "sdft", "sft"],
+    "heed": ["pocket", "start"],
 }
 KEYS = ("solved", "invalid_per_100", "turns")
+PLAIN = {"sft.reminders": "0", "sft.pairs": "0"}
 
 
 class Bench:
@@ -75,7 +84,12 @@ class Bench:
     def __init__(self, seed: int, arguments: argparse.Namespace):
         self.seed, self.arguments = seed, arguments
         self.root: Path = arguments.out / f"seed-{seed}"
-        self.tasks, self.demonstrations = self.root / "tasks", self.root / "demonstrations.jsonl"
+        self.leaks = arguments.mode == "leak"
+        self.place = self.root / ("own" if self.leaks else "family")  # of what differs with the meaning of the word
+        self.tasks, self.expert = self.place / "tasks", self.place / "expert.jsonl"
+        self.results = self.root / (
+            arguments.mode if arguments.mode == "heed" else f"{arguments.mode}-{arguments.steps}"
+        )
 
     def config(self, **keys: str) -> Config:
         """Keys with two underscores for a dot."""
@@ -92,66 +106,78 @@ class Bench:
             self._prepare()
 
     def _prepare(self) -> None:
-        quiet = lambda what, share: None  # noqa: E731
+        amount = of_task if self.leaks else of_family(self.seed)
         if not self.tasks.is_dir():
-            asyncio.run(make_pocket_tasks(self.tasks, self.seed, *self.arguments.tasks, lambda share: None))
-        recipe = Recipe(episodes=self.arguments.episodes)
-        self.pocket = make_pocket(self.arguments.out / "models", self.seed, quiet, recipe)
-        shown = {"sft.references": "0.3", "sft.demonstrations": "0.3", "sft.learning_rate": "1e-3"}
-        shown |= {"harness.context": "1500", "harness.tokens": "1500"}  # room to show them
-        data = {"model": str(self.pocket), "sft.data": f'["pocket:{self.arguments.shown}"]'}
-        out = self.root / "start"
-        if not self.demonstrations.is_file():  # the last that is made here; until then the start may not be over
-            sft(self.config(out=str(out), **shown, **data))
-        self.start = latest_checkpoint(RunFolder(out))
-        if not (self.arguments.continual or self.arguments.heed):
-            self.larger()
-        if not self.demonstrations.is_file():
-            groups = self.rollouts(self.start, load_tasks(self.tasks / "train"), samples=2)
-            solved = [one for group in groups for one in group if one.solved]
-            if not solved:
-                raise SystemExit(f"seed {self.seed}: the start solves nothing, so there is nothing to demonstrate")
-            write_atomic(self.demonstrations, dump_lines(solved))
+            make_named_tasks(self.tasks, self.seed, *self.arguments.tasks, amount)
+        self.ordinary = self.root / "ordinary"
+        if self.arguments.mode == "continual" and not self.ordinary.is_dir():
+            sizes = 3, self.arguments.tasks[1]
+            asyncio.run(make_pocket_tasks(self.ordinary, self.seed, *sizes, lambda share: None))
+        self.pocket = self.made()
+        self.start = self.shown(self.pocket, self.root / "start")
+        if not self.expert.is_file():
+            drafts = drafts_of(self.tasks, self.seed, amount)
+            write_episodes(self.expert, chat_for(self.start), drafts, self.seed, EXPERT)
+        if self.arguments.mode == "arms" and any("opd" in arm for arm in self.arguments.arms or ARMS):
+            larger = self.shown(self.made(2 * POCKET.width), self.root / "larger")
+            self.larger = self.imitated(self.root / "larger-expert", larger, self.expert, epochs=4)
 
-    def larger(self) -> Path:
-        recipe = Recipe(width=2 * POCKET.width, episodes=self.arguments.episodes)
+    def made(self, width: int = POCKET.width) -> Path:
+        recipe = Recipe(width=width, episodes=self.arguments.episodes)
         return make_pocket(self.arguments.out / "models", self.seed, lambda what, share: None, recipe)
 
-    def rollouts(self, model: Path, tasks: list[Task], samples: int) -> list[list[Rollout]]:
-        return asyncio.run(Collector(self.config(), model).groups(tasks, samples, "eval", parallel=PARALLEL))
+    def shown(self, model: Path, out: Path) -> Path:
+        """After episodes in which the word means something else every time, some shown their solution."""
+        data = self.root / "shown.jsonl"
+        if not data.is_file():
+            drafts = named_drafts(self.seed + 1000, "train", PACKAGES, of_task)
+            episodes = list(itertools.islice(drafts, self.arguments.shown))
+            write_episodes(data, chat_for(model), episodes, self.seed + 1000)
+        keys = {"sft.references": "0.3", "sft.demonstrations": "0.3", "sft.learning_rate": "2e-3", **PLAIN}
+        keys |= {"harness.context": "1500", "harness.tokens": "1500"}  # room to show them
+        return self.imitated(out, model, data, **keys)
 
-    def measured(self, model: Path, tasks: list[Task] | None = None) -> dict[str, float]:
-        groups = self.rollouts(model, tasks or load_tasks(self.tasks / "heldout"), self.arguments.samples)
-        return {key: summarize(groups)[key] for key in KEYS}
+    def imitated(self, out: Path, model: Path, data: Path, epochs: int = 1, **keys: str) -> Path:
+        keys = {**PLAIN, "sft.data": json.dumps([str(data)]), "sft.epochs": str(epochs), **keys}
+        keys = {"sft.learning_rate": self.arguments.sft_rate, **keys}
+        return latest_checkpoint(sft(self.config(out=str(out), model=str(model), **keys)))
+
+    def measured(self, model: Path, tasks: list[Task], keys: tuple[str, ...] = KEYS) -> dict[str, float]:
+        collector = Collector(self.config(), model)
+        found = summarize(asyncio.run(collector.groups(tasks, self.arguments.samples, "eval", parallel=PARALLEL)))
+        return {key: found[key] for key in keys}
 
     def job(self, name: str) -> dict[str, Any]:
-        if self.arguments.heed:
+        if self.arguments.mode == "heed":
             return self.heeds(self.pocket if name == "pocket" else self.start)
-        if self.arguments.continual:
+        if self.arguments.mode == "continual":
             return self.continual(name)
-        return self.measured(self.start) if name == "before" else self.arm(name)
+        began = time.monotonic()
+        model, cost = (self.start, {}) if name == "before" else self.arm(name)
+        found = {**self.measured(model, load_tasks(self.tasks / "heldout")), **cost}
+        if self.leaks:
+            found["solved_train"] = self.measured(model, load_tasks(self.tasks / "train"))["solved"]
+        return {**found, "seconds": time.monotonic() - began}
 
-    def arm(self, name: str) -> dict[str, Any]:
-        out, began, steps = self.root / name, time.monotonic(), self.arguments.steps
+    def arm(self, name: str) -> tuple[Path, dict[str, float]]:
+        out, steps = self.place / f"{name}-{self.arguments.steps}", self.arguments.steps
         if name in IMITATION:
-            rl = self.root / f"steps-{steps}" / "rl.json"
+            rl = self.results / "rl.json"
             if not rl.is_file():
                 raise SystemExit(f"{name} gets as many tokens as rl trained on: give --arms rl first")
-            budget = json.loads(rl.read_text())["trained"]
-            known, _ = load_lines(self.demonstrations, Rollout)
-            size = sum(len(segment.ids) for one in known for segment in one.segments)
-            keys = {"sft.loss": "nll" if name == "sft" else "dft", "sft.data": json.dumps([str(self.demonstrations)])}
-            keys |= {"sft.epochs": str(max(1, round(budget / size))), "sft.learning_rate": self.arguments.sft_rate}
-            keys |= {"sft.reminders": "0", "sft.pairs": "0"}
-            keys["sft.batch_tokens"] = str(int(budget / steps))
-            folder = sft(self.config(out=str(out), model=str(self.start), **keys))
+            self.imitate(name, out, self.start, self.expert, json.loads(rl.read_text())["trained"], steps)
         else:
-            places = {"demonstrations": self.demonstrations, "larger": self.larger() if "opd" in name else ""}
+            places = {"expert": self.expert, "larger": self.larger if "opd" in name else ""}
             keys = {key: value.format(**places) for key, value in ARMS[name].items()}
-            keys["train.steps"] = str(steps)
-            folder = train(self.config(out=str(out), model=str(self.start), **keys))
-        found = {**self.measured(latest_checkpoint(folder)), **self.cost(name, folder)}
-        return {**found, "seconds": time.monotonic() - began}
+            train(self.config(out=str(out), model=str(self.start), train__steps=str(steps), **keys))
+        return latest_checkpoint(RunFolder(out)), self.cost(name, RunFolder(out))
+
+    def imitate(self, name: str, out: Path, model: Path, data: Path, budget: int, steps: int) -> Path:
+        """For as many tokens, in as many steps."""
+        known, _ = load_lines(data, Rollout)
+        size = sum(len(segment.ids) for one in known for segment in one.segments)
+        keys = {"sft.loss": IMITATION[name], "sft.batch_tokens": str(int(budget / steps)), "sft.validation_share": "0"}
+        return self.imitated(out, model, data, max(1, round(budget / size)), **keys)
 
     def cost(self, name: str, folder: RunFolder) -> dict[str, float]:
         """2 floating-point operations a parameter and token forward, 4 more backward; a cached token is read once."""
@@ -160,69 +186,66 @@ class Bench:
         sampled = sum(len(s.ids) for step in folder.steps() for one in folder.rollouts(step)[0] for s in one.segments)
         sampled += sum(row.get("corrections/tokens", 0) for row in rows)
         size = _parameters(self.start)
-        of_teacher = _parameters(self.larger()) if "opd" in name else size
+        of_teacher = _parameters(self.larger) if "opd" in name else size
         taught = trained if any(part in name for part in ("opd", "opsd", "sdft", "sdpo", "hints")) else 0
         flops = size * (6 * trained + 2 * sampled) + 2 * of_teacher * taught
-        return {"trained": trained, "sampled": sampled, "teacher": taught, "gflops": flops / 1e9}
+        leaks = {key: sum(row.get(key, 0) for row in rows) for key in ("leaks/opsd", "leaks/sdft") if key[6:] in name}
+        return {"trained": trained, "sampled": sampled, "teacher": taught, "gflops": flops / 1e9, **leaks}
 
     def continual(self, method: str) -> dict[str, Any]:
-        """Solved on every family after each, and the mean loss on those that were learned before."""
-        tasks = {split: load_tasks(self.tasks / split) for split in ("train", "heldout")}
-        model, rows = self.start, {"start": self.by_family(self.start, tasks["heldout"])}
-        known, _ = load_lines(self.demonstrations, Rollout)
+        """Solved on every family, and of ordinary tasks, after each."""
+        model, rows, steps = self.start, {"start": self.by_family(self.start)}, self.arguments.steps
+        known, _ = load_lines(self.expert, Rollout)
         for number, family in enumerate(FAMILIES):
-            chosen = [task for task in tasks["train"] if FAMILIES[family](task)]
-            place, out = self.root / f"family-{family}", self.root / f"continual-{method}-{number}-{family}"
+            place, out = self.place / f"tasks-{family}", self.place / f"{method}-{steps}-{number}-{family}"
             if not place.is_dir():
                 with whole_folder(place) as part:
                     for split in ("train", "heldout"):
                         (part / split).mkdir()
-                        for task in (one for one in tasks[split] if FAMILIES[family](one)):
+                        for task in of(family, load_tasks(self.tasks / split)):
                             (part / split / task.folder.name).symlink_to(task.folder.resolve())
-            own = [one for one in known if one.task in {task.id for task in chosen}]
-            file = self.root / f"demonstrations-{family}.jsonl"
-            write_atomic(file, dump_lines(own))
-            size = sum(len(segment.ids) for one in own for segment in one.segments)
-            steps = self.arguments.steps
-            if method == "sdft":
-                keys = {**ALONE, **TEACHERS["sdft"], "teachers.sdft.data": json.dumps([str(file)])}
-                keys |= {"tasks.source": str(place), "train.steps": str(steps)}
-                folder = train(self.config(out=str(out), model=str(model), **keys))
+            own = [one for one in known if one.task.startswith(f"{family}-")]
+            expert = self.place / f"expert-{family}.jsonl"
+            write_atomic(expert, dump_lines(own))
+            if method in IMITATION:
+                budget = steps * 24 * sum(len(s.ids) for one in own for s in one.segments) // len(own)
+                model = self.imitate(method, out, model, expert, budget, steps)
             else:
-                budget = steps * 24 * (size / max(1, len(own)))
-                keys = {"sft.data": json.dumps([str(file)]), "sft.epochs": str(max(1, round(budget / size)))}
-                keys |= {"sft.learning_rate": self.arguments.sft_rate, "sft.batch_tokens": str(int(budget / steps))}
-                folder = sft(self.config(out=str(out), model=str(model), sft__reminders="0", sft__pairs="0", **keys))
-            model = latest_checkpoint(folder)
-            rows[f"after {family}"] = self.by_family(model, tasks["heldout"])
-        learned = list(FAMILIES)
-        rows["forgotten"] = mean(
-            rows[f"after {family}"][family] - rows[f"after {learned[-1]}"][family] for family in learned[:-1]
-        )
-        return rows
+                keys = {key: value.format(expert=expert) for key, value in ARMS[method].items()}
+                keys |= {"tasks.source": str(place), "train.steps": str(steps)}
+                model = latest_checkpoint(train(self.config(out=str(out), model=str(model), **keys)))
+            rows[f"after {family}"] = self.by_family(model)
+        *earlier, last = FAMILIES
+        lost = [rows[f"after {family}"][family] - rows[f"after {last}"][family] for family in earlier]
+        learned = [rows[f"after {family}"][family] - rows["start"][family] for family in FAMILIES]
+        return {**rows, "learned": mean(learned), "forgotten": mean(lost)}
 
-    def heeds(self, model: Path) -> dict[str, dict[str, float]]:
-        """By how many nats a solution, or another rollout that solved the task, makes responses likelier that did so:
+    def by_family(self, model: Path) -> dict[str, float]:
+        heldout = load_tasks(self.tasks / "heldout")
+        found = {family: self.measured(model, of(family, heldout))["solved"] for family in FAMILIES}
+        return {**found, "ordinary": self.measured(model, load_tasks(self.ordinary / "heldout"))["solved"]}
+
+    def heeds(self, model: Path) -> dict[str, float]:
+        """By how many nats its solution, or another rollout that solved the task, makes an expert's response likelier:
         below 0 it is a teacher that knows less than its student."""
-        known, _ = load_lines(self.demonstrations, Rollout)
+        known, _ = load_lines(self.expert, Rollout)
         decoder, chat, samples = Decoder(load_model(model)), chat_for(model), []
         for number, one in enumerate(known):
-            shown = opsd_branches(one, one.diff, chat, 1.0, Distill())[0]
-            sample = Sample(one.segments[0].ids, branches=[replace(shown, key=f"opsd/{number}")])
-            others = [other for other in known if other.task == one.task and other.id != one.id]
-            for other in others[:1]:
-                shown = sdft_branches(one, other, chat, 1.0, Distill())[0]
-                sample.branches.append(replace(shown, key=f"sdft/{number}"))
-            samples.append(sample)
+            shown = {
+                "opsd": opsd_branches(one, one.diff, chat, 1.0, Distill())[0],
+                "sdft": sdft_branches(one, one, chat, 1.0, Distill())[0],
+            }
+            branches = [replace(branch, key=f"{kind}/{number}") for kind, branch in shown.items()]
+            samples.append(Sample(one.segments[0].ids, branches=branches))
         found: dict[str, list[float]] = {"opsd": [], "sdft": []}
         for measured in measure_branches(decoder, samples, 4096):
             for key, values in measured.items():
                 found[key.partition("/")[0]].append(sum(values.teacher) - sum(values.student))
-        return {kind: {"responses": len(nats), "nats": mean(nats)} for kind, nats in found.items() if nats}
+        return {"responses": len(known), **{kind: mean(nats) for kind, nats in found.items()}}
 
-    def by_family(self, model: Path, tasks: list[Task]) -> dict[str, float]:
-        chosen = {family: [task for task in tasks if fits(task)] for family, fits in FAMILIES.items()}
-        return {family: self.measured(model, of)["solved"] if of else math.nan for family, of in chosen.items()}
+
+def of(family: str, tasks: list[Task]) -> list[Task]:
+    return [task for task in tasks if task.id.startswith(f"{family}-")]
 
 
 def _parameters(model: Path) -> int:
@@ -245,13 +268,8 @@ def run(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
     for seed in arguments.seeds:
         bench = Bench(seed, arguments)
         bench.prepare()
-        part, names = f"steps-{arguments.steps}", ["before", *ARMS, *IMITATION]
-        if arguments.continual or arguments.heed:
-            part, names = ("continual", ["sft", "sdft"]) if arguments.continual else ("heed", ["pocket", "start"])
-        names = [name for name in names if name in (arguments.arms or names)]
-        for name in names:
-            path = bench.root / part / f"{name}.json"
-            row = found.setdefault(name, {})[str(seed)] = kept(path, partial(bench.job, name))
+        for name in (name for name in ARMS_OF[arguments.mode] if name in (arguments.arms or ARMS_OF[arguments.mode])):
+            row = found.setdefault(name, {})[str(seed)] = kept(bench.results / f"{name}.json", partial(bench.job, name))
             print(f"seed {seed} {name}: {json.dumps(row)}", flush=True)
             if arguments.json:
                 write_atomic(arguments.json, json.dumps(found, indent=1) + "\n")
@@ -259,35 +277,35 @@ def run(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def table(found: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    columns = [*KEYS, "trained", "sampled", "teacher", "gflops", "seconds"]
-    lines = ["| method | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    """Means over seeds, and solved by seed."""
+    every = [row for by_seed in found.values() for row in by_seed.values()]
+    columns = [name for name in dict.fromkeys(key for row in every for key in row) if name != "error"]
+    columns = [name for name in columns if all(isinstance(row.get(name, 0), int | float) for row in every)]
+    lines = ["| | " + " | ".join(columns) + " | by seed |", "|---" * (len(columns) + 2) + "|"]
     for name, by_seed in found.items():
         rows = [row for row in by_seed.values() if "error" not in row]
         cells = [f"{mean(values):.3g}" if (values := [row[c] for row in rows if c in row]) else "" for c in columns]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        seeds = ", ".join(f"{row[columns[0]]:.2g}" for row in rows) if columns else ""
+        lines.append(f"| {name} | " + " | ".join([*cells, seeds]) + " |")
     return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
+    parser.add_argument("--mode", choices=list(ARMS_OF), default="arms")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--arms", nargs="+", choices=["before", *ARMS, *IMITATION], default=[])
-    parser.add_argument("--tasks", type=int, nargs=2, default=[90, 48], metavar=("TRAIN", "HELDOUT"))
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--arms", nargs="+", choices=sorted({name for names in ARMS_OF.values() for name in names}))
+    parser.add_argument("--tasks", type=int, nargs=2, default=[90, 60], metavar=("TRAIN", "HELDOUT"))
     parser.add_argument("--samples", type=int, default=2, help="rollouts of a held-out task")
-    parser.add_argument("--shown", type=int, default=2000, help="episodes of the start")
+    parser.add_argument("--shown", type=int, default=6000, help="episodes of the start")
     parser.add_argument("--episodes", type=int, default=POCKET.episodes, help="of pocket, and of OPD's teacher")
     parser.add_argument("--sft-rate", default="2e-4")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="configuration of all arms")
-    parser.add_argument("--continual", action="store_true")
-    parser.add_argument("--heed", action="store_true", help="no training: what models make of what is shown")
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    found = run(arguments)
-    plain = arguments.continual or arguments.heed
-    print(json.dumps(found, indent=1) if plain else "\n".join(table(found)))
+    print("\n".join(table(run(parser.parse_args()))))
 
 
 if __name__ == "__main__":

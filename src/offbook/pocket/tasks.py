@@ -206,7 +206,7 @@ async def _make_split(
     while num_made < num_tasks:
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(_verify(drafts, folder))
+                group.create_task(verify(drafts, folder))
                 for drafts in itertools.islice(repositories, REPOSITORIES_AT_ONCE)
             ]
         for verified, refused in (job.result() for job in running):
@@ -220,7 +220,7 @@ async def _make_split(
     return discarded
 
 
-async def _verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task, Contents]], list[str]]:
+async def verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task, Contents]], list[str]]:
     """The drafts of one repository that behave as drafted, as tasks for `folder`, and why the others do not."""
     repository = drafts[0].gold
     trees = [draft.files for draft in drafts]
