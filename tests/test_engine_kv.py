@@ -316,6 +316,24 @@ def test_weights_go_in_while_messages_are_written() -> None:
 
 
 @pytest.mark.parametrize("static", [False, True])
+def test_whoever_comes_back_writes_where_it_did(static: bool) -> None:
+    """While others write on, and with a new one beside it: nothing that is kept moves."""
+    decoder = Decoder(tiny_model(), frozenset(), 1.0, 4096, static)
+
+    def row(owner: str, length: int, count: int) -> Row:
+        return Row(owner, [(ord(owner) + k) % 61 for k in range(length)], count, uniforms(0, owner, length, count))
+
+    decoder.admit([row(owner, 20, 4 if owner == "c" else 40) for owner in "abcdefghij"], 12)
+    while len(decoder.running) == 10:
+        decoder.step()
+    before = {owner: place for place, owner in enumerate(decoder.places.owners) if owner}
+    decoder.admit([row("k", 20, 40), row("c", 30, 40)], 12)
+    now = {owner: place for place, owner in enumerate(decoder.places.owners) if owner}
+    assert now == {**before, "k": now["k"]}
+    assert [decoder.rows[now[owner]].owner for owner in "ck"] == ["c", "k"]
+
+
+@pytest.mark.parametrize("static", [False, True])
 def test_a_row_that_moves_for_new_weights_is_read_again(static: bool) -> None:
     """Those that ended leave gaps, which others are moved into."""
     decoder = Decoder(tiny_model(), frozenset(), 1.0, 100_000, static)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
@@ -102,17 +103,19 @@ class Decoder:
         """They read their prompts and have their first tokens. `wished`: places to keep, where there is room."""
         if not rows:
             return
-        self._close_ranks(wholly=True)
         self._clean()
-        busy, self._most = len(self.rows), max(self._most, wished)
-        if self.places.arrange(busy + len(rows), wished, max(row.need for row in [*self.running, *rows])):
+        self._most = max(self._most, wished)
+        count, length = len(self.running) + len(rows), max(row.need for row in [*self.running, *rows])
+        if not self.places.has_room(count, length):
+            self._close_ranks(wholly=True)  # there may be fewer places afterwards: the first ones stay
+            self.places.arrange(count, wished, length)
             self._allot()
-        self.places.seat(busy, [row.owner for row in rows])
-        by_owner = {row.owner: row for row in rows}
-        new = slice(busy, busy + len(rows))
-        seated = [by_owner[owner] for owner in self.places.owners[new]]
+        busy = {place for place, row in enumerate(self.rows) if row is not None}
+        by_place = dict(zip(self.places.seat([row.owner for row in rows], busy), rows, strict=True))
+        places = sorted(by_place)
+        seated = [by_place[place] for place in places]
         had_room = not self.tokens_reread
-        logits_RV = self._read({busy + number: row.prompt_ids for number, row in enumerate(seated)})
+        logits_RV = self._read({place: row.prompt_ids for place, row in by_place.items()})
         if had_room and self.tokens_reread:
             longest = max(self.longest, *(row.need for row in [*self.running, *rows]))
             log.warning(
@@ -121,6 +124,7 @@ class Decoder:
                 *(self.places.budget, self._most, self._most * bucket(max(longest, SHORTEST))),
             )
         carried, device = self._carried, self.model.device
+        new = torch.tensor(places, device=device)
         uniform_RL = pad_sequence([row.uniforms for row in seated], batch_first=True)
         carried.uniform_SL[new, : uniform_RL.shape[1]] = uniform_RL.to(device)
         token_R, logprob_R = sample(logits_RV, carried.uniform_SL[new, 0], self.temperature)
@@ -132,8 +136,10 @@ class Decoder:
             for drawn_SL, draws_RL in zip((carried.draft_SL, carried.accept_SL), draws_RL2.unbind(2), strict=True):
                 drawn_SL[new, : draws_RL.shape[1]] = draws_RL
             carried.window_SW[new, 0] = token_R
-        self.rows += seated
-        self._take(busy, [token_R[:, None].tolist()], [logprob_R[:, None].tolist()], [[1] * len(seated)])
+        self.rows += [None] * (places[-1] + 1 - len(self.rows))
+        for place, row in by_place.items():
+            self.rows[place] = row
+        self._take(places, [token_R[:, None].tolist()], [logprob_R[:, None].tolist()], [[1] * len(seated)])
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -149,7 +155,7 @@ class Decoder:
         for _ in range(steps):
             self._run(rows, length)
         tokens, logprobs = self._token_KSW[:steps, :held].tolist(), self._logprob_KSW[:steps, :rows].tolist()
-        self._take(0, tokens, logprobs, self._new_KS[:steps, :held].tolist())
+        self._take(range(held), tokens, logprobs, self._new_KS[:steps, :held].tolist())
 
     @torch.inference_mode()
     def renew(self, version: int) -> None:
@@ -316,14 +322,16 @@ class Decoder:
         for counted_R in (position_R, count_R):
             counted_R.add_(new_R).clamp_(max=self.places.length - 1)
 
-    def _take(self, first: int, tokens_KRW: Table[int], logprobs_KRW: Table[float], new_KR: list[list[int]]) -> None:
-        """Tokens to their rows, from place `first` on. Those that ended leave what they fed for their next turn.
+    def _take(
+        self, places: Sequence[int], tokens_KRW: Table[int], logprobs_KRW: Table[float], new_KR: list[list[int]]
+    ) -> None:
+        """Tokens to the rows of these places. Those that ended leave what they fed for their next turn.
 
         The log-probabilities are also of places that write for nobody: what these leave may be no numbers, too.
         """
         self._spoilt |= not math.isfinite(sum(sum(map(sum, logprobs)) for logprobs in logprobs_KRW))
-        for place in range(first, len(self.rows)):
-            row, at = self.rows[place], place - first
+        for at, place in enumerate(places):
+            row = self.rows[place]
             if row is None:
                 continue
             for tokens_RW, logprobs_RW, new_R in zip(tokens_KRW, logprobs_KRW, new_KR, strict=True):
@@ -368,7 +376,7 @@ class Decoder:
     def _close_ranks(self, wholly: bool = False) -> None:
         """Rows that write to the first places. Not for each that ends: moving what it keeps has its price too."""
         held, size = len(self.rows), len(self.running)
-        few = bucket(size) == bucket(held) if self.static else (held - size) * 8 < held
+        few = bucket(held) < 2 * bucket(size) if self.static else (held - size) * 8 < held
         if size == held or (size and few and not wholly):
             return
         self._clean()  # first: behind what moves in, a place stays as it is

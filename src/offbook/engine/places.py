@@ -99,13 +99,14 @@ class Places:
         """Lengths grow by a third or a half, so that places seldom move."""
         return min(bucket(max(length, SHORTEST)), self.budget)
 
-    def arrange(self, rows: int, wished: int, length: int) -> bool:
-        """At least `rows` places, `wished` if the budget allows, of at least `length`. True if they moved.
+    def has_room(self, rows: int, length: int) -> bool:
+        return rows <= self.count and length <= self.length
+
+    def arrange(self, rows: int, wished: int, length: int) -> None:
+        """At least `rows` places, `wished` if the budget allows, of at least `length`, for there is no room.
 
         Those who are kept behind the last place, or at more length, lose what they have.
         """
-        if rows <= self.count and length <= self.length:
-            return False
         length = self.rounded(length)
         if rows * self.length <= self.budget:  # it may be more, from longer rows
             length = max(length, self.length)
@@ -122,7 +123,6 @@ class Places:
         self.owners = [*self.owners[:kept], *[None] * (count - kept)]
         self.ids = [*(ids if len(ids) < length else [] for ids in self.ids[:kept]), *([] for _ in range(count - kept))]
         self.count, self.length = count, length
-        return True
 
     def keep_routes(self, layer: int, experts_NK: Tensor, where_N: Tensor) -> None:
         """Of the layers that have a router, in the order of their own."""
@@ -137,47 +137,46 @@ class Places:
             self.layers[layer] = keys, values
         return self.layers[layer]
 
-    def seat(self, busy: int, owners: list[Hashable]) -> None:
-        """The owners, in any order, to the places behind the first `busy`, each with what is kept for it.
+    def seat(self, owners: list[Hashable], busy: set[int]) -> list[int]:
+        """A place for each: the one it has, or else one where nobody writes. None of what is kept moves for it.
 
-        Where places are short, whoever has the least to lose does.
+        Where places are short, whoever has the least to lose does. `busy`: where others write.
         """
-        wanted, ours = set(owners), range(busy, busy + len(owners))
         by_owner = {owner: place for place, owner in enumerate(self.owners) if owner is not None}
+        taken = busy | {by_owner[owner] for owner in owners if owner in by_owner}
         for owner in owners:
             if owner not in by_owner:
-                by_owner[owner] = place = self._free(busy, wanted)
+                by_owner[owner] = place = self._free(taken)
                 self._lose(place)
                 self.owners[place], self.ids[place] = owner, []
-        outside = [by_owner[owner] for owner in owners if by_owner[owner] not in ours]
-        given = [place for place in ours if self.owners[place] not in wanted]
-        self.swap(outside, given[: len(outside)])
+                taken.add(place)
+        return [by_owner[owner] for owner in owners]
 
     def _lose(self, place: int) -> None:
         if (owner := self.owners[place]) is not None and self.ids[place]:
             self.lost[owner] = self.ids[place]
 
-    def _free(self, busy: int, wanted: set[Hashable]) -> int:
+    def _free(self, taken: set[int]) -> int:
         def price(place: int) -> tuple[bool, int, int]:
             return self.owners[place] is not None, len(self.ids[place]), place
 
-        return min((place for place in range(busy, self.count) if self.owners[place] not in wanted), key=price)
+        return min((place for place in range(self.count) if place not in taken), key=price)
 
     def swap(self, ones: list[int], others: list[int]) -> None:
         """Each of the first with its counterpart: all that is kept of both."""
         upto = max((len(self.ids[place]) for place in [*ones, *others]), default=0)
+        both, turned = (self._index(places) for places in ([*ones, *others], [*others, *ones]))
         for tensor in self._tensors() if upto else ():
-            aside = tensor[ones, :, :upto]
-            tensor[ones, :, :upto] = tensor[others, :, :upto]
-            tensor[others, :, :upto] = aside
+            tensor[both, :, :upto] = tensor[turned, :, :upto]
         for one, other in zip(ones, others, strict=True):
             self.owners[one], self.owners[other] = self.owners[other], self.owners[one]
             self.ids[one], self.ids[other] = self.ids[other], self.ids[one]
 
     def copy(self, source: int, targets: list[int], count: int) -> None:
         """The first `count` tokens of a place to others."""
+        index = self._index(targets)
         for tensor in self._tensors():
-            tensor[targets, :, :count] = tensor[source : source + 1, :, :count]
+            tensor[index, :, :count] = tensor[source : source + 1, :, :count]
 
     def forget(self, owners: Iterable[Hashable]) -> None:
         gone = set(owners)
@@ -191,6 +190,11 @@ class Places:
         """Behind what is kept: numbers that are none would spoil whoever comes next, masked or not."""
         for tensor in self._tensors():
             tensor[place, :, len(self.ids[place]) :] = 0
+
+    def _index(self, places: list[int]) -> Tensor:
+        """Once for all layers: a list would go to the device with each of them."""
+        device = next((tensor.device for tensor in self._tensors()), None)
+        return torch.tensor(places, dtype=torch.long, device=device)
 
     def _tensors(self) -> Iterable[Tensor]:
         return chain.from_iterable(self.layers.values())
