@@ -162,12 +162,12 @@ def test_nothing_is_lost_where_it_is_ended_in_between(repository: Path, number: 
     if not child:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-        def ended(file: Path, data: bytes | str) -> None:
-            write_atomic(file, data)
-            if file.name == "run.sh":
+        def ended(path: Path, data: bytes | str) -> None:
+            write_atomic(path, data)
+            if path.name == "run.sh":
                 signal.raise_signal(number)
 
-        agent.write_atomic = ended  # type: ignore[attr-defined]
+        agent.write_atomic = ended
         apply(worked, repository)
         os._exit(0)
     _, status = os.waitpid(child, 0)
