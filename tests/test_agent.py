@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from contextlib import aclosing
@@ -18,13 +19,16 @@ from starting import run
 from test_loop import environment
 
 from offbook.cli import agent as cli
+from offbook.cli.options import shown
 from offbook.config import Config, load_config
+from offbook.live import agent
 from offbook.live.agent import Elsewhere, Worked, apply, copy_of, session_of, work
 from offbook.live.cycle import Cycle
 from offbook.live.kept import head, kept_in, lines_of
 from offbook.live.reactions import score
 from offbook.live.sessions import Decision
 from offbook.loop.collector import Collector
+from offbook.runfolder import write_atomic
 from offbook.tokens import byte_chat, render_call
 
 SHAPES = """def area(width, height):
@@ -133,6 +137,76 @@ def test_what_cannot_be_written_leaves_nothing_applied(repository: Path) -> None
     with pytest.raises(Elsewhere, match=r"zz/new\.py: .*; nothing was applied"):
         apply(worked, repository)
     assert {name: (repository / name).read_text() for name in before} == before
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in root.rglob("*") if file.is_file() and ".git" not in file.parts}
+
+
+def test_what_fails_halfway_is_taken_back(repository: Path) -> None:
+    """A name that has no room for what is written beside it; the files before it are as they were, with their modes."""
+    long = "z" * 254
+    worked = asked(repository, EDIT, call("run_command", command=f"rm run.sh; echo x > a.py; echo x > {long}"), DONE)
+    before = contents(repository)
+    with pytest.raises(Elsewhere, match=r"too long.*; nothing was applied"):
+        apply(worked, repository)
+    assert contents(repository) == before
+    assert os.access(repository / "run.sh", os.X_OK)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_lost_where_it_is_ended_in_between(repository: Path, number: int) -> None:
+    worked = asked(repository, EDIT, call("edit_file", path="run.sh", old="shapes", new="forms"), DONE)
+    before = contents(repository)
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+        def ended(path: Path, data: bytes | str) -> None:
+            write_atomic(path, data)
+            if path.name == "run.sh":
+                signal.raise_signal(number)
+
+        agent.write_atomic = ended
+        apply(worked, repository)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == number
+    after = contents(repository)
+    if number == signal.SIGKILL:
+        assert {*before.values()} <= {*after.values()}, "what was overwritten lies beside it"
+    else:
+        assert after == {**before, **{name: (text or "").encode() for name, text in worked.rollout.changed.items()}}
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("sed -i s/name/Name/ latin.txt", "latin.txt is not text in UTF-8"),
+        ("printf '\\377\\376' > new.bin", "new.bin is not text in UTF-8"),
+        ("mkdir -p lib/.git; echo x > lib/.git/config", "lib/.git/config is git's own"),
+        ("rm notes.txt; mkdir notes.txt; echo x > notes.txt/a", "notes.txt is no folder"),
+    ],
+)
+def test_what_would_spoil_something_is_not_applied(repository: Path, command: str, says: str) -> None:
+    (repository / "latin.txt").write_bytes("name caf\u00e9\n".encode("latin-1"))
+    before = contents(repository)
+    worked = asked(repository, EDIT, call("run_command", command=command), DONE)
+    with pytest.raises(Elsewhere, match=f"{says}.*; nothing was applied"):
+        apply(worked, repository)
+    assert contents(repository) == before
+
+
+def test_lines_that_end_otherwise_stay_as_they_are(repository: Path) -> None:
+    (repository / "dos.txt").write_bytes(b"one\r\ntwo\r\nthree")
+    worked = asked(repository, call("run_command", command="sed -i s/two/2/ dos.txt"), DONE)
+    assert lines_of(worked.rollout).count == 2, "one was added and one removed"
+    apply(worked, repository)
+    assert (repository / "dos.txt").read_bytes() == b"one\r\n2\r\nthree"
+
+
+def test_nothing_that_is_shown_speaks_to_the_terminal() -> None:
+    assert shown("+a\x1b[2K\x9b1A\u202eb\n\t+c\r\n") == "+a\\x1b[2K\\x9b1A\\u202eb\n\t+c\r\n"
 
 
 def _format(file: Path) -> None:

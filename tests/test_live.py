@@ -38,11 +38,23 @@ from offbook.live.trial import compare_shadow, compare_versions, concurrent, for
 from offbook.live.watch import BATCH, WATCHED, alarms
 from offbook.recorder import Asked, Said
 from offbook.recorder import Session as Recorder
-from offbook.runfolder import RunFolder, write_atomic
+from offbook.runfolder import RunFolder, dump_lines, write_atomic
 from offbook.serve.client import Serve
 from offbook.stages.distill import said_in
 from offbook.tokens import Transcript, byte_chat, render_call
-from offbook.types import Completion, Event, Limits, OffbookError, Rollout, ToolSpec, Usage
+from offbook.types import (
+    Completion,
+    Event,
+    Feedback,
+    Hint,
+    Limits,
+    OffbookError,
+    Rollout,
+    Sample,
+    Target,
+    ToolSpec,
+    Usage,
+)
 from offbook.view.index import RunIndex
 from offbook.view.server import answer
 
@@ -98,7 +110,8 @@ def test_a_user_is_a_digest_of_a_name(consent: str) -> None:
 
 
 def test_a_secret_by_the_name_of_its_argument_is_gone() -> None:
-    made = rollout("one", render_call("run_command", {"command": "x", "env": {"DB_PASSWORD": "hunter2xx"}}))
+    env = {"DB_PASSWORD": "hunter2xx"}, [{"name": "API_KEY", "value": "hunter2xx"}], ["--password", "hunter2xx"]
+    made = rollout("one", *(render_call("run_command", {"command": "x", "env": one}) for one in env))
     clean, _ = scrub(made, CHAT)
     assert "hunter2xx" not in json.dumps([asdict(one) for one in clean.segments[0].messages])
 
@@ -141,6 +154,14 @@ def test_secrets_are_gone_from_texts_and_from_tokens() -> None:
     assert key in CHAT.decode(old.ids), "the copy that was given stays"
 
 
+MARKS = (
+    "glrt-",
+    "glsa_", "xapp-1-A0123456789-", "whsec_", "GOCSPX-", "ya29.a0", "1//0g", "dop_v1_", "shpat_", "lin_api_", "ntn_",
+    "secret_", "figd_", "rubygems_", "cio", "dckr_pat_", "hvs.", "NRAK-", "sntrys_", "gsk_", "xai-", "pplx-",
+    "nvapi-", "r8_", "fw_", "PMAK-", "sbp_", "sb_secret_", "key-", "dapi", "123456789:AA",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -167,18 +188,48 @@ def test_secrets_are_gone_from_texts_and_from_tokens() -> None:
         "curl -u bob:hunter2xx https://host",
         "https://hunter2hunter2hunter2@github.com/a/b",
         "-----BEGIN PGP PRIVATE KEY BLOCK-----\nhunter2\n-----END PGP PRIVATE KEY BLOCK-----",
+        "1 | -----BEGIN EC PRIVATE KEY-----\n2 | hunter2hunter2\n3 | -----END EC PRIVATE KEY-----",
+        "'-----BEGIN EC PRIVATE KEY-----\\n'\n'hunter2hunter2\\n'\n'-----END EC PRIVATE KEY-----'",
+        '-----BEGIN RSA PRIVATE KEY-----\nhunter2hunter2hunter2\n[cut] it\'s "more"',
+        f"-----BEGIN RSA PRIVATE KEY-----\n{'hunter2' * 1500}\n-----END RSA PRIVATE KEY-----",
+        f'SESSION_TOKEN="{"x1" * 300}hunter2"',
+        f"eyJhbGciOiJIUzI1NiJ9.{'eyJzdWIiOiIx' * 100}.hunter2hunter2",
+        "hf_hunter2hunter2hunter2hunter2",
+        "AIzaSyhunter2hunter2hunter2hunter2hunter2",
+        *(f"{mark}hunter2hunter2hunter2hunter2hunter2" for mark in MARKS),
+        "https://hooks.slack.com/services/T0/B0/hunter2hunter2hunter2",
+        "https://bob@example.org:hunter2@host",
+        "https://host/v1?key=hunter2hunter2hunter2",
+        "Authorization: token hunter2hunter2hunter2",
+        '{"Authorization": "ApiKey hunter2hunter2hunter2"}',
+        "Cookie: session=hunter2hunter2; theme=hunter2",
+        '"auths": {"host": {"auth": "hunter2hunter2hunter2=="}}',
+        '"password": "my \\"hunter2\\" and hunter2"',
+        '{"name": "DB_PASSWORD", "value": "hunter2"}',
+        "+  - name: DB_PASSWORD\n+    value: hunter2",
+        "<password>hunter2</password>",
+        "ENCRYPTION_KEY=hunter2hunter2",
+        "ENV DB_PASSWORD hunter2xx",
+        "machine host\n  login bob\n  password hunter2",
+        "db.host:5432:app:bob:hunter2",
+        "the password is hunter2!",
+        "tool --api-key hunter2xx",
+        "tool --token=hunterhunter",
+        "curl -s --user 'bob:hunterhunter' https://host",
+        "mysql -u root -phunter2 app",
+        "sshpass -p hunter2 ssh host",
     ],
 )
 def test_secrets_are_found_by_their_form_in_code_and_in_calls(text: str) -> None:
-    """A call's arguments are JSON: there every quote has a backslash before it."""
+    """A call's arguments are JSON: there every quote has a backslash before it, and a line begins with its n."""
     secret = "ghp_" if "ghp_" in text else "hunter"
     for told in (text, json.dumps({"new": text}), json.dumps([json.dumps({"new": text})])):
         assert secret not in scrubbed(told)
         assert "keep the tail" in scrubbed(told) or "tail" not in text
-    made = rollout("one", render_call("edit_file", {"path": "a.py", "old": "x", "new": f"{text}\n"}))
+    made = rollout("one", render_call("edit_file", {"path": "a.py", "old": "x", "new": f"y\n{text}\n"}))
     clean, _ = scrub(made, CHAT)
     (segment,) = clean.segments
-    assert secret not in CHAT.decode(segment.ids) + json.dumps([one.text for one in segment.messages])
+    assert secret not in CHAT.decode(segment.ids) + json.dumps([asdict(one) for one in segment.messages])
 
 
 @pytest.mark.parametrize(
@@ -194,6 +245,23 @@ def test_secrets_are_found_by_their_form_in_code_and_in_calls(text: str) -> None
         "tokens = encode(text)",
         "secret = get_secret()",
         "max_tokens=4096",
+        "token = 'NUMBER'",
+        'pad_token="[PAD]", stop_token="__end__"',
+        "fetch(url, {credentials: 'same-origin'})",
+        "errors = {'password': 'This field is required.'}",
+        "secretary = 'alice.smith'",
+        'f"postgres://{user}:{password}@{host}"',
+        "postgres://${DB_USER}:${DB_PASS}@db:5432/app",
+        "docker run -p 8080:80 -u 1000:1000 image",
+        "rsync -u host:folder there",
+        "https://host/?key=documentation-index&page=2",
+        "headers={'Authorization': 'Bearer ' + token}",
+        "commit 170f3fc2b1e0d9f8a7c6b5a4d3e2f1a0b9c8d7e6, task-3f2504e0-4f89-11d3-9a0c-0305e82c3301",
+        '"integrity": "sha512-v2kDEe57lecTulaDIuNTPy3Ry4gLGJ6Z1O3vkrgXZNrsQ+LFTGHVxVjcXPs17LhbZVGedAJv8XZ1tvj5FvSg=="',
+        "xai-based-explanations-of-the-models-2, fw_update_of_the_device_3, secret_name_of_the_thing_4",
+        "-----BEGIN CERTIFICATE-----\nMIIDdzCCAl+gAwIBAgIE\n-----END CERTIFICATE-----",
+        "src/pkg/file.py:1234:5:E501:too-long",
+        "<key>CFBundleVersion2</key>",
     ],
 )
 def test_code_about_secrets_is_no_secret(text: str) -> None:
@@ -227,6 +295,40 @@ def test_what_is_too_old_goes_from_everywhere(tmp_path: Path) -> None:
         folder.react("old", Reaction("thumbs", 1.0))
     with pytest.raises(OffbookError, match="no name of a session"):
         folder.session("../../etc/passwd")
+
+
+def test_of_what_is_forgotten_no_file_has_a_word(tmp_path: Path) -> None:
+    """Also not what a killed process, a broken line or a step that gave no number left."""
+    folder, words = LiveFolder(tmp_path), "quinquireme"
+    mine = session("mine", made=rollout("mine", EDIT, words, changed=CHANGED))
+    for one in (mine, session("mine.json"), session("yours")):
+        folder.keep(one, SETTINGS, CHAT)
+    trained = folder.cycle(1)
+    trained.write_rollouts(1, [mine.rollout, session("yours").rollout])
+    trained.write_rollouts(2, [mine.rollout])
+    broken = trained.step_file("rollouts", 2)
+    broken.write_bytes(broken.read_bytes()[:-9] + b"\n")
+    trained.write_samples(1, [Sample(mine.rollout.segments[0].ids)])
+    coached = Feedback(Target("mine", 0, 2, "said", words), Hint("said", words))
+    write_atomic(trained.path / "feedback" / "coach.jsonl", dump_lines([coached]))
+    write_atomic(trained.data_file, json.dumps({"content": ["mine", "yours"]}))
+    for left in (tmp_path / "sessions" / "mine.json.7.part", trained.path / "rollouts" / "step_00001.jsonl.7.part"):
+        left.write_text(words)
+    assert folder.forget(["mine"]) == 1
+    ids = ",".join(map(str, CHAT.encode(words)))
+    for file in (file for file in tmp_path.rglob("*") if file.is_file()):
+        assert not any(told in file.read_text() for told in (words, ids, '"mine"')), file
+    assert {*folder.ids()} == {"mine.json", "yours"}
+    assert [one.id for one in trained.rollouts(1)[0]] == ["yours"]
+
+
+def test_who_is_killed_while_forgetting_can_forget_again(tmp_path: Path) -> None:
+    folder, trained = LiveFolder(tmp_path), LiveFolder(tmp_path).cycle(1)
+    folder.keep(session("one"), SETTINGS, CHAT)
+    trained.step_file("rollouts", 1).mkdir(parents=True)  # what cannot be read ends it
+    with pytest.raises(OSError, match="directory"):
+        folder.forget(["one"])
+    assert folder.ids() == ["one"]
 
 
 # What it earns

@@ -392,6 +392,37 @@ def test_the_owner_is_told_so_too(path: str, body: dict[str, Any], said: str) ->
     run(work)
 
 
+def test_half_a_character_is_refused_before_it_spoils_a_record() -> None:
+    async def work(here: Place) -> None:
+        _, key = here.sessions.open("s")
+        agent, owner = await here.http(key), await here.http()
+        odd = b'{"messages": [{"role": "user", "content": "x"}], "seed": "\\uD83D"}'
+        assert (await agent.post(CHAT, content=odd)).status_code == 400
+        assert (await owner.post("/sessions/s/feedback", content=b'{"text": "\\ud83d"}')).status_code == 400
+        assert (await owner.post("/sessions/s/feedback", content=b'{"text": "\\ud83d\\ude00"}')).status_code == 200
+
+    run(work)
+
+
+def test_a_session_that_cannot_be_kept_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(here: Place) -> None:
+        for name in ("one", "other"):
+            _, key = here.sessions.open(name)
+            await (await here.http(key)).post(CHAT, json=chat())
+
+        def full(rollout: Rollout) -> None:
+            if rollout.id == "one":
+                raise OSError("no space left")
+            here.kept.append(rollout)
+
+        monkeypatch.setattr(here.sessions, "_keep", full)
+        assert [rollout.id for rollout in here.sessions.end_all()] == ["other"]
+        monkeypatch.setattr(here.sessions, "_keep", here.kept.append)
+        assert [rollout.id for rollout in here.sessions.end_idle(0.0)] == ["one"], "it is tried again"
+
+    run(work, "yes", "yes")
+
+
 def test_keys_open_their_own_session_and_no_other() -> None:
     async def work(here: Place) -> None:
         _, key = here.sessions.open("one")

@@ -62,11 +62,15 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             return
         target = Path(os.path.realpath(path))
         temporary = target.with_name(f"{target.name}.{os.getpid()}.part")  # others may write the same file
-        with open(temporary, "wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def _is_replaceable(path: Path) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from offbook.cli.options import Json, Plain, config_from, console, progress_display, results, say
+from offbook.cli.options import Json, Plain, config_from, console, progress_display, results, say, shown
 from offbook.types import OffbookError, Rollout
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def _about_earlier(
     own = [one for one in cycle.folder.sessions() if one.user == who and one.arm != "shadow"]
     if forget:
         chosen = [one.id for one in own if forget in ("all", one.id)]
+        if not chosen and forget != "all":
+            raise OffbookError(f"{cycle.folder.path} has no session {forget} of yours")
         print(f"{cycle.folder.forget(chosen)} sessions deleted")
         return
     if not id and not own:
@@ -166,7 +168,7 @@ def _shown(worked: Worked, path: Path, yes: bool, as_json: bool) -> bool | None:
         if words := Acts(worked.rollout).last_words:
             say(words)
         if worked.rollout.diff:
-            results.print(Syntax(worked.rollout.diff, "diff", background_color="default"))
+            results.print(Syntax(shown(worked.rollout.diff), "diff", background_color="default"))
     if not worked.rollout.changed:
         return None
     if yes:

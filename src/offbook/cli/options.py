@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from unicodedata import category
 
 import typer
 from rich.console import Console
@@ -30,7 +31,12 @@ results = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False) 
 
 def say(line: str, style: str = "", to: Console = results) -> None:
     """A line as it is: brackets are no markup, and the terminal alone breaks what is too long."""
-    to.print(Text(line, style=style), soft_wrap=True)
+    to.print(Text(shown(line), style=style), soft_wrap=True)
+
+
+def shown(text: str) -> str:
+    """What a model wrote, as it is read: nothing in it speaks to the terminal, hides a line or turns one around."""
+    return "".join(one if one in "\n\t\r" or category(one) not in ("Cc", "Cf") else ascii(one)[1:-1] for one in text)
 
 
 def config_from(

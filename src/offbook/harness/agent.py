@@ -369,7 +369,7 @@ def diff_of(task: Task, changed: dict[str, str | None]) -> str:
     lines: list[str] = []
     for path, new in sorted(changed.items()):
         original = task.tree / path
-        old = original.read_text(errors="replace") if original.is_file() else ""
+        old = original.read_bytes().decode(errors="replace") if original.is_file() else ""
         before, after = old.splitlines(keepends=True), (new or "").splitlines(keepends=True)
         lines += difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +23,7 @@ TOOLS = ("read_file", "edit_file", "run_command", "search_codebase", "list_dir",
 POCKET_TOOLS = ("read_file", "edit_file", "search_codebase", "finish")  # what the pocket model knows
 MOST_MB = 1024
 SKIPPED = (".git", "__pycache__", ".venv", "node_modules")
+LOST = "\ufffd"  # what bytes that are no text have become in a record
 
 
 class Elsewhere(OffbookError):
@@ -82,34 +86,73 @@ def _bytes(file: Path) -> bytes | None:
 
 
 def apply(worked: Worked, path: Path) -> list[str]:
-    """Write what changed, all of it or nothing. Returns the files."""
-    root = path.resolve()
-    for name, before in worked.before.items():
-        file = path / name
-        if not file.resolve().is_relative_to(root) or file.is_symlink():
-            raise Elsewhere(f"{name} leads out of {path}; nothing was applied")
-        if _bytes(file) != before or file.is_dir():
-            raise Elsewhere(f"{name} changed while the agent worked; nothing was applied: give the request again")
-    done: list[str] = []
-    try:
-        for name, text in worked.rollout.changed.items():
-            _put(path / name, text)
-            done.append(name)
-    except BaseException as error:
-        for name in done:
-            _put(path / name, worked.before[name])
-        if isinstance(error, OSError | ValueError | OffbookError):
+    """Write what changed, all of it or nothing. Returns the files.
+
+    What is overwritten lies beside it until all is done (NAME.PID.old): there it is found after a kill -9, too.
+    """
+    for name, text in worked.rollout.changed.items():
+        _refuse(name, text, worked.before[name], path)
+    old = {name: _beside(path / name) for name, before in worked.before.items() if before is not None}
+    with _unbroken():
+        try:
+            for name, copy in old.items():
+                write_atomic(copy, worked.before[name] or b"")
+                shutil.copystat(path / name, copy)
+            for name, text in worked.rollout.changed.items():
+                _put(path / name, text)
+        except Exception as error:
+            for name in worked.rollout.changed:
+                with suppress(FileNotFoundError, NotADirectoryError):  # it had not come that far
+                    os.replace(old[name], path / name) if name in old else (path / name).unlink()
             raise Elsewhere(f"{error}; nothing was applied") from None
-        raise
+        for copy in old.values():
+            copy.unlink()
     return sorted(worked.rollout.changed)
 
 
-def _put(file: Path, content: str | bytes | None) -> None:
-    if content is None:
+def _refuse(name: str, text: str | None, before: bytes | None, path: Path) -> None:
+    file, root = path / name, path.resolve()
+    if not file.resolve().is_relative_to(root) or file.is_symlink():
+        raise Elsewhere(f"{name} leads out of {path}; nothing was applied")
+    if ".git" in Path(name.lower()).parts:  # what stands there may be run
+        raise Elsewhere(f"{name} is git's own; nothing was applied")
+    if text and text.count(LOST) > (before or b"").count(LOST.encode()):
+        raise Elsewhere(f"{name} is not text in UTF-8 and would be spoilt; nothing was applied")
+    if _bytes(file) != before or file.is_dir():
+        raise Elsewhere(f"{name} changed while the agent worked; nothing was applied: give the request again")
+    above = file.parent
+    while not above.is_dir():
+        if above.exists():
+            raise Elsewhere(f"{name}: {above} is no folder; nothing was applied")
+        above = above.parent
+
+
+@contextmanager
+def _unbroken() -> Iterator[None]:
+    """Ctrl-C, and whatever else asks this process to end, waits."""
+    came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()  # no other one may say what signals do
+    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    before = {one: signal.signal(one, lambda number, _: came.append(number)) for one in asking}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
+def _beside(file: Path) -> Path:
+    return file.with_name(f"{file.name}.{os.getpid()}.old")
+
+
+def _put(file: Path, text: str | None) -> None:
+    if text is None:
         file.unlink()
         return
     mode = file.stat().st_mode if file.exists() else None
-    write_atomic(file, content)
+    write_atomic(file, text)
     if mode is not None:
         file.chmod(mode & 0o777)
 

@@ -71,9 +71,10 @@ class Versions:
         return recorder
 
     def keep(self, rollout: Rollout) -> None:
-        given, settings = self._given.pop(named(rollout.id)), self.cycle.settings
+        given, settings = self._given[named(rollout.id)], self.cycle.settings
         session = score(recorded(rollout, given.version, given.arm, time.time()), settings)
         self.cycle.folder.keep(session, settings, self._loaded[given.version].chat)
+        del self._given[named(rollout.id)]  # until then it can be tried again
         if given.shadow:
             task = asyncio.create_task(self._keep_shadow(given.shadow, session))
             self._ending[task] = given.shadow.version
@@ -100,7 +101,11 @@ class Versions:
 
     def _let_go(self) -> None:
         last = self.cycle.last
-        self._given = {name: one for name, one in self._given.items() if not one.recorder.has_ended}
+        self._given = {
+            name: one
+            for name, one in self._given.items()
+            if not one.recorder.has_ended or one.recorder.rollout.segments
+        }
         self._ending = {task: version for task, version in self._ending.items() if not task.done()}
         open_versions = {one.version for one in self._given.values()}
         shadows = {one.shadow.version for one in self._given.values() if one.shadow}

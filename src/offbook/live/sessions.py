@@ -13,9 +13,10 @@ Version 0 is the model that the cycle began with.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -187,21 +188,15 @@ class LiveFolder:
         gone |= {id + SHADOW for id in gone if not id.endswith(SHADOW)}
         for id in gone:
             self._file(id)  # or none of them
-        count = 0
         self.path.mkdir(parents=True, exist_ok=True)
         with self.forgotten_file.open("a") as file:
             file.writelines(f"{_name_digest(id)}\n" for id in sorted(gone))
-        for id in gone:
-            count += self.has(id)
-            self._file(id).unlink(missing_ok=True)
-        for step_file in self.path.glob("cycles/*/rollouts/step_*.jsonl"):
-            rollouts, _ = load_lines(step_file, Rollout)
-            if any(rollout.id in gone for rollout in rollouts):
-                write_atomic(step_file, dump_lines(rollout for rollout in rollouts if rollout.id not in gone))
-        for step_file in self.path.glob("cycles/*/feedback/step_*.jsonl"):
-            lines, _ = load_lines(step_file, Feedback)
-            if any(line.target.rollout in gone for line in lines):
-                write_atomic(step_file, dump_lines(line for line in lines if line.target.rollout not in gone))
+        for cycle in self.path.glob("cycles/*"):
+            _forget_in(cycle, gone)
+        count = sum(map(self.has, gone))
+        for id in gone:  # last: who is killed before finds them again
+            for left in (self._file(id), *self._file(id).parent.glob(f"{id}.json.*.part")):  # of a killed writer
+                left.unlink(missing_ok=True)
         return count
 
     def forgotten(self, ids: Iterable[str]) -> set[str]:
@@ -241,6 +236,29 @@ class LiveFolder:
         if is_in and settings.first == "share":
             return last.candidate, "candidate"  # type: ignore[return-value]
         return last.deployed, "deployed"
+
+
+def _forget_in(cycle: Path, gone: set[str]) -> None:
+    """What was trained on. Lines that nobody can read go, too; and where one of them was learned from, so do samples
+    that gave no number and half-written files: nothing tells whose they are."""
+    for file in cycle.glob("rollouts/*.jsonl"):
+        _keep_lines(file, Rollout, lambda one: one.id not in gone)
+    for file in cycle.glob("feedback/*.jsonl"):
+        _keep_lines(file, Feedback, lambda one: one.target.rollout not in gone)
+    data = RunFolder(cycle).data_file
+    told = json.loads(data.read_text()) if data.is_file() else {"content": ()}
+    if gone.isdisjoint(told["content"]):
+        return
+    for file in (*cycle.glob("aside/*"), *cycle.glob("*.part"), *cycle.glob("*/*.part")):
+        file.unlink(missing_ok=True)
+    told["content"] = [id for id in told["content"] if id not in gone]
+    write_atomic(data, json.dumps(told, indent=1) + "\n")
+
+
+def _keep_lines(file: Path, kind: type[Any], is_kept: Callable[[Any], bool]) -> None:
+    lines, num_broken = load_lines(file, kind)
+    if num_broken or not all(map(is_kept, lines)):
+        write_atomic(file, dump_lines(filter(is_kept, lines)))
 
 
 def storable(session: Session, settings: LiveConfig, chat: Chat) -> Session | None:

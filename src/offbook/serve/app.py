@@ -109,11 +109,21 @@ class Sessions:
         """Nobody has asked anything for so long."""
         before = time.monotonic() - idle_s
         idle = [id for id, session in self._open.items() if session.touched < before and not session.is_asked]
-        return [self.end(id, "wall") for id in idle]
+        return self._end_each(idle)
 
     def end_all(self) -> list[Rollout]:
         """The server stops."""
-        return [self.end(id, "wall") for id in [*self._open]]
+        return self._end_each([*self._open])
+
+    def _end_each(self, ids: Iterable[str]) -> list[Rollout]:
+        """One that cannot be kept takes no other with it."""
+        ended = []
+        for id in ids:
+            try:
+                ended.append(self.end(id, "wall"))
+            except Exception as error:  # the border of a session: the others are kept
+                log.error(f"the session {id} cannot be kept: {error}", exc_info=error)
+        return ended
 
     def named(self, id: str) -> Session:
         if id not in self._open:
@@ -249,8 +259,11 @@ async def _body(request: Request, most: int) -> Json:
                 parts.append(part)
     except TimeoutError:
         raise Refused(f"the request did not arrive within {BODY_S:g} s") from None
+    raw = b"".join(parts)
     try:
-        body = json.loads(b"".join(parts) or b"{}")
+        body = json.loads(raw or b"{}")
+        if b"\\ud" in raw.lower():  # half a character could not be stored later
+            json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise Refused("the request cannot be read: it is not JSON in UTF-8, or too deep") from None
     if not isinstance(body, dict):
