@@ -139,7 +139,7 @@ class Bench:
 
     def imitated(self, out: Path, model: Path, data: Path, epochs: int = 1, **keys: str) -> Path:
         keys = {**PLAIN, "sft.data": json.dumps([str(data)]), "sft.epochs": str(epochs), **keys}
-        keys = {"sft.learning_rate": self.arguments.sft_rate, **keys}
+        keys = {"sft.learning_rate": self.arguments.sft_rate, "tasks.source": "pocket", **keys}
         return latest_checkpoint(sft(self.config(out=str(out), model=str(model), **keys)))
 
     def measured(self, model: Path, tasks: list[Task], keys: tuple[str, ...] = KEYS) -> dict[str, float]:
