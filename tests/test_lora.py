@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from typer.testing import CliRunner
 
+from offbook.adapters import adapter_tensors
 from offbook.cli import app
 from offbook.config import (
     Config,
@@ -37,7 +38,6 @@ from offbook.train.checkpoint import load_training_state
 from offbook.train.lora import (
     WEIGHTS,
     adapter_of,
-    adapter_tensors,
     load_adapter,
     make_trainable,
     save_adapter,

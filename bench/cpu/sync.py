@@ -32,7 +32,7 @@ from offbook.engine.local import _pieces
 from offbook.sync import MemoryStore, Publisher, Reader
 from offbook.sync.codec import _gaps, _ordered, _zigzag, decode, encode
 from offbook.sync.layout import Layout, digest
-from offbook.train.lora import adapter_tensors
+from offbook.adapters import adapter_tensors
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import units_of
 from offbook.weights import Weights

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbook.adapters import adapter_tensors
 from offbook.draft import DraftHead, travelling
 from offbook.engine.decode import STEPS, Decoder, Row
 from offbook.engine.padded import PaddedDecoder
@@ -176,7 +177,7 @@ class LocalEngine:
         What can be wrong with them is found before anything is written, while the old ones go on. Should the writing
         itself fail, nothing is sampled from the half of it: applied again, they are written from the start.
         """
-        own = self.model.state_dict() if weights.adapter is None else _adapter_tensors(self.model)
+        own = self.model.state_dict() if weights.adapter is None else adapter_tensors(self.model)
         if self.draft is not None and weights.draft is not None:  # else it stays as it is
             own = {**own, **travelling(self.draft)}
         _refuse_others(own, weights)
@@ -350,11 +351,3 @@ def _pieces(own: dict[str, Tensor], weights: Weights) -> list[Piece] | None:
             words = weights.tensors[name].reshape(-1)[index]
             pieces.append((own[name].view(-1), index.to(own[name].device), words.to(own[name])))
     return pieces
-
-
-def _adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """By the names that PEFT's files have."""
-    from peft import get_peft_model_state_dict
-
-    own = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return {f"base_model.model.{name}": tensor for name, tensor in own.items()}

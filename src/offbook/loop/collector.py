@@ -23,7 +23,7 @@ from offbook.draft import FOLDER, load_head
 from offbook.engine import LocalEngine, RemoteEngine, Session, VllmEngine
 from offbook.engine.apart import ApartEngine, ApartSession
 from offbook.engine.local import LocalSession
-from offbook.engine.vllm import Server, find_vllm
+from offbook.engine.vllm import Server
 from offbook.feedback import rules_of
 from offbook.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
 from offbook.harness.pages import NAME as SEARCH
@@ -67,12 +67,6 @@ def judges_of(config: Config) -> Judges:
     """Rewards and monitors, or one sentence about the rule, part, file or kind that there is not. Needs no model."""
     rules_of(config.feedback.files, config.feedback.rules, config.feedback.rule_weights)
     return compose(config.rewards, config.harness), monitors_of(config.monitors)
-
-
-def refuse_missing_engine(config: Config) -> None:
-    """Before minutes go into loading a model."""
-    if config.engine.kind == "vllm" and not config.engine.vllm.url:
-        find_vllm(config.engine.vllm.python)
 
 
 def rollout_ids(name: str, task: Task, size: int) -> list[str]:

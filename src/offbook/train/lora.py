@@ -23,17 +23,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from offbook.adapters import NAME, SECOND, adapter_tensors, from_file, put_experts_first, to_file
 from offbook.config import LoraConfig
 from offbook.train.parallel.dense import put
 from offbook.types import OffbookError
 from offbook.weights import Weights
 
 WEIGHTS = "adapter_model.safetensors"
-NAME = "default"  # as peft calls an adapter that is given no name
-PREFIX = "base_model.model."  # of every tensor in PEFT's files
 BASE = "offbook_base"  # beside the tensors: the fingerprint of their base
-ADDS = "_B"  # of the product of two matrices, the one that is zero at first
 ON_LINEAR = "adapters on embeddings are not supported, only those on linear layers and experts"
+PEFT_RANK = 8  # where an adapter's settings do not say
 SAMPLED = 64  # entries of each parameter that make the fingerprint
 
 
@@ -78,6 +77,7 @@ def _inject(model: PreTrainedModel, settings: Any) -> None:
     from peft import inject_adapter_in_model
 
     inject_adapter_in_model(settings, model, NAME)
+    put_experts_first(model)
     if not isinstance(settings.target_modules, str):  # that is an expression
         settings.target_modules = sorted(settings.target_modules)  # a set is written in another order every time
 
@@ -91,7 +91,7 @@ def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: 
     folder.mkdir(parents=True, exist_ok=True)
     settings.save_pretrained(folder)
     save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        {name: to_file(name, tensor).contiguous() for name, tensor in tensors.items()},
         folder / WEIGHTS,
         metadata={BASE: base or fingerprint(model)},
     )
@@ -100,7 +100,7 @@ def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: 
 def stored_adapter(folder: Path) -> Weights:
     """An adapter's as an engine takes them that has the base."""
     refuse_unusable(folder)
-    return Weights(0, load_file(folder / WEIGHTS), json.loads((folder / "adapter_config.json").read_text()))
+    return Weights(0, _stored(folder), _settings(folder))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
@@ -109,8 +109,7 @@ def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
     _refuse_other_weights(model, folder, base)
     if adapter_of(model) is None:
         _inject_as_in(folder, model)
-    stored = load_file(folder / WEIGHTS)
-    own = adapter_tensors(model)
+    stored, own = _stored(folder), adapter_tensors(model)
     if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their shapes differ")
     with torch.no_grad():
@@ -121,12 +120,22 @@ def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
 def refuse_unusable(folder: Path) -> None:
     """Without its base, and before that is loaded."""
     _metadata(folder)
-    kind = json.loads((folder / "adapter_config.json").read_text()).get("peft_type")
+    kind = _settings(folder).get("peft_type")
     if kind != "LORA":
         raise OffbookError(f"{folder} is an adapter of the kind {kind}; only LoRA is known here")
     with safe_open(folder / WEIGHTS, "pt") as file:
         if any("lora_embedding_" in name for name in file.keys()):  # noqa: SIM118 - it is no dict
             raise OffbookError(f"{folder} cannot be used: {ON_LINEAR}")
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "adapter_config.json").read_text())
+    return found
+
+
+def _stored(folder: Path) -> dict[str, Tensor]:
+    rank = _settings(folder).get("r", PEFT_RANK)
+    return {name: from_file(name, tensor, rank) for name, tensor in load_file(folder / WEIGHTS).items()}
 
 
 def _metadata(folder: Path) -> dict[str, str]:
@@ -160,14 +169,6 @@ def _inject_as_in(folder: Path, model: PreTrainedModel) -> None:
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: {problem}") from None
 
 
-def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The adapter's own, not copies of them, by the names that PEFT's files have."""
-    from peft import get_peft_model_state_dict
-
-    own = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return {PREFIX + name: tensor for name, tensor in own.items()}
-
-
 @torch.no_grad()
 def fingerprint(model: PreTrainedModel) -> str:
     """Of the base: some entries of every weight, rounded to bfloat16, so that it is the same in either precision."""
@@ -198,7 +199,7 @@ def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
 def switch_off_idle(model: PreTrainedModel) -> None:
     """An adapter that adds nothing, as a fresh one does, is not computed: for a copy that never changes."""
     if adapter_of(model) is None or any(
-        bool(value.any()) for name, value in adapter_tensors(model).items() if ADDS in name
+        bool(value.any()) for name, value in adapter_tensors(model).items() if SECOND in name
     ):
         return
     from peft.tuners.tuners_utils import BaseTunerLayer

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
+from offbook.adapters import adapter_tensors
 from offbook.config import TrainConfig
 from offbook.draft import travelling
 from offbook.linear import compute_linears
@@ -27,7 +28,7 @@ from offbook.train.balance import PartGradients, scales_of
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens, micro_batches, row_length
 from offbook.train.draft import DraftTrainer
 from offbook.train.forward import Decoder
-from offbook.train.lora import adapter_of, adapter_tensors, fingerprint
+from offbook.train.lora import adapter_of, fingerprint
 from offbook.train.masters import Masters
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
