@@ -9,6 +9,7 @@ matrix to Muon is one expert's. Files have peft's form, and those that others wr
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from types import MethodType
 from typing import Any
 
@@ -52,18 +53,24 @@ def put_experts_first(model: PreTrainedModel) -> None:
                 continue
             for key in (FIRST, SECOND):
                 layer = getattr(adapter, key)[NAME]
-                first = from_file(f"{name}.{key}.", layer.weight, adapter.r[NAME])
+                first = from_file(f"{name}.{key}.", layer.weight, adapter.num_experts)
                 layer.weight = nn.Parameter(first, requires_grad=layer.weight.requires_grad)
-            adapter.get_delta_factors, adapter.get_delta_weight = MethodType(_factors, adapter), MethodType(_delta, adapter)
+            adapter.get_delta_factors = MethodType(_factors, adapter)
+            adapter.get_delta_weight = MethodType(_delta, adapter)
 
 
-def from_file(name: str, tensor: Tensor, rank: int) -> Tensor:
-    """One of PEFT's as it is in a model. What cannot be of this rank stays as it is, for whoever compares shapes."""
-    if not ON_EXPERTS.search(name) or tensor.shape[FIRST not in name] % rank:
+def from_file(name: str, tensor: Tensor, experts: int) -> Tensor:
+    """One of PEFT's as it is in a model. What is not of so many experts stays as it is, for whoever compares shapes."""
+    if not experts or not ON_EXPERTS.search(name) or tensor.shape[FIRST not in name] % experts:
         return tensor
     if FIRST in name:
-        return tensor.unflatten(0, (-1, rank))
-    return tensor.unflatten(1, (rank, -1)).permute(2, 0, 1).contiguous()
+        return tensor.unflatten(0, (experts, -1))
+    return tensor.unflatten(1, (-1, experts)).permute(2, 0, 1).contiguous()
+
+
+def num_experts(tensors: Mapping[str, Tensor]) -> int:
+    """Of a layer with adapters on them; 0 where there is none."""
+    return max((len(one) for name, one in tensors.items() if one.ndim == 3 and ON_EXPERTS.search(name)), default=0)
 
 
 def to_file(name: str, tensor: Tensor) -> Tensor:

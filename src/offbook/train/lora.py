@@ -23,16 +23,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from offbook.adapters import NAME, SECOND, adapter_tensors, from_file, put_experts_first, to_file
+from offbook.adapters import NAME, SECOND, adapter_tensors, from_file, num_experts, put_experts_first, to_file
 from offbook.config import LoraConfig
 from offbook.train.parallel.dense import put
 from offbook.types import OffbookError
 from offbook.weights import Weights
 
 WEIGHTS = "adapter_model.safetensors"
-BASE = "offbook_base"  # beside the tensors: the fingerprint of their base
+BASE, EXPERTS = "offbook_base", "offbook_experts"  # beside the tensors: their base's fingerprint, experts of a layer
 ON_LINEAR = "adapters on embeddings are not supported, only those on linear layers and experts"
-PEFT_RANK = 8  # where an adapter's settings do not say
 SAMPLED = 64  # entries of each parameter that make the fingerprint
 
 
@@ -93,14 +92,14 @@ def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: 
     save_file(
         {name: to_file(name, tensor).contiguous() for name, tensor in tensors.items()},
         folder / WEIGHTS,
-        metadata={BASE: base or fingerprint(model)},
+        metadata={BASE: base or fingerprint(model), EXPERTS: str(num_experts(tensors))},
     )
 
 
 def stored_adapter(folder: Path) -> Weights:
     """An adapter's as an engine takes them that has the base."""
     refuse_unusable(folder)
-    return Weights(0, _stored(folder), _settings(folder))
+    return Weights(0, _stored(folder, int(_metadata(folder).get(EXPERTS, 0))), _settings(folder))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
@@ -109,7 +108,8 @@ def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
     _refuse_other_weights(model, folder, base)
     if adapter_of(model) is None:
         _inject_as_in(folder, model)
-    stored, own = _stored(folder), adapter_tensors(model)
+    own = adapter_tensors(model)
+    stored = _stored(folder, num_experts(own))
     if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their shapes differ")
     with torch.no_grad():
@@ -133,9 +133,8 @@ def _settings(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _stored(folder: Path) -> dict[str, Tensor]:
-    rank = _settings(folder).get("r", PEFT_RANK)
-    return {name: from_file(name, tensor, rank) for name, tensor in load_file(folder / WEIGHTS).items()}
+def _stored(folder: Path, experts: int) -> dict[str, Tensor]:
+    return {name: from_file(name, tensor, experts) for name, tensor in load_file(folder / WEIGHTS).items()}
 
 
 def _metadata(folder: Path) -> dict[str, str]:
