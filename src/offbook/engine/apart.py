@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,7 +30,7 @@ from offbook.draft import load_head
 from offbook.engine.decode import Decoder
 from offbook.engine.local import LocalEngine, LocalSession
 from offbook.linear import compute_linears
-from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong
+from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, Routes
 from offbook.weights import Weights
 
 START_S = 300.0  # to import, load and take its first weights
@@ -57,7 +57,8 @@ class ApartSession:
         except asyncio.CancelledError:  # the rollout ran out of time
             self.engine.drop(number)
             raise
-        return Completion(said["ids"], said["logprobs"], said["versions"])
+        routes = Routes(**said["routes"]) if said["routes"] else None
+        return Completion(said["ids"], said["logprobs"], said["versions"], routes=routes)
 
     def close(self) -> None:
         self.engine.close(self.number)
@@ -275,7 +276,9 @@ class _Served:
         session = self.sessions[said["session"]]
         session.turn = said["turn"]
         completion = await session.complete(Prompt(said["ids"]), said["most"])
-        return {"ids": completion.ids, "logprobs": completion.logprobs, "versions": completion.versions}
+        routes = asdict(completion.routes) if completion.routes else None
+        told = {"ids": completion.ids, "logprobs": completion.logprobs, "versions": completion.versions}
+        return {**told, "routes": routes}
 
     async def _apply(self, said: Said) -> Said:
         stored = load_file(said["file"])
