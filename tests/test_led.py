@@ -279,7 +279,7 @@ def led_where_others_wait(rank: int, kind: type[Exception]) -> None:
 
 @pytest.mark.parametrize(("rank", "kind"), [(1, ValueError), (2, MemoryError), (0, ValueError)])
 def test_a_rank_that_fails_where_others_wait_for_it_ends_all_within_seconds(rank: int, kind: type[Exception]) -> None:
-    """Whoever can still read rank 0's store says which it was, which at the end of the group's 20 seconds none could."""
+    """Whoever can still read rank 0's store says which it was, which none could at the end of 20 seconds."""
     with pytest.raises(AssertionError) as failed:
         on_ranks(3, led_where_others_wait, rank, kind)
     said = re.findall(r"Gone: (.*) while others waited for it, so the run ends", str(failed.value))

@@ -62,7 +62,8 @@ def published(kind: str, layout: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout"), [("dense", (1, 4)), ("dense", (2, 2)), ("lora", (1, 2)), ("moe", (2, 4, 2, 2, 2)), ("moe lora", (1, 4, 1, 2, 2))]
+    ("kind", "layout"),
+    [("dense", (1, 4)), ("dense", (2, 2)), ("lora", (1, 2)), ("moe", (2, 4, 2, 2, 2)), ("moe lora", (1, 4, 1, 2, 2))],
 )
 def test_weights_are_published_one_tensor_after_the_other(kind: str, layout: tuple[int, ...]) -> None:
     alone = Trainer(make(kind), STEADY, KINDS["live"]).publish(1)

@@ -2,8 +2,9 @@
 
 Experts have a mesh of their own, (replicate, shard, ep), of the same ranks as the dense one and of other degrees. Over
 `ep` they are cut by expert; what a rank has of them is sharded once more over `shard` by FSDP2, also by expert, so that
-Muon always finds whole matrices and needs no exchange. Adapters on them lie as they do. Every call of a layer's experts is two all-to-alls (counts are
-told before), so all ranks have to call it as often: a rank without branches reads one row for nobody.
+Muon always finds whole matrices and needs no exchange. Adapters on them lie as they do. Every call of a layer's experts
+is two all-to-alls (counts are told before), so all ranks have to call it as often: a rank without branches reads one
+row for nobody.
 
 Left out: overlapping the way of one part of the tokens with the work on another; dropping tokens (nothing is dropped).
 """
