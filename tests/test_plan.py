@@ -47,6 +47,7 @@ from offbook.train.batches import Batch
 from offbook.train.forward import Decoder
 from offbook.train.lora import make_trainable
 from offbook.train.memory import (
+    ALONE,
     CONTEXT_BYTES,
     IN_A_STEP,
     MODES,
@@ -510,8 +511,11 @@ def test_adapters_on_experts_lie_where_those_do() -> None:
     on_experts, on_queries = 48 * 96 * of_one, 48 * 16 * (2048 + 32 * 128)
     assert (shapes.trained_experts, shapes.trained) == (on_experts, on_experts + on_queries)
     assert shapes.num_experts == 96
-    parts = rank_parts(shapes, Share(2, 8, 4), {"gradients": 4.0 * shapes.trained}, 1)
+    held = static_parts(shapes, teachers=1)
+    parts = rank_parts(shapes, Share(2, 8, 4), held, 1)
     assert parts["gradients"] == pytest.approx(4 * (on_experts / 8 + on_queries / 2))
+    assert parts["teacher copy"] == parts["weights"], "over ranks it shares nothing"
+    assert rank_parts(shapes, ALONE, held, 1) == held
 
 
 def test_a_layout_says_what_comes_to_a_rank_in_a_step(large: Path, tmp_path: Path) -> None:
