@@ -24,7 +24,7 @@ from offbook.config import LoraConfig, RanksConfig, TrainConfig
 from offbook.train.lora import make_trainable
 from offbook.train.measure import measure_branches
 from offbook.train.optim.muon import Muon
-from offbook.train.optim.units import units_of
+from offbook.train.optim.units import local, units_of
 from offbook.train.parallel.context import Context
 from offbook.train.parallel.dense import make_mesh
 from offbook.train.parallel.experts import make_expert_mesh
@@ -199,6 +199,23 @@ def test_steps_on_adapters_of_experts_are_those_of_one_process(layout: tuple[int
         on_experts = [name for name in weights if ".experts." in name]
         assert len(on_experts) == 8
         assert all((weights[name] != start[name]).flatten(1).any(1).all() for name in on_experts), "every expert learns"
+
+
+def read_without_what_is_shared(kind: str, layout: tuple[int, ...], samples: list[Sample]) -> float:
+    """By the teacher, after a step; then what the student does not train is made zero."""
+    trainer = Trainer(make(kind), STEADY, KINDS["ema"], ranks_of(layout))
+    trainer.step(samples)
+    for parameter in trainer.model.parameters():
+        if not parameter.requires_grad:
+            local(parameter).zero_()
+    (own,) = trainer.own_weights().values()
+    ids_BT = torch.tensor([samples[0].ids])
+    return own.decoder.read(lambda decoder: float(decoder.hidden(ids_BT)[0].abs().max()))
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("lora", (1, 4)), ("moe lora", (2, 2, 1, 2, 2))])
+def test_a_rank_has_what_is_under_adapters_once(kind: str, layout: tuple[int, ...]) -> None:
+    assert on_ranks(4, read_without_what_is_shared, kind, layout, samples_of(1)[0]) == [0.0] * 4
 
 
 def a_step_in_bfloat16(samples: Any) -> Any:

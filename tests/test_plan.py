@@ -514,7 +514,7 @@ def test_adapters_on_experts_lie_where_those_do() -> None:
     held = static_parts(shapes, teachers=1)
     parts = rank_parts(shapes, Share(2, 8, 4), held, 1)
     assert parts["gradients"] == pytest.approx(4 * (on_experts / 8 + on_queries / 2))
-    assert parts["teacher copy"] == parts["weights"], "over ranks it shares nothing"
+    assert parts["teacher copy"] == parts["gradients"] / 2, "it shares what is not trained"
     assert rank_parts(shapes, ALONE, held, 1) == held
 
 

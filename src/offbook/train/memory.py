@@ -55,7 +55,6 @@ IN_A_STEP = ("activations", "head, or a layer's backward", "branch pass")  # the
 Mode = Literal["none", "layers", "all"]
 Linear = Literal["plain", "fp8", "nvfp4"]
 MODES: tuple[Mode, ...] = ("none", "layers", "all")  # from the fastest to the smallest
-TEACHERS = "teacher copy"  # the part that they are
 GATHERED = 2  # layers of a sharded model at a time: one computes, the next is on its way
 
 
@@ -213,7 +212,7 @@ def static_parts(shapes: Shapes, optimizer: str = "adamw", teachers: int = 0, gr
         "master weights": 4 * shapes.trained if shapes.width_bytes == 2 else 0,
         "optimizer state": state,
         "gradients": 4 * gradients * shapes.trained,
-        TEACHERS: teachers * shapes.width_bytes * shapes.trained,
+        "teacher copy": teachers * shapes.width_bytes * shapes.trained,
     }
 
 
@@ -243,18 +242,16 @@ def step_parts(
 
 
 def rank_parts(shapes: Shapes, share: Share, held: Mapping[str, float], context: int) -> dict[str, float]:
-    """Of what a trainer holds from step to step, a rank's; and what it gathers of the others' in a step. Over ranks a
-    teacher has weights of its own under adapters, too."""
-    trained = max(1, shapes.trained)
+    """Of what a trainer holds from step to step, a rank's; and what it gathers of the others' in a step."""
 
     def cut(part: str, size: float) -> float:
-        is_whole = part in ("weights", TEACHERS)  # else of what is trained
-        experts = shapes.expert_entries / shapes.parameters if is_whole else shapes.trained_experts / trained
+        is_weights = part == "weights"  # else of what is trained
+        entries = shapes.parameters if is_weights else max(1, shapes.trained)
+        experts = (shapes.expert_entries if is_weights else shapes.trained_experts) / entries
         return size * ((1 - experts) / share.shards + experts / share.expert_shards)
 
     parts = {part: cut(part, size) for part, size in held.items()}
     if share.shards > 1:
-        parts[TEACHERS] = parts.get(TEACHERS, 0.0) * shapes.parameters / trained
         tables = shapes.head_entries * (1 if shapes.tied else 2)
         layers = shapes.parameters - tables - shapes.expert_entries + shapes.expert_entries / share.dealt_to
         parts["gathered weights"] = shapes.width_bytes * (tables + GATHERED * layers / shapes.layers)
