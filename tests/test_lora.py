@@ -435,7 +435,11 @@ def test_what_adapters_on_experts_are_in_files_is_what_peft_computes(tmp_path: P
     model = stirred(adapted(make_mixture()))
     experts = {name: tensor for name, tensor in adapter_tensors(model).items() if ".layers.1.mlp.experts." in name}
     assert {tuple(tensor.shape) for tensor in experts.values()} == {(8, 8, 48), (8, 64, 8), (8, 4, 32), (8, 48, 4)}
-    save_adapter(model, adapter_tensors(model), tmp_path)
+    written = set()
+    for _ in range(8):
+        save_adapter(model, adapter_tensors(model), tmp_path)
+        written.add((tmp_path / WEIGHTS).read_bytes())
+    assert len(written) == 1, "the same every time"
     with safe_open(tmp_path / WEIGHTS, "pt") as file:
         shapes = {tuple(file.get_slice(name).get_shape()) for name in experts}
     assert shapes == {(64, 48), (64, 64), (32, 32), (48, 32)}

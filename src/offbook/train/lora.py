@@ -30,7 +30,9 @@ from offbook.types import OffbookError
 from offbook.weights import Weights
 
 WEIGHTS = "adapter_model.safetensors"
-BASE, EXPERTS = "offbook_base", "offbook_experts"  # beside the tensors: their base's fingerprint, experts of a layer
+# Beside the tensors: the fingerprint of their base and, where adapters are on experts, how many a layer has. One entry:
+# the order of several is another in every file.
+BASE = "offbook_base"
 ON_LINEAR = "adapters on embeddings are not supported, only those on linear layers and experts"
 SAMPLED = 64  # entries of each parameter that make the fingerprint
 
@@ -92,14 +94,14 @@ def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: 
     save_file(
         {name: to_file(name, tensor).contiguous() for name, tensor in tensors.items()},
         folder / WEIGHTS,
-        metadata={BASE: base or fingerprint(model), EXPERTS: str(num_experts(tensors))},
+        metadata={BASE: f"{base or fingerprint(model)} {num_experts(tensors) or ''}".strip()},
     )
 
 
 def stored_adapter(folder: Path) -> Weights:
     """An adapter's as an engine takes them that has the base."""
     refuse_unusable(folder)
-    return Weights(0, _stored(folder, int(_metadata(folder).get(EXPERTS, 0))), _settings(folder))
+    return Weights(0, _stored(folder, int(_told(folder)[1] or 0)), _settings(folder))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
@@ -137,6 +139,12 @@ def _stored(folder: Path, experts: int) -> dict[str, Tensor]:
     return {name: from_file(name, tensor, experts) for name, tensor in load_file(folder / WEIGHTS).items()}
 
 
+def _told(folder: Path) -> tuple[str, str]:
+    """Its base's fingerprint, and how many experts a layer has."""
+    base, _, experts = _metadata(folder).get(BASE, "").partition(" ")
+    return base, experts
+
+
 def _metadata(folder: Path) -> dict[str, str]:
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
@@ -150,7 +158,7 @@ def _metadata(folder: Path) -> dict[str, str]:
 
 def _refuse_other_weights(model: PreTrainedModel, folder: Path, known: str = "") -> None:
     """Adapters from elsewhere do not say what their base was."""
-    base = _metadata(folder).get(BASE, "")
+    base, _ = _told(folder)
     if base and base != (known or fingerprint(model)):
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their weights differ")
 
