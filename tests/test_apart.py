@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import tiny_model
+from test_moe import EXPERTS, TOP, as_tensor
+from test_moe import make as make_mixture
 
-from offbook.config import load_config
+from offbook.config import TrainConfig, load_config
 from offbook.engine import LocalEngine
 from offbook.engine.apart import ApartEngine
-from offbook.train.trainer import weights_of
-from offbook.types import Completion, ModelLost, Prompt, PromptTooLong
+from offbook.routers import routers_of
+from offbook.train.trainer import Trainer, weights_of
+from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Sample
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [5, 6, 7, 12, 13]]
 NO_STOP: frozenset[int] = frozenset()
@@ -79,3 +82,37 @@ def test_it_writes_what_the_engine_here_writes_and_comes_back_after_a_kill(tmp_p
 
     torch.set_num_threads(1)
     asyncio.run(main())
+
+
+def test_routes_come_back_and_are_replayed(tmp_path: Path) -> None:
+    """Of two turns, the second of which reads only what is new: as the engine here records them. In a trainer whose
+    routers would send all tokens to the first experts they go where they went."""
+    make_mixture().save_pretrained(tmp_path / "model")
+    config = load_config(["standard"], {"out": str(tmp_path / "run"), "seed": "3"})
+    apart = ApartEngine(config, tmp_path / "model", NO_STOP)
+
+    async def main() -> list[list[Completion]]:
+        apart.apply(weights_of(make_mixture(), 0))
+        found = await written(apart)
+        assert found == await written(LocalEngine(make_mixture(), NO_STOP, seed=3))
+        await apart.aclose()
+        return found
+
+    torch.set_num_threads(1)
+    samples = []
+    for prompt, (first, last) in zip(PROMPTS, asyncio.run(main()), strict=True):
+        ids = [*prompt, *first.ids, 3, *last.ids]
+        assert last.routes is not None
+        assert as_tensor(last.routes).shape == (len(ids) - 1, 2, TOP)  # the last token was not read
+        zeros = [0.0] * (len(ids) - len(last.ids))
+        ones = zeros + [1.0] * len(last.ids)
+        samples.append(Sample(ids, logprobs=zeros + last.logprobs, advantage=ones, rl_weight=ones, routes=last.routes))
+    own, undecided = make_mixture(), make_mixture()
+    for router in routers_of(undecided):
+        torch.nn.init.zeros_(router.weight)
+    metrics, loads = (Trainer(model, TrainConfig(), {}).step(samples).metrics for model in (own, undecided))
+    assert metrics["rl/mismatch"] < 1e-5
+    for found in (metrics, loads):
+        assert found["moe/replayed"] > 0.9  # padding and last tokens have no record
+        assert found["moe/implausible"] == 0.0
+    assert loads["moe/load.00"] < 0.75 * EXPERTS / TOP

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -112,11 +113,14 @@ def test_what_is_read_again_is_counted_step_by_step(tmp_path: Path, given: dict[
         for session in sessions:
             session.close()
 
-    counts = []
+    counts, began = [], time.monotonic()
     for _ in range(2):
         asyncio.run(step())
-        counts.append(first.metrics()["reread_tokens"])
-    assert counts == [40, 40]
+        counts.append(first.metrics())
+    assert [count["reread_tokens"] for count in counts] == [40, 40]
+    seconds = [count[name] for count in counts for name in ("engine/read_s", "engine/write_s")]
+    assert min(seconds) > 0
+    assert sum(seconds) < time.monotonic() - began
     asyncio.run(step())
     second = Collector(config, Path(given["model"]), lent=held.engine)
     assert second.engine is first.engine

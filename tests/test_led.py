@@ -6,12 +6,14 @@ import os
 import re
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import made_once
 from ranks import on_ranks
 from test_loop import SMALL, weights
 from test_loop import uninterrupted as uninterrupted
@@ -22,21 +24,21 @@ from test_sft import chat_line, settings, written
 from test_sft import tiny as tiny
 from torch.distributed import get_rank
 
-from offbook.config import LoraConfig, RanksConfig, load_config, recipe_for
+from offbook.config import RanksConfig, load_config, recipe_for
 from offbook.loop import train as loop_train
 from offbook.loop.models import model_to_train, quiet
 from offbook.loop.plan import Device, make_plan, this_device
 from offbook.loop.ranks import HOST, follow, follows, joined, make_trainer
 from offbook.loop.train import train
+from offbook.pocket.model import POCKETS, make_pocket
 from offbook.runfolder import RunFolder, is_adapter, latest_checkpoint
 from offbook.stages.pretrain import pretrain
 from offbook.stages.sft import sft
 from offbook.sync import FolderStore, Reader
-from offbook.train.lora import make_trainable
+from offbook.train.lora import stored_adapter
 from offbook.train.memory import ALONE, Share
 from offbook.train.parallel import led
 from offbook.train.parallel.led import LedTrainer, expert_shape, ranks_of
-from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
 
 NOBODY, ALL = -1, -2
@@ -130,6 +132,27 @@ def test_an_adapter_is_trained_and_kept_by_ranks(cache: Path, model: Path, tmp_p
     assert is_adapter(latest_checkpoint(RunFolder(out)))
 
 
+def test_adapters_on_experts_are_trained_and_sampled_with_by_ranks(cache: Path, shared: Path, tmp_path: Path) -> None:
+    """Dealt out to two ranks, then in one process. What rank 0's engine samples is what the trainer reads."""
+    pocket = replace(POCKETS["pocket-moe"], episodes=100)
+    made = made_once(shared / "pocket-moe", lambda folder: make_pocket(folder, 0, quiet, pocket))
+    (start,) = made.iterdir()
+    more = {"train__lora__rank": "2", "train__lora__parameters": '["experts.gate_up_proj", "experts.down_proj"]'}
+    more |= {"train__learning_rate": "1e-2"}
+    out = tmp_path / "run"
+    for steps, ranks in ((2, 2), (3, 1)):
+        on_ranks(ranks, trained_with, cache, start, out, steps, more | {"train__ranks__experts": str(ranks)})
+    rows = RunFolder(out).metrics()[0]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert max(row["rl/mismatch"] for row in rows) < 1e-4
+    kept = [stored_adapter(out / "ckpt" / f"step_{step:05d}").tensors for step in (1, 2, 3)]
+    on_experts = [name for name in kept[0] if ".experts." in name]
+    assert len(on_experts) == 8
+    for name in on_experts:
+        assert not kept[0][name].equal(kept[1][name]), "ranks train it"
+        assert not kept[1][name].equal(kept[2][name]), "and one process goes on"
+
+
 def refused(replicate: int) -> str:
     with pytest.raises(OffbookError) as problem:
         ranks_of(load_config([], {"train.ranks.replicate": str(replicate)}).train.ranks)
@@ -149,26 +172,10 @@ def refused_run(cache: Path, model: Path, out: Path, more: dict[str, str]) -> st
     return "fine"
 
 
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        ({"train__ranks__context": "3"}, "train.ranks.context is 3"),
-        (
-            {
-                "train__ranks__experts": "2",
-                "train__lora__rank": "2",
-                "train__lora__parameters": "mlp.experts.down_proj",
-            },
-            "adapters on experts .* train.ranks.experts",
-        ),
-    ],
-)
-def test_ranks_that_cannot_be_are_refused_before_anything_is_made(
-    cache: Path, model: Path, tmp_path: Path, more: dict[str, str], sentence: str
-) -> None:
-    more = more | {"tasks__source": str(tmp_path / "nowhere")}
+def test_ranks_that_cannot_be_are_refused_before_anything_is_made(cache: Path, model: Path, tmp_path: Path) -> None:
+    more = {"train__ranks__context": "3", "tasks__source": str(tmp_path / "nowhere")}
     first, second = on_ranks(2, refused_run, cache, model, tmp_path / "run", more)
-    assert re.match(sentence, first)
+    assert re.match("train.ranks.context is 3", first)
     assert second == "fine"
     assert not (tmp_path / "run").exists()
 
@@ -205,18 +212,6 @@ def made_on_ranks(start: Path) -> str:
 def test_a_trainer_that_cannot_be_made_is_told_of_once(tmp_path: Path) -> None:
     make("moe").save_pretrained(tmp_path)
     assert on_ranks(3, made_on_ranks, tmp_path) == ["8 experts cannot be dealt out to 3 ranks alike", "fine", "fine"]
-
-
-def with_adapters_on_experts() -> str:
-    model = make("moe")
-    make_trainable(model, LoraConfig(rank=2, parameters=["mlp.experts.down_proj"]), "", seed=0)
-    with pytest.raises(OffbookError) as problem:
-        Trainer(model, STEADY, KINDS["live"], ranks_of(RanksConfig(experts=2)))
-    return str(problem.value)
-
-
-def test_adapters_on_experts_that_are_dealt_out_are_refused() -> None:
-    assert all("adapters on experts" in told for told in on_ranks(2, with_adapters_on_experts))
 
 
 @pytest.mark.parametrize(

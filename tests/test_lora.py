@@ -12,11 +12,15 @@ import torch
 from conftest import TEACHERS, in_bfloat16, saved, tiny_model
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from test_branches import hinted_logp, reference_logp, sample_with_branches, teacher_model
+from test_moe import make as make_mixture
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from typer.testing import CliRunner
 
+from offbook.adapters import adapter_tensors
 from offbook.cli import app
 from offbook.config import (
     Config,
@@ -37,7 +41,6 @@ from offbook.train.checkpoint import load_training_state
 from offbook.train.lora import (
     WEIGHTS,
     adapter_of,
-    adapter_tensors,
     load_adapter,
     make_trainable,
     save_adapter,
@@ -259,8 +262,6 @@ def test_an_adapter_of_another_base_is_refused(adapter: Path, other: Callable[[]
 
 
 def test_an_adapter_from_elsewhere_is_held_to_its_shapes(adapter: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     weights = adapter / "adapter_model.safetensors"
     save_file(load_file(weights), weights)  # without what was said of its base
     load_adapter(tiny_model(seed=1), adapter)
@@ -421,6 +422,50 @@ def test_fused_experts_are_trained_by_their_parameters(tmp_path: Path) -> None:
     again = moe_model()
     load_adapter(again, path)
     assert torch.equal(logits(again), logits(trainer.model))
+    engine = LocalEngine(adapted(moe_model(), settings), frozenset())
+    for weights in (trainer.publish(version=1), stored_adapter(path)):
+        engine.apply(weights)
+        assert torch.equal(logits(engine.model), logits(trainer.model)), "as they are published, and as they are kept"
+        stirred(engine.model)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:peft")  # of a rank that it gave itself
+def test_what_adapters_on_experts_are_in_files_is_what_peft_computes(tmp_path: Path) -> None:
+    """Of a mixture with a dense layer: peft gives the experts' fused gate and up twice the rank there."""
+    model = stirred(adapted(make_mixture()))
+    experts = {name: tensor for name, tensor in adapter_tensors(model).items() if ".layers.1.mlp.experts." in name}
+    assert {tuple(tensor.shape) for tensor in experts.values()} == {(8, 8, 48), (8, 64, 8), (8, 4, 32), (8, 48, 4)}
+    written = set()
+    for _ in range(8):
+        save_adapter(model, adapter_tensors(model), tmp_path)
+        written.add((tmp_path / WEIGHTS).read_bytes())
+    assert len(written) == 1, "the same every time"
+    with safe_open(tmp_path / WEIGHTS, "pt") as file:
+        shapes = {tuple(file.get_slice(name).get_shape()) for name in experts}
+    assert shapes == {(64, 48), (64, 64), (32, 32), (48, 32)}
+    theirs = PeftModel.from_pretrained(make_mixture(), tmp_path).eval()
+    assert torch.allclose(logits(theirs), logits(model), atol=1e-4)
+    assert (logits(theirs) - logits(make_mixture())).abs().max() > 1
+    again = make_mixture()
+    load_adapter(again, tmp_path)
+    assert torch.equal(logits(again), logits(model))
+    about(tmp_path, base_model_name_or_path=str(tmp_path / "base"))
+    make_mixture().save_pretrained(tmp_path / "base")
+    write_merged(tmp_path, tmp_path / "merged")
+    assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")), logits(model), atol=1e-3)
+
+
+def test_state_of_another_shape_is_refused(tmp_path: Path) -> None:
+    """As checkpoints from before have it, of adapters on experts."""
+    settings = LoraConfig(rank=4, parameters=["mlp.experts.down_proj"])
+    trainer = Trainer(adapted(moe_model(), settings), FAST, TEACHERS["live"])
+    trainer.step(batch())
+    path = saved(trainer, tmp_path)
+    file = path / "training" / "optimizer.safetensors"
+    state = load_file(file)
+    save_file({name: one.flatten(0, 1) if one.ndim == 3 else one for name, one in state.items()}, file)
+    with pytest.raises(OffbookError, match=r"\.experts\.lora_A\.default\.weight/exp_avg in another shape; start anew"):
+        load_training_state(trainer, path)
 
 
 def test_bfloat16_adapters_compute_in_bfloat16() -> None:

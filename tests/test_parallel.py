@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -24,12 +24,12 @@ from offbook.config import LoraConfig, RanksConfig, TrainConfig
 from offbook.train.lora import make_trainable
 from offbook.train.measure import measure_branches
 from offbook.train.optim.muon import Muon
-from offbook.train.optim.units import units_of
+from offbook.train.optim.units import local, units_of
 from offbook.train.parallel.context import Context
 from offbook.train.parallel.dense import make_mesh
 from offbook.train.parallel.experts import make_expert_mesh
 from offbook.train.parallel.led import LedTrainer
-from offbook.train.parallel.ranks import Ranks
+from offbook.train.parallel.ranks import ALONE, Ranks
 from offbook.train.teachers import Ema, Frozen, Kind, Live, Mix
 from offbook.train.trainer import NotFinite, Trainer
 from offbook.train.validation import imitation_loss
@@ -41,6 +41,9 @@ KINDS: dict[str, Mapping[str, Kind]] = {
     "mix": {"live": Mix(Frozen(), 0.3)},
 }
 
+ON_EXPERTS = LoraConfig(
+    rank=2, targets=["q_proj", "o_proj"], parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+)
 STEADY = TrainConfig(optimizer="muon", learning_rate=1e-3, weight_decay=0.1, micro_tokens=128)
 
 
@@ -70,15 +73,13 @@ def assert_close(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tole
 
 
 def make(kind: str) -> PreTrainedModel:
-    """`lora` has adapters that do something."""
-    if kind == "moe":
-        return mixture()
-    model = tiny_model()
-    if kind == "lora":
-        make_trainable(model, LoraConfig(rank=2), "", seed=0)
+    """`lora` has adapters that do something, of a mixture on its experts too; `fresh` ones do nothing yet."""
+    model = mixture() if "moe" in kind else tiny_model()
+    if "lora" in kind:
+        make_trainable(model, ON_EXPERTS if "moe" in kind else LoraConfig(rank=2), "", seed=0)
         rng = torch.Generator().manual_seed(0)
         for name, parameter in model.named_parameters():
-            if "lora_B" in name:
+            if "lora_B" in name and "fresh" not in kind:
                 parameter.data.normal_(std=0.1, generator=rng)
     return model if kind != "bfloat16" else in_bfloat16(model)
 
@@ -114,6 +115,11 @@ def sharded_gradients(kind: str, layout: tuple[int, ...], settings: TrainConfig,
         pytest.param("moe", (4, 2, 1, 2, 4), "ema", "layers", 0.0, marks=pytest.mark.slow),
         ("moe", (1, 8, 1, 1, 8, 2), "live", "layers", 0.0),
         ("moe", (2, 2, 1, 4, 1, 4), "mix", "all", 0.2),
+        ("moe lora", (1, 2), "mix", "all", 0.0),
+        ("moe lora", (2, 1, 1, 1, 2), "mix", "none", 0.2),
+        ("moe lora fresh", (1, 2, 1, 1, 2), "mix", "layers", 0.0),
+        ("moe lora", (1, 8, 1, 2, 4), "live", "layers", 0.0),
+        ("moe lora", (1, 8, 1, 2, 4, 2), "mix", "all", 0.0),
     ],
 )
 def test_gradients_are_those_of_one_process(
@@ -123,7 +129,7 @@ def test_gradients_are_those_of_one_process(
     are replayed, others than the router's."""
     world = layout[0] * layout[1]
     samples = [distilled(mine, bound=bound) for mine in samples_of(world // (layout[5] if layout[5:] else 1))]
-    if kind == "moe":
+    if "moe" in kind:
         samples = [[forced(sample, number) for number, sample in enumerate(mine)] for mine in samples]
     settings = TrainConfig(micro_tokens=64, recompute=recompute)
     alone = Trainer(make(kind), settings, KINDS[teachers])
@@ -159,6 +165,57 @@ def test_five_steps_of_muon_are_those_of_one_process(kind: str, layout: tuple[in
             assert found["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
             assert found["train_tokens"] == one["train_tokens"]
             assert found["ranks/cost_spread"] >= 1.0
+
+
+OPTIMIZERS: tuple[Literal["adamw", "muon"], ...] = ("adamw", "muon")
+
+
+def three_steps(layout: tuple[int, ...], samples: list[Sample]) -> Any:
+    """By either optimizer, on adapters of which some are on experts; their teacher goes along."""
+    found = []
+    for optimizer in OPTIMIZERS:
+        settings = STEADY.model_copy(update={"optimizer": optimizer})
+        trainer = Trainer(make("moe lora"), settings, KINDS["ema"], ranks_of(layout) if layout else ALONE)
+        mine = trainer.ranks.share_of(samples, 48)
+        for _ in range(3):
+            trainer.step(mine)
+        (own,) = trainer.own_weights().values()
+        named = dict(own.decoder.model.named_parameters())
+        trained = {name: master.detach() for name, master in trainer.masters.named.items()}
+        found.append((whole(trained), whole({name: named[name] for name in trained})))
+    return found
+
+
+@pytest.mark.parametrize("layout", [(2, 1, 1, 1, 2), (1, 8, 1, 2, 4), (1, 8, 1, 2, 4, 2)])
+def test_steps_on_adapters_of_experts_are_those_of_one_process(layout: tuple[int, ...]) -> None:
+    samples = [sample for mine in samples_of(4) for sample in mine]
+    start = dict(make("moe lora").named_parameters())
+    wanted = three_steps((), samples)
+    for found in on_ranks(layout[0] * layout[1], three_steps, layout, samples):
+        for (weights, teacher), (their_weights, their_teacher) in zip(found, wanted, strict=True):
+            assert_close(weights, their_weights)
+            assert_close(teacher, their_teacher)
+    for weights, _ in wanted:
+        on_experts = [name for name in weights if ".experts." in name]
+        assert len(on_experts) == 8
+        assert all((weights[name] != start[name]).flatten(1).any(1).all() for name in on_experts), "every expert learns"
+
+
+def read_without_what_is_shared(kind: str, layout: tuple[int, ...], samples: list[Sample]) -> float:
+    """By the teacher, after a step; then what the student does not train is made zero."""
+    trainer = Trainer(make(kind), STEADY, KINDS["ema"], ranks_of(layout))
+    trainer.step(samples)
+    for parameter in trainer.model.parameters():
+        if not parameter.requires_grad:
+            local(parameter).zero_()
+    (own,) = trainer.own_weights().values()
+    ids_BT = torch.tensor([samples[0].ids])
+    return own.decoder.read(lambda decoder: float(decoder.hidden(ids_BT)[0].abs().max()))
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("lora", (1, 4)), ("moe lora", (2, 2, 1, 2, 2))])
+def test_a_rank_has_what_is_under_adapters_once(kind: str, layout: tuple[int, ...]) -> None:
+    assert on_ranks(4, read_without_what_is_shared, kind, layout, samples_of(1)[0]) == [0.0] * 4
 
 
 def a_step_in_bfloat16(samples: Any) -> Any:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from peft import PeftModel
 from ranks import on_ranks, whole
 from safetensors import safe_open
+from test_lora import logits
 from test_parallel import KINDS, STEADY, assert_close, make, ranks_of, samples_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -60,7 +62,8 @@ def published(kind: str, layout: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout"), [("dense", (1, 4)), ("dense", (2, 2)), ("lora", (1, 2)), ("moe", (2, 4, 2, 2, 2))]
+    ("kind", "layout"),
+    [("dense", (1, 4)), ("dense", (2, 2)), ("lora", (1, 2)), ("moe", (2, 4, 2, 2, 2)), ("moe lora", (1, 4, 1, 2, 2))],
 )
 def test_weights_are_published_one_tensor_after_the_other(kind: str, layout: tuple[int, ...]) -> None:
     alone = Trainer(make(kind), STEADY, KINDS["live"]).publish(1)
@@ -107,7 +110,7 @@ def versions_published(kind: str, folder: Path, ranks: RanksConfig) -> Any:
     return came, sum(flat.nbytes for flat in trainer.shards.new.values()), sum(held.values())
 
 
-@pytest.mark.parametrize(("kind", "experts"), [("dense", 1), ("moe", 2)])
+@pytest.mark.parametrize(("kind", "experts"), [("dense", 1), ("moe", 2), ("moe lora", 2)])
 def test_each_rank_publishes_its_shards(kind: str, experts: int, tmp_path: Path) -> None:
     alone = Trainer(make(kind), STEADY, KINDS["live"])
     told = on_ranks(4, versions_published, kind, tmp_path, RanksConfig(experts=experts))
@@ -239,7 +242,13 @@ def names_in(files: list[Path]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "layout", "other"),
-    [("moe", (1, 4, 1, 2, 2), (2, 1, 1, 1, 2)), ("dense", (2, 2), (1, 2)), ("lora", (1, 4), (2, 1))],
+    [
+        ("moe", (1, 4, 1, 2, 2), (2, 1, 1, 1, 2)),
+        ("dense", (2, 2), (1, 2)),
+        ("lora", (1, 4), (2, 1)),
+        ("moe lora", (1, 4, 1, 2, 2), (2, 1, 1, 1, 2)),
+        ("moe lora", (2, 2, 1, 1, 4), (1, 2)),
+    ],
 )
 def test_each_rank_keeps_its_share_and_another_number_of_ranks_goes_on(
     kind: str, layout: tuple[int, ...], other: tuple[int, ...], tmp_path: Path
@@ -255,8 +264,8 @@ def test_each_rank_keeps_its_share_and_another_number_of_ranks_goes_on(
     total = sum(sum(sizes.values()) for _, sizes in told)
     for came, sizes in told:
         assert max(came) <= max(max(one.values(), default=0) for _, one in told), "more than one tensor at once"
-        assert sum(sizes.values()) < total / 2 or kind == "lora", "a rank had too much of it"  # an adapter is one file
-    for stem, files in (("training/optimizer", 4), ("training/teacher.live", 4), ("model", 0 if kind == "lora" else 4)):
+        assert sum(sizes.values()) < total / 2 or "lora" in kind, "a rank had too much of it"  # an adapter is one file
+    for stem, files in (("training/optimizer", 4), ("training/teacher.live", 4), ("model", 0 if "lora" in kind else 4)):
         found = sorted(folder.glob(f"{stem}*.safetensors"))
         assert len(found) == files, stem
         assert len(names_in(found)) == len({*names_in(found)}), "a tensor is in one file"
@@ -271,9 +280,12 @@ def test_each_rank_keeps_its_share_and_another_number_of_ranks_goes_on(
     alone = Trainer(make(kind), STEADY, KINDS["ema"])
     load_weights(alone.model, folder)
     load_training_state(alone, folder)
-    if kind != "lora":
+    if "lora" not in kind:
         exported = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
         assert_close(exported.state_dict(), alone.model.state_dict(), 1e-7)
+    else:
+        theirs = PeftModel.from_pretrained(make(kind.removesuffix("lora").strip()), folder).eval()
+        assert torch.allclose(logits(theirs), logits(alone.model), atol=1e-5)
     for _ in range(2):
         alone.step(together)
     assert_close(alone.model.state_dict(), straight.model.state_dict())

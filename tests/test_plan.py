@@ -47,12 +47,14 @@ from offbook.train.batches import Batch
 from offbook.train.forward import Decoder
 from offbook.train.lora import make_trainable
 from offbook.train.memory import (
+    ALONE,
     CONTEXT_BYTES,
     IN_A_STEP,
     MODES,
     Mode,
     Share,
     Way,
+    rank_parts,
     saved_storages,
     static_parts,
     step_parts,
@@ -499,6 +501,21 @@ def test_shares_of_experts_follow_their_own_mesh() -> None:
     assert share_of(RanksConfig(replicate=2, context=2), 8) == Share(4, 4, 1, 2)
     assert share_of(RanksConfig(replicate=2, experts=4), 8) == Share(4, 4, 4, 1)
     assert share_of(RanksConfig(replicate=4, experts=4, expert_replicate=1), 8) == Share(2, 8, 4, 1)
+
+
+def test_adapters_on_experts_lie_where_those_do() -> None:
+    """By hand, of 96 experts in 48 layers: an eighth of what is trained on experts, and half of the rest."""
+    lora = LoraConfig(rank=16, targets=["q_proj"], parameters=["experts.gate_up_proj", "experts.down_proj"])
+    shapes = meta_shapes(Qwen3MoeConfig(**MOE), TrainConfig(precision="bfloat16", lora=lora))
+    of_one = 16 * (2048 + 2 * 768) + 16 * (768 + 2048)  # what gate and up add, and what down does
+    on_experts, on_queries = 48 * 96 * of_one, 48 * 16 * (2048 + 32 * 128)
+    assert (shapes.trained_experts, shapes.trained) == (on_experts, on_experts + on_queries)
+    assert shapes.num_experts == 96
+    held = static_parts(shapes, teachers=1)
+    parts = rank_parts(shapes, Share(2, 8, 4), held, 1)
+    assert parts["gradients"] == pytest.approx(4 * (on_experts / 8 + on_queries / 2))
+    assert parts["teacher copy"] == parts["gradients"] / 2, "it shares what is not trained"
+    assert rank_parts(shapes, ALONE, held, 1) == held
 
 
 def test_a_layout_says_what_comes_to_a_rank_in_a_step(large: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ LAYOUTS = {
     "rows shared": ((1, 4), None, 2, {}),
     "two micro-batches": ((1, 4), (1, 1, 4), 1, {"micro_tokens": 64}),
     "adapters": ((1, 4), (1, 1, 4), 1, {"lora": 4}),
+    "adapters on experts": ((1, 4), (1, 2, 2), 1, {"lora": 4, "on": ["experts.gate_up_proj", "experts.down_proj"]}),
     "parts apart": ((1, 4), (1, 1, 4), 1, {"log_parts": 1}),
 }
 

@@ -27,9 +27,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_engines_contract import POSITIONS, STOPS, error, model, prompts
 
-from offbook.config import VllmConfig
+from offbook.config import VllmConfig, load_config
 from offbook.engine import VllmEngine
-from offbook.engine.vllm import Server, find_vllm
+from offbook.engine.vllm import Server, find_vllm, refuse_missing_engine
 from offbook.engine.vllm.weights import Sender, _buckets, _distinct
 from offbook.engine.vllm.wire import Broken, Wire
 from offbook.loop.train import train
@@ -248,6 +248,20 @@ def test_what_is_asked_for_and_what_comes_back(tmp_path: Path) -> None:
     assert told.pop("salt").startswith("weights ")
     assert told == {"max_tokens": 8, "temperature": 1.0, "stop_ids": [7], "adapter": ""}
     assert array("i", ids).tolist() == [1, 2, 3]
+
+
+def test_adapters_on_experts_are_refused(tmp_path: Path) -> None:
+    """Before a model is loaded, and wherever they come from."""
+    given = {"engine.kind": "vllm", "train.lora.rank": "4", "train.lora.parameters": '["mlp.experts.down_proj"]'}
+    with pytest.raises(OffbookError, match=r"no adapters on experts \(train\.lora\.parameters\)"):
+        refuse_missing_engine(load_config([], given))
+    played = Played(lambda path, body: (200, b"{}"))
+    engine, name = engine_of(played, tmp_path), "base_model.model.model.layers.0.mlp.experts.{}lora_A.weight"
+    engine.apply(Weights(0, {name.format("0.up_proj."): torch.zeros(4)}, {"r": 4}))  # a layer of its own
+    for wrapped in ("", "base_layer."):
+        with pytest.raises(OffbookError, match="no adapters on experts"):
+            engine.apply(Weights(1, {name.format(wrapped): torch.zeros(2, 4, 8)}, {"r": 4}))
+    assert len(played.of("/v1/load_lora_adapter")) == 1
 
 
 def test_runs_on_one_server_share_neither_prefixes_nor_names_of_adapters(tmp_path: Path) -> None:
@@ -550,7 +564,6 @@ def test_a_stopped_vllm_goes_down_with_whoever_started_it(real: tuple[VllmEngine
 
 @pytest.mark.vllm
 def test_two_steps_of_training(tmp_path: Path) -> None:
-    from offbook.config import load_config
     from offbook.pocket.model import Recipe, make_pocket
 
     try:

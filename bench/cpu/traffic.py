@@ -95,9 +95,11 @@ def counted(
     rows: int = 1,
     options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """On a rank: calls and bytes of a second step, and what the layout has to move. `lora` is an adapter's rank."""
+    """On a rank: calls and bytes of a second step, and what the layout has to move. `lora` is an adapter's rank,
+    and `on` the experts' matrices that have one too."""
     given = dict(options or {})
-    settings = TrainConfig(optimizer="muon", lora=LoraConfig(rank=given.pop("lora", 0)), **given).settled()
+    lora = LoraConfig(rank=given.pop("lora", 0), parameters=given.pop("on", []))
+    settings = TrainConfig(optimizer="muon", lora=lora, **given).settled()
     meshes, model = Meshes(dense, experts, rows), make()
     make_trainable(model, settings.lora, "", 0)
     context = Context(rows, "cpu") if rows > 1 else None

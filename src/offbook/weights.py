@@ -40,7 +40,8 @@ class Gathered(Mapping[str, Any]):
 class Weights:
     """What a trainer publishes and an engine applies: tensors by name, and the policy version that they are.
 
-    With `adapter`, PEFT's configuration of it, they are those of an adapter alone, by the names that PEFT's files have.
+    With `adapter`, PEFT's configuration of it, they are those of an adapter alone, by the names that PEFT's files have;
+    those on experts are in the form that they have in a model (adapters.py).
     With `draft`, the configuration of a draft head, its tensors are among them, under names that begin with `draft.`.
     What comes through a store has a `digest` of all its bits, and `changes` where it follows on others that have one.
     """

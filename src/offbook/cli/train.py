@@ -82,7 +82,7 @@ def train(
 def _show_plan(config: Config) -> None:
     """For people: what is printed of the configuration may go to a file. The machine that trains may be another."""
     from offbook.cli.plan import show_plan
-    from offbook.loop.collector import refuse_missing_engine
+    from offbook.engine.vllm import refuse_missing_engine
     from offbook.loop.plan import make_plan, refuse_too_large, this_device
 
     def show(config: Config) -> None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,7 +30,7 @@ from offbook.draft import load_head
 from offbook.engine.decode import Decoder
 from offbook.engine.local import LocalEngine, LocalSession
 from offbook.linear import compute_linears
-from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong
+from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, Routes
 from offbook.weights import Weights
 
 START_S = 300.0  # to import, load and take its first weights
@@ -57,7 +57,8 @@ class ApartSession:
         except asyncio.CancelledError:  # the rollout ran out of time
             self.engine.drop(number)
             raise
-        return Completion(said["ids"], said["logprobs"], said["versions"])
+        routes = Routes(**said["routes"]) if said["routes"] else None
+        return Completion(said["ids"], said["logprobs"], said["versions"], routes=routes)
 
     def close(self) -> None:
         self.engine.close(self.number)
@@ -67,7 +68,8 @@ class ApartEngine:
     """As LocalEngine is, of all weights and no adapter. It starts with the first weights."""
 
     def __init__(self, config: Config, model: Path, stop_ids: frozenset[int]):
-        self.version, self.held, self.tokens_reread, self.starts = 0, 0.0, 0, 0
+        self.version, self.held, self.starts = 0, 0.0, 0
+        self.work: dict[str, float] = {}
         self.drafts: tuple[list[int], list[int]] = [], []
         self._order = {"config": config.model_dump(mode="json"), "model": str(model), "stop_ids": sorted(stop_ids)}
         self._file = Path(config.out) / "slots" / "weights.safetensors"
@@ -174,7 +176,7 @@ class ApartEngine:
         assert process.stdout is not None
         while (said := _read(process.stdout)) is not None:
             answer = self._asked.pop(said["number"], None)
-            self.held, self.tokens_reread, self.drafts = said["held"], said["reread"], said["drafts"]
+            self.held, self.work, self.drafts = said["held"], said["work"], said["drafts"]
             if answer is None or answer.cancelled():
                 continue
             if "lost" in said:
@@ -265,7 +267,7 @@ class _Served:
         decoder, held = self.engine.decoder, 0
         if isinstance(decoder, Decoder):
             held = sum(map(len, decoder.places.ids))
-        answer |= {"number": said["number"], "held": held / self.engine.budget, "reread": self.engine.tokens_reread}
+        answer |= {"number": said["number"], "held": held / self.engine.budget, "work": self.engine.work}
         answer["drafts"] = self.engine.drafts
         data = json.dumps(answer).encode()
         self.output.write(LENGTH.pack(len(data)) + data)
@@ -275,7 +277,9 @@ class _Served:
         session = self.sessions[said["session"]]
         session.turn = said["turn"]
         completion = await session.complete(Prompt(said["ids"]), said["most"])
-        return {"ids": completion.ids, "logprobs": completion.logprobs, "versions": completion.versions}
+        routes = asdict(completion.routes) if completion.routes else None
+        told = {"ids": completion.ids, "logprobs": completion.logprobs, "versions": completion.versions}
+        return {**told, "routes": routes}
 
     async def _apply(self, said: Said) -> Said:
         stored = load_file(said["file"])

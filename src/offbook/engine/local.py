@@ -21,6 +21,7 @@ while the model writes: sandboxes are read, deadlines fire, displays move.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbook.adapters import adapter_tensors
 from offbook.draft import DraftHead, travelling
 from offbook.engine.decode import STEPS, Decoder, Row
 from offbook.engine.padded import PaddedDecoder
@@ -120,6 +122,8 @@ class LocalEngine:
     _decoding: asyncio.Task[None] | None = field(default=None, repr=False)
     _digest: str = ""  # of the weights now in `model`, where they have one
     _torn: bool = False  # some of the weights are new and some are old
+    _read_s: float = 0.0
+    _write_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.budget = self.kv_tokens or _free_tokens(self.model)
@@ -159,6 +163,11 @@ class LocalEngine:
         return self.decoder.tokens_reread
 
     @property
+    def work(self) -> dict[str, float]:
+        """So far, by the names that metrics have: seconds that went into reading prompts and into writing messages."""
+        return {"reread_tokens": self.tokens_reread, "engine/read_s": self._read_s, "engine/write_s": self._write_s}
+
+    @property
     def drafts(self) -> tuple[list[int], list[int]]:
         """By depth: how many drafted tokens were looked at so far, and how many were kept."""
         drafting = self.decoder.drafting if isinstance(self.decoder, Decoder) else None
@@ -176,7 +185,7 @@ class LocalEngine:
         What can be wrong with them is found before anything is written, while the old ones go on. Should the writing
         itself fail, nothing is sampled from the half of it: applied again, they are written from the start.
         """
-        own = self.model.state_dict() if weights.adapter is None else _adapter_tensors(self.model)
+        own = self.model.state_dict() if weights.adapter is None else adapter_tensors(self.model)
         if self.draft is not None and weights.draft is not None:  # else it stays as it is
             own = {**own, **travelling(self.draft)}
         _refuse_others(own, weights)
@@ -259,10 +268,20 @@ class LocalEngine:
             self.decoder.write(rows[:count])
             return count
         self.decoder.places.forget(closed)
-        self.decoder.admit(rows[:count], wished)
+        self._read(self.decoder, rows[:count], wished)
         while self.decoder.running:
-            self.decoder.step()
+            self._step(self.decoder)
         return count
+
+    def _read(self, decoder: Decoder, rows: list[Row], wished: int) -> None:
+        began = time.monotonic()
+        decoder.admit(rows, wished)
+        self._read_s += time.monotonic() - began
+
+    def _step(self, decoder: Decoder) -> None:
+        began = time.monotonic()
+        decoder.step()
+        self._write_s += time.monotonic() - began
 
     async def _continuously(self, asked: list[_Request]) -> None:
         """A few steps at a time, until nobody is left; those who came meanwhile join."""
@@ -291,11 +310,11 @@ class LocalEngine:
         for row in new:
             row.over = row.abandoned
         new = [row for row in new if not row.over]
-        self.decoder.admit(new[: self.decoder.fitting(new)], wished)
+        self._read(self.decoder, new[: self.decoder.fitting(new)], wished)
         for _ in range(1 if self.decoder.static else STEPS):
             if any(row.over for row in rows):
                 return
-            self.decoder.step()
+            self._step(self.decoder)
 
     def _refuse_torn(self) -> None:
         if self._torn:
@@ -350,11 +369,3 @@ def _pieces(own: dict[str, Tensor], weights: Weights) -> list[Piece] | None:
             words = weights.tensors[name].reshape(-1)[index]
             pieces.append((own[name].view(-1), index.to(own[name].device), words.to(own[name])))
     return pieces
-
-
-def _adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """By the names that PEFT's files have."""
-    from peft import get_peft_model_state_dict
-
-    own = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return {f"base_model.model.{name}": tensor for name, tensor in own.items()}

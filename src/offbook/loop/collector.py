@@ -23,7 +23,7 @@ from offbook.draft import FOLDER, load_head
 from offbook.engine import LocalEngine, RemoteEngine, Session, VllmEngine
 from offbook.engine.apart import ApartEngine, ApartSession
 from offbook.engine.local import LocalSession
-from offbook.engine.vllm import Server, find_vllm
+from offbook.engine.vllm import Server
 from offbook.feedback import rules_of
 from offbook.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
 from offbook.harness.pages import NAME as SEARCH
@@ -67,12 +67,6 @@ def judges_of(config: Config) -> Judges:
     """Rewards and monitors, or one sentence about the rule, part, file or kind that there is not. Needs no model."""
     rules_of(config.feedback.files, config.feedback.rules, config.feedback.rule_weights)
     return compose(config.rewards, config.harness), monitors_of(config.monitors)
-
-
-def refuse_missing_engine(config: Config) -> None:
-    """Before minutes go into loading a model."""
-    if config.engine.kind == "vllm" and not config.engine.vllm.url:
-        find_vllm(config.engine.vllm.python)
 
 
 def rollout_ids(name: str, task: Task, size: int) -> list[str]:
@@ -123,7 +117,7 @@ class Collector:
         self.config, self.model, self.remote_name = config, model, remote_name
         self._progress, self._loaded, self._lent = progress, loaded, lent
         self._apart, self._placed = apart, placed
-        self._reread_before = lent.tokens_reread if isinstance(lent, LocalEngine) else 0
+        self._work_before = lent.work if isinstance(lent, LocalEngine) else {}
         self._drafts_before = _by_depth(lent) if isinstance(lent, LocalEngine) else (Counter[int](), Counter[int]())
         self.rewards, self.monitors = judges or judges_of(config)
         settings, spec = config.harness, BoxSpec(**config.sandbox.model_dump())
@@ -217,16 +211,16 @@ class Collector:
             self.monitors.recall(rollouts)
 
     def metrics(self) -> dict[str, float]:
-        """So far, but for the tokens that were read again and drafts: those since it was last asked for."""
+        """So far, but for what the engine did: that since it was last asked for."""
         aside = {} if self.monitors is None else {"quarantined": len(self.monitors.quarantined)}
         engine = self.__dict__.get("engine")  # where no rollout was wanted there is none
-        reread: dict[str, float] = {}
+        done: dict[str, float] = {}
         if isinstance(engine, LocalEngine | ApartEngine):
-            reread = {"reread_tokens": engine.tokens_reread - self._reread_before}
-            self._reread_before = engine.tokens_reread
-            reread |= self._drafts(engine)
+            now, before = engine.work, self._work_before
+            done = {name: amount - before.get(name, 0) for name, amount in now.items()} | self._drafts(engine)
+            self._work_before = now
         elsewhere = engine.grades if isinstance(engine, Samplers) else 0
-        return {"grades": self._grader.runs + elsewhere, **reread, **aside}
+        return {"grades": self._grader.runs + elsewhere, **done, **aside}
 
     def _drafts(self, engine: LocalEngine | ApartEngine) -> dict[str, float]:
         """The share of drafts that were kept, by depth, and tokens that a row wrote in a step."""

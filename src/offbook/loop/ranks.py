@@ -24,7 +24,6 @@ from offbook.sync.shards import LedShards, Shards, answer
 from offbook.train.checkpoint import load_training_state
 from offbook.train.draft import DraftTrainer
 from offbook.train.memory import ALONE, Share
-from offbook.train.parallel.experts import ON_EXPERTS
 from offbook.train.parallel.gathering import gathered
 from offbook.train.parallel.led import Gone, LedTrainer, done_by_all, refuse_uneven, share_of
 from offbook.train.parallel.ranks import PATIENCE
@@ -88,11 +87,8 @@ def follows(orders: Any) -> bool:
 
 def refuse_ranks(settings: TrainConfig, orders: Any) -> None:
     """What is known to be wrong before anything is made."""
-    if orders is None:
-        return
-    refuse_uneven(settings.ranks, dist.get_world_size())
-    if settings.ranks.experts > 1 and settings.lora.rank and settings.lora.parameters:
-        raise OffbookError(ON_EXPERTS)
+    if orders is not None:
+        refuse_uneven(settings.ranks, dist.get_world_size())
 
 
 def share_in(settings: TrainConfig, orders: Any) -> Share:

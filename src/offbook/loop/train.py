@@ -24,11 +24,12 @@ from transformers import PreTrainedModel
 
 from offbook.config import Config
 from offbook.engine import LocalEngine, RemoteEngine, Trainable, VllmEngine
+from offbook.engine.vllm import refuse_missing_engine
 from offbook.feedback import rules_of
 from offbook.judge import Judge, Judgement
 from offbook.lock import only_writer
 from offbook.loop.beside import Evaluations, Harder, harder_tasks
-from offbook.loop.collector import AnyEngine, Collector, judges_of, refuse_missing_engine
+from offbook.loop.collector import AnyEngine, Collector, judges_of
 from offbook.loop.corrections import correct
 from offbook.loop.judge import judge_of, local_judge
 from offbook.loop.learn import Lessons, learn, recall_look

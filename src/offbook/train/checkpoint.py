@@ -24,9 +24,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from offbook.adapters import adapter_tensors
 from offbook.draft import FOLDER
 from offbook.train.draft import DraftTrainer
-from offbook.train.lora import adapter_of, adapter_tensors, save_adapter
+from offbook.train.lora import adapter_of, save_adapter
 from offbook.train.parallel.dense import put
 from offbook.train.parallel.gathering import dealt_out, gathered
 from offbook.train.trainer import Trainer, first_names
@@ -261,9 +262,11 @@ def _load_optimizer(trainer: Trainer | DraftTrainer, folder: Path, file: str) ->
     for key, stored in _stored(folder, file):
         name, state = key.rsplit("/", 1)
         master = masters[name]
+        if stored.get_shape() not in ([], list(master.shape)):
+            raise OffbookError(f"the checkpoint {folder} has {key} in another shape; start anew from the model in it")
         if state == MASTER:
             put(master, stored)
-        elif stored.get_shape() == list(master.shape):
+        elif stored.get_shape():
             trainer.optimizer.state[master][state] = torch.zeros_like(master, dtype=stored[:0].dtype).detach()
             put(trainer.optimizer.state[master][state], stored)
         else:

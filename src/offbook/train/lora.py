@@ -23,16 +23,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from offbook.adapters import NAME, SECOND, adapter_tensors, from_file, num_experts, put_experts_first, to_file
 from offbook.config import LoraConfig
 from offbook.train.parallel.dense import put
 from offbook.types import OffbookError
 from offbook.weights import Weights
 
 WEIGHTS = "adapter_model.safetensors"
-NAME = "default"  # as peft calls an adapter that is given no name
-PREFIX = "base_model.model."  # of every tensor in PEFT's files
-BASE = "offbook_base"  # beside the tensors: the fingerprint of their base
-ADDS = "_B"  # of the product of two matrices, the one that is zero at first
+# Beside the tensors: the fingerprint of their base and, where adapters are on experts, how many a layer has. One entry:
+# the order of several is another in every file.
+BASE = "offbook_base"
 ON_LINEAR = "adapters on embeddings are not supported, only those on linear layers and experts"
 SAMPLED = 64  # entries of each parameter that make the fingerprint
 
@@ -78,6 +78,7 @@ def _inject(model: PreTrainedModel, settings: Any) -> None:
     from peft import inject_adapter_in_model
 
     inject_adapter_in_model(settings, model, NAME)
+    put_experts_first(model)
     if not isinstance(settings.target_modules, str):  # that is an expression
         settings.target_modules = sorted(settings.target_modules)  # a set is written in another order every time
 
@@ -91,16 +92,16 @@ def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: 
     folder.mkdir(parents=True, exist_ok=True)
     settings.save_pretrained(folder)
     save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        {name: to_file(name, tensor).contiguous() for name, tensor in tensors.items()},
         folder / WEIGHTS,
-        metadata={BASE: base or fingerprint(model)},
+        metadata={BASE: f"{base or fingerprint(model)} {num_experts(tensors) or ''}".strip()},
     )
 
 
 def stored_adapter(folder: Path) -> Weights:
     """An adapter's as an engine takes them that has the base."""
     refuse_unusable(folder)
-    return Weights(0, load_file(folder / WEIGHTS), json.loads((folder / "adapter_config.json").read_text()))
+    return Weights(0, _stored(folder, int(_told(folder)[1] or 0)), _settings(folder))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
@@ -109,8 +110,8 @@ def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
     _refuse_other_weights(model, folder, base)
     if adapter_of(model) is None:
         _inject_as_in(folder, model)
-    stored = load_file(folder / WEIGHTS)
     own = adapter_tensors(model)
+    stored = _stored(folder, num_experts(own))
     if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their shapes differ")
     with torch.no_grad():
@@ -121,12 +122,27 @@ def load_adapter(model: PreTrainedModel, folder: Path, base: str = "") -> None:
 def refuse_unusable(folder: Path) -> None:
     """Without its base, and before that is loaded."""
     _metadata(folder)
-    kind = json.loads((folder / "adapter_config.json").read_text()).get("peft_type")
+    kind = _settings(folder).get("peft_type")
     if kind != "LORA":
         raise OffbookError(f"{folder} is an adapter of the kind {kind}; only LoRA is known here")
     with safe_open(folder / WEIGHTS, "pt") as file:
         if any("lora_embedding_" in name for name in file.keys()):  # noqa: SIM118 - it is no dict
             raise OffbookError(f"{folder} cannot be used: {ON_LINEAR}")
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "adapter_config.json").read_text())
+    return found
+
+
+def _stored(folder: Path, experts: int) -> dict[str, Tensor]:
+    return {name: from_file(name, tensor, experts) for name, tensor in load_file(folder / WEIGHTS).items()}
+
+
+def _told(folder: Path) -> tuple[str, str]:
+    """Its base's fingerprint, and how many experts a layer has."""
+    base, _, experts = _metadata(folder).get(BASE, "").partition(" ")
+    return base, experts
 
 
 def _metadata(folder: Path) -> dict[str, str]:
@@ -142,7 +158,7 @@ def _metadata(folder: Path) -> dict[str, str]:
 
 def _refuse_other_weights(model: PreTrainedModel, folder: Path, known: str = "") -> None:
     """Adapters from elsewhere do not say what their base was."""
-    base = _metadata(folder).get(BASE, "")
+    base, _ = _told(folder)
     if base and base != (known or fingerprint(model)):
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: their weights differ")
 
@@ -158,14 +174,6 @@ def _inject_as_in(folder: Path, model: PreTrainedModel) -> None:
     except ValueError as error:
         problem = str(error).splitlines()[0]
         raise OffbookError(f"{folder} is an adapter of another model than {model.name_or_path}: {problem}") from None
-
-
-def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The adapter's own, not copies of them, by the names that PEFT's files have."""
-    from peft import get_peft_model_state_dict
-
-    own = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return {PREFIX + name: tensor for name, tensor in own.items()}
 
 
 @torch.no_grad()
@@ -198,7 +206,7 @@ def merged(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
 def switch_off_idle(model: PreTrainedModel) -> None:
     """An adapter that adds nothing, as a fresh one does, is not computed: for a copy that never changes."""
     if adapter_of(model) is None or any(
-        bool(value.any()) for name, value in adapter_tensors(model).items() if ADDS in name
+        bool(value.any()) for name, value in adapter_tensors(model).items() if SECOND in name
     ):
         return
     from peft.tuners.tuners_utils import BaseTunerLayer

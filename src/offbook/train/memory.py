@@ -77,7 +77,8 @@ class Shapes:
     vocabulary: int
     positions: int
     num_experts: int  # of a layer; 0 where it has none
-    expert_entries: int  # parameters in experts, of all layers
+    expert_entries: int  # parameters in experts, of all layers, and in adapters on them
+    trained_experts: int  # of those
     product_entries: int  # of the largest matrix of a linear layer
     product_width: int  # what that takes and gives of a token, together
 
@@ -112,7 +113,7 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     named = dict(model.named_parameters())
-    linear = [one for one in model.base_model.modules() if isinstance(one, nn.Linear)]
+    linear = [one for one in model.base_model.modules() if isinstance(one, nn.Linear) and one.weight.ndim == 2]
     largest = max(((one.weight.numel(), sum(one.weight.shape)) for one in linear), default=(0, 0))
     experts = [one for name, one in named.items() if ".experts." in name and one.ndim == 3]
     output = model.get_output_embeddings().weight
@@ -141,6 +142,7 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         positions=config.max_position_embeddings,
         num_experts=max((len(one) for one in experts), default=0),
         expert_entries=sum(one.numel() for one in experts),
+        trained_experts=sum(one.numel() for one in experts if one.requires_grad),
         product_entries=largest[0],
         product_width=largest[1],
     )
@@ -243,8 +245,9 @@ def rank_parts(shapes: Shapes, share: Share, held: Mapping[str, float], context:
     """Of what a trainer holds from step to step, a rank's; and what it gathers of the others' in a step."""
 
     def cut(part: str, size: float) -> float:
-        is_everything = part == "weights" or shapes.trained == shapes.parameters  # else adapters, on no experts
-        experts = shapes.expert_entries / shapes.parameters if is_everything else 0.0
+        is_weights = part == "weights"  # else of what is trained
+        entries = shapes.parameters if is_weights else max(1, shapes.trained)
+        experts = (shapes.expert_entries if is_weights else shapes.trained_experts) / entries
         return size * ((1 - experts) / share.shards + experts / share.expert_shards)
 
     parts = {part: cut(part, size) for part, size in held.items()}

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
+from offbook.adapters import adapter_tensors
 from offbook.config import TrainConfig
 from offbook.draft import travelling
 from offbook.linear import compute_linears
@@ -27,12 +28,12 @@ from offbook.train.balance import PartGradients, scales_of
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens, micro_batches, row_length
 from offbook.train.draft import DraftTrainer
 from offbook.train.forward import Decoder
-from offbook.train.lora import adapter_of, adapter_tensors, fingerprint
+from offbook.train.lora import adapter_of, fingerprint
 from offbook.train.masters import Masters
 from offbook.train.optim.muon import Muon
 from offbook.train.optim.units import local, units_of
 from offbook.train.parallel.dealing import cost_of
-from offbook.train.parallel.dense import shard
+from offbook.train.parallel.dense import in_common, shard, share_again
 from offbook.train.parallel.gathering import gathered
 from offbook.train.parallel.ranks import ALONE, FILLER, IDLE, Micro, Plan, Ranks, total_norm
 from offbook.train.replay import Replay, figures_of
@@ -100,8 +101,12 @@ class Trainer:
         self.ranks, self.draft = ranks, draft
         self.base = "" if adapter_of(model) is None else fingerprint(model)  # of what an adapter is on
         if ranks.mesh is not None:
-            for decoder in (self.student, *(own.decoder for own in self.own_weights().values())):
+            owns = [own.decoder for own in self.own_weights().values()]
+            common = [in_common(own.model, model) for own in owns]
+            for decoder in (self.student, *owns):
                 shard(decoder, ranks.mesh, ranks.experts, ranks.context)
+            for own, names in zip(owns, common, strict=True):
+                share_again(own.model, model, names)
         self.masters = Masters(model)
         self.optimizer = _optimizer(self.masters, model, settings)
         self.steps = 0

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from offbook.adapters import NOT_FOR_VLLM, ON_EXPERTS
 from offbook.draft import without_head
 from offbook.engine.vllm.experts import Trail
 from offbook.engine.vllm.server import CALL_S, Server
@@ -126,6 +127,8 @@ class VllmEngine:
     def apply(self, weights: Weights) -> None:
         """Tokens sampled from now on are of these weights and carry their version. They are kept by reference."""
         shared = self._shared
+        if weights.adapter is not None and any(map(ON_EXPERTS.search, weights.like)):
+            raise OffbookError(NOT_FOR_VLLM)
         if weights.adapter is not None and not shared.starts:
             shared.server.lora_rank = room_for(weights.adapter["r"])
         line = shared.line

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from offbook.config import cache_folder
+from offbook.adapters import NOT_FOR_VLLM
+from offbook.config import Config, cache_folder
 from offbook.types import OffbookError
 
 VARIABLE = "OFFBOOK_VLLM"
@@ -33,6 +34,16 @@ class Found:
     python: str
     version: str
     on_cpu: bool  # a build that runs without a GPU
+
+
+def refuse_missing_engine(config: Config) -> None:
+    """Before minutes go into loading a model."""
+    if config.engine.kind != "vllm":
+        return
+    if config.train.lora.parameters:
+        raise OffbookError(NOT_FOR_VLLM)
+    if not config.engine.vllm.url:
+        find_vllm(config.engine.vllm.python)
 
 
 def advice() -> str:

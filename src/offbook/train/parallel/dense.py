@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import PreTrainedModel
 
 from offbook.train.forward import Decoder
 from offbook.train.parallel.context import Context
@@ -63,6 +64,20 @@ def shard(
     model.run_inside = MethodType(lambda _, work: work(), model)
     register_fsdp_forward_method(model, "run_inside")
     decoder.inside, decoder.context = model.run_inside, context
+
+
+def in_common(model: PreTrainedModel, other: PreTrainedModel) -> list[str]:
+    """Names of the parameters that a model shares with another, of which it is a copy."""
+    theirs = dict(other.named_parameters(remove_duplicate=False))
+    return [name for name, one in model.named_parameters(remove_duplicate=False) if theirs.get(name) is one]
+
+
+def share_again(model: PreTrainedModel, other: PreTrainedModel, names: list[str]) -> None:
+    """What both had in common before each was sharded, the same way. FSDP2 looks for changed parameters before the
+    first forward, and gathers from these then."""
+    for name in names:
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, other.get_parameter(name))
 
 
 @torch.no_grad()

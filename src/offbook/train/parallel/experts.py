@@ -2,14 +2,16 @@
 
 Experts have a mesh of their own, (replicate, shard, ep), of the same ranks as the dense one and of other degrees. Over
 `ep` they are cut by expert; what a rank has of them is sharded once more over `shard` by FSDP2, also by expert, so that
-Muon always finds whole matrices and needs no exchange. Every call of a layer's experts is two all-to-alls (counts are
-told before), so all ranks have to call it as often: a rank without branches reads one row for nobody.
+Muon always finds whole matrices and needs no exchange. Adapters on them lie as they do. Every call of a layer's experts
+is two all-to-alls (counts are told before), so all ranks have to call it as often: a rank without branches reads one
+row for nobody.
 
 Left out: overlapping the way of one part of the tokens with the work on another; dropping tokens (nothing is dropped).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -21,14 +23,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
+from offbook.adapters import FIRST, NAME, SECOND, adapters_on
 from offbook.types import OffbookError
 
 SUMMED = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients of many ranks vanish in bfloat16
 WEIGHTS = {"gate_up_proj", "down_proj"}
-ON_EXPERTS = (
-    "adapters on experts (train.lora.parameters) cannot be trained where experts are dealt out to ranks: leave "
-    "train.ranks.experts 1, or the adapters to other layers"
-)
 
 
 def make_expert_mesh(replicate: int, shard: int, ep: int, device: str) -> DeviceMesh:
@@ -43,18 +42,18 @@ def shard_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     for name, module in model.named_modules():
         if not name.endswith(".experts"):
             continue
-        if any("lora_" in key for key, _ in module.named_parameters()):
-            raise OffbookError(ON_EXPERTS)
-        if {key for key, _ in module.named_parameters()} != WEIGHTS or getattr(module, "is_transposed", False):
+        experts, _ = adapters_on(module)
+        is_known = {key for key, _ in experts.named_parameters()} == WEIGHTS
+        if not is_known or getattr(experts, "is_transposed", False):
             raise OffbookError(f"the experts of {model.config.model_type} are laid out in a way that is not known here")
         group = mesh["ep"].get_group()
-        count = len(module.gate_up_proj)
+        count = len(experts.gate_up_proj)
         if count % dist.get_world_size(group):
             raise OffbookError(f"{count} experts cannot be dealt out to {dist.get_world_size(group)} ranks alike")
-        for key in sorted(WEIGHTS):
-            whole = getattr(module, key)
-            cut = distribute_tensor(whole.detach(), mesh["ep"], [Shard(0)])
-            setattr(module, key, nn.Parameter(cut, requires_grad=whole.requires_grad))
+        for part in module.modules():  # adapters too
+            for key, whole in [*part.named_parameters(recurse=False)]:
+                cut = distribute_tensor(whole.detach(), mesh["ep"], [Shard(0)])
+                setattr(part, key, nn.Parameter(cut, requires_grad=whole.requires_grad))
         module.forward = MethodType(_Experts(group, count), module)
         over = mesh["replicate", "shard"] if mesh.size(0) > 1 else mesh["shard"]
         fully_shard(module, mesh=over, reshard_after_forward=False, mp_policy=SUMMED)
@@ -105,12 +104,28 @@ class _Experts:
 
     def _run(self, module: nn.Module, rows: Tensor, sizes: list[int]) -> Tensor:
         """All experts of this rank, one after the other, on their rows. One without rows has a gradient of zeros."""
-        gate_up_EFD, down_EDF = (_own(getattr(module, key)) for key in ("gate_up_proj", "down_proj"))
+        experts, adapters = adapters_on(module)
+        gate_up, down = (_product(getattr(experts, key), adapters.get(key)) for key in ("gate_up_proj", "down_proj"))
         outs = []
         for expert, part in enumerate(rows.split(sizes)):
-            gate, up = nn.functional.linear(part, gate_up_EFD[expert]).chunk(2, dim=-1)
-            outs.append(nn.functional.linear(module.act_fn(gate) * up, down_EDF[expert]))
+            gate, up = gate_up(part, expert).chunk(2, dim=-1)
+            outs.append(down(experts.act_fn(gate) * up, expert))
         return torch.cat(outs)
+
+
+def _product(weight: Tensor, adapter: Any) -> Callable[[Tensor, int], Tensor]:
+    """Of rows with an expert's matrix and with the two of its adapter, if it has one that is switched on."""
+    weight_EOI = _own(weight)
+    if adapter is None or adapter.disable_adapters:
+        return lambda rows, expert: nn.functional.linear(rows, weight_EOI[expert])
+    first_ERI, second_EOR = (_own(getattr(adapter, key)[NAME].weight) for key in (FIRST, SECOND))
+    scale = adapter.scaling[NAME]
+
+    def product(rows: Tensor, expert: int) -> Tensor:
+        inner = nn.functional.linear(rows, first_ERI[expert]) * scale
+        return nn.functional.linear(rows, weight_EOI[expert]) + nn.functional.linear(inner, second_EOR[expert])
+
+    return product
 
 
 def _own(weight: Tensor) -> Tensor:
