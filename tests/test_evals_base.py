@@ -119,12 +119,12 @@ def test_definitions_are_of_modules_and_none_of_tests() -> None:
 
 
 def test_lengths_that_nothing_fits_into_have_no_question_about_a_repository() -> None:
-    made = long_questions(FILES, [100, 3000, 6000], len, 0, 5)
+    made = long_questions(FILES, [100, 3000, 6000], len, 0, 5, 5)
     assert [len(made[f"recall/{length}"]) for length in (100, 3000, 6000)] == [0, 5, 5]
     assert [len(made[f"needle/{length}"]) for length in (100, 3000, 6000)] == [5, 5, 5]
     assert [one.answers for one in made["recall/none"]] == [one.answers for one in made["recall/6000"]]
-    assert made == long_questions(FILES, [100, 3000, 6000], len, 0, 5)
-    assert made["recall/6000"] != long_questions(FILES, [6000], len, 1, 5)["recall/6000"]
+    assert made == long_questions(FILES, [100, 3000, 6000], len, 0, 5, 5)
+    assert made["recall/6000"] != long_questions(FILES, [6000], len, 1, 5, 5)["recall/6000"]
 
 
 def test_a_question_is_read_once_and_each_answer_as_if_alone(model: Path) -> None:
@@ -136,7 +136,8 @@ def test_a_question_is_read_once_and_each_answer_as_if_alone(model: Path) -> Non
         assert logprobs == pytest.approx(alone, abs=1e-4)
     asked.decoder.plain = False  # as models are read whose layers are not plain attention
     again = answer_logprobs(asked.decoder, before, answers)
-    assert sum(again, []) == pytest.approx(sum(found, []), abs=1e-4)
+    for one, other in zip(again, found, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
 
 
 def test_held_out_code_is_each_file_once_with_its_solution(cache: Path, tmp_path: Path) -> None:

@@ -111,7 +111,8 @@ def run_base(
         made[f"state/{diffs}"] = [state_question(rng, diffs) for _ in range(questions)]
     rng = random.Random(f"{seed} api")
     made["api"] = [api_question(rng) for _ in range(questions)]
-    made |= long_questions(repositories, [int(share * most) for share in SHARES], asked.count, seed, questions)
+    lengths, needles = [int(share * most) for share in SHARES], min(NEEDLES, questions)
+    made |= long_questions(repositories, lengths, asked.count, seed, needles, questions)
     for number, (name, of_kind) in enumerate(made.items()):
         progress(f"base: {name}", number / len(made))
         fitting = [one for one in of_kind if asked.count(one.text) + 8 <= most]
@@ -133,14 +134,15 @@ def long_questions(
     lengths: Sequence[int],
     count: Callable[[str], int],
     seed: int,
+    needles: int,
     questions: int,
 ) -> dict[str, list[Question]]:
-    """By kind and length. Of a length that no four functions fit into, there is none about a repository."""
+    """By kind and length, so many of each. Of a length that no four functions fit into, there is none about a repository."""
     made: dict[str, list[Question]] = {}
     sources = [[source(path, text, count) for path, text in files] for files in repositories]
     for length in lengths:
         rng = random.Random(f"{seed} needle {length}")
-        made[f"needle/{length}"] = [needle_question(rng, length, count) for _ in range(min(NEEDLES, questions))]
+        made[f"needle/{length}"] = [needle_question(rng, length, count) for _ in range(needles)]
     for length in lengths:
         rng = random.Random(f"{seed} recall {length}")
         found = (recall_question(rng, sources, length, count) for _ in range(TRIES * questions))
