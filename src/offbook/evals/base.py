@@ -137,7 +137,7 @@ def long_questions(
     needles: int,
     questions: int,
 ) -> dict[str, list[Question]]:
-    """By kind and length, so many of each. Of a length that no four functions fit into, there is none about a repository."""
+    """By kind and length, so many of each; of a length that no four functions fit into, none about a repository."""
     made: dict[str, list[Question]] = {}
     sources = [[source(path, text, count) for path, text in files] for files in repositories]
     for length in lengths:
