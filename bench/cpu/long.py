@@ -85,12 +85,12 @@ class Bench:
         """Up to so many times the old length."""
         asked, found = Asked(model), dict[str, Any]()
         sums: dict[str, list[float]] = {}
-        for pieces in islice(windows("held-out", "heldout", times * self.short, asked.count), self.arguments.apart):
+        for pieces in islice(windows("held-out", "heldout", 8 * self.short, asked.count), self.arguments.apart):
             ids, is_answer = [], []
             for text, answers in pieces:
                 new = asked.ids(text)
                 ids, is_answer = [*ids, *new], [*is_answer, *[answers] * len(new)]
-            for place, logprob in enumerate(token_logprobs(asked.decoder, ids, 1.0)):
+            for place, logprob in enumerate(token_logprobs(asked.decoder, ids[: times * self.short], 1.0)):
                 part = 1 << (place // self.short).bit_length()
                 for key in [f"loss/{part}", *([f"answers/{part}"] if is_answer[place] else [])]:
                     sums.setdefault(key, []).append(-logprob)
