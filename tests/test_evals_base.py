@@ -16,7 +16,21 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from offbook.cli import app
-from offbook.evals.base import Asked, Question, api_question, cells, needle_question, state_question
+from offbook.evals.base import Asked, cells, held_out_code, long_questions
+from offbook.evals.questions import (
+    Question,
+    api_question,
+    asked_for,
+    definitions,
+    needle_question,
+    recall_question,
+    source,
+    state_question,
+    without_context,
+)
+from offbook.pocket.tasks import draft_tasks
+from offbook.tasks import load_tasks
+from offbook.train.measure import answer_logprobs, token_logprobs
 
 
 def applied(text: str) -> dict[str, str]:
@@ -58,6 +72,88 @@ def test_a_needle_is_in_there_once(seed: int, tokens: int) -> None:
     assert tokens - 80 <= len(question.text) <= tokens + 12
 
 
+def repositories(count: int) -> list[list[tuple[str, str]]]:
+    drafts = {draft.repository: draft.gold.files for draft in draft_tasks(seed=1, count=3 * count, split="heldout")}
+    return [[(path, text) for path, text in files.items() if path.endswith(".py")] for files in drafts.values()]
+
+
+FILES = repositories(8)
+SOURCES = [[source(path, text, len) for path, text in files] for files in FILES]
+
+
+@given(st.integers(0, 10**6), st.sampled_from([2500, 6000, 40_000]))
+def test_one_answer_is_what_a_file_defines_and_the_others_are_of_other_files(seed: int, tokens: int) -> None:
+    question = recall_question(random.Random(seed), SOURCES, tokens, len)
+    if question is None:
+        assert tokens == 2500
+        return
+    files = re.findall(r"^# (\S+\.py)\n((?:(?!# \S+\.py\n).*\n)*)", question.text, re.MULTILINE)
+    asked = re.search(r"# (\w+) of (\S+)\ndef \1\($", question.text)
+    assert asked
+    name, path = asked.groups()
+    body = question.text[: asked.start()]
+    assert body.count(f"def {name}(") == 1, "a name stands for one function"
+    assert body.count(f"def {name}({question.answers[0]}") == 1
+    (file,) = (text for other, text in files if other == path and f"def {name}({question.answers[0]}" in text)
+    assert not any(answer in file for answer in question.answers[1:])
+    assert all(answer in body for answer in question.answers)
+    assert len(set(question.answers)) == 4
+    written = len(question.text) + len(question.answers[0])
+    assert tokens - 700 <= written <= tokens, "a file of made-up functions is about so long"
+    short = without_context(question)
+    assert question.text.endswith(short.text)
+    assert short.text.count("\n") == 1
+
+
+def test_definitions_are_of_modules_and_none_of_tests() -> None:
+    text = (
+        "class A:\n    def inside(self):\n        pass\n\n\n@cached\ndef two(\n    a,\n    b=1,\n) -> int:\n"
+        "    return a\n\n\nasync def three():\n    pass\n\n\ndef one_liner(x): return x\n"
+    )
+    found = {one.name: one.rest for one in definitions("a.py", text)}
+    assert found == {"two": "\n    a,\n    b=1,\n) -> int:\n    return a\n", "one_liner": "x): return x\n"}
+    assert definitions("tests/test_a.py", text) == []
+    assert definitions("a.py", "def (") == []
+    long = f"def f(a):\n    return '{'x' * 300}'\n"
+    assert definitions("a.py", long) == [], "an answer has a line or two"
+
+
+def test_lengths_that_nothing_fits_into_have_no_question_about_a_repository() -> None:
+    made = long_questions(FILES, [100, 3000, 6000], len, 0, 5, 5)
+    assert [len(made[f"recall/{length}"]) for length in (100, 3000, 6000)] == [0, 5, 5]
+    assert [len(made[f"needle/{length}"]) for length in (100, 3000, 6000)] == [5, 5, 5]
+    assert [one.answers for one in made["recall/none"]] == [one.answers for one in made["recall/6000"]]
+    assert made == long_questions(FILES, [100, 3000, 6000], len, 0, 5, 5)
+    assert made["recall/6000"] != long_questions(FILES, [6000], len, 1, 5, 5)["recall/6000"]
+
+
+def test_a_question_is_read_once_and_each_answer_as_if_alone(model: Path) -> None:
+    asked = Asked(model)
+    before, answers = asked.ids("def one(value):\n    return "), [asked.ids(one) for one in ("value\n", "1\n", "x")]
+    found = answer_logprobs(asked.decoder, before, answers)
+    for ids, logprobs in zip(answers, found, strict=True):
+        alone = token_logprobs(asked.decoder, [*before, *ids], 1.0)[len(before) :]
+        assert logprobs == pytest.approx(alone, abs=1e-4)
+    asked.decoder.plain = False  # as models are read whose layers are not plain attention
+    again = answer_logprobs(asked.decoder, before, answers)
+    for one, other in zip(again, found, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_held_out_code_is_each_file_once_with_its_solution(cache: Path, tmp_path: Path) -> None:
+    import asyncio
+
+    from offbook.pocket.tasks import make_pocket_tasks
+
+    asyncio.run(make_pocket_tasks(tmp_path / "tasks", 0, 1, 3, lambda share: None))
+    tasks = load_tasks(tmp_path / "tasks" / "heldout")
+    code = list(held_out_code(tasks))
+    texts = [text for files in code for _, text in files]
+    assert len(set(texts)) == len(texts)
+    assert not any("NotImplementedError" in text for text in texts), "solutions are in place"
+    assert any(asked_for(one) for files in code for file in files for one in definitions(*file))
+
+
 def test_bits_and_answers_are_those_of_a_plain_forward(model: Path) -> None:
     asked, plain = Asked(model), AutoModelForCausalLM.from_pretrained(model)
     text = "def one(value):\n    return value + 1\n"
@@ -86,7 +182,12 @@ def test_a_base_is_measured_by_one_command(
     result = json.loads(file.read_text())
     assert 0 < result["code"]["bits_per_byte"] < 8
     assert {"state/2", "state/4", "state/8", "api", "needle/50", "needle/200", "needle/380"} <= set(result)
-    assert all(result[name]["of"] + result[name]["too_long"] == 3 for name in result if "/" in name)
-    assert len(cells(result)) == 9
+    assert {"recall/50", "recall/200", "recall/380", "recall/none"} <= set(result)
+    made = {name: result[name]["of"] + result[name]["too_long"] for name in result if "/" in name}
+    assert made.pop("recall/50") == 0, "no four functions fit"
+    assert made.pop("recall/200") <= 3
+    assert made.pop("recall/380") == made.pop("recall/none") <= 3
+    assert set(made.values()) == {3}
+    assert len(cells(result)) == 13
     both = CliRunner().invoke(app, ["eval", str(model), "--suite", "base", "--suite", "pocket"])
     assert "give it alone" in str(both.exception)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from test_evals_contamination import ASK, BODY, OTHER, RENAMED, task
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from offbook.config import Config, PretrainConfig, TrainConfig
+from offbook.loop.models import load_model
 from offbook.loop.train import train
 from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.runfolder import RunFolder, latest_checkpoint
@@ -23,6 +26,8 @@ from offbook.stages.extend import extended
 from offbook.stages.pretrain import Lessons, Writer, make_lessons, pretrain, sample_of
 from offbook.tasks.contamination import Sought
 from offbook.tokens import ChatFormat
+from offbook.train.forward import Decoder
+from offbook.train.measure import token_logprobs
 from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import Trainer
 from offbook.types import OffbookError
@@ -266,6 +271,59 @@ def test_abf_stretches_the_slowest_rotation(tiny: Path, tmp_path: Path) -> None:
     extended(tiny, tmp_path / "y", 1024, "yarn", lambda _: None)
     with pytest.raises(OffbookError, match=r"stretched already \(yarn\)"):
         extended(tmp_path / "y", tmp_path / "z", 2048, "yarn", lambda _: None)
+
+
+@pytest.mark.parametrize("rope", ["abf", "yarn"])
+def test_a_checkpoint_reads_far_positions_as_it_was_trained_to(rope: str, tiny: Path, tmp_path: Path) -> None:
+    """By transformers, as by the trainer; and by the formulas of the papers."""
+    data = [repository(tmp_path, f"r{number}", first=10 * number) for number in range(3)]
+    lines: list[str] = []
+    run = pretrain(config_for(tiny, tmp_path / rope, data, context=2048, rope=rope, epochs=1), tell=lines.append)
+    folder = latest_checkpoint(run)
+    assert f"positions are stretched by {rope} from 512 to 2048" in lines
+    written = json.loads((folder / "config.json").read_text())
+    assert written["max_position_embeddings"] == 2048
+    told = written["rope_parameters"]  # what transformers 5 and vLLM from 0.24 on read; there is no other key for it
+    width = written["head_dim"]
+    plain = [10_000 ** (-2 * pair / width) for pair in range(width // 2)]
+    if rope == "abf":
+        assert told == {"rope_type": "default", "rope_theta": pytest.approx(10_000 * 4 ** (width / (width - 2)))}
+        wanted, scale = [told["rope_theta"] ** (-2 * pair / width) for pair in range(width // 2)], 1.0
+    else:
+        known = {"original_max_position_embeddings": 512, "rope_theta": 10_000.0}
+        assert told == {"rope_type": "yarn", "factor": 4.0, **known}
+        wanted, scale = yarn_rotations(plain, width, 512, 4.0), 0.1 * math.log(4) + 1
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    rotary = loaded.model.rotary_emb
+    assert rotary.inv_freq.tolist() == pytest.approx(wanted, rel=1e-4)
+    assert rotary.attention_scaling == pytest.approx(scale)
+    ids = random.Random(0).choices(range(200), k=1600)
+    with torch.no_grad():
+        logits = loaded(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    by_transformers = [float(logits[place - 1, ids[place]]) for place in range(1500, 1600)]
+    trained = token_logprobs(Decoder(load_model(folder)), ids, 1.0)
+    assert trained[1500:] == pytest.approx(by_transformers, abs=1e-3)
+    other = token_logprobs(Decoder(load_model(tiny_with(folder, tiny, tmp_path / "unstretched"))), ids, 1.0)
+    assert max(abs(one - two) for one, two in zip(other[1500:], trained[1500:], strict=True)) > 0.1, "it matters"
+
+
+def yarn_rotations(plain: list[float], width: int, known: int, factor: float) -> list[float]:
+    """2309.00071, section 3.2: those that turn less than once in what is known are interpolated, those that turn more
+    than 32 times are left alone, and in between it is a line over the pairs, whose ends are whole pairs."""
+
+    def pair(turns: float) -> float:
+        return width * math.log(known / (turns * 2 * math.pi)) / (2 * math.log(10_000))
+
+    first, last = max(math.floor(pair(32)), 0), min(math.ceil(pair(1)), width - 1)
+    slow = [min(1.0, max(0.0, (number - first) / (last - first))) for number in range(len(plain))]
+    return [one * (1 - share) + one / factor * share for one, share in zip(plain, slow, strict=True)]
+
+
+def tiny_with(weights: Path, config: Path, folder: Path) -> Path:
+    """The weights of one with the positions of another."""
+    shutil.copytree(weights, folder)
+    shutil.copyfile(config / "config.json", folder / "config.json")
+    return folder
 
 
 def test_wsd_is_level_and_falls_at_the_end() -> None:

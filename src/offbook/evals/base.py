@@ -4,8 +4,11 @@
     state           a file, then diffs of it: which value has a name now?
     api             a module's source, then a call of one of its functions: which arguments does it take?
     needle          a constant somewhere in a long file: which value has it? By the length of the file
+    recall          files of repositories, then the name of a function of one of them: how does it go on? By the length
+                    of them all, and without them
 
-The last three are questions with four answers, of which the likeliest by its bytes is the model's. Chance is a quarter.
+All but the first are questions with four answers, of which the likeliest by its bytes is the model's. Chance is a
+quarter.
 """
 
 from __future__ import annotations
@@ -13,87 +16,36 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import permutations
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
+from offbook.evals.questions import (
+    Question,
+    api_question,
+    needle_question,
+    recall_question,
+    source,
+    state_question,
+    without_context,
+)
 from offbook.loop.models import chat_folder, load_model, positions
 from offbook.shares import wilson
+from offbook.stages.corpus import File, domain_of, in_order
 from offbook.tasks.check import gold_changes
 from offbook.train.forward import Decoder
-from offbook.train.measure import token_logprobs
+from offbook.train.measure import answer_logprobs, token_logprobs
 from offbook.types import OffbookError, Task
 
 BASE = "base"
 QUESTIONS = 24  # of a kind
-NEEDLES = 8  # of a length
+NEEDLES = 8
 MOST_FILES = 60  # that bits are counted on
+TRIES = 8  # for a question about a repository: of some, no four functions fit
 DIFFS = (2, 4, 8)
 SHARES = (0.125, 0.5, 0.95)  # of what the model reads, in which a needle is looked for
-NAMES = (
-    "width", "height", "depth", "margin", "border", "offset", "limit", "count",
-    "level", "ratio", "delay", "retries", "timeout", "size", "color", "weight",
-)  # fmt: skip
-VERBS = (
-    "draw", "merge", "split", "load", "store", "parse", "render", "sort",
-    "filter", "group", "shift", "scale", "trim", "pad", "join", "fetch",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    text: str  # that the answers continue
-    answers: tuple[str, ...]  # the first is right
-
-
-def state_question(rng: random.Random, diffs: int) -> Question:
-    names, values = rng.sample(NAMES, 6), rng.sample(range(10, 100), 6 + diffs)
-    now = dict(zip(names, values, strict=False))
-    lines = ["# settings.py", *(f"{name} = {value}" for name, value in now.items())]
-    asked = rng.choice(names)
-    changed = [asked, *rng.choices(names, k=diffs - 1)]
-    rng.shuffle(changed)
-    seen = {asked: [now[asked]]}
-    for name, value in zip(changed, values[6:], strict=True):
-        lines += ["", "--- a/settings.py", "+++ b/settings.py", f"-{name} = {now[name]}", f"+{name} = {value}"]
-        now[name] = value
-        if name == asked:
-            seen[asked].append(value)
-    old = [value for value in seen[asked] if value != now[asked]]
-    others = [now[name] for name in names if name != asked]
-    wrong = [*old[-1:], *rng.sample(others, 3)][:3]
-    return Question("\n".join([*lines, "", "# settings.py now", f"{asked} = "]), _texts(now[asked], wrong))
-
-
-def api_question(rng: random.Random) -> Question:
-    verbs = rng.sample(VERBS, 6)
-    takes = dict(zip(verbs, map(", ".join, rng.sample(list(permutations(NAMES, 2)), 6)), strict=True))
-    source = [f"def {verb}({names}):\n    return {names.replace(', ', ' + ')}\n" for verb, names in takes.items()]
-    asked, *others = rng.sample(verbs, 4)
-    text = "# api.py\n" + "\n\n".join(source) + f"\n\n# the signature of {asked}\ndef {asked}("
-    return Question(text, (takes[asked], *(takes[verb] for verb in others)))
-
-
-def needle_question(rng: random.Random, tokens: int, count: Callable[[str], int]) -> Question:
-    """About so many tokens long."""
-    name, (value, *wrong) = rng.choice(NAMES).upper(), rng.sample(range(1000, 10_000), 4)
-    end = f"\n\n# the value of {name}\n{name} = "
-    lines = [_filler(rng) for _ in range(max(1, (tokens - count(end)) // max(1, count(_filler(rng)))))]
-    while lines and count("".join(lines) + end) > tokens - 8:
-        lines.pop()
-    lines.insert(rng.randrange(len(lines) + 1), f"{name} = {value}\n")
-    return Question("".join(lines) + end, _texts(value, wrong))
-
-
-def _filler(rng: random.Random) -> str:
-    return f"def {rng.choice(VERBS)}_{rng.choice(NAMES)}(value):\n    return value + {rng.randrange(10, 100)}\n\n"
-
-
-def _texts(right: int, wrong: Sequence[int]) -> tuple[str, ...]:
-    return tuple(f"{value}\n" for value in (right, *wrong))
 
 
 class Asked:
@@ -108,14 +60,13 @@ class Asked:
         found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return found
 
+    def count(self, text: str) -> int:
+        return len(self.ids(text))
+
     def is_right(self, question: Question) -> bool:
-        """Each answer is read behind the question, in ids of its own."""
-        before = self.ids(question.text)
-        scores = []
-        for answer in question.answers:
-            ids = self.ids(answer)
-            logprobs = token_logprobs(self.decoder, [*before, *ids], 1.0)
-            scores.append(sum(logprobs[len(before) :]) / len(answer.encode()))
+        """Each answer is read behind the question, in ids of its own. The question is read once."""
+        found = answer_logprobs(self.decoder, self.ids(question.text), list(map(self.ids, question.answers)))
+        scores = [sum(one) / len(answer.encode()) for one, answer in zip(found, question.answers, strict=True)]
         return scores[0] > max(scores[1:])
 
     def bits_per_byte(self, texts: Sequence[str]) -> dict[str, float]:
@@ -148,7 +99,8 @@ def run_base(
     """`limit` questions of a kind, where it is not 0; `context` is the longest that is read, where it is not 0."""
     asked, questions = Asked(folder), limit or QUESTIONS
     most = min(asked.positions, context or asked.positions)
-    texts = list(held_out_code(tasks))[: limit or MOST_FILES]
+    repositories = list(held_out_code(tasks))
+    texts = [f"# {path}\n{text}" for files in repositories for path, text in files][: limit or MOST_FILES]
     if not texts:
         raise OffbookError("the held-out tasks have no Python file to count bits on; give --tasks.source")
     progress("base: held-out code", 0.0)
@@ -159,13 +111,11 @@ def run_base(
         made[f"state/{diffs}"] = [state_question(rng, diffs) for _ in range(questions)]
     rng = random.Random(f"{seed} api")
     made["api"] = [api_question(rng) for _ in range(questions)]
-    for share in SHARES:
-        length, rng = int(share * most), random.Random(f"{seed} needle {share}")
-        few = min(NEEDLES, questions)
-        made[f"needle/{length}"] = [needle_question(rng, length, lambda text: len(asked.ids(text))) for _ in range(few)]
+    lengths, needles = [int(share * most) for share in SHARES], min(NEEDLES, questions)
+    made |= long_questions(repositories, lengths, asked.count, seed, needles, questions)
     for number, (name, of_kind) in enumerate(made.items()):
         progress(f"base: {name}", number / len(made))
-        fitting = [one for one in of_kind if len(asked.ids(one.text)) + 8 <= most]
+        fitting = [one for one in of_kind if asked.count(one.text) + 8 <= most]
         right = sum(asked.is_right(one) for one in fitting)
         low, high = wilson(right, len(fitting)) if fitting else (0.0, 1.0)
         result[name] = {
@@ -179,20 +129,45 @@ def run_base(
     return result
 
 
-def held_out_code(tasks: Sequence[Task]) -> Iterator[str]:
-    """Python files of the tasks' trees with the solutions in place, each text once, behind its path."""
+def long_questions(
+    repositories: Sequence[Sequence[tuple[str, str]]],
+    lengths: Sequence[int],
+    count: Callable[[str], int],
+    seed: int,
+    needles: int,
+    questions: int,
+) -> dict[str, list[Question]]:
+    """By kind and length, so many of each; of a length that no four functions fit into, none about a repository."""
+    made: dict[str, list[Question]] = {}
+    sources = [[source(path, text, count) for path, text in files] for files in repositories]
+    for length in lengths:
+        rng = random.Random(f"{seed} needle {length}")
+        made[f"needle/{length}"] = [needle_question(rng, length, count) for _ in range(needles)]
+    for length in lengths:
+        rng = random.Random(f"{seed} recall {length}")
+        found = (recall_question(rng, sources, length, count) for _ in range(TRIES * questions))
+        made[f"recall/{length}"] = list(islice(filter(None, found), questions))
+    made["recall/none"] = [without_context(one) for one in made[f"recall/{lengths[-1]}"]]
+    return made
+
+
+def held_out_code(tasks: Sequence[Task]) -> Iterator[list[tuple[str, str]]]:
+    """Of each task's tree the Python files that no task before had, solutions in place, as a repository is read."""
     seen: set[str] = set()
     for task in tasks:
         try:
             gold = gold_changes(task)
         except OffbookError:  # a folder of others, without one
             gold = {}
+        files = []
         for path in sorted(task.tree.rglob("*.py")):
             name = path.relative_to(task.tree).as_posix()
             text = gold.get(name) or path.read_text(errors="replace")
             if text.strip() and text not in seen:
                 seen.add(text)
-                yield f"# {name}\n{text}"
+                files.append(File(name, text, domain_of(name)))
+        if files:
+            yield [(file.path, file.text) for file in in_order(files)]
 
 
 def cells(result: dict[str, Any]) -> list[list[str]]:

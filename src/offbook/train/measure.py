@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 import torch
 
 from offbook.train import head
+from offbook.train.attention import BranchRow
 from offbook.train.batches import Batch, BranchBatch, micro_batches
 from offbook.train.forward import Decoder
 from offbook.train.targets import BranchReport, Compared, Measured, Scorers, sampled_logp
@@ -30,6 +32,26 @@ def token_logprobs(decoder: Decoder, ids: list[int], temperature: float) -> list
     temperature_N = torch.full((len(ids) - 1,), temperature, device=device)
     logp_N = sampled_logp((decoder.head, hidden_BTD[0, :-1]), ids_BT[0, 1:], temperature_N, chunk_rows)
     return [0.0, *logp_N.tolist()]
+
+
+@torch.no_grad()
+def answer_logprobs(decoder: Decoder, before: list[int], answers: list[list[int]]) -> list[list[float]]:
+    """What the model makes of the tokens of each answer behind the same text, which is read once."""
+    device, chunk_rows = decoder.model.device, max(1, head.CHUNK_ENTRIES // decoder.model.config.vocab_size)
+    shared, sizes = len(before) - 1, [len(ids) for ids in answers]  # the last token predicts, so each has its own
+    ends = list(accumulate(sizes))
+    rows = [BranchRow(0, shared, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    branches = BranchBatch(
+        ids_1L=torch.tensor([[token for ids in answers for token in (before[-1], *ids[:-1])]], device=device),
+        positions_1L=torch.cat([torch.arange(shared, shared + size, device=device) for size in sizes])[None],
+        rows=rows,
+        predictors=torch.arange(ends[-1], device=device),
+    )
+    _, hidden_MD = decoder.hidden(torch.tensor([before], device=device), branches)
+    assert hidden_MD is not None
+    ids_M = torch.tensor([token for ids in answers for token in ids], device=device)
+    logp_M = sampled_logp((decoder.head, hidden_MD), ids_M, torch.ones(ends[-1], device=device), chunk_rows)
+    return [logp_M[row.start : row.end].tolist() for row in rows]
 
 
 def _measured(decoder: Decoder, samples: list[Sample], direction: Direction) -> dict[str, Measured]:

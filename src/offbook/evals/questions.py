@@ -1,0 +1,162 @@
+"""Questions with four answers whose right one a program knows, of any length: what `eval --suite base` asks.
+
+A question about a repository is made of real files, each behind its path as in pretraining, those of several
+repositories one after the other until the length is reached, and of made-up files where there are too few. It asks for
+a definition in one of the files; the other answers are definitions in other files of the same context. So which text
+is likely says little, and to know it one has to look the name up.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from offbook.types import is_test_file
+
+NAMES = (
+    "width", "height", "depth", "margin", "border", "offset", "limit", "count",
+    "level", "ratio", "delay", "retries", "timeout", "size", "color", "weight",
+)  # fmt: skip
+VERBS = (
+    "draw", "merge", "split", "load", "store", "parse", "render", "sort",
+    "filter", "group", "shift", "scale", "trim", "pad", "join", "fetch",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    text: str  # that the answers continue
+    answers: tuple[str, ...]  # the first is right
+
+
+def state_question(rng: random.Random, diffs: int) -> Question:
+    names, values = rng.sample(NAMES, 6), rng.sample(range(10, 100), 6 + diffs)
+    now = dict(zip(names, values, strict=False))
+    lines = ["# settings.py", *(f"{name} = {value}" for name, value in now.items())]
+    asked = rng.choice(names)
+    changed = [asked, *rng.choices(names, k=diffs - 1)]
+    rng.shuffle(changed)
+    seen = {asked: [now[asked]]}
+    for name, value in zip(changed, values[6:], strict=True):
+        lines += ["", "--- a/settings.py", "+++ b/settings.py", f"-{name} = {now[name]}", f"+{name} = {value}"]
+        now[name] = value
+        if name == asked:
+            seen[asked].append(value)
+    old = [value for value in seen[asked] if value != now[asked]]
+    others = [now[name] for name in names if name != asked]
+    wrong = [*old[-1:], *rng.sample(others, 3)][:3]
+    return Question("\n".join([*lines, "", "# settings.py now", f"{asked} = "]), _texts(now[asked], wrong))
+
+
+def api_question(rng: random.Random) -> Question:
+    verbs = rng.sample(VERBS, 6)
+    takes = dict(zip(verbs, map(", ".join, rng.sample(list(permutations(NAMES, 2)), 6)), strict=True))
+    source = [f"def {verb}({names}):\n    return {names.replace(', ', ' + ')}\n" for verb, names in takes.items()]
+    asked, *others = rng.sample(verbs, 4)
+    text = "# api.py\n" + "\n\n".join(source) + f"\n\n# the signature of {asked}\ndef {asked}("
+    return Question(text, (takes[asked], *(takes[verb] for verb in others)))
+
+
+def needle_question(rng: random.Random, tokens: int, count: Callable[[str], int]) -> Question:
+    """About so many tokens long."""
+    name, (value, *wrong) = rng.choice(NAMES).upper(), rng.sample(range(1000, 10_000), 4)
+    end, needle = f"\n\n# the value of {name}\n{name} = ", f"{name} = {value}\n"
+    lines, used = list[str](), count(needle) + count(end) + 8
+    while (used := used + count(line := _filler(rng))) <= tokens:
+        lines.append(line)
+    lines.insert(rng.randrange(len(lines) + 1), needle)
+    return Question("".join(lines) + end, _texts(value, wrong))
+
+
+def _filler(rng: random.Random) -> str:
+    return f"def {rng.choice(VERBS)}_{rng.choice(NAMES)}(value):\n    return value + {rng.randrange(10, 100)}\n\n"
+
+
+def _texts(right: int, wrong: Sequence[int]) -> tuple[str, ...]:
+    return tuple(f"{value}\n" for value in (right, *wrong))
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A function that a file defines, and what follows its name: parameters and the first line of the body."""
+
+    path: str
+    name: str
+    rest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file as it is put into a context: how long it is, and what can be asked of it."""
+
+    written: str
+    tokens: int
+    functions: list[Definition]
+    question: int  # tokens of the longest one about it, the answer included
+
+
+LONGEST = 200  # characters of an answer
+MADE_UP = 8  # functions of a file that is made up
+
+
+def source(path: str, text: str, count: Callable[[str], int]) -> Source:
+    written, functions = f"# {path}\n{text.rstrip()}\n\n", definitions(path, text)
+    longest = max((count(asked_for(one) + one.rest) for one in functions), default=0)
+    return Source(written, count(written), functions, longest)
+
+
+def definitions(path: str, text: str) -> list[Definition]:
+    """Functions of a module, not those of classes. None of tests, whose names say what they hold, and none of what does
+    not parse."""
+    if is_test_file(path):
+        return []
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    lines, found = text.splitlines(keepends=True), []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            start, _, rest = "".join(lines[node.lineno - 1 : node.body[0].lineno]).partition(f"def {node.name}(")
+            if not start and rest and len(rest) <= LONGEST:
+                found.append(Definition(path, node.name, rest.rstrip("\n") + "\n"))
+    return found
+
+
+def asked_for(one: Definition) -> str:
+    return f"# {one.name} of {one.path}\ndef {one.name}("
+
+
+def recall_question(
+    rng: random.Random, repositories: Sequence[Sequence[Source]], tokens: int, count: Callable[[str], int]
+) -> Question | None:
+    """About so many tokens long; None where no four functions fit into them. A file that defines a name once more is
+    passed over, so that a name stands for one function."""
+    taken, used, question = list[Source](), 8, 0
+    names = set[str]()
+    for file in (file for one in rng.sample(repositories, len(repositories)) for file in one):
+        new = {one.name for one in file.functions}
+        if used + file.tokens + max(question, file.question) <= tokens and not new & names:
+            taken.append(file)
+            used, question, names = used + file.tokens, max(question, file.question), names | new
+    known = {one.rest: one for file in taken for one in file.functions}
+    asked = rng.choice(list(known.values())) if known else None
+    others = [one.rest for one in known.values() if asked and one.path != asked.path]
+    if asked is None or len(others) < 3:
+        return None
+    text = [file.written for file in taken]
+    for number in range(tokens):  # where the files are too few
+        made = source(f"more/part_{number}.py", "".join(_filler(rng) for _ in range(MADE_UP)), count)
+        used += made.tokens
+        if used + question > tokens:
+            break
+        text.insert(rng.randrange(len(text) + 1), made.written)
+    return Question("".join(text) + asked_for(asked), (asked.rest, *rng.sample(others, 3)))
+
+
+def without_context(question: Question) -> Question:
+    """The same, with nothing to look it up in: who is right here has guessed, or known it before."""
+    return Question("\n".join(question.text.rsplit("\n", 2)[-2:]), question.answers)
