@@ -546,3 +546,20 @@ def test_no_token_without_probability_is_drawn() -> None:
     assert logprob.isfinite().all()
     near = torch.tensor([[20.0, 20.001, 3.0]])
     assert sample(near, torch.tensor([0.0001]), 1e-6)[0].tolist() == [1]
+
+
+def test_short_prompts_are_read_by_layers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU layers are compiled, and to call them takes longer than what a turn adds."""
+    model, calls = tiny_model(), []
+    decoder = Decoder(model, frozenset(), 1.0, 4096, static=True)
+    plain = model.base_model.layers[0]._call_impl
+    model.base_model.layers[0]._compiled_call_impl = lambda *given, **named: calls.append(1) or plain(*given, **named)
+    rows = [Row(number, [1, 2, 3, 4], 3, uniforms(0, "", number, 3)) for number in range(2)]
+    decoder.admit(rows[:1], 2)
+    assert not calls
+    decoder.step()
+    assert calls
+    monkeypatch.setattr("offbook.engine.decode.FUSED_TOKENS", 4)
+    before = len(calls)
+    decoder.admit([Row(1, [4, 3, 2, 1], 3, uniforms(0, "", 1, 3))], 2)
+    assert len(calls) == before + 1

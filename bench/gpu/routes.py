@@ -1,10 +1,10 @@
 """Router replay with real engines: `python bench/gpu/routes.py --json routes.json`.
 
-A mixture of experts in Qwen3's shape with random weights samples conversations of two messages, in bfloat16: through the
-local engine and, where it is installed, through vLLM, which returns the experts it has sent tokens to. Of each: the
+A mixture of experts in Qwen3's shape with random weights samples conversations of two messages, in bfloat16: through
+the local engine and, where it is installed, through vLLM, which returns the experts it has sent tokens to. Of each: the
 share of these that a forward of the same weights chooses too, and how far the trainer's log-probabilities are from the
 engine's, with routers that choose anew and with the recorded experts replayed. The trainer is in float32, and in the
-engine's own precision. Routers are undecided on purpose, so that rounding changes what they choose.
+engine's own precision. Routers of random weights are undecided, so that rounding changes what they choose.
 """
 
 from __future__ import annotations
@@ -86,15 +86,19 @@ def agreement(model: PreTrainedModel, samples: list[Sample]) -> float:
     """Of the recorded experts, whichever place among a token's they have."""
     shares = []
     for sample in samples:
-        found: list[Tensor] = []
-        hooks = [one.register_forward_hook(lambda _m, _i, out: found.append(out[2])) for one in routers_of(model)]
-        model(torch.tensor([sample.ids], device=model.device), use_cache=False)
-        for hook in hooks:
-            hook.remove()
         recorded_TLK = unpacked(sample.routes)
-        own_TLK = torch.stack(found, dim=1).cpu()[: len(recorded_TLK)]
+        own_TLK = chosen_by(model, sample.ids)[: len(recorded_TLK)]
         shares.append((recorded_TLK[..., None] == own_TLK[..., None, :]).any(-1).float().mean().item())
     return sum(shares) / len(shares)
+
+
+def chosen_by(model: PreTrainedModel, ids: list[int]) -> Tensor:
+    found: list[Tensor] = []
+    hooks = [one.register_forward_hook(lambda _m, _i, out: found.append(out[2])) for one in routers_of(model)]
+    model(torch.tensor([ids], device=model.device), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(found, dim=1).cpu()
 
 
 def unpacked(routes: Routes) -> Tensor:

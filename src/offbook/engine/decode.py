@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from offbook.engine.places import NO_LAYER, SHORTEST, NewTokens, NextTokens, Part, Places, bucket, install
+from offbook.engine.places import NO_LAYER, SHORTEST, NewTokens, NextTokens, Part, Places, bucket, install, unfused
 from offbook.engine.prefill import Fill, common_prefix, plan_fills
 from offbook.engine.rows import Carried, Row
 from offbook.engine.sampling import sample, verify
@@ -34,7 +35,11 @@ from offbook.routers import routers_of
 from offbook.types import Routes
 
 PREFILL_TOKENS = 16_384  # in one forward
+FUSED_TOKENS = (
+    4_096  # from so many on fused kernels save more than it costs to call them: 1.5 ms a layer of a host's time
+)
 STEPS = 8  # between two looks, where looking is dear
+FEWEST_ROWS, FEWEST_KEYS = 8, 512  # of a static step: fewer cost a GPU as much, and each size is a graph more
 T = TypeVar("T")
 Table = list[list[list[T]]]
 Ends = dict[int, tuple[Tensor, Tensor]]  # by place: the logits and the states behind its last token
@@ -107,6 +112,8 @@ class Decoder:
         self._most = max(self._most, wished)
         count, length = len(self.running) + len(rows), max(row.need for row in [*self.running, *rows])
         if not self.places.has_room(count, length):
+            if self.static and max(count, wished) * self.places.rounded(self.longest) <= self.places.budget:
+                length = max(length, self.longest)  # at once: graphs know where places are, and are lost when they move
             self._close_ranks(wholly=True)  # there may be fewer places afterwards: the first ones stay
             self.places.arrange(count, wished, length)
             self._allot()
@@ -149,7 +156,7 @@ class Decoder:
             return
         running, held, width = self.running, len(self.rows), self._token_KSW.shape[2]
         steps = min(STEPS, max(row.max_tokens - len(row.ids) for row in running)) if self.static else 1
-        rows = min(bucket(held), self.places.count) if self.static else held
+        rows = min(_size(held), self.places.count) if self.static else held
         length = self._rounded(max(len(row.prompt_ids) + len(row.ids) for row in running) + steps * width)
         self._number.zero_()
         for _ in range(steps):
@@ -186,7 +193,7 @@ class Decoder:
 
     def _rounded(self, length: int) -> int:
         """Keys that a step looks at: in eight sizes from each power of two to the next where each is a graph."""
-        size = max(256, (1 << length.bit_length()) // 16) if self.static else 32
+        size = max(FEWEST_KEYS, (1 << length.bit_length()) // 16) if self.static else 32
         return min(-(-length // size) * size, self.places.length)
 
     def _read(self, wanted: dict[int, list[int]]) -> Tensor:
@@ -235,14 +242,15 @@ class Decoder:
         device = self.model.device
         tokens = self._tokens = NewTokens(self.places, parts, device)
         last_P = torch.tensor([part.end - 1 for part in parts], device=device)
-        logits_PV = self.model(
-            input_ids=torch.tensor([ids], device=device),
-            position_ids=tokens.position_T[None],
-            attention_mask=torch.zeros(1, 1, 1, 1, device=device),  # four axes: taken as it is, and looked at by nobody
-            logits_to_keep=last_P,
-            use_cache=False,
-            tokens=tokens,
-        ).logits[0]
+        with nullcontext() if len(ids) >= FUSED_TOKENS else unfused(self.model):
+            logits_PV = self.model(
+                input_ids=torch.tensor([ids], device=device),
+                position_ids=tokens.position_T[None],
+                attention_mask=torch.zeros(1, 1, 1, 1, device=device),  # four axes: taken as it is, looked at by nobody
+                logits_to_keep=last_P,
+                use_cache=False,
+                tokens=tokens,
+            ).logits[0]
         if sum(layer >= 0 for layer in self.places.layers) < self.model.config.get_text_config().num_hidden_layers:
             raise RuntimeError(f"{type(self.model).__name__} hides its keys and values from the local engine")
         hidden_PD = self._hidden[0, last_P] if self.drafting else logits_PV[:, :0]
@@ -376,7 +384,7 @@ class Decoder:
     def _close_ranks(self, wholly: bool = False) -> None:
         """Rows that write to the first places. Not for each that ends: moving what it keeps has its price too."""
         held, size = len(self.rows), len(self.running)
-        few = bucket(held) < 2 * bucket(size) if self.static else (held - size) * 8 < held
+        few = _size(held) < 2 * _size(size) if self.static else (held - size) * 8 < held
         if size == held or (size and few and not wholly):
             return
         self._clean()  # first: behind what moves in, a place stays as it is
@@ -400,3 +408,8 @@ class Decoder:
             for place in range(self.places.count):
                 if place >= len(self.rows) or self.rows[place] is None:
                     self.places.clean(place)
+
+
+def _size(rows: int) -> int:
+    """Rows of a static step."""
+    return bucket(max(rows, FEWEST_ROWS))

@@ -11,7 +11,8 @@ Axes: S places, R rows that write, H kv heads, G query heads that share one, L k
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol
@@ -59,6 +60,19 @@ def install(model: PreTrainedModel, fused: bool = False) -> None:
         limits.recompile_limit = max(limits.recompile_limit, RECOMPILED)
         for layer in model.base_model.layers:
             layer.compile(dynamic=True)
+
+
+@contextmanager
+def unfused(model: PreTrainedModel) -> Iterator[None]:
+    """Meanwhile layers run as they are, also those that `install` has compiled."""
+    fused = [(layer, layer._compiled_call_impl) for layer in getattr(model.base_model, "layers", ())]
+    try:
+        for layer, _ in fused:
+            layer._compiled_call_impl = None
+        yield
+    finally:
+        for layer, call in fused:
+            layer._compiled_call_impl = call
 
 
 class Tokens(Protocol):
