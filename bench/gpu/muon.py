@@ -239,7 +239,7 @@ def main() -> None:
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
     told = len(symmetric.kernels_of(torch.device(DEVICE, 0))) if DEVICE == "cuda" else 0
     peak = ceiling()
-    print(f"{device}, torch {torch.__version__}, fastest product {peak:.0f} TFLOP/s, ways of the symmetric kernel: {told}")
+    print(f"{device}, torch {torch.__version__}, fastest product {peak:.0f} TFLOP/s, symmetric kernels: {told}")
     found: dict[str, Any] = {"device": device, "torch": torch.__version__, "ceiling_tflops": peak, "kernels": told}
     found["orthogonalisations"], found["steps"] = [], []
     try:

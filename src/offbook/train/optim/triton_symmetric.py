@@ -1,9 +1,9 @@
 """The kernel of symmetric.py: tiles on and below the diagonal are computed, and those below it stored twice.
 
 A tile is 128 rows by 128 or 256 columns: the wider one reads a quarter less for the same work, and two warpgroups fill
-the tensor cores. Tiles are read and stored by Hopper's copy engine, through descriptors that the host makes once for
-whole batches. Their third dimension is the matrix, so that what reaches over a matrix's end is cut there, and a mirrored
-tile is turned in shared memory and written along rows. A persistent program reads its next tile while it stores one.
+the tensor cores. Tiles are read and stored by Hopper's copy engine, through descriptors that the host makes for whole
+batches. Their first dimension is the matrix, so that what reaches over a matrix's end is cut there; a mirrored tile is
+turned on its way to shared memory and written along rows. A persistent program reads its next tile while it stores one.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Way:
 WAYS = (Way(2, 4, 8, True), Way(2, 4, 8, False), Way(1, 3, 4, False))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])  # one kernel for batches of any size
 def _half_product(  # type: ignore[no-untyped-def]
     a, b, add, out,
     count, rows, inner, alpha, beta, diagonal,
