@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from offbook.train.optim.exchange import Exchange, plan_exchanges
 from offbook.train.optim.newton_schulz import OURS, Method, orthogonalize
+from offbook.train.optim.passes import advance, combine
 from offbook.train.optim.units import Block, as_units, holds_whole_units, local
 
 WORKSPACE = {"cuda": 3 * 2**30, "cpu": 2**27}  # bytes of a batch, all that is computed on the way included
@@ -74,9 +75,10 @@ class Muon(torch.optim.Optimizer):
                 self.state[parameter] = {"momentum": torch.zeros_like(parameter)}
         if not parameters:
             return
-        momenta = [local(self.state[parameter]["momentum"]) for parameter in parameters]
-        torch._foreach_lerp_(momenta, [_gradient(parameter) for parameter in parameters], 1 - group["momentum"])
         whole, exchanges = self._plan(parameters)
+        if cut := list(set(parameters).difference(*whole)):  # momenta of the others move with their batches
+            momenta = [local(self.state[parameter]["momentum"]) for parameter in cut]
+            torch._foreach_lerp_(momenta, [_gradient(parameter) for parameter in cut], 1 - group["momentum"])
         lr = group["lr"] * group["scale"]
         step = _Step(self, lr, group["momentum"], 1 - lr * group["weight_decay"])
         here = [batch for same_shape in whole for batch in step.batches(same_shape)]
@@ -158,14 +160,14 @@ class _Step:
     def local(self, batch: list[Part]) -> None:
         block, first = self.optimizer.blocks[batch[0][0]], local(batch[0][0])
         units_NRC = first.new_empty(sum(stop - start for _, start, stop in batch), *block)
-        place = 0
+        norms, place = [], 0
         for parameter, start, stop in batch:
             gradient, average = (
                 as_units(tensor, block)[start:stop] for tensor in (_gradient(parameter), self._momentum(parameter))
             )
-            torch.lerp(gradient, average, self.momentum, out=units_NRC[place : place + stop - start])
+            norms.append(advance(average, gradient, self.momentum, units_NRC[place : place + stop - start]))
             place += stop - start
-        directions, place = self.directions(units_NRC), 0
+        directions, place = self.directions(units_NRC, torch.cat(norms)), 0
         for parameter, start, stop in batch:
             self.move(as_units(local(parameter), block)[start:stop], directions[place : place + stop - start], block)
             place += stop - start
@@ -185,15 +187,17 @@ class _Step:
         for (parameter, rows, columns), direction in zip(exchange.held(units), leaving(), strict=True):
             self.move(local(parameter)[rows, columns], direction, block)
 
-    def directions(self, units_NRC: Tensor) -> Tensor:
-        directions, fallbacks = orthogonalize(units_NRC, self.optimizer.method)
+    def directions(self, units_NRC: Tensor, norm_N: Tensor | None = None) -> Tensor:
+        directions, fallbacks = orthogonalize(units_NRC, self.optimizer.method, norm_N=norm_N)
         self.optimizer.fallbacks += fallbacks
         return directions
 
     def move(self, weights: Tensor, directions: Tensor, block: Block) -> None:
-        if self.keep != 1:  # one pass over the memory less
-            weights.mul_(self.keep)
-        weights.add_(directions, alpha=-self.lr * self.optimizer.method.size(*block))
+        """Units, or a piece of one."""
+        if weights.ndim == 2:
+            weights, directions = weights[None], directions[None]
+        size = -self.lr * self.optimizer.method.size(*block)
+        combine(weights, self.keep, torch.full((len(weights),), size, device=weights.device), directions)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         return local(self.optimizer.state[parameter]["momentum"])

@@ -12,11 +12,13 @@ anyway, and on a flat spectrum of 2,048 values they start at 0.15 instead of 0.0
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from offbook.train.optim.passes import combine
 from offbook.train.optim.symmetric import symmetric_product
 
 Coefficients = tuple[tuple[float, float, float], ...]
@@ -58,16 +60,16 @@ CLASSIC = Method(JORDAN, tight=False, rms=0.0)  # as in torch.optim.Muon, which 
 
 @torch.no_grad()
 def orthogonalize(
-    matrices_NRC: Tensor, method: Method = OURS, precision: torch.dtype | None = None
+    matrices_NRC: Tensor, method: Method = OURS, precision: torch.dtype | None = None, norm_N: Tensor | None = None
 ) -> tuple[Tensor, int]:
     """Each of them, and how many of them took a second, slower attempt. In float16 on a GPU and float32 elsewhere,
-    unless told."""
+    unless told. `norm_N`: their norms, if they are known."""
     precision = precision or (torch.float16 if matrices_NRC.is_cuda else torch.float32)
     is_wide = matrices_NRC.shape[-2] <= matrices_NRC.shape[-1]
     x = matrices_NRC if is_wide else matrices_NRC.mT
     if not method.tight or (precision == torch.float32 and x.shape[-1] < WIDE * x.shape[-2]):
         return _turned(classic(x, method), is_wide), 0
-    out, largest_N = by_gram(x, method, precision)
+    out, largest_N = by_gram(x, method, precision, norm_N)
     if precision == torch.float32:
         return _turned(out, is_wide), 0
     is_off = ~(largest_N <= LARGEST)  # what is no number is off as well
@@ -93,18 +95,19 @@ def classic(x: Tensor, method: Method) -> Tensor:
     return x
 
 
-def by_gram(x: Tensor, method: Method, precision: torch.dtype) -> tuple[Tensor, Tensor]:
+def by_gram(x: Tensor, method: Method, precision: torch.dtype, norm_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """And the largest singular value of each, about; in float32 it is not looked for. `x` is wide.
 
     Entries of a matrix of norm 1 are too small for float16, so its norm is the root of its rows: G's are about 1.
     """
     rows = x.shape[-2]
-    norm = torch.linalg.matrix_norm(x, dtype=torch.float32, keepdim=True)
+    if norm_N is None:
+        norm_N = torch.linalg.matrix_norm(x, dtype=torch.float32)
     y = torch.empty(x.shape, dtype=precision, device=x.device)
-    torch.mul(x, rows**0.5 / norm.clamp(min=TINY), out=y)
+    combine(y, 0.0, rows**0.5 / norm_N.clamp(min=TINY), x)
     gram = symmetric_product(y, y)
-    bound = torch.linalg.matrix_norm(gram, dtype=torch.float32, keepdim=True).clamp(min=1.0)  # less is 0
-    gram.div_(bound)
+    bound_N = torch.linalg.matrix_norm(gram, dtype=torch.float32).clamp(min=1.0)  # less is 0
+    combine(gram, 0.0, 1 / bound_N, gram)
     total, restarted = None, gram
     last = len(method.coefficients) - 1
     for number, (a, b, c) in enumerate(method.coefficients):
@@ -113,7 +116,8 @@ def by_gram(x: Tensor, method: Method, precision: torch.dtype) -> tuple[Tensor, 
         if number == last:
             break
         if number + 1 == method.restart:
-            y, total = torch.bmm(total.mul_(bound.rsqrt()), y), None
+            combine(total, 0.0, bound_N.rsqrt(), total)
+            y, total = torch.bmm(total, y), None
             gram = restarted = symmetric_product(y, y)
         else:
             gram = symmetric_product(poly, symmetric_product(poly, gram))
@@ -122,20 +126,24 @@ def by_gram(x: Tensor, method: Method, precision: torch.dtype) -> tuple[Tensor, 
     if precision != torch.float32:
         largest_N = _largest(total, restarted)
     if method.restart > last:
-        total.mul_(bound.rsqrt())
+        combine(total, 0.0, bound_N.rsqrt(), total)
     return torch.bmm(total, y), largest_N
 
 
 def _largest(total: Tensor, gram: Tensor) -> Tensor:
     """Singular value of Q Y, from Q G Q with the true G = Y Y^T: whatever went wrong in Q shows. By power iteration on
     a few vectors, which are always the same."""
-    probes = torch.randn(gram.shape[-1], PROBES, generator=torch.Generator().manual_seed(0)).to(gram)
-    probes_NRP, value_N = probes.expand(len(gram), -1, -1), torch.zeros(len(gram), device=gram.device)
-    for _ in range(POWER_STEPS):
-        probes_NRP = torch.nn.functional.normalize(probes_NRP.float(), dim=1).to(gram.dtype)
-        probes_NRP = torch.bmm(total, torch.bmm(gram, torch.bmm(total, probes_NRP)))
-        value_N = probes_NRP.float().norm(dim=1).amax(1)
-    return value_N.sqrt()
+    after = before = _probes(gram.shape[-1], gram.device, gram.dtype).expand(len(gram), -1, -1)
+    for _ in range(POWER_STEPS):  # what is right grows by less than 1.33 a step, so that nothing is scaled on the way
+        before, after = after, torch.bmm(total, torch.bmm(gram, torch.bmm(total, after)))
+    before_NP, after_NP = (torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float32) for vectors in (before, after))
+    grown_N = (after_NP / before_NP.clamp(min=TINY)).amax(1)
+    return grown_N.nan_to_num(nan=torch.inf).sqrt()
+
+
+@functools.cache  # a copy to the GPU would wait for all that is computed there
+def _probes(rows: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.randn(rows, PROBES, generator=torch.Generator().manual_seed(0)).to(device, dtype)
 
 
 def step_flops(rows: int, columns: int, method: Method = OURS) -> dict[str, float]:

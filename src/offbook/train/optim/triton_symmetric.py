@@ -1,109 +1,118 @@
-"""The kernel of symmetric.py. One program computes a tile on or below the diagonal and stores it twice."""
+"""The kernel of symmetric.py: tiles on and below the diagonal are computed, and those below it stored twice.
 
-import functools
+A tile is 128 rows by 128 or 256 columns: the wider one reads a quarter less for the same work, and two warpgroups fill
+the tensor cores. Tiles are read and stored by Hopper's copy engine, through descriptors that the host makes for whole
+batches. Their first dimension is the matrix, so that what reaches over a matrix's end is cut there; a mirrored tile is
+turned on its way to shared memory and written along rows. A persistent program reads its next tile while it stores one.
+"""
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-Tiles = tuple[int, int, int, int]  # rows and columns, inner, stages, warps
-CHOICES: tuple[Tiles, ...] = ((128, 64, 4, 8), (128, 64, 3, 4), (128, 64, 4, 4), (128, 128, 2, 8))
-REPEATS = 3
+TILE, INNER = 128, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    parts: int  # squares of 128 by 128 that a tile is wide
+    stages: int
+    warps: int
+    persistent: bool
+
+
+# Persistent; one program to a multiprocessor; two of them, of which one computes while the other stores.
+WAYS = (Way(2, 4, 8, True), Way(2, 4, 8, False), Way(1, 3, 4, False))
+
+
+@triton.jit(do_not_specialize=["count"])  # one kernel for batches of any size
+def _half_product(  # type: ignore[no-untyped-def]
+    a, b, add, out,
+    count, rows, inner, alpha, beta, diagonal,
+    HAS_ADD: tl.constexpr, PARTS: tl.constexpr, PERSISTENT: tl.constexpr, TILE: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    bands = tl.cdiv(rows, TILE * PARTS)
+    tiles = PARTS * bands * (bands + 1) // 2
+    if PERSISTENT:
+        for task in tl.range(tl.program_id(0), count * tiles, tl.num_programs(0), flatten=True):
+            _tile(
+                a, b, add, out, task // tiles, task % tiles, rows, inner, alpha, beta, diagonal,
+                HAS_ADD, PARTS, TILE, INNER,
+            )  # fmt: skip
+    else:
+        task = tl.program_id(0)
+        _tile(
+            a, b, add, out, task // tiles, task % tiles, rows, inner, alpha, beta, diagonal,
+            HAS_ADD, PARTS, TILE, INNER,
+        )  # fmt: skip
 
 
 @triton.jit
-def _half_product(  # type: ignore[no-untyped-def]
-    a_ptr, b_ptr, add_ptr, out_ptr,
-    rows, inner, alpha, beta, diagonal,
-    HAS_ADD: tl.constexpr, DESCRIPTORS: tl.constexpr, TILE: tl.constexpr, INNER: tl.constexpr,
+def _tile(  # type: ignore[no-untyped-def]
+    a, b, add, out, batch, number, rows, inner, alpha, beta, diagonal,
+    HAS_ADD: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    # Tiles below the diagonal, row after row: number i (i + 1) / 2 is the first of row i.
-    number = tl.program_id(0)
-    i = ((tl.sqrt(8.0 * number + 1.0) - 1.0) / 2.0).to(tl.int32)
-    i += ((i + 1) * (i + 2) // 2 <= number).to(tl.int32)
-    i -= (i * (i + 1) // 2 > number).to(tl.int32)
-    j = number - i * (i + 1) // 2
-    batch = tl.program_id(1).to(tl.int64)
-    a_ptr += batch * rows * inner
-    b_ptr += batch * rows * inner
-    down = i * TILE + tl.arange(0, TILE)
-    across = j * TILE + tl.arange(0, TILE)
-    total = tl.zeros((TILE, TILE), dtype=tl.float32)
-    if DESCRIPTORS:
-        a_tiles = tl.make_tensor_descriptor(a_ptr, [rows, inner], [inner, 1], [TILE, INNER])
-        b_tiles = tl.make_tensor_descriptor(b_ptr, [rows, inner], [inner, 1], [TILE, INNER])
-        for start in range(0, inner, INNER):
-            a = a_tiles.load([i * TILE, start])
-            b = b_tiles.load([j * TILE, start])
-            total = tl.dot(a, b.T, total)
-    else:
-        within = tl.arange(0, INNER)
-        a_at = a_ptr + down[:, None] * inner + within[None, :]
-        b_at = b_ptr + across[:, None] * inner + within[None, :]
-        for start in range(0, inner, INNER):
-            is_inside = within[None, :] < inner - start
-            a = tl.load(a_at + start, mask=(down[:, None] < rows) & is_inside, other=0.0)
-            b = tl.load(b_at + start, mask=(across[:, None] < rows) & is_inside, other=0.0)
-            total = tl.dot(a, tl.trans(b), total)
+    # A band is as many rows of tiles as a tile is wide, so that what lies on the diagonal is made of squares, which
+    # are computed in full. Block m (m + 1) / 2 is the first of band m.
+    block = number // PARTS
+    band = ((tl.sqrt(8.0 * block + 1.0) - 1.0) / 2.0).to(tl.int32)
+    band += ((band + 1) * (band + 2) // 2 <= block).to(tl.int32)
+    band -= (band * (band + 1) // 2 > block).to(tl.int32)
+    place = block - band * (band + 1) // 2
+    row, column = (band * PARTS + number % PARTS) * TILE, place * PARTS * TILE
+    total = tl.zeros((TILE, TILE * PARTS), dtype=tl.float32)
+    for start in tl.range(0, inner, INNER):
+        left = a.load([batch, row, start]).reshape(TILE, INNER)
+        right = b.load([batch, column, start]).reshape(TILE * PARTS, INNER)
+        total = tl.dot(left, right.T, total)
+    # A branch here keeps Triton 3.6 from flattening the loops: what is not to be mirrored goes below the matrix, where
+    # nothing is written.
+    mirrored = tl.where(place < band, column, rows)
+    if PARTS == 1:
+        _store(total, add, out, batch, row, column, mirrored, alpha, beta, diagonal, HAS_ADD, TILE)
+    else:  # one half after the other takes half of the shared memory
+        near, far = total.reshape(TILE, 2, TILE).permute(0, 2, 1).split()
+        _store(near, add, out, batch, row, column, mirrored, alpha, beta, diagonal, HAS_ADD, TILE)
+        _store(far, add, out, batch, row, column + TILE, mirrored + TILE, alpha, beta, diagonal, HAS_ADD, TILE)
+
+
+@triton.jit
+def _store(  # type: ignore[no-untyped-def]
+    total, add, out, batch, row, column, mirrored, alpha, beta, diagonal, HAS_ADD: tl.constexpr, TILE: tl.constexpr
+):
+    down, across = row + tl.arange(0, TILE), column + tl.arange(0, TILE)
     total = alpha * total + tl.where(down[:, None] == across[None, :], diagonal, 0.0)
-    square = batch * rows * rows
-    is_there = (down[:, None] < rows) & (across[None, :] < rows)
-    at = square + down[:, None].to(tl.int64) * rows + across[None, :]
     if HAS_ADD:
-        total += beta * tl.load(add_ptr + at, mask=is_there, other=0.0).to(tl.float32)
-    out = total.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + at, out, mask=is_there)
-    if i != j:
-        mirrored = square + across[:, None].to(tl.int64) * rows + down[None, :]
-        tl.store(out_ptr + mirrored, tl.trans(out), mask=(across[:, None] < rows) & (down[None, :] < rows))
+        total += beta * add.load([batch, row, column]).reshape(TILE, TILE).to(tl.float32)
+    square = total.to(out.dtype)
+    out.store([batch, row, column], square.reshape(1, TILE, TILE))
+    out.store([batch, mirrored, row], square.T.reshape(1, TILE, TILE))
 
 
 def half_product(
     a: Tensor, b: Tensor, alpha: float = 1.0, add: Tensor | None = None, beta: float = 0.0, diagonal: float = 0.0,
-    descriptors: bool = False,
+    way: Way = WAYS[0],
 ) -> Tensor:  # fmt: skip
-    a, b = a.contiguous(), b.contiguous()
-    add = None if add is None else add.contiguous()
-    descriptors = descriptors and a.shape[2] % 8 == 0  # rows that a descriptor can read start at 16 bytes
-    tiles = CHOICES[0] if not a.is_cuda else _fastest(a.device, a.shape[1], a.shape[2], add is not None, descriptors)
-    return _launch(a, b, alpha, add, beta, diagonal, descriptors, tiles)
-
-
-def _launch(
-    a: Tensor, b: Tensor, alpha: float, add: Tensor | None, beta: float, diagonal: float, descriptors: bool, how: Tiles
-) -> Tensor:
+    """Rows and columns are multiples of 8: lines that a descriptor can read start at 16 bytes."""
     count, rows, inner = a.shape
-    tile, step, stages, warps = how
     out = torch.empty(count, rows, rows, dtype=a.dtype, device=a.device)
-    if descriptors:
-        triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.int8, device=a.device))
-    side = triton.cdiv(rows, tile)
-    _half_product[(side * (side + 1) // 2, count)](
-        a, b, out if add is None else add, out,
-        rows, inner, float(alpha), float(beta), float(diagonal),
-        HAS_ADD=add is not None, DESCRIPTORS=descriptors, TILE=tile, INNER=step, num_stages=stages, num_warps=warps,
+    bands = triton.cdiv(rows, TILE * way.parts)
+    programs = count * way.parts * bands * (bands + 1) // 2
+    if way.persistent and a.is_cuda:
+        programs = min(programs, torch.cuda.get_device_properties(a.device).multi_processor_count)
+    square = [1, TILE, TILE]
+    _half_product[(programs,)](
+        TensorDescriptor.from_tensor(a.contiguous(), [1, TILE, INNER]),
+        TensorDescriptor.from_tensor(b.contiguous(), [1, TILE * way.parts, INNER]),
+        TensorDescriptor.from_tensor(out if add is None else add.contiguous(), square),
+        TensorDescriptor.from_tensor(out, square),
+        count, rows, inner, float(alpha), float(beta), float(diagonal),
+        HAS_ADD=add is not None, PARTS=way.parts, PERSISTENT=way.persistent, TILE=TILE, INNER=INNER,
+        num_stages=way.stages - (way.persistent and add is not None),  # what is added takes the room of one
+        num_warps=way.warps,
     )  # fmt: skip
     return out
-
-
-@functools.cache
-def _fastest(device: torch.device, rows: int, inner: int, has_add: bool, descriptors: bool) -> Tiles:
-    """Tried once for each size, on a batch that fills the GPU."""
-    count = max(1, 2**26 // (rows * max(rows, inner)))
-    a = torch.randn(count, rows, inner, device=device, dtype=torch.float16)
-    add = torch.randn(count, rows, rows, device=device, dtype=torch.float16) if has_add else None
-    times = {}
-    for tiles in CHOICES:
-        try:
-            _launch(a, a, 1.0, add, 1.0, 0.0, descriptors, tiles)
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(REPEATS):
-                _launch(a, a, 1.0, add, 1.0, 0.0, descriptors, tiles)
-            end.record()
-            torch.cuda.synchronize(device)
-            times[tiles] = begin.elapsed_time(end)
-        except triton.runtime.errors.OutOfResources:
-            continue
-    return min(times, key=lambda tiles: times[tiles])
