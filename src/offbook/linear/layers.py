@@ -23,13 +23,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from offbook.config import LinearConfig
-from offbook.linear.formats import E4M3, Division, Scope, approximate_division, ieee_division, mxfp8, nvfp4
+from offbook.linear.formats import E4M3, LEAST_SCALE, Division, Scope, approximate_division, ieee_division, mxfp8, nvfp4
 from offbook.routers import routers_of
 from offbook.types import OffbookError
 
 Product = Callable[[Tensor, Tensor], Tensor]  # a_NK and b_MK to their products a @ b.T
 ALIGNED = 16  # sizes of matrices that _scaled_mm takes on a GPU are multiples of it
-LEAST = 1e-12  # the largest number of a row, at least: one of zeros has a scale, too
 FP8_CAPABILITY = (8, 9)
 
 
@@ -56,7 +55,9 @@ def _(a_NK: Tensor, b_MK: Tensor, a_scale_N1: Tensor, b_scale_M1: Tensor) -> Ten
 
 
 def _fp8_rows(x_NK: Tensor) -> tuple[Tensor, Tensor]:
-    scale_N1 = x_NK.abs().amax(1, keepdim=True).float().clamp(min=LEAST) / E4M3.largest
+    """No row is too small for a scale of its own: gradients are divided by the tokens of a whole step. One of zeros has
+    the least that there is."""
+    scale_N1 = (x_NK.abs().amax(1, keepdim=True).float() / E4M3.largest).clamp(min=LEAST_SCALE)
     return (x_NK.float() / scale_N1).to(torch.float8_e4m3fn).contiguous(), scale_N1
 
 
@@ -78,18 +79,24 @@ def products_of(settings: LinearConfig) -> tuple[Product, Product]:
 
 
 class _Multiplied(torch.autograd.Function):
+    """Whether the weight learns is told by whoever has the parameter, and the input's gradient is always made. What
+    `ctx.needs_input_grad` says is a guess while a compiler traces this, and a wrong one is a gradient of zero without
+    a word (pytorch issue 159299); what nobody needs it leaves out by itself."""
+
     @staticmethod
-    def forward(ctx: Any, x_NK: Tensor, weight_MK: Tensor, forward: Product, backward: Product) -> Tensor:
-        ctx.save_for_backward(x_NK if ctx.needs_input_grad[1] else None, weight_MK)
-        ctx.product = backward
+    def forward(
+        ctx: Any, x_NK: Tensor, weight_MK: Tensor, learns: bool, forward: Product, backward: Product
+    ) -> Tensor:
+        ctx.save_for_backward(x_NK if learns else None, weight_MK)
+        ctx.learns, ctx.product = learns, backward
         return forward(x_NK, weight_MK).to(x_NK.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (to_NM,), (x_NK, weight_MK) = gradients, ctx.saved_tensors
-        of_x = ctx.product(to_NM, weight_MK.t()).to(to_NM.dtype) if ctx.needs_input_grad[0] else None
-        of_weight = ctx.product(to_NM.t(), x_NK.t()).to(weight_MK.dtype) if ctx.needs_input_grad[1] else None
-        return of_x, of_weight, None, None
+        of_x = ctx.product(to_NM, weight_MK.t()).to(to_NM.dtype)
+        of_weight = ctx.product(to_NM.t(), x_NK.t()).to(weight_MK.dtype) if ctx.learns else None
+        return of_x, of_weight, None, None, None
 
 
 class LowLinear(nn.Linear):
@@ -98,7 +105,8 @@ class LowLinear(nn.Linear):
     settings: LinearConfig
 
     def forward(self, input: Tensor) -> Tensor:
-        product_NM = _Multiplied.apply(input.flatten(0, -2), self.weight, *products_of(self.settings))
+        learns = self.weight.requires_grad
+        product_NM = _Multiplied.apply(input.flatten(0, -2), self.weight, learns, *products_of(self.settings))
         out = product_NM.unflatten(0, input.shape[:-1])
         return out if self.bias is None else out + self.bias
 
