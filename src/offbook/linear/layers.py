@@ -13,6 +13,7 @@ transformers has them), which would need grouped products.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -33,32 +34,26 @@ FP8_CAPABILITY = (8, 9)
 
 
 def fp8_product(a_NK: Tensor, b_MK: Tensor) -> Tensor:
-    """A GPU adds up in float32 and hands the sums over in bfloat16."""
+    """A GPU adds up in float32 and hands the sums over in bfloat16. Sizes are filled up to what its kernels take."""
     count, filler = len(b_MK), -a_NK.shape[1] % ALIGNED
-    a, a_scale = _fp8_rows(nn.functional.pad(a_NK, (0, filler)))
-    b, b_scale = _fp8_rows(nn.functional.pad(b_MK, (0, filler, 0, -count % ALIGNED)))
-    return _scaled_product(a, b, a_scale, b_scale)[:, :count]
+    quantized = _fused_rows() if a_NK.is_cuda else fp8_rows
+    a, a_scale_N1 = quantized(nn.functional.pad(a_NK, (0, filler)))
+    b, b_scale_M1 = quantized(nn.functional.pad(b_MK, (0, filler, 0, -count % ALIGNED)))
+    if not a.is_cuda:  # torch 2.11 has no scales by row there
+        return ((a.float() * a_scale_N1) @ (b.float() * b_scale_M1).t())[:, :count]
+    return torch._scaled_mm(a, b.t(), a_scale_N1, b_scale_M1.t(), out_dtype=torch.bfloat16)[:, :count]
 
 
-@torch.library.custom_op("offbook::scaled_product", mutates_args=())
-def _scaled_product(a_NK: Tensor, b_MK: Tensor, a_scale_N1: Tensor, b_scale_M1: Tensor) -> Tensor:
-    """An operator of its own, for it needs rows in memory one after the other, and a compiler may lay them out anew."""
-    out = torch.bfloat16 if a_NK.is_cuda else torch.float32
-    return torch._scaled_mm(
-        a_NK.contiguous(), b_MK.contiguous().t(), a_scale_N1.contiguous(), b_scale_M1.contiguous().t(), out_dtype=out
-    )
-
-
-@_scaled_product.register_fake
-def _(a_NK: Tensor, b_MK: Tensor, a_scale_N1: Tensor, b_scale_M1: Tensor) -> Tensor:
-    return a_NK.new_empty(len(a_NK), len(b_MK), dtype=torch.bfloat16 if a_NK.is_cuda else torch.float32)
-
-
-def _fp8_rows(x_NK: Tensor) -> tuple[Tensor, Tensor]:
+def fp8_rows(x_NK: Tensor) -> tuple[Tensor, Tensor]:
     """No row is too small for a scale of its own: gradients are divided by the tokens of a whole step. One of zeros has
     the least that there is."""
     scale_N1 = (x_NK.abs().amax(1, keepdim=True).float() / E4M3.largest).clamp(min=LEAST_SCALE)
-    return (x_NK.float() / scale_N1).to(torch.float8_e4m3fn).contiguous(), scale_N1
+    return (x_NK.float() / scale_N1).to(torch.float8_e4m3fn).contiguous(), scale_N1.contiguous()
+
+
+@functools.cache
+def _fused_rows() -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    return torch.compile(fp8_rows, dynamic=True)
 
 
 def nvfp4_product(a_NK: Tensor, b_MK: Tensor, scope: Scope, divide: Division) -> Tensor:
@@ -70,33 +65,47 @@ def mxfp8_product(a_NK: Tensor, b_MK: Tensor) -> Tensor:
     return mxfp8(a_NK) @ mxfp8(b_MK).t()
 
 
-def products_of(settings: LinearConfig) -> tuple[Product, Product]:
+def products_of(kind: str, scale: Any = "token", division: str = "ieee") -> tuple[Product, Product]:
     """That of the forward pass, and that of both in the backward pass."""
-    if settings.kind == "fp8":
+    if kind == "fp8":
         return fp8_product, fp8_product
-    divide = ieee_division if settings.division == "ieee" else approximate_division
-    return partial(nvfp4_product, scope=settings.scale, divide=divide), mxfp8_product
+    divide = ieee_division if division == "ieee" else approximate_division
+    return partial(nvfp4_product, scope=scale, divide=divide), mxfp8_product
 
 
-class _Multiplied(torch.autograd.Function):
-    """Whether the weight learns is told by whoever has the parameter, and the input's gradient is always made. What
-    `ctx.needs_input_grad` says is a guess while a compiler traces this, and a wrong one is a gradient of zero without
-    a word (pytorch issue 159299); what nobody needs it leaves out by itself."""
+# Operators with a gradient of their own, and not an autograd.Function: where both passes of one call the same operator,
+# torch 2.11 compiles its backward pass to zeros, without a word.
+@torch.library.custom_op("offbook::low_linear", mutates_args=())
+def _low_linear(x_NK: Tensor, weight_MK: Tensor, learns: bool, kind: str, scale: str, division: str) -> Tensor:
+    """`learns`: whether the weight does. If not the input is not kept."""
+    forward, _ = products_of(kind, scale, division)
+    return forward(x_NK, weight_MK).to(x_NK.dtype).contiguous()
 
-    @staticmethod
-    def forward(
-        ctx: Any, x_NK: Tensor, weight_MK: Tensor, learns: bool, forward: Product, backward: Product
-    ) -> Tensor:
-        ctx.save_for_backward(x_NK if learns else None, weight_MK)
-        ctx.learns, ctx.product = learns, backward
-        return forward(x_NK, weight_MK).to(x_NK.dtype)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (to_NM,), (x_NK, weight_MK) = gradients, ctx.saved_tensors
-        of_x = ctx.product(to_NM, weight_MK.t()).to(to_NM.dtype)
-        of_weight = ctx.product(to_NM.t(), x_NK.t()).to(weight_MK.dtype) if ctx.learns else None
-        return of_x, of_weight, None, None, None
+@torch.library.custom_op("offbook::low_gradient", mutates_args=())
+def _low_gradient(a_NK: Tensor, b_MK: Tensor, kind: str) -> Tensor:
+    _, backward = products_of(kind)
+    return backward(a_NK, b_MK).to(a_NK.dtype).contiguous()
+
+
+def _like_product(a_NK: Tensor, b_MK: Tensor, *_: object) -> Tensor:
+    return a_NK.new_empty(len(a_NK), len(b_MK))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x_NK, weight_MK, ctx.learns, ctx.kind, *_ = inputs
+    ctx.save_for_backward(x_NK if ctx.learns else None, weight_MK)
+
+
+def _gradients(ctx: Any, to_NM: Tensor) -> tuple[Tensor | None, ...]:
+    x_NK, weight_MK = ctx.saved_tensors
+    of_weight = _low_gradient(to_NM.t(), x_NK.t(), ctx.kind).to(weight_MK.dtype) if ctx.learns else None
+    return _low_gradient(to_NM, weight_MK.t(), ctx.kind), of_weight, None, None, None, None
+
+
+_low_linear.register_fake(_like_product)
+_low_gradient.register_fake(_like_product)
+_low_linear.register_autograd(_gradients, setup_context=_keep)
 
 
 class LowLinear(nn.Linear):
@@ -105,8 +114,8 @@ class LowLinear(nn.Linear):
     settings: LinearConfig
 
     def forward(self, input: Tensor) -> Tensor:
-        learns = self.weight.requires_grad
-        product_NM = _Multiplied.apply(input.flatten(0, -2), self.weight, learns, *products_of(self.settings))
+        how, learns = self.settings, self.weight.requires_grad
+        product_NM = _low_linear(input.flatten(0, -2), self.weight, learns, how.kind, how.scale, how.division)
         out = product_NM.unflatten(0, input.shape[:-1])
         return out if self.bias is None else out + self.bias
 
