@@ -34,7 +34,7 @@ from offbook.routers import routers_of
 from offbook.types import Routes
 
 PREFILL_TOKENS = 16_384  # in one forward
-STEPS = 8  # between two looks, where looking is dear
+STEPS = 8  # between two looks, where looking is dear; tokens, where a step may write several
 T = TypeVar("T")
 Table = list[list[list[T]]]
 Ends = dict[int, tuple[Tensor, Tensor]]  # by place: the logits and the states behind its last token
@@ -59,11 +59,12 @@ class Decoder:
         self.model, self.stop_ids, self.temperature, self.static = model, stop_ids, temperature, static
         self.longest = 0  # tokens that a row may need, as far as that is known
         self.graphs = static and model.device.type == "cuda"
-        install(model, fused=self.graphs and hasattr(model.base_model, "layers"))
+        fused = self.graphs and hasattr(model.base_model, "layers")
+        install(model, fused)
         self.drafting = drafting
         self._hidden = torch.empty(0)  # the last states of the last forward, for a head
         if drafting:
-            drafting.install()
+            drafting.install(fused)
             model.base_model.register_forward_hook(self._note_hidden)
         self._dtype = model.dtype
         self.version = 0
@@ -148,7 +149,8 @@ class Decoder:
         if not self.rows:
             return
         running, held, width = self.running, len(self.rows), self._token_KSW.shape[2]
-        steps = min(STEPS, max(row.max_tokens - len(row.ids) for row in running)) if self.static else 1
+        left = max(row.max_tokens - len(row.ids) for row in running)
+        steps = min(-(-STEPS // width), left) if self.static else 1  # what is written behind an end is thrown away
         rows = min(bucket(held), self.places.count) if self.static else held
         length = self._rounded(max(len(row.prompt_ids) + len(row.ids) for row in running) + steps * width)
         self._number.zero_()
