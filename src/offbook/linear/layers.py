@@ -79,14 +79,12 @@ def products_of(settings: LinearConfig) -> tuple[Product, Product]:
 
 
 class _Multiplied(torch.autograd.Function):
-    """Whether the weight learns is told by whoever has the parameter, and the input's gradient is always made. What
-    `ctx.needs_input_grad` says is a guess while a compiler traces this, and a wrong one is a gradient of zero without
-    a word (pytorch issue 159299); what nobody needs it leaves out by itself."""
+    """Whether the weight learns is told by whoever has the parameter, and the input's gradient is always made: a
+    compiler that traces this has been wrong about `ctx.needs_input_grad`, which is a gradient of zero without a word
+    (pytorch issue 159299), and leaves out by itself what nobody needs."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x_NK: Tensor, weight_MK: Tensor, learns: bool, forward: Product, backward: Product
-    ) -> Tensor:
+    def forward(ctx: Any, x_NK: Tensor, weight_MK: Tensor, learns: bool, forward: Product, backward: Product) -> Tensor:
         ctx.save_for_backward(x_NK if learns else None, weight_MK)
         ctx.learns, ctx.product = learns, backward
         return forward(x_NK, weight_MK).to(x_NK.dtype)
