@@ -170,6 +170,39 @@ def test_gradients_are_near_those_of_the_plain_layer(kind: str) -> None:
     assert torch.equal(wanted[2], found[2])
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-8, 1e-13, 1e-30])
+def test_no_gradient_is_too_small(size: float) -> None:
+    """Gradients are divided by the tokens of a whole step, and most tokens were not sampled and have none."""
+    low, plain = linear(FP8), linear(FP8)
+    plain.__class__ = nn.Linear
+    found = []
+    for layer in (plain, low):
+        torch.manual_seed(1)
+        x = torch.randn(8, 40, requires_grad=True)
+        to = size * torch.randn(8, 24)
+        to[:5] = 0
+        layer(x).backward(to)
+        found.append([x.grad[5:] / size, layer.weight.grad / size])
+        assert not x.grad[:5].any()
+    for one, other in zip(*found, strict=True):
+        assert float((one - other).norm() / one.norm()) < 0.06
+
+
+@pytest.mark.parametrize("kind", LOW)
+def test_a_weight_that_does_not_learn_lets_gradients_through(kind: str) -> None:
+    """As under an adapter; what its gradient would need is not kept."""
+    layer = linear(LOW[kind])
+    layer.weight.requires_grad_(False)
+    x = torch.randn(3, 40, requires_grad=True)
+    kept: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: (kept.append(tuple(one.shape)), one)[1], lambda one: one):
+        out = layer(x)
+    out.sum().backward()
+    assert x.grad.any()
+    assert layer.weight.grad is None
+    assert (3, 40) not in kept
+
+
 @pytest.mark.parametrize("kind", LOW)
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("recompute", ["none", "layers", "all"])
@@ -278,7 +311,7 @@ def test_a_chip_that_lacks_fp8_is_refused_and_told_what_to_do() -> None:
 def test_layers_that_get_no_gradient_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As FP8 once was on a GPU: finite losses, a gradient of the head alone, and nobody was told."""
     trainer = Trainer(tiny_model(), TrainConfig(linear=FP8), TEACHERS["live"])
-    monkeypatch.setattr(torch, "_scaled_mm", lambda a, b, *scales, out_dtype: torch.zeros(len(a), b.shape[1]))
+    monkeypatch.setattr("offbook.linear.layers.fp8_product", lambda a, b: torch.zeros(len(a), len(b)))
     with pytest.raises(OffbookError, match="layers in fp8 get no gradient on this machine"):
         trainer.step(samples())
 

@@ -127,6 +127,25 @@ def test_without_chance_the_tokens_are_those_of_plain_decoding(how: dict) -> Non
     assert engine.drafts[1][0] > 0
 
 
+def test_little_is_written_behind_the_end_of_a_message() -> None:
+    """Between two looks as many tokens as without drafts are written, and not as many steps."""
+    model = tiny_model()
+    engine = LocalEngine(model, STOPS, draft=head_of(model), draft_tokens=3, mode="continuous", static=True)
+    forwards: list[int] = []
+    model.base_model.register_forward_hook(lambda *_: forwards.append(1))
+
+    async def message(number: int) -> int:
+        session = engine.open(f"alone/{number}")
+        return len((await session.complete(Prompt([1, 3, 5, number]), 60)).ids)
+
+    for number in range(20):
+        forwards.clear()
+        looked_at = engine.drafts[0][0]
+        assert asyncio.run(message(number)) > 0
+        needed = engine.drafts[0][0] - looked_at  # steps that gave a token to somebody
+        assert len(forwards) <= 1 + needed + 1  # the prompt, and at most one step for nobody
+
+
 def test_the_same_seed_gives_the_same_tokens_in_every_memory() -> None:
     """What the head keeps does not depend on who was read again."""
     roomy, narrow = drafting(), drafting(kv_tokens=3 * 256)

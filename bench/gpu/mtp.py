@@ -2,8 +2,8 @@
 
 1. Rollouts of the model on pocket tasks, at temperature 1. --sft N lets it imitate N demonstrations first: a model that
    solves nothing has nothing to learn by RL.
-2. A head for each loss (KL, total variation, cross-entropy), trained on these rollouts: seconds, and what sampling
-   keeps by depth on rollouts kept apart.
+2. A head for each of --losses (KL, total variation, cross-entropy), trained on these rollouts: seconds, and what
+   sampling keeps by depth on rollouts kept apart.
 3. RL with the head of KL trained along: seconds of the head as a share of the step's.
 4. Tokens a second without and with drafts at batch 1, 8 and 64: messages behind the beginnings of real rollouts, one
    after the other, each to its own end, prompts included. Of the model before RL, after it with the head as it was, and
@@ -182,37 +182,49 @@ async def fastest(options: argparse.Namespace, engine: LocalEngine | VllmEngine,
     return max([await written(engine, prompts, batch, options.new, str(number)) for number in range(options.repeat)])
 
 
-def speed(
-    options: argparse.Namespace, place: Path, policy: str, model: str, head: Path | None, batch: int, tokens: int
-) -> Row:
+async def speed(
+    options: argparse.Namespace, place: Path, report: Report, policy: str, model: str, head: Path | None, tokens: int
+) -> None:
+    """A row for each batch, of one engine."""
     config = settings(options)
     folder = model_folder(model, config.seed)
     network = load_model(folder, config.engine.precision)
     draft = load_head(head, network) if head else None
     stops = chat_of(folder, config).stop_ids
     engine = LocalEngine(network, stops, 1.0, seed=1, mode="continuous", draft=draft, draft_tokens=tokens)
-    rate = asyncio.run(fastest(options, engine, place, batch))
-    looked_at, kept = engine.drafts
-    shares = {f"kept_{depth + 1}": kept[depth] / max(1, looked_at[depth]) for depth in range(len(kept))}
-    each = {"tokens_a_step": 1 + sum(kept) / looked_at[0]} if draft else {}
-    return {"policy": policy, "batch": batch, "drafts": tokens, "tokens/s": rate, **shares, **each}
+    for batch in options.batches:
+        before = [list(counts) for counts in engine.drafts]
+        rate = await fastest(options, engine, place, batch)
+        looked_at, kept = (
+            [now - then for now, then in zip(counts, earlier, strict=True)]
+            for counts, earlier in zip(engine.drafts, before, strict=True)
+        )
+        shares = {f"kept_{depth + 1}": kept[depth] / max(1, looked_at[depth]) for depth in range(len(kept))}
+        each = {"tokens_a_step": 1 + sum(kept) / looked_at[0]} if draft else {}
+        plain = [row["tokens/s"] for row in report.rows if row.get("policy") == "plain" and row["batch"] == batch]
+        faster = {"speedup": rate / plain[0]} if draft and plain else {}
+        found = {"policy": policy, "batch": batch, "drafts": tokens, "tokens/s": rate, **shares, **each, **faster}
+        report.row("speed", partial(dict, found))
 
 
 def speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
-    policies = [("before RL", options.model, place / "head-kl")]
-    policies += [(f"before RL, {loss}", options.model, place / f"head-{loss}") for loss in LOSSES[1:]]
+    arms: list[tuple[str, str, Path | None, int]] = [("plain", options.model, None, 0)]
+    arms += [("before RL", options.model, place / "head-kl", tokens) for tokens in options.drafts]
     if list((place / "run" / "ckpt").glob("step_*")):
         after = latest_checkpoint(RunFolder(place / "run"))
-        policies += [("after RL, frozen", str(after), place / "head-kl"), ("after RL, along", str(after), after)]
-    for batch in options.batches:
-        plain = report.row("speed", partial(speed, options, place, "plain", options.model, None, batch, 0))
-        for name, model, folder in policies:
-            for tokens in options.drafts if name == "before RL" else options.drafts[:1]:
-                found = report.row("speed", partial(speed, options, place, name, model, folder, batch, tokens))
-                if plain and found:
-                    found["speedup"] = found["tokens/s"] / plain["tokens/s"]
-                    print(f"  speedup {found['speedup']:.2f}", flush=True)
-    report.write()
+        heads = {"after RL, frozen": place / "head-kl", "after RL, along": after}
+        arms += [(name, str(after), folder, options.drafts[0]) for name, folder in heads.items()]
+    heads = {loss: place / f"head-{loss}" for loss in LOSSES[1:]}
+    arms += [
+        (f"before RL, {loss}", options.model, one, options.drafts[0])
+        for loss, one in heads.items()
+        if loss in options.losses and one.is_dir()
+    ]
+    for arm in arms:
+        try:
+            asyncio.run(speed(options, place, report, *arm))
+        except Exception:  # the others are worth having
+            traceback.print_exc()
 
 
 def vllm_speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
@@ -264,6 +276,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="of RL")
     parser.add_argument("--learning-rate", type=float, default=1e-4, help="of RL")
     parser.add_argument("--head-steps", type=int, default=400)
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES), help="KL's head is the one of RL")
     parser.add_argument("--batch-tokens", type=int, default=16_384)
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 2, 4], help="the first for every policy")
@@ -291,7 +304,7 @@ def main() -> None:
             options.model = str(latest_checkpoint(RunFolder(place / "sft")))
         if "rollouts" in options.parts and not (place / "rollouts.jsonl").is_file():
             report.row("rollouts", lambda: collected(options, place))
-        for loss in LOSSES if "heads" in options.parts else ():
+        for loss in options.losses if "heads" in options.parts else ():
             if not (place / f"head-{loss}" / "draft").is_dir():
                 report.row("head", partial(head, options, place, loss))
         if "rl" in options.parts:

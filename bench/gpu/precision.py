@@ -1,9 +1,10 @@
 """FP8 linear layers against bfloat16 ones, on one GPU: `python bench/gpu/precision.py --json precision.json`.
 
 Step: `Trainer.step` on models of Qwen3's shapes with random weights, all of them trained in bfloat16 with float32
-masters, eight rollouts of 4,096 random tokens with two hints each (feedback.py): seconds, the median; peak memory; and
-how far the gradient is from that of plain layers. Product: one layer forward and backward, compiled, in microseconds;
-and of what it gives and of its two gradients, how far they are from a plain layer's, compiled and not.
+masters, eight rollouts of 4,096 random tokens (feedback.py), with `--hints` two hinted messages each, for which layers
+are compiled three times instead of once: seconds, the median; peak memory; and how far the gradient of each layer is
+from that of plain layers. Product, with `--products`: one layer forward and backward, compiled, in microseconds; and of
+what it gives and of its two gradients, how far they are from a plain layer's, compiled and not.
 With `--model FOLDER` also vLLM, in bfloat16 and with its own FP8 (`--quantization fp8`): |its log-probabilities - a
 forward in bfloat16 whose linear layers are plain or FP8| over what it has sampled after random prompts.
 """
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,28 +43,35 @@ Row = dict[str, Any]
 
 
 def step_rows(model: str, shape: Shape, options: argparse.Namespace) -> Iterator[tuple[str, Row]]:
-    gradient = None
+    wanted: dict[str, Tensor] = {}
     for kind in options.kinds:
         torch._dynamo.reset()
         free_memory()
         settings = settings_of(options, linear=LinearConfig(kind=kind))
-        trainer = Trainer(make_model(model, options.precision, options.lora), settings, {"frozen": Frozen()})
-        samples = make_samples(shape, "frozen")
+        teachers = {"frozen": Frozen()} if options.hints else {}
+        trainer = Trainer(make_model(model, options.precision, options.lora), settings, teachers)
+        samples = make_samples(shape, "frozen" if options.hints else "")
+        began = time.monotonic()
         trainer.gradients(samples)
-        found = gradient_of(trainer)
-        gradient = found if gradient is None else gradient
+        compiled_s = time.monotonic() - began
+        found = gradients_of(trainer)
+        wanted = wanted or found
         trainer.optimizer.zero_grad()
-        apart = {"gradient_apart": float((found - gradient).norm() / gradient.norm()), "gradient": float(found.norm())}
+        apart = {name: float((found[name] - wanted[name]).norm() / wanted[name].norm()) for name in wanted}
+        norms = {name: float(found[name].norm()) for name in wanted}
         row = time_steps(lambda trainer=trainer, samples=samples: trainer.step(samples), shape, options.repeats)
-        yield kind, {**row, **apart}
+        yield kind, {**row, "compiled_s": compiled_s, "gradient_apart": apart, "gradient": norms}
         del trainer
 
 
-def gradient_of(trainer: Trainer) -> Tensor:
-    """Of the first layer, where what happens in all others arrives."""
-    named = trainer.masters.named.items()
-    found = [master.grad.flatten().cpu() for name, master in named if ".layers.0." in name and master.grad is not None]
-    return torch.cat(found)
+def gradients_of(trainer: Trainer) -> dict[str, Tensor]:
+    """Of the first layer, where what happens in all others arrives, and of the last."""
+    last = trainer.model.config.num_hidden_layers - 1
+    found = {}
+    for number in (0, last):
+        named = (master for name, master in trainer.masters.named.items() if f".layers.{number}." in name)
+        found[str(number)] = torch.cat([master.grad.flatten().cpu() for master in named if master.grad is not None])
+    return found
 
 
 def product_rows(model: str, kinds: list[str], repeats: int) -> dict[str, Row]:
@@ -127,9 +136,11 @@ def show(figures: dict[str, Any]) -> None:
         base = next(iter(rows.values()))
         for kind, row in rows.items():
             faster, memory = base["step_s"] / row["step_s"], row["peak_gib"]
+            layers = ", ".join(
+                f"{one} {row['gradient'][one]:.2g} ({row['gradient_apart'][one]:.1%} apart)" for one in row["gradient"]
+            )
             print(
-                f"{model:6}{kind:7}{row['step_s']:9.3f} s ({faster:.2f}x){memory:8.1f} GiB, "
-                f"gradient {row['gradient']:.2g}, {row['gradient_apart']:.1%} apart"
+                f"{model:6}{kind:7}{row['step_s']:9.3f} s ({faster:.2f}x){memory:8.1f} GiB, gradient of layer {layers}"
             )
     for model, rows in figures["product"].items():
         for name, kinds in rows.items():
@@ -151,7 +162,9 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters of this rank alone")
     parser.add_argument("--eager", action="store_true", help="layers that are not compiled")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--hints", action="store_true", help="two hinted messages a rollout, of a frozen teacher")
+    parser.add_argument("--products", action="store_true", help="single layers, too")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", default="", help="a folder, for vLLM")
     parser.add_argument("--length", type=int, default=512, help="of prompts for vLLM")
     parser.add_argument("--share", type=float, default=0.4, help="of the GPU, for vLLM")
@@ -164,9 +177,10 @@ def main() -> None:
         rows = figures["step"][model] = {}
         for kind, row in step_rows(model, shape, options):
             rows[kind] = row
-            print(f"{model} {kind}: {row['step_s']:.3f} s a step", flush=True)
+            print(f"{model} {kind}: {row['step_s']:.3f} s a step, the first {row['compiled_s']:.0f} s", flush=True)
             write(figures, options.json)
-        figures["product"][model] = product_rows(model, options.kinds, options.repeats)
+        if options.products:
+            figures["product"][model] = product_rows(model, options.kinds, options.repeats)
         write(figures, options.json)
     if options.model:
         figures["engine"] = engine_rows(options)

@@ -38,7 +38,7 @@ PREFILL_TOKENS = 16_384  # in one forward
 FUSED_TOKENS = (
     4_096  # from so many on fused kernels save more than it costs to call them: 1.5 ms a layer of a host's time
 )
-STEPS = 8  # between two looks, where looking is dear
+STEPS = 8  # between two looks, where looking is dear; tokens, where a step may write several
 FEWEST_ROWS, FEWEST_KEYS = 8, 512  # of a static step: fewer cost a GPU as much, and each size is a graph more
 T = TypeVar("T")
 Table = list[list[list[T]]]
@@ -64,11 +64,12 @@ class Decoder:
         self.model, self.stop_ids, self.temperature, self.static = model, stop_ids, temperature, static
         self.longest = 0  # tokens that a row may need, as far as that is known
         self.graphs = static and model.device.type == "cuda"
-        install(model, fused=self.graphs and hasattr(model.base_model, "layers"))
+        fused = self.graphs and hasattr(model.base_model, "layers")
+        install(model, fused)
         self.drafting = drafting
         self._hidden = torch.empty(0)  # the last states of the last forward, for a head
         if drafting:
-            drafting.install()
+            drafting.install(fused)
             model.base_model.register_forward_hook(self._note_hidden)
         self._dtype = model.dtype
         self.version = 0
@@ -155,7 +156,8 @@ class Decoder:
         if not self.rows:
             return
         running, held, width = self.running, len(self.rows), self._token_KSW.shape[2]
-        steps = min(STEPS, max(row.max_tokens - len(row.ids) for row in running)) if self.static else 1
+        left = max(row.max_tokens - len(row.ids) for row in running)
+        steps = min(-(-STEPS // width), left) if self.static else 1  # what is written behind an end is thrown away
         rows = min(_size(held), self.places.count) if self.static else held
         length = self._rounded(max(len(row.prompt_ids) + len(row.ids) for row in running) + steps * width)
         self._number.zero_()

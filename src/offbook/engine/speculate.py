@@ -35,9 +35,12 @@ class Drafting:
         self.output = output_of(model)
         self.looked_at, self.kept = [0] * count, [0] * count
 
-    def install(self) -> None:
-        """The head attends as the model does."""
+    def install(self, fused: bool) -> None:
+        """The head attends as the model does, and its layer is compiled where the model's are: it runs for every token
+        that is drafted, in kernels so small that their number is what they cost."""
         self.head.config._attn_implementation = self.model.config._attn_implementation
+        for layer in self.head.layers if fused else ():
+            layer.compile(dynamic=True)
 
     def note(self, kept: int) -> None:
         """Of one row and step. None is looked at behind one that was not kept."""
