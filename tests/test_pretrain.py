@@ -34,6 +34,10 @@ from offbook.types import OffbookError
 
 MIT = b"MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy"
 GPL = b"GNU GENERAL PUBLIC LICENSE\nVersion 3"
+PSF = (
+    b"PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2\nmaterial that was\npreviously distributed under the GNU General\n"
+    b"Public License (GPL)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +110,18 @@ def test_files_under_a_licence_of_their_own_are_held_to_it() -> None:
         "vendor/it/deep/b.py": module(2).encode(),
         "vendor/other/LICENSE": MIT,
         "vendor/other/c.py": module(3).encode(),
+        "docs/license.rst": b"BSD\n===\n\n.. literalinclude:: ../LICENSE\n",
+        "docs/_static/license.svg": b"<svg/>",
+        "docs/_static/g.js": module(7).encode(),
         "d.py": b"# SPDX-License-Identifier: GPL-3.0-or-later\n" + module(4).encode(),
         "e.py": b"# SPDX-License-Identifier: (GPL-2.0-only OR BSD-3-Clause)\n" + module(5).encode(),
         "f.py": b"# SPDX-License-Identifier: MIT AND GPL-2.0\n" + module(6).encode(),
     }
     taken = corpus.taken("one", files)
     assert taken is not None
-    assert [file.path for file in taken.files] == ["a.py", "e.py", "vendor/other/c.py"]
+    words, *code = (file.path for file in taken.files)
+    assert words == "docs/license.rst", "a page that shows the licence is no other one"
+    assert code == ["a.py", "docs/_static/g.js", "e.py", "vendor/other/c.py"]
     assert corpus.left_out == {"files under GPL": 3}
 
 
@@ -136,6 +145,12 @@ def test_a_measured_repository_is_known_in_any_version_and_folder(origin: str) -
         ({"PKG-INFO": b"Name: x\nLicense: BSD-3-Clause\n"}, "BSD"),
         ({"pyproject.toml": b'[project]\nlicense = {text = "MIT"}\n'}, "MIT"),
         ({"docs/LICENSE": MIT}, ""),
+        ({"LICENSE": b"Under *either* of LICENSE.MIT or", "LICENSE.MIT": MIT}, "MIT"),
+        ({"LICENSE": b"All rights reserved.", "LICENSE.MIT": MIT}, "an unknown licence"),
+        ({"license.py": b"x = 1", "PKG-INFO": b"License: MIT\n"}, "MIT"),
+        ({"license_check.py": b"x = 1", "LICENSE": GPL}, "GPL"),
+        ({"LICENSE": PSF}, "PSF-2.0"),
+        ({"LICENSE": PSF + GPL}, "GPL"),
     ],
 )
 def test_a_licence_is_told_by_its_words(files: dict[str, bytes], licence: str) -> None:

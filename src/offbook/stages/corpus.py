@@ -33,6 +33,9 @@ LANGUAGES = {
     ".md": "docs", ".rst": "docs", ".toml": "settings", ".cfg": "settings", ".yaml": "settings", ".yml": "settings",
 }  # fmt: skip
 LICENCE_FILES = re.compile(r"(licen[cs]e|copying|unlicense)([.\-_].*)?", re.IGNORECASE)
+NO_LICENCES = (".py", ".pyi", ".js", ".ts", ".json", ".svg", ".png", ".html")  # of that name: code, pictures, pages
+POINTING = re.compile(r"include::|\{include\}")  # a page of documentation, which shows the licence and is none
+OLD_PYTHON = "previously distributed under the gnu general public license"  # a clause of the PSF's own, and no GPL
 LICENCES = (  # by words that each of them has; the first that fits, so that stricter ones come first
     ("AGPL", "affero general public license"),
     ("LGPL", "lesser general public license"),
@@ -47,6 +50,7 @@ LICENCES = (  # by words that each of them has; the first that fits, so that str
     ("PSF-2.0", "python software foundation license"),
     ("Zlib", "this software is provided 'as-is', without any express or implied warranty"),
 )
+UNKNOWN = "an unknown licence"
 SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+() -]+)")
 HEADER = 2000  # characters of a file, in which that stands
 LONGEST_LINE = 2000  # characters: nobody wrote that by hand
@@ -178,21 +182,29 @@ def domain_of(path: str) -> str:
 
 def licence_of(files: Mapping[str, bytes]) -> str:
     """By the words of its licence file or, without one, by what its metadata say; empty where neither says anything."""
-    for path, content in sorted(files.items()):
-        if "/" not in path and LICENCE_FILES.fullmatch(path):
-            return _licence_in(content)
-    return _named_licence(_said(files, "license(?:-expression)?"))
+    texts = [content for path, content in sorted(files.items()) if "/" not in path and _is_licence(path)]
+    if not texts:
+        return _named_licence(_said(files, "license(?:-expression)?"))
+    found = list(map(_licence_in, texts))
+    if found[0] == UNKNOWN and found[1:] and b"either" in texts[0]:  # it names the files beside it
+        return found[1]
+    return found[0]
 
 
 def licences_below(files: Mapping[str, bytes]) -> dict[str, str]:
     """Of folders that have a licence of their own, such as copies of others' code."""
     found = {PurePosixPath(path): content for path, content in sorted(files.items(), reverse=True) if "/" in path}
-    return {str(path.parent): _licence_in(found[path]) for path in found if LICENCE_FILES.fullmatch(path.name)}
+    texts = {path: content.decode(errors="replace") for path, content in found.items() if _is_licence(path.name)}
+    return {str(path.parent): _licence_in(found[path]) for path, text in texts.items() if not POINTING.search(text)}
+
+
+def _is_licence(name: str) -> bool:
+    return bool(LICENCE_FILES.fullmatch(name)) and not name.lower().endswith(NO_LICENCES)
 
 
 def _licence_in(content: bytes) -> str:
-    words = " ".join(content.decode(errors="replace").lower().split())
-    return next((name for name, phrase in LICENCES if phrase in words), "an unknown licence")
+    words = " ".join(content.decode(errors="replace").lower().split()).replace(OLD_PYTHON, "")
+    return next((name for name, phrase in LICENCES if phrase in words), UNKNOWN)
 
 
 def _named_licence(told: str) -> str:
