@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import shutil
 from pathlib import Path
@@ -358,6 +359,23 @@ def test_nothing_to_learn_from_is_said(tiny: Path, tmp_path: Path) -> None:
         pretrain(config_for(tiny, tmp_path / "run", []))
     with pytest.raises(OffbookError, match=r"there is no .*absent"):
         pretrain(config_for(tiny, tmp_path / "run", [tmp_path / "absent"]))
+
+
+def test_a_folder_is_read_whatever_lies_in_it(tmp_path: Path) -> None:
+    folder = repository(tmp_path, "one")
+    (folder / "pkg" / "link.py").symlink_to("/etc/hostname")
+    (folder / "pkg" / "loop.py").symlink_to("loop.py")
+    os.mkfifo(folder / "pkg" / "pipe.py")
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / "c.py").write_text(module(7))
+    with (folder / "pkg" / "huge.py").open("wb") as file:
+        file.truncate(2**40)  # more than there is memory
+    (folder / "pkg" / "nested.py").write_text("x = " + "(" * 5000 + ")" * 5000)
+    corpus = Corpus(PretrainConfig(data=[str(folder)]))
+    (found,) = corpus.repositories(0, lambda what, share: None)
+    assert found.name == "one"
+    assert {file.path for file in found.files} >= {"pkg/a.py", "pkg/b.py", "tests/test_a.py", "README.md"}
+    assert corpus.left_out == {"links and devices": 3, "huge files": 1, "files that nobody wrote": 1}
 
 
 def test_pocket_code_is_made_on_the_spot(tiny: Path, tmp_path: Path) -> None:

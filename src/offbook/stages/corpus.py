@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import os
 import random
 import re
 import tempfile
@@ -20,7 +21,7 @@ from offbook.config import ConfigError, PretrainConfig
 from offbook.loop.models import Progress
 from offbook.pocket.tasks import draft_tasks
 from offbook.taskgen.nouns import Unprepared
-from offbook.taskgen.prepare.source import fetch
+from offbook.taskgen.prepare.source import SKIPPED, fetch
 from offbook.taskgen.repeated import SAME, Sketch, shared, sketch_of
 from offbook.tasks.contamination import Sought, repository_of
 from offbook.types import OffbookError, is_test_file
@@ -88,12 +89,30 @@ class Corpus:
             progress(f"reading {source}", number / len(sources))
             if made := POCKET_CODE.fullmatch(source):
                 trees: Iterable[tuple[str, dict[str, bytes]]] = _pocket(int(made[1]), seed)
+            elif Path(source).is_dir():
+                trees = [(Path(source).resolve().name, self._in_folder(Path(source)))]
             else:
                 trees = [_fetched(source)]
             for name, files in trees:
                 if repository := self.taken(name, files):
                     yield repository
         progress("reading", 1.0)
+
+    def _in_folder(self, folder: Path) -> dict[str, bytes]:
+        """Read where it lies, whatever else lies there: no link is followed, and of a huge file the start will do."""
+        found: dict[str, bytes] = {}
+        for place, folders, names in os.walk(folder):
+            folders[:] = sorted(set(folders) - SKIPPED)
+            for path in (Path(place) / name for name in sorted(names)):
+                if path.is_symlink() or not path.is_file():
+                    self.left_out["links and devices"] += 1
+                    continue
+                try:
+                    with path.open("rb") as file:
+                        found[path.relative_to(folder).as_posix()] = file.read(self.settings.max_file_kb * 1024 + 1)
+                except OSError:
+                    self.left_out["files that cannot be opened"] += 1
+        return found
 
     def taken(self, name: str, files: Mapping[str, bytes]) -> Repository | None:
         licence = licence_of(files)
