@@ -170,6 +170,15 @@ def test_bits_and_answers_are_those_of_a_plain_forward(model: Path) -> None:
     assert not asked.is_right(Question(text, ("zzzz", likely, "qqqq", "@@@@")))
 
 
+def test_it_is_asked_in_the_precision_of_the_engine(model: Path) -> None:
+    exact, rounded = Asked(model), Asked(model, "bfloat16")
+    assert rounded.decoder.model.dtype == torch.bfloat16
+    text = "def one(value):\n    return value + 1\n"
+    found = [asked.bits_per_byte([text])["bits_per_byte"] for asked in (exact, rounded)]
+    assert found[1] == pytest.approx(found[0], rel=0.02)
+    assert found[1] != found[0]
+
+
 def test_a_base_is_measured_by_one_command(
     model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import shutil
 from pathlib import Path
@@ -34,6 +35,10 @@ from offbook.types import OffbookError
 
 MIT = b"MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy"
 GPL = b"GNU GENERAL PUBLIC LICENSE\nVersion 3"
+PSF = (
+    b"PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2\nmaterial that was\npreviously distributed under the GNU General\n"
+    b"Public License (GPL)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +111,18 @@ def test_files_under_a_licence_of_their_own_are_held_to_it() -> None:
         "vendor/it/deep/b.py": module(2).encode(),
         "vendor/other/LICENSE": MIT,
         "vendor/other/c.py": module(3).encode(),
+        "docs/license.rst": b"BSD\n===\n\n.. literalinclude:: ../LICENSE\n",
+        "docs/_static/license.svg": b"<svg/>",
+        "docs/_static/g.js": module(7).encode(),
         "d.py": b"# SPDX-License-Identifier: GPL-3.0-or-later\n" + module(4).encode(),
         "e.py": b"# SPDX-License-Identifier: (GPL-2.0-only OR BSD-3-Clause)\n" + module(5).encode(),
         "f.py": b"# SPDX-License-Identifier: MIT AND GPL-2.0\n" + module(6).encode(),
     }
     taken = corpus.taken("one", files)
     assert taken is not None
-    assert [file.path for file in taken.files] == ["a.py", "e.py", "vendor/other/c.py"]
+    words, *code = (file.path for file in taken.files)
+    assert words == "docs/license.rst", "a page that shows the licence is no other one"
+    assert code == ["a.py", "docs/_static/g.js", "e.py", "vendor/other/c.py"]
     assert corpus.left_out == {"files under GPL": 3}
 
 
@@ -136,6 +146,12 @@ def test_a_measured_repository_is_known_in_any_version_and_folder(origin: str) -
         ({"PKG-INFO": b"Name: x\nLicense: BSD-3-Clause\n"}, "BSD"),
         ({"pyproject.toml": b'[project]\nlicense = {text = "MIT"}\n'}, "MIT"),
         ({"docs/LICENSE": MIT}, ""),
+        ({"LICENSE": b"Under *either* of LICENSE.MIT or", "LICENSE.MIT": MIT}, "MIT"),
+        ({"LICENSE": b"All rights reserved.", "LICENSE.MIT": MIT}, "an unknown licence"),
+        ({"license.py": b"x = 1", "PKG-INFO": b"License: MIT\n"}, "MIT"),
+        ({"license_check.py": b"x = 1", "LICENSE": GPL}, "GPL"),
+        ({"LICENSE": PSF}, "PSF-2.0"),
+        ({"LICENSE": PSF + GPL}, "GPL"),
     ],
 )
 def test_a_licence_is_told_by_its_words(files: dict[str, bytes], licence: str) -> None:
@@ -343,6 +359,23 @@ def test_nothing_to_learn_from_is_said(tiny: Path, tmp_path: Path) -> None:
         pretrain(config_for(tiny, tmp_path / "run", []))
     with pytest.raises(OffbookError, match=r"there is no .*absent"):
         pretrain(config_for(tiny, tmp_path / "run", [tmp_path / "absent"]))
+
+
+def test_a_folder_is_read_whatever_lies_in_it(tmp_path: Path) -> None:
+    folder = repository(tmp_path, "one")
+    (folder / "pkg" / "link.py").symlink_to("/etc/hostname")
+    (folder / "pkg" / "loop.py").symlink_to("loop.py")
+    os.mkfifo(folder / "pkg" / "pipe.py")
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / "c.py").write_text(module(7))
+    with (folder / "pkg" / "huge.py").open("wb") as file:
+        file.truncate(2**40)  # more than there is memory
+    (folder / "pkg" / "nested.py").write_text("x = " + "(" * 5000 + ")" * 5000)
+    corpus = Corpus(PretrainConfig(data=[str(folder)]))
+    (found,) = corpus.repositories(0, lambda what, share: None)
+    assert found.name == "one"
+    assert {file.path for file in found.files} >= {"pkg/a.py", "pkg/b.py", "tests/test_a.py", "README.md"}
+    assert corpus.left_out == {"links and devices": 3, "huge files": 1, "files that nobody wrote": 1}
 
 
 def test_pocket_code_is_made_on_the_spot(tiny: Path, tmp_path: Path) -> None:

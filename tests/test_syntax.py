@@ -54,6 +54,14 @@ NEWER = textwrap.dedent('''
 ''')
 
 
+def test_room_between_type_parameters_and_what_follows() -> None:
+    """Formatters test themselves on it, so corpora of code have it."""
+    first, second = "def one[T] (value: T): return 1\n\n\n", "class Box[T] (list): pass\n\n\n"
+    tree = parse(first + second + "def two[T] \\\n(value): return 2\n")
+    assert [(node.name, node.lineno) for node in tree.body] == [("one", 1), ("Box", 4), ("two", 7)]
+    assert tree.body[2].body[0].lineno == 8
+
+
 def test_names_strings_and_lines() -> None:
     tree = parse(NEWER)
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

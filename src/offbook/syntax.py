@@ -8,11 +8,16 @@ names, strings and lines are right. Columns on such lines are those of the older
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 import libcst as cst
 
 Template = cst.FormattedString | cst.TemplatedString | cst.ConcatenatedString
 Hole = cst.FormattedStringExpression | cst.TemplatedStringExpression
+WITHOUT_PARAMETERS: dict[str, Any] = {
+    "type_parameters": None,
+    "whitespace_after_type_parameters": cst.SimpleWhitespace(""),  # libcst refuses any where there are none
+}
 Words = cst.FormattedStringText | cst.TemplatedStringText | cst.SimpleString
 
 
@@ -41,12 +46,13 @@ class _Lower(cst.CSTTransformer):
     def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
         if updated_node.type_parameters is None:
             return updated_node
-        lines = _code(updated_node.type_parameters).count("\n")
+        taken = _code(updated_node.type_parameters) + _code(updated_node.whitespace_after_type_parameters)
+        lines = taken.count("\n")
         room = _lines(lines) if lines else updated_node.whitespace_before_params
-        return updated_node.with_changes(type_parameters=None, whitespace_before_params=room)
+        return updated_node.with_changes(**WITHOUT_PARAMETERS, whitespace_before_params=room)
 
     def leave_ClassDef(self, original_node: cst.ClassDef, updated_node: cst.ClassDef) -> cst.ClassDef:
-        return updated_node.with_changes(type_parameters=None)
+        return updated_node.with_changes(**WITHOUT_PARAMETERS)
 
     def leave_TypeAlias(self, original_node: cst.TypeAlias, updated_node: cst.TypeAlias) -> cst.Assign:
         return cst.Assign([cst.AssignTarget(updated_node.name)], updated_node.value, updated_node.semicolon)

@@ -116,7 +116,8 @@ def _base(
         folder = latest_checkpoint(RunFolder.open(run)) if run else local_or_remote(chosen, "", config.seed, progress)
         assert folder is not None
         tasks = task_sets(config, progress).heldout
-        result = run_base(folder, tasks, config.seed, limit, config.harness.context, progress)
+        context, precision = config.harness.context, config.engine.precision
+        result = run_base(folder, tasks, config.seed, limit, context, progress, precision)
     label = "-".join([BASE, *([f"first-{limit}"] if limit else [])])
     path = out / f"{BASE}.json" if out else None
     path = path or (run / "eval" / f"{label}.json" if run else Path("runs") / f"eval-{_slug(chosen)}-{label}.json")

@@ -22,6 +22,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from offbook.config import Precision
 from offbook.evals.questions import (
     Question,
     api_question,
@@ -51,9 +52,9 @@ SHARES = (0.125, 0.5, 0.95)  # of what the model reads, in which a needle is loo
 class Asked:
     """A model that is asked."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, precision: Precision = "float32"):
         self.tokenizer = AutoTokenizer.from_pretrained(chat_folder(folder))
-        self.decoder = Decoder(load_model(folder))
+        self.decoder = Decoder(load_model(folder, precision))
         self.positions = positions(chat_folder(folder))
 
     def ids(self, text: str) -> list[int]:
@@ -95,9 +96,10 @@ def run_base(
     limit: int = 0,
     context: int = 0,
     progress: Callable[[str, float], None] = lambda what, share: None,
+    precision: Precision = "float32",
 ) -> dict[str, Any]:
     """`limit` questions of a kind, where it is not 0; `context` is the longest that is read, where it is not 0."""
-    asked, questions = Asked(folder), limit or QUESTIONS
+    asked, questions = Asked(folder, precision), limit or QUESTIONS
     most = min(asked.positions, context or asked.positions)
     repositories = list(held_out_code(tasks))
     texts = [f"# {path}\n{text}" for files in repositories for path, text in files][: limit or MOST_FILES]

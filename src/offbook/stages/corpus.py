@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import os
 import random
 import re
 import tempfile
@@ -20,7 +21,7 @@ from offbook.config import ConfigError, PretrainConfig
 from offbook.loop.models import Progress
 from offbook.pocket.tasks import draft_tasks
 from offbook.taskgen.nouns import Unprepared
-from offbook.taskgen.prepare.source import fetch
+from offbook.taskgen.prepare.source import SKIPPED, fetch
 from offbook.taskgen.repeated import SAME, Sketch, shared, sketch_of
 from offbook.tasks.contamination import Sought, repository_of
 from offbook.types import OffbookError, is_test_file
@@ -33,6 +34,9 @@ LANGUAGES = {
     ".md": "docs", ".rst": "docs", ".toml": "settings", ".cfg": "settings", ".yaml": "settings", ".yml": "settings",
 }  # fmt: skip
 LICENCE_FILES = re.compile(r"(licen[cs]e|copying|unlicense)([.\-_].*)?", re.IGNORECASE)
+NO_LICENCES = (".py", ".pyi", ".js", ".ts", ".json", ".svg", ".png", ".html")  # of that name: code, pictures, pages
+POINTING = re.compile(r"include::|\{include\}")  # a page of documentation, which shows the licence and is none
+OLD_PYTHON = "previously distributed under the gnu general public license"  # a clause of the PSF's own, and no GPL
 LICENCES = (  # by words that each of them has; the first that fits, so that stricter ones come first
     ("AGPL", "affero general public license"),
     ("LGPL", "lesser general public license"),
@@ -47,6 +51,7 @@ LICENCES = (  # by words that each of them has; the first that fits, so that str
     ("PSF-2.0", "python software foundation license"),
     ("Zlib", "this software is provided 'as-is', without any express or implied warranty"),
 )
+UNKNOWN = "an unknown licence"
 SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+() -]+)")
 HEADER = 2000  # characters of a file, in which that stands
 LONGEST_LINE = 2000  # characters: nobody wrote that by hand
@@ -84,12 +89,30 @@ class Corpus:
             progress(f"reading {source}", number / len(sources))
             if made := POCKET_CODE.fullmatch(source):
                 trees: Iterable[tuple[str, dict[str, bytes]]] = _pocket(int(made[1]), seed)
+            elif Path(source).is_dir():
+                trees = [(Path(source).resolve().name, self._in_folder(Path(source)))]
             else:
                 trees = [_fetched(source)]
             for name, files in trees:
                 if repository := self.taken(name, files):
                     yield repository
         progress("reading", 1.0)
+
+    def _in_folder(self, folder: Path) -> dict[str, bytes]:
+        """Read where it lies, whatever else lies there: no link is followed, and of a huge file the start will do."""
+        found: dict[str, bytes] = {}
+        for place, folders, names in os.walk(folder):
+            folders[:] = sorted(set(folders) - SKIPPED)
+            for path in (Path(place) / name for name in sorted(names)):
+                if path.is_symlink() or not path.is_file():
+                    self.left_out["links and devices"] += 1
+                    continue
+                try:
+                    with path.open("rb") as file:
+                        found[path.relative_to(folder).as_posix()] = file.read(self.settings.max_file_kb * 1024 + 1)
+                except OSError:
+                    self.left_out["files that cannot be opened"] += 1
+        return found
 
     def taken(self, name: str, files: Mapping[str, bytes]) -> Repository | None:
         licence = licence_of(files)
@@ -178,21 +201,29 @@ def domain_of(path: str) -> str:
 
 def licence_of(files: Mapping[str, bytes]) -> str:
     """By the words of its licence file or, without one, by what its metadata say; empty where neither says anything."""
-    for path, content in sorted(files.items()):
-        if "/" not in path and LICENCE_FILES.fullmatch(path):
-            return _licence_in(content)
-    return _named_licence(_said(files, "license(?:-expression)?"))
+    texts = [content for path, content in sorted(files.items()) if "/" not in path and _is_licence(path)]
+    if not texts:
+        return _named_licence(_said(files, "license(?:-expression)?"))
+    found = list(map(_licence_in, texts))
+    if found[0] == UNKNOWN and found[1:] and b"either" in texts[0]:  # it names the files beside it
+        return found[1]
+    return found[0]
 
 
 def licences_below(files: Mapping[str, bytes]) -> dict[str, str]:
     """Of folders that have a licence of their own, such as copies of others' code."""
     found = {PurePosixPath(path): content for path, content in sorted(files.items(), reverse=True) if "/" in path}
-    return {str(path.parent): _licence_in(found[path]) for path in found if LICENCE_FILES.fullmatch(path.name)}
+    texts = {path: content.decode(errors="replace") for path, content in found.items() if _is_licence(path.name)}
+    return {str(path.parent): _licence_in(found[path]) for path, text in texts.items() if not POINTING.search(text)}
+
+
+def _is_licence(name: str) -> bool:
+    return bool(LICENCE_FILES.fullmatch(name)) and not name.lower().endswith(NO_LICENCES)
 
 
 def _licence_in(content: bytes) -> str:
-    words = " ".join(content.decode(errors="replace").lower().split())
-    return next((name for name, phrase in LICENCES if phrase in words), "an unknown licence")
+    words = " ".join(content.decode(errors="replace").lower().split()).replace(OLD_PYTHON, "")
+    return next((name for name, phrase in LICENCES if phrase in words), UNKNOWN)
 
 
 def _named_licence(told: str) -> str:
