@@ -71,7 +71,7 @@ ARMS: dict[str, dict[str, str]] = {
 }
 IMITATION = {"sft": "nll", "dft": "dft"}
 ARMS_OF = {
-    "arms": ["before", *ARMS, *IMITATION],
+    "arms": ["before", "opd-teacher", *ARMS, *IMITATION],
     "continual": ["sft", "dft", "sdft", "rl"],
     "leak": ["before", "rl", "opsd", "sdft", "sft"],
     "heed": ["pocket", "start"],
@@ -155,7 +155,9 @@ class Bench:
         if self.arguments.mode == "continual":
             return self.continual(name)
         began = time.monotonic()
-        model, cost = (self.start, {}) if name == "before" else self.arm(name)
+        model, cost = self.start, dict[str, float]()
+        if name != "before":
+            model, cost = (self.larger, cost) if name == "opd-teacher" else self.arm(name)
         found = {**self.measured(model, load_tasks(self.tasks / "heldout")), **cost}
         if self.leaks:
             found["solved_train"] = self.measured(model, load_tasks(self.tasks / "train"))["solved"]
