@@ -147,6 +147,8 @@ def test_a_measured_repository_is_known_in_any_version_and_folder(origin: str) -
         ({"pyproject.toml": b'[project]\nlicense = {text = "MIT"}\n'}, "MIT"),
         ({"docs/LICENSE": MIT}, ""),
         ({"LICENSE": b"Under *either* of LICENSE.MIT or", "LICENSE.MIT": MIT}, "MIT"),
+        ({"LICENSE": b"Under either of these", "LICENSE.GPL": GPL, "LICENSE.MIT": MIT}, "MIT"),
+        ({"LICENSE": b"Under either of these"}, "an unknown licence"),
         ({"LICENSE": b"All rights reserved.", "LICENSE.MIT": MIT}, "an unknown licence"),
         ({"license.py": b"x = 1", "PKG-INFO": b"License: MIT\n"}, "MIT"),
         ({"license_check.py": b"x = 1", "LICENSE": GPL}, "GPL"),

@@ -209,6 +209,15 @@ def test_bad_lines_are_counted_said_and_left_out(tiny: Path, tmp_path: Path) -> 
             sources(settings(tiny, written(tmp_path / "b.jsonl", lines)))
 
 
+def test_a_context_without_room_for_a_message_is_named(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFBOOK_CACHE", str(tmp_path))
+    config = settings(tiny, Path("pocket:2"), harness={"profile": "pocket", "context": 600, "message_tokens": 600})
+    with pytest.raises(OffbookError, match=r"no message of an assistant; harness.context has no room for one"):
+        sources(config)
+
+
 def test_ids_of_our_own_are_taken_as_they_are(tiny: Path, tmp_path: Path, demonstrated: Path) -> None:
     """Those of another tokenizer are written again, and come to the same where the chat is the same."""
     rollouts, _ = RunFolder(demonstrated).rollouts(1)

@@ -2,6 +2,7 @@
 
     python bench/cpu/methods.py --seeds 0 1 2 --json docs/results/methods.json
     python bench/cpu/methods.py --seeds 0 1 2 --mode continual --steps 8 --json docs/results/continual.json
+    python bench/cpu/methods.py --seeds 0 --mode continual --own-words --steps 8 --arms sft sdft rl
     python bench/cpu/methods.py --seeds 0 1 2 --mode leak --json docs/results/leak.json
     python bench/cpu/methods.py --seeds 0 1 2 --mode heed
 
@@ -11,9 +12,10 @@ time, some of them shown their solution or a demonstration: it guesses by itself
 sample rollouts train for as many steps; those that imitate get as many tokens as RL trained on, of an expert's
 episodes, which are SDFT's demonstrations as well. The teacher of OPD has four times the parameters, and imitated the
 expert. With `continual` methods learn three families one after the other, and all are measured after each, and ordinary
-tasks with them. With `leak` each task has a meaning of its own: what is learned of it holds for no other. `heed` trains
-nothing: what models make of what is shown. What is done already is not done again. An arm that fails is a row with its
-error. Processes with other --arms may run at once; they wait for the first of them to prepare a seed.
+tasks with them; with --own-words each has a word of its own, so that no two contradict. With `leak` each task has a
+meaning of its own: what is learned of it holds for no other. `heed` trains nothing: what models make of what is shown.
+What is done already is not done again. An arm that fails is a row with its error. Processes with other --arms may run
+at once; they wait for the first of them to prepare a seed.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ ARMS: dict[str, dict[str, str]] = {
 }
 IMITATION = {"sft": "nll", "dft": "dft"}
 ARMS_OF = {
-    "arms": ["before", *ARMS, *IMITATION],
+    "arms": ["before", "opd-teacher", *ARMS, *IMITATION],
     "continual": ["sft", "dft", "sdft", "rl"],
     "leak": ["before", "rl", "opsd", "sdft", "sft"],
     "heed": ["pocket", "start"],
@@ -83,7 +85,7 @@ class Bench:
 
     def __init__(self, seed: int, arguments: argparse.Namespace):
         self.seed, self.arguments = seed, arguments
-        self.root: Path = arguments.out / f"seed-{seed}"
+        self.root: Path = arguments.out / (f"seed-{seed}" + ("-own-words" if arguments.own_words else ""))
         self.leaks = arguments.mode == "leak"
         self.place = self.root / ("own" if self.leaks else "family")  # of what differs with the meaning of the word
         self.tasks, self.expert = self.place / "tasks", self.place / "expert.jsonl"
@@ -108,7 +110,7 @@ class Bench:
     def _prepare(self) -> None:
         amount = of_task if self.leaks else of_family(self.seed)
         if not self.tasks.is_dir():
-            make_named_tasks(self.tasks, self.seed, *self.arguments.tasks, amount)
+            make_named_tasks(self.tasks, self.seed, *self.arguments.tasks, amount, self.arguments.own_words)
         self.ordinary = self.root / "ordinary"
         if self.arguments.mode == "continual" and not self.ordinary.is_dir():
             sizes = 3, self.arguments.tasks[1]
@@ -116,7 +118,7 @@ class Bench:
         self.pocket = self.made()
         self.start = self.shown(self.pocket, self.root / "start")
         if not self.expert.is_file():
-            drafts = drafts_of(self.tasks, self.seed, amount)
+            drafts = drafts_of(self.tasks, self.seed, amount, self.arguments.own_words)
             write_episodes(self.expert, chat_for(self.start), drafts, self.seed, EXPERT)
         if self.arguments.mode == "arms" and any("opd" in arm for arm in self.arguments.arms or ARMS):
             larger = self.shown(self.made(2 * POCKET.width), self.root / "larger")
@@ -130,7 +132,7 @@ class Bench:
         """After episodes in which the word means something else every time, some shown their solution."""
         data = self.root / "shown.jsonl"
         if not data.is_file():
-            drafts = named_drafts(self.seed + 1000, "train", PACKAGES, of_task)
+            drafts = named_drafts(self.seed + 1000, "train", PACKAGES, of_task, self.arguments.own_words)
             episodes = list(itertools.islice(drafts, self.arguments.shown))
             write_episodes(data, chat_for(model), episodes, self.seed + 1000)
         keys = {"sft.references": "0.3", "sft.demonstrations": "0.3", "sft.learning_rate": "2e-3", **PLAIN}
@@ -153,7 +155,9 @@ class Bench:
         if self.arguments.mode == "continual":
             return self.continual(name)
         began = time.monotonic()
-        model, cost = (self.start, {}) if name == "before" else self.arm(name)
+        model, cost = self.start, dict[str, float]()
+        if name != "before":
+            model, cost = (self.larger, cost) if name == "opd-teacher" else self.arm(name)
         found = {**self.measured(model, load_tasks(self.tasks / "heldout")), **cost}
         if self.leaks:
             found["solved_train"] = self.measured(model, load_tasks(self.tasks / "train"))["solved"]
@@ -301,6 +305,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=2, help="rollouts of a held-out task")
     parser.add_argument("--shown", type=int, default=6000, help="episodes of the start")
     parser.add_argument("--episodes", type=int, default=POCKET.episodes, help="of pocket, and of OPD's teacher")
+    parser.add_argument("--own-words", action="store_true", help="each family has a word of its own")
     parser.add_argument("--sft-rate", default="2e-4")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="configuration of all arms")

@@ -2,7 +2,8 @@
 
 The tests know it, so does the solution, and whoever has solved such a task. In a family, which is a package, it is the
 same for all tasks: what is learned from some holds for the others. Where each task has its own it can be known of a
-task, and never of another.
+task, and never of another. With one word for all, families contradict one another; with a word of its own for each they
+do not.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from offbook.tasks.folder import write_task
 from offbook.tokens import Chat
 from offbook.types import Reward, Rollout
 
-WORD = "the tare"
+WORDS = ("the tare", "the toll", "the levy")
 CONSTANTS = range(2, 10)
-FAMILIES = PACKAGES[:3]
+FAMILIES = PACKAGES[: len(WORDS)]
 AT_ONCE = 4
 EXPERT = Habits(unknown_tool=0, malformed=0, reread=0, edit_tests=0, explore=0)
 Amount = Callable[[Draft, random.Random], int]
@@ -38,10 +39,12 @@ Amount = Callable[[Draft, random.Random], int]
 class Named(Function):
     """Whose docstring has the word in the place of the constant."""
 
+    word: str = WORDS[0]
+
     @property
     def doc(self) -> str:
         step = self.steps[0]
-        return f"Return {step.op.phrase.format(a=self.argument, k=WORD)}."
+        return f"Return {step.op.phrase.format(a=self.argument, k=self.word)}."
 
 
 def amounts(seed: int) -> dict[str, int]:
@@ -58,19 +61,22 @@ def of_task(draft: Draft, rng: random.Random) -> int:
     return rng.choice(CONSTANTS)
 
 
-def named_drafts(seed: int, split: Split, packages: Collection[str], amount: Amount) -> Iterator[Draft]:
+def named_drafts(
+    seed: int, split: Split, packages: Collection[str], amount: Amount, own_words: bool = False
+) -> Iterator[Draft]:
     """Without end. Of functions with two steps, or with a constant that may not be any, there are none."""
     rng, found = random.Random(f"named {split} {seed}"), draft_tasks(seed, 1_000_000, split)
     for draft in found:
         function = draft.spots[0].function
         if draft.gold.package in packages and len(function.steps) == 1 and function.steps[0].op.constants == CONSTANTS:
-            yield _with_word(draft, amount(draft, rng))
+            word = WORDS[PACKAGES.index(draft.gold.package) % len(WORDS) if own_words else 0]
+            yield _with_word(draft, amount(draft, rng), word)
 
 
-def _with_word(draft: Draft, constant: int) -> Draft:
+def _with_word(draft: Draft, constant: int, word: str) -> Draft:
     spot = draft.spots[0]
     step = replace(spot.function.steps[0], constant=constant)
-    named = Named(spot.function.name, spot.function.argument, (step,))
+    named = Named(spot.function.name, spot.function.argument, (step,), word=word)
 
     def of(function: Function) -> Function:
         return named if function == spot.function else function
@@ -83,21 +89,24 @@ def _with_word(draft: Draft, constant: int) -> Draft:
     return replace(draft, gold=gold, spots=(Spot(gold, module, named),))
 
 
-def make_named_tasks(root: Path, seed: int, num_train: int, num_heldout: int, amount: Amount) -> None:
+def make_named_tasks(
+    root: Path, seed: int, num_train: int, num_heldout: int, amount: Amount, own_words: bool = False
+) -> None:
     """Verified, as many of each family."""
     with whole_folder(root) as part:
         for split, count in cast(dict[Split, int], {"train": num_train, "heldout": num_heldout}).items():
             (part / split).mkdir()
             for family in FAMILIES:
-                asyncio.run(_write(part / split, named_drafts(seed, split, [family], amount), count // len(FAMILIES)))
+                drafts = named_drafts(seed, split, [family], amount, own_words)
+                asyncio.run(_write(part / split, drafts, count // len(FAMILIES)))
 
 
-def drafts_of(root: Path, seed: int, amount: Amount) -> list[Draft]:
+def drafts_of(root: Path, seed: int, amount: Amount, own_words: bool = False) -> list[Draft]:
     """Of the tasks to train on that were made so."""
     wanted, found = {one.name for one in (root / "train").iterdir()}, list[Draft]()
     for family in FAMILIES:
         count = sum(name.startswith(f"{family}-") for name in wanted)
-        drafts = (one for one in named_drafts(seed, "train", [family], amount) if one.id in wanted)
+        drafts = (one for one in named_drafts(seed, "train", [family], amount, own_words) if one.id in wanted)
         found += itertools.islice(drafts, count)
     return found
 

@@ -23,6 +23,7 @@ from offbook.loop.effect import measure
 from offbook.loop.models import load_model, model_folder
 from offbook.stages.sft import sft
 from offbook.stages.sources import read_sources
+from offbook.train.forward import Decoder
 from offbook.types import Feedback
 
 WAYS = {"none": (0.0, 0.0), "reminders": (0.4, 0.0), "reminders and pairs": (0.4, 0.2)}
@@ -37,6 +38,8 @@ def settings(options: argparse.Namespace, way: str, out: Path) -> Config:
         "out": str(out),
         "harness.profile": "pocket",
         "harness.context": "2048",
+        "harness.message_tokens": "256",
+        "harness.summary_tokens": "256",
         "feedback.rules": json.dumps(RULES),
         "train.lora.rank": str(options.rank),
         "sft.data": json.dumps([f"pocket:{options.episodes}"]),
@@ -59,7 +62,7 @@ def shifts(model: Path, config: Config, episodes: int) -> dict[str, list[float]]
         for rollout in source.rollouts
         for target in read_rollout(rollout, 6, rules=RULES)
     ]
-    measure(pairs, load_model(model), chat_of(model, config))
+    measure(pairs, Decoder(load_model(model)), chat_of(model, config))
     by_rule: dict[str, list[Feedback]] = defaultdict(list)
     for _, item in pairs:
         if item.student:

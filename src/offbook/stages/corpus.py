@@ -205,8 +205,8 @@ def licence_of(files: Mapping[str, bytes]) -> str:
     if not texts:
         return _named_licence(_said(files, "license(?:-expression)?"))
     found = list(map(_licence_in, texts))
-    if found[0] == UNKNOWN and found[1:] and b"either" in texts[0]:  # it names the files beside it
-        return found[1]
+    if found[0] == UNKNOWN and b"either" in texts[0]:  # of the files beside it, so the one that asks for least
+        return next((name for name, _ in reversed(LICENCES) if name in found), UNKNOWN)
     return found[0]
 
 

@@ -49,7 +49,8 @@ class Source:
 
     def add(self, rollout: Rollout, tools: Tools = ()) -> None:
         if not any(segment.is_own(message) for segment in rollout.segments for message in segment.messages):
-            self.left_out["no message of an assistant"] += 1
+            why = "; harness.context has no room for one" if rollout.stop == "context" else ""
+            self.left_out[f"no message of an assistant{why}"] += 1
             return
         if tools and rollout.segments[0].messages[0].role != "system":  # which is where they are told of
             rollout.segments[0].messages.insert(0, Message("system", "", 0, 0, 0, 0))
