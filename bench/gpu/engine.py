@@ -5,7 +5,9 @@ CUDA graphs and without, in both modes; what one prefill and one decode step tak
 float32 forward; and conversations of several turns, in which tools add 20 to 180 tokens, with keys and values
 kept, against reading all of it every turn, each with its seconds of prefill and of decoding (which are waited for, so
 that the sum is a little more than without a clock); `a row at a time` is without rows side by side in attention,
-and GPU_CALL (engine/places.py) is what decides which ones are.
+and GPU_CALL (engine/places.py) is what decides which ones are. `agents` are half as many rows in the continuous mode,
+whose messages end by themselves after about 43 tokens and whose tools take 30 to 250 ms: as rollouts of SmolLM2 on
+pocket-long tasks are, 17 turns each, the second time that they run.
 Without --model the weights are random, in SmolLM2-135M's shape. --tiny is a shape for a CPU, to try the script itself.
 """
 
@@ -178,6 +180,32 @@ def conversations(args: argparse.Namespace, model: PreTrainedModel, keep: bool) 
     }
 
 
+def agents(args: argparse.Namespace, model: PreTrainedModel) -> dict[str, float]:
+    vocabulary, count, turns = model.config.vocab_size, args.rows // 2, args.agent_turns
+    stops = frozenset(range(0, vocabulary, 43))  # random weights draw any token, nearly
+    engine = LocalEngine(model, stops, kv_tokens=args.kv_tokens, mode="continuous", static=True, context=6144)
+    assert isinstance(engine.decoder, Decoder)
+
+    async def one(number: int) -> None:
+        rng, session = random.Random(number), engine.open(str(number))
+        ids = [rng.randrange(vocabulary) for _ in range(600)]
+        for _ in range(turns):
+            completion = await session.complete(Prompt(ids), 192)
+            ids = [*ids, *completion.ids, *(rng.randrange(vocabulary) for _ in range(rng.randrange(20, 120)))]
+            await asyncio.sleep(rng.uniform(0.03, 0.25))
+        session.close()
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*map(one, range(count)))
+
+    asyncio.run(all_of_them())  # compiles, captures
+    began, sampled, work = time.perf_counter(), engine.tokens_sampled, engine.work
+    asyncio.run(all_of_them())
+    seconds = time.perf_counter() - began
+    split = {key.removeprefix("engine/"): engine.work[key] - work[key] for key in work if key.startswith("engine")}
+    return {"tokens/s": (engine.tokens_sampled - sampled) / seconds, "seconds": seconds, **split}
+
+
 def grouped(args: argparse.Namespace, model: PreTrainedModel, constant: str, value: int) -> dict[str, float]:
     """With another idea of which rows go side by side."""
     before = getattr(places, constant)
@@ -210,6 +238,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=1000)
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--agent-turns", type=int, default=17)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--kv-tokens", type=int, default=0)
     parser.add_argument("--only", default="", help="rows with this in their name, as in: turns")
@@ -228,6 +257,7 @@ def main() -> None:
         f"{args.turns} turns, kept, a row at a time": lambda: grouped(args, model, "KEY_ENTRIES", 0),
         f"{args.turns} turns, kept, GPU_CALL 2^17": lambda: grouped(args, model, "GPU_CALL", 2**17),
         f"{args.turns} turns, kept, GPU_CALL 2^23": lambda: grouped(args, model, "GPU_CALL", 2**23),
+        "agents": lambda: agents(args, model),
         f"{args.turns} turns, read again": lambda: conversations(args, model, False),
         f"|logprob - float32 forward|, {low}": lambda: exactness(args, model, low),
         "|logprob - float32 forward|, float32": lambda: exactness(args, make_model(args, torch.float32), torch.float32),
