@@ -1,6 +1,7 @@
 """Targeted hints on a pretrained model (bench/gpu/proof.py, small): one GPU, about 25 minutes of an H200.
 
     python examples/real_model.py                              # SmolLM2-135M
+    python examples/real_model.py --engine vllm                # where it is installed: docs/engines.md
     python examples/real_model.py --model Qwen/Qwen3-0.6B --steps 12
     python examples/real_model.py --tiny                       # every stage once, on a CPU; too little to learn from
 
@@ -72,7 +73,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     if torch.cuda.is_available():
         shared["train"] |= {"precision": "bfloat16", "compile": False}  # to compile takes longer than so few steps
-        shared["engine"] = {"mode": "continuous"}
+        shared["engine"] = {"mode": "continuous", "kind": options.engine}
     return shared
 
 
@@ -162,6 +163,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", default="smollm2-135m", help="a name, a hub id or a folder")
     parser.add_argument("--tasks", default="pocket-long-3", help="tasks that lack three functions, about 20 turns each")
+    parser.add_argument("--engine", choices=("local", "vllm"), default="local", help="what samples, on a GPU")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/real-model"))
