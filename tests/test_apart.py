@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import tiny_model
+from test_held import given
 from test_moe import EXPERTS, TOP, as_tensor
 from test_moe import make as make_mixture
 
 from offbook.config import TrainConfig, load_config
 from offbook.engine import LocalEngine
 from offbook.engine.apart import ApartEngine
+from offbook.loop.collector import Collector, Job
+from offbook.loop.models import weights_in
+from offbook.loop.tasks import task_sets
 from offbook.routers import routers_of
 from offbook.train.trainer import Trainer, weights_of
 from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Sample
 
+__all__ = ["given"]  # a fixture
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [5, 6, 7, 12, 13]]
 NO_STOP: frozenset[int] = frozenset()
 
@@ -81,6 +88,57 @@ def test_it_writes_what_the_engine_here_writes_and_comes_back_after_a_kill(tmp_p
         await apart.aclose()
 
     torch.set_num_threads(1)
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wall_s", ["1", "60"])
+def test_a_process_that_hangs_is_ended_and_no_rollout_is_to_blame(
+    given: dict[str, str], tmp_path: Path, wall_s: str
+) -> None:
+    """Whether a rollout's time or the engine's is over first."""
+    more = {
+        "out": str(tmp_path / "run"),
+        "harness.wall_s": wall_s,
+        "engine.timeout_s": "3",
+        "engine.mode": "continuous",
+    }
+    config = load_config(["standard"], {**given, **more})
+    sets, collector = task_sets(config), Collector(config, Path(config.model), apart=True)
+    jobs = [Job(sets.train[0], f"r{number}", "g") for number in range(2)]
+    apart = collector.engine
+    assert isinstance(apart, ApartEngine)
+
+    async def main() -> None:
+        async with aclosing(collector):
+            await asyncio.to_thread(apart.apply, weights_in(Path(config.model), 0))
+            assert {one.stop for one in await collector.rollouts(jobs)} <= {"answer", "turns", "tokens"}
+            assert apart._process is not None
+            os.kill(apart._process.pid, signal.SIGSTOP)
+            with pytest.raises(ModelLost, match=r"the engine's process said nothing for 3 s \(engine.timeout_s"):
+                await collector.rollouts(jobs)
+            assert {one.stop for one in await collector.rollouts(jobs)} <= {"answer", "turns", "tokens"}
+            assert apart.starts == 2
+
+    asyncio.run(main())
+
+
+def test_a_model_that_hangs_here_is_lost(tmp_path: Path) -> None:
+    engine, goes_on = LocalEngine(tiny_model("qwen3"), NO_STOP, deadline_s=0.5), threading.Event()
+
+    async def main() -> None:
+        session = engine.open("a")
+        engine._thread.submit(goes_on.wait)  # as a GPU does that never answers
+        asked = asyncio.create_task(session.complete(Prompt([5, 6]), 3))
+        await asyncio.sleep(0)
+        with pytest.raises(ModelLost) as also:
+            await engine.alive()
+        with pytest.raises(ModelLost, match="the model has not written a token for") as lost:
+            await asked
+        assert lost.value is also.value
+        goes_on.set()
+        assert len((await session.complete(Prompt([5, 6]), 3)).ids) == 3
+        await engine.alive()
+
     asyncio.run(main())
 
 
