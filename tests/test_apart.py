@@ -122,6 +122,34 @@ def test_a_process_that_hangs_is_ended_and_no_rollout_is_to_blame(
     asyncio.run(main())
 
 
+def test_weights_that_are_not_in_are_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that hangs is started again with them; one that lives and has not taken them is not believed."""
+    first, second = tiny_model("qwen3"), tiny_model("qwen3", seed=1)
+    first.save_pretrained(tmp_path / "model")
+    config = load_config(["standard"], {"out": str(tmp_path / "run"), "seed": "3", "engine.timeout_s": "3"})
+    apart = ApartEngine(config, tmp_path / "model", NO_STOP)
+
+    async def main() -> None:
+        apart.apply(weights_of(first, 0))
+        assert apart._process is not None
+        os.kill(apart._process.pid, signal.SIGSTOP)
+        apart.apply(weights_of(second, 1))
+        assert (apart.version, apart.starts) == (1, 2)
+        here = LocalEngine(tiny_model("qwen3", seed=1), NO_STOP, seed=3, version=1)
+        assert await written(apart) == await written(here)
+        with pytest.raises(ModelLost, match=r"which is .* here; publish the weights of this model"):
+            apart.apply(weights_of(tiny_model("llama", vocabulary=300), 2))
+        assert apart.version == 1
+        monkeypatch.setattr("offbook.engine.apart.START_S", 0.0)
+        with pytest.raises(ModelLost, match="had not taken its weights within 0 s and was ended"):
+            apart.apply(weights_of(first, 3))
+        assert apart.version == 1
+        await apart.aclose()
+
+    torch.set_num_threads(1)
+    asyncio.run(main())
+
+
 def test_a_model_that_hangs_here_is_lost(tmp_path: Path) -> None:
     engine, goes_on = LocalEngine(tiny_model("qwen3"), NO_STOP, deadline_s=0.5), threading.Event()
 
@@ -135,9 +163,12 @@ def test_a_model_that_hangs_here_is_lost(tmp_path: Path) -> None:
         with pytest.raises(ModelLost, match="the model has not written a token for") as lost:
             await asked
         assert lost.value is also.value
+        with pytest.raises(ModelLost, match="has not taken version 1 of the weights: it hangs"):
+            await asyncio.to_thread(engine.apply, weights_of(tiny_model("qwen3", seed=1), 1))
         goes_on.set()
         assert len((await session.complete(Prompt([5, 6]), 3)).ids) == 3
         await engine.alive()
+        assert engine.version == 0
 
     asyncio.run(main())
 

@@ -104,7 +104,7 @@ class ApartEngine:
                 self._send({"do": "close", "session": number})
 
     def apply(self, weights: Weights) -> None:
-        """Between two steps of decoding; returns when they are in."""
+        """Between two steps of decoding; returns when they are in, if need be in a process that is started for them."""
         names = weights.firsts()
         part = self._file.with_suffix(".part")
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -114,9 +114,10 @@ class ApartEngine:
         self._applied["draft"] = weights.draft and dict(weights.draft)
         try:
             if not self._started():  # else it came with them
-                self._take(self._applied)
+                self._wait(self.ask(self._applied)[1])
         except ModelLost:
-            self._started()
+            if not self._started():  # it lives, and has not taken them
+                raise
         self.version = weights.version
 
     async def alive(self) -> None:
@@ -149,15 +150,23 @@ class ApartEngine:
             if self._process is not None and self._process.poll() is None:
                 return False
             self._start()
-        if self._applied:
-            self._take(self._applied)
+            if self._applied is None:
+                return True
+            _, answer = self.ask(self._applied)  # before anybody else can ask
+        self._wait(answer)
         return True
 
-    def _take(self, applied: Said) -> None:
+    def _wait(self, answer: Future[Said]) -> None:
+        """Until the weights are in. A process that has not taken them is ended: what it has then nobody knows."""
+        process = self._process
         try:
-            self.ask(applied)[1].result(START_S)
+            answer.result(START_S)
         except TimeoutError:
-            raise ModelLost(f"the engine's process has not taken its weights within {START_S:.0f} s") from None
+            self._ended = f"the engine's process had not taken its weights within {START_S:g} s and was ended"
+            if process is not None:
+                process.kill()
+                process.wait()
+            raise ModelLost(self._ended) from None
 
     def _start(self) -> None:
         if self._process is not None:  # it has died, and the one who listens to it has not said so yet
@@ -216,7 +225,8 @@ class ApartEngine:
             if time.monotonic() > self._due:
                 settings = "engine.timeout_s, loop.deadline_s"
                 self._ended = f"the engine's process said nothing for {self.silence_s:g} s ({settings}) and was ended"
-                return process.kill()
+                process.kill()
+                break
             time.sleep(LOOK_S)
 
     def _end(self, problem: str) -> None:

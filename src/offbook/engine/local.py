@@ -24,6 +24,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeVar
@@ -195,7 +196,13 @@ class LocalEngine:
         _refuse_others(own, weights)
         follows = weights.changes is not None and weights.changes.base == self._digest
         pieces = _pieces(own, weights) if follows else None
-        self._submit(partial(self._swap, own, weights, pieces)).result()
+        work, signs = self._submit(partial(self._swap, own, weights, pieces)), (-1, -1)
+        while self._signs != signs:
+            signs = self._signs
+            with suppress(TimeoutError):
+                return work.result(self.deadline_s)
+        work.cancel()
+        raise ModelLost(f"the model has not taken version {weights.version} of the weights: it hangs (loop.deadline_s)")
 
     @torch.no_grad()
     def _swap(self, own: dict[str, Tensor], weights: Weights, pieces: list[Piece] | None) -> None:
