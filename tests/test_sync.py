@@ -396,6 +396,39 @@ def test_two_publishers_are_told_apart() -> None:
         published(first, 1, tensors(0))
 
 
+def test_the_publisher_that_began_later_goes_on_and_readers_stay_with_it() -> None:
+    """The other is refused each time it tries, also after its store was away."""
+    store = Unreliable()
+    first, reader = Publisher(store), Reader(store, "one")
+    published(first, 1, tensors(1))
+    second = Publisher(store)
+    second.look()
+    published(first, 2, tensors(2))  # as long as nobody came after it
+    for version in range(101, 104):
+        published(second, version, tensors(version))
+        store.is_away = version == 101
+        with pytest.raises(OffbookError, match="the store is away" if version == 101 else "another process publishes"):
+            published(first, version - 98, tensors(version - 98))
+        store.is_away = False
+        got = reader.poll()
+        assert got is not None
+        assert (got.version, bits(got.tensors)) == (version, bits(tensors(version)))
+
+
+class Unreliable(MemoryStore):
+    is_away = False
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        if self.is_away:
+            raise OffbookError("the store is away")
+        return super().read(key)
+
+    def create(self, key: str, data: bytes) -> bool:
+        if self.is_away:
+            raise OffbookError("the store is away")
+        return super().create(key, data)
+
+
 def test_a_publisher_that_comes_after_another_goes_on_with_its_numbers() -> None:
     """The policy versions of a run that is resumed go back; what is read does not."""
     store, reader = MemoryStore(), None

@@ -62,7 +62,7 @@ class _Copy:
 
 
 class Publisher:
-    """The only one of its store.
+    """The only one of its store: where another begins to publish after it, it ends.
 
     An anchor comes every `anchor_every` versions, and every `catch_up_every` a patch on the last anchor: who joins
     reads the two and a few patches more. What is older than both the last anchor and the slowest reader is deleted; a
@@ -88,6 +88,8 @@ class Publisher:
         self._last: _Copy | None = None  # what HEAD is, if it is ours
         self._anchor: tuple[int, _Copy | None] = (0, None)
         self._seen: dict[str, tuple[bytes, float]] = {}  # leases, and since when they are as they are
+        self._number = 0  # that it published last
+        self._is_over = False  # another one is there now
         self._is_doubtful = False  # something damaged the store: what else may have been?
         self._beside = ThreadPoolExecutor(1, "publish")
         self.shards = Shards(store, threads)
@@ -100,6 +102,8 @@ class Publisher:
     def publish(self, weights: Weights) -> None:
         """After the one before. The weights may change as soon as this returns."""
         self.wait()
+        if self._is_over:
+            raise self._another()
         layout = Layout.of(weights, self.shard_bytes, self.dtype)
         self.shards.take(layout, weights)
         self._running = self._beside.submit(self._publish, weights, layout)
@@ -131,6 +135,7 @@ class Publisher:
         start, tag = self._read_head()
         number = max(start, newest(self.store))
         found = self._manifest(number)
+        self._refuse_later(found)
         if number > start:
             tag = self._move_head(number, tag)
         if found is None or self._last is None or found.digest != self._last.digest:
@@ -172,10 +177,10 @@ class Publisher:
         manifest = Manifest(number, weights.version, self._writer, layout, new.shards, tuple(ways), adapter, draft)
         if not self.store.create(manifest_key(number), dump(manifest)):
             found = self._manifest(number)
-            if last is not None and found is not None and found.writer != self._writer:
-                raise self._another()  # it began after us: that one goes on
+            self._refuse_later(found)
             if found != manifest:
                 return None
+        self._number = number
         self._head = number, self._move_head(number, tag)
         self.shards.keep(["last", "anchor"] if anchored == number else ["last"])
         self._last, self._anchor = new, (0, None) if self._is_doubtful else (anchored, anchor)
@@ -192,6 +197,13 @@ class Publisher:
             if found > number:
                 break
         raise self._another()
+
+    def _refuse_later(self, found: Manifest | None) -> None:
+        """Of another writer, behind a version of ours: that one began after us, and goes on. What a dead one wrote that
+        arrives late has no number that is taken already, so it is never behind ours."""
+        if found is not None and 0 < self._number < found.number and found.writer != self._writer:
+            self._is_over = True
+            raise self._another()
 
     def _another(self) -> OffbookError:
         mend = "end it, or give each run a store of its own"
