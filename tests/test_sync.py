@@ -429,6 +429,26 @@ class Unreliable(MemoryStore):
         return super().create(key, data)
 
 
+def test_what_does_not_belong_in_a_store_is_passed_over_and_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, strays = FolderStore(tmp_path), ["readers/x", "versions/README", "versions/tmp/manifest"]
+    publisher, reader = Publisher(store, anchor_every=2), Reader(store, "one")
+    published(publisher, 1, tensors(1))
+    for key in strays:
+        store.put(key, b"junk")
+    for version in range(2, 6):
+        published(publisher, version, tensors(version))
+        reader.poll()
+    assert [caplog.text.count(key) for key in strays] == [1, 1, 1]
+    assert store.get("versions/README") == store.get("readers/x") == b"junk"
+    assert not (tmp_path / "versions" / "000000001").exists(), "what nobody needs is deleted still"
+    published(Publisher(store), 9, tensors(9))
+    got = reader.poll()
+    assert got is not None
+    assert (got.version, bits(got.tensors)) == (9, bits(tensors(9)))
+
+
 def test_a_publisher_that_comes_after_another_goes_on_with_its_numbers() -> None:
     """The policy versions of a run that is resumed go back; what is read does not."""
     store, reader = MemoryStore(), None

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -36,6 +36,7 @@ from offbook.sync.manifest import (
     load,
     manifest_key,
     newest,
+    number_in,
 )
 from offbook.sync.shards import Shards
 from offbook.sync.stores import Missing, Store
@@ -90,6 +91,7 @@ class Publisher:
         self._seen: dict[str, tuple[bytes, float]] = {}  # leases, and since when they are as they are
         self._number = 0  # that it published last
         self._is_over = False  # another one is there now
+        self._strays: set[str] = set()
         self._is_doubtful = False  # something damaged the store: what else may have been?
         self._beside = ThreadPoolExecutor(1, "publish")
         self.shards = Shards(store, threads)
@@ -212,25 +214,37 @@ class Publisher:
     def _collect(self) -> None:
         """Manifests first: whoever finds one finds its patches, or was too slow and begins again at HEAD."""
         needed = [self._anchor[0], *self._leases()]
-        keys = [key for key in self.store.keys(VERSIONS) if int(key.split("/")[1]) < min(needed)]
+        numbers = {key: number_in(key) for key in self.store.keys(VERSIONS)}
+        self._pass_over([key for key, number in numbers.items() if number is None])
+        keys = [key for key, number in numbers.items() if number is not None and number < min(needed)]
         for key in sorted(keys, key=lambda key: not key.endswith("manifest")):
             self.store.delete(key)
 
     def _leases(self) -> list[int]:
         """The numbers that readers have who are alive."""
-        now, found = time.monotonic(), {}
+        now, found, numbers = time.monotonic(), {}, dict[str, int]()
         for key in self.store.keys(READERS):
             try:
                 raw = self.store.get(key)
+                numbers[key] = load(raw, Lease).number
             except Missing:
                 continue  # it has just left
+            except Damaged:
+                self._pass_over([key])
+                continue
             known, since = self._seen.get(key, (b"", now))
             found[key] = raw, since if raw == known else now
         self._seen = found
         for key in [key for key, (_, since) in found.items() if now - since > self.lease_s]:
             self.store.delete(key)
-            del found[key]
-        return [load(raw, Lease).number for raw, _ in found.values()]
+            del found[key], numbers[key]
+        return [*numbers.values()]
+
+    def _pass_over(self, strays: Collection[str]) -> None:
+        """What is none of ours stays where it is, and is named once."""
+        if new := set(strays) - self._strays:
+            log.warning("passed over in %s, which is no place for it: %s", self.store, ", ".join(sorted(new)))
+            self._strays |= new
 
 
 def _in_order(of_shards: Mapping[int, T]) -> tuple[T, ...]:
