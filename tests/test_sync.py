@@ -478,6 +478,21 @@ def test_a_damaged_object_is_refused_and_the_next_anchor_heals_it() -> None:
     assert bits(got.tensors) == bits(nudged(made, 3))
 
 
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_layout_that_was_lost_is_there_again_with_the_next_version(is_gone: bool) -> None:
+    store, made = MemoryStore(), tensors()
+    publisher = Publisher(store)
+    published(publisher, 0, made)
+    (key,) = store.keys("layouts/")
+    store.delete(key) if is_gone else store.put(key, b"?")
+    with pytest.raises((Missing, Damaged)):
+        Reader(store, "early").poll()
+    published(publisher, 1, nudged(made, 1))
+    got = Reader(store, "late").poll()
+    assert got is not None
+    assert bits(got.tensors) == bits(nudged(made, 1))
+
+
 def test_a_patch_that_leads_elsewhere_is_refused() -> None:
     """It is what was written, and on the right base; but what was published is something else."""
     store, made = MemoryStore(), tensors()

@@ -167,8 +167,7 @@ class Publisher:
         layout, ways = digest(new.layout), []
         if last is not None and last.layout == new.layout:
             ways.append(Way(_in_order(self.shards.parts(number, "last")), number - 1, last.digest))
-        else:
-            self.store.put(layout_key(layout), new.layout)
+        self.store.put(layout_key(layout), new.layout)  # each time, for all versions need it: it may have been lost
         if not ways or anchor is None or number - anchored >= self.anchor_every:
             anchored, anchor = number, new
             ways.append(Way(_in_order(self.shards.parts(number, None))))
