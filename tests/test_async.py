@@ -146,10 +146,16 @@ def test_a_model_that_is_lost_once_is_asked_again(
     if mode == "lockstep":
         assert are_same(folder, straight)
     monkeypatch.setattr(LocalEngine, real.__name__, lost_at())
-    with pytest.raises(ModelLost, match="the device is gone"):
+    sentence = "the device is gone.*; that was the third time between two steps.*; the same command goes on"
+    with pytest.raises(ModelLost, match=sentence):
         run(given, tmp_path / "lost", **{"engine.mode": mode})
     died = [line for line in read_journal(tmp_path / "lost") if line["state"] == "died"]
     assert len(died) == reconcile.DEATHS
+    monkeypatch.setattr(LocalEngine, real.__name__, real)
+    row = run(given, tmp_path / "lost", **{"engine.mode": mode}).metrics()[0][-1]
+    assert (row["deaths"], row["restarts"]) == (reconcile.DEATHS, 1), "of the whole run"
+    shown = json.loads((tmp_path / "lost" / "slots" / "now.json").read_text())
+    assert (shown["restarts of the model"], shown["restarts of the run"]) == (reconcile.DEATHS, 1)
 
 
 def test_nothing_is_waited_for_without_end_or_word(

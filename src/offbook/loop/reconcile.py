@@ -58,7 +58,7 @@ class Reconciler:
         self.window = 0 if self.in_lockstep else int(WINDOW * ahead)
         self.stored, self.next_batch = recalled.stored, recalled.next_batch
         self.waiting = recalled.groups  # that no step was given yet, the oldest first
-        self.deaths = self._in_a_row = 0
+        self.deaths, self.restarts, self._in_a_row = recalled.deaths, recalled.restarts, 0
         self._lost: ModelLost | None = None
         self.pace = Pace(use_of(collector.engine))
         self._jobs: set[asyncio.Task[None]] = set()
@@ -238,7 +238,8 @@ class Reconciler:
         self.deaths, self._in_a_row = self.deaths + 1, self._in_a_row + 1
         self.slots.note("died", why=str(problem))
         if self._in_a_row >= DEATHS:
-            raise problem
+            told = f"the third time between two steps (of {self.deaths} in all)"
+            raise ModelLost(f"{problem}; that was {told}, so the run ends; the same command goes on from what is kept")
         log.warning("%s; what it was writing is asked for again", problem)
 
     def tell(self) -> None:
@@ -261,6 +262,7 @@ class Reconciler:
             "load a core": round(load, 2),
             "most at once": self.pace.limit,
             "restarts of the model": self.deaths,
+            "restarts of the run": self.restarts,
         }
 
     async def until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
@@ -311,6 +313,7 @@ class Reconciler:
             **{f"slots/{state}": self.slots.counts[state] for state in WAITING},
             **self.slots.lengths(),
             "deaths": self.deaths,
+            "restarts": self.restarts,
             "rollouts_at_once": self.pace.limit,
         }
 

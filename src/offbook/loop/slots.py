@@ -305,6 +305,8 @@ class Recalled:
     stored: dict[int, list[list[Rollout]]] = field(default_factory=dict)  # what its next steps had been given
     groups: list[Group] = field(default_factory=list)  # requested, and in no step
     next_batch: int = 1
+    deaths: int = 0  # of the model
+    restarts: int = 0  # of the run
 
     def tasks(self) -> set[str]:
         """That are taken."""
@@ -316,7 +318,9 @@ def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
     """Files beat the journal: a line may be missing that they have. It is written then, so that the counts agree; and
     slots that a step has taken over go, if a kill left them."""
     folder, lines = slots.run, list(read_journal(slots.run.path))
-    found, used = Recalled(next_batch=done + 1), slots.used
+    states = Counter(line["state"] for line in lines)
+    found = Recalled(next_batch=done + 1, deaths=states["died"], restarts=states["claimed"] - 1)
+    used = slots.used
     while (step := done + 1 + len(found.stored)) in folder.steps():
         rollouts, _ = folder.rollouts(step)
         found.stored[step] = [rollouts[start : start + slots.size] for start in range(0, len(rollouts), slots.size)]
