@@ -327,9 +327,9 @@ def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
         used.update(group[0].group for group in found.stored[step])
     trained = Counter((line["group"], line["step"]) for line in lines if line["state"] == "trained")
     for step, groups in found.stored.items():
-        for name, count in (Counter((group[0].group, step) for group in groups) - trained).items():
-            for _ in range(count):
-                slots.note("trained", group=name[0], step=step)
+        unsaid = Counter((group[0].group, step) for group in groups) - trained
+        for group_name, _ in unsaid.elements():
+            slots.note("trained", group=group_name, step=step)
     lengths: dict[str, int] = {}
     began: dict[str, int] = {}
     for line in lines:
