@@ -140,6 +140,7 @@ def test_weights_that_are_not_in_are_not_taken_for_it(tmp_path: Path, monkeypatc
         with pytest.raises(ModelLost, match=r"which is .* here; publish the weights of this model"):
             apart.apply(weights_of(tiny_model("llama", vocabulary=300), 2))
         assert apart.version == 1
+        os.kill(apart._process.pid, signal.SIGSTOP)
         monkeypatch.setattr("offbook.engine.apart.START_S", 0.0)
         with pytest.raises(ModelLost, match="had not taken its weights within 0 s and was ended"):
             apart.apply(weights_of(first, 3))
