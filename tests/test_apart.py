@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import tiny_model
+from test_held import given
 from test_moe import EXPERTS, TOP, as_tensor
 from test_moe import make as make_mixture
 
 from offbook.config import TrainConfig, load_config
 from offbook.engine import LocalEngine
 from offbook.engine.apart import ApartEngine
+from offbook.loop.collector import Collector, Job
+from offbook.loop.models import weights_in
+from offbook.loop.tasks import task_sets
 from offbook.routers import routers_of
 from offbook.train.trainer import Trainer, weights_of
 from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Sample
 
+__all__ = ["given"]  # a fixture
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [5, 6, 7, 12, 13]]
 NO_STOP: frozenset[int] = frozenset()
 
@@ -81,6 +88,89 @@ def test_it_writes_what_the_engine_here_writes_and_comes_back_after_a_kill(tmp_p
         await apart.aclose()
 
     torch.set_num_threads(1)
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wall_s", ["1", "60"])
+def test_a_process_that_hangs_is_ended_and_no_rollout_is_to_blame(
+    given: dict[str, str], tmp_path: Path, wall_s: str
+) -> None:
+    """Whether a rollout's time or the engine's is over first."""
+    more = {
+        "out": str(tmp_path / "run"),
+        "harness.wall_s": wall_s,
+        "engine.timeout_s": "3",
+        "engine.mode": "continuous",
+    }
+    config = load_config(["standard"], {**given, **more})
+    sets, collector = task_sets(config), Collector(config, Path(config.model), apart=True)
+    jobs = [Job(sets.train[0], f"r{number}", "g") for number in range(2)]
+    apart = collector.engine
+    assert isinstance(apart, ApartEngine)
+
+    async def main() -> None:
+        async with aclosing(collector):
+            await asyncio.to_thread(apart.apply, weights_in(Path(config.model), 0))
+            assert {one.stop for one in await collector.rollouts(jobs)} <= {"answer", "turns", "tokens"}
+            assert apart._process is not None
+            os.kill(apart._process.pid, signal.SIGSTOP)
+            with pytest.raises(ModelLost, match=r"the engine's process said nothing for 3 s \(engine.timeout_s"):
+                await collector.rollouts(jobs)
+            assert {one.stop for one in await collector.rollouts(jobs)} <= {"answer", "turns", "tokens"}
+            assert apart.starts == 2
+
+    asyncio.run(main())
+
+
+def test_weights_that_are_not_in_are_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that hangs is started again with them; one that lives and has not taken them is not believed."""
+    first, second = tiny_model("qwen3"), tiny_model("qwen3", seed=1)
+    first.save_pretrained(tmp_path / "model")
+    config = load_config(["standard"], {"out": str(tmp_path / "run"), "seed": "3", "engine.timeout_s": "3"})
+    apart = ApartEngine(config, tmp_path / "model", NO_STOP)
+
+    async def main() -> None:
+        apart.apply(weights_of(first, 0))
+        assert apart._process is not None
+        os.kill(apart._process.pid, signal.SIGSTOP)
+        apart.apply(weights_of(second, 1))
+        assert (apart.version, apart.starts) == (1, 2)
+        here = LocalEngine(tiny_model("qwen3", seed=1), NO_STOP, seed=3, version=1)
+        assert await written(apart) == await written(here)
+        with pytest.raises(ModelLost, match=r"which is .* here; publish the weights of this model"):
+            apart.apply(weights_of(tiny_model("llama", vocabulary=300), 2))
+        assert apart.version == 1
+        os.kill(apart._process.pid, signal.SIGSTOP)
+        monkeypatch.setattr("offbook.engine.apart.START_S", 0.0)
+        with pytest.raises(ModelLost, match="had not taken its weights within 0 s and was ended"):
+            apart.apply(weights_of(first, 3))
+        assert apart.version == 1
+        await apart.aclose()
+
+    torch.set_num_threads(1)
+    asyncio.run(main())
+
+
+def test_a_model_that_hangs_here_is_lost(tmp_path: Path) -> None:
+    engine, goes_on = LocalEngine(tiny_model("qwen3"), NO_STOP, deadline_s=0.5), threading.Event()
+
+    async def main() -> None:
+        session = engine.open("a")
+        engine._thread.submit(goes_on.wait)  # as a GPU does that never answers
+        asked = asyncio.create_task(session.complete(Prompt([5, 6]), 3))
+        await asyncio.sleep(0)
+        with pytest.raises(ModelLost) as also:
+            await engine.alive()
+        with pytest.raises(ModelLost, match="the model has not written a token for") as lost:
+            await asked
+        assert lost.value is also.value
+        with pytest.raises(ModelLost, match="has not taken version 1 of the weights: it hangs"):
+            await asyncio.to_thread(engine.apply, weights_of(tiny_model("qwen3", seed=1), 1))
+        goes_on.set()
+        assert len((await session.complete(Prompt([5, 6]), 3)).ids) == 3
+        await engine.alive()
+        assert engine.version == 0
+
     asyncio.run(main())
 
 

@@ -146,10 +146,16 @@ def test_a_model_that_is_lost_once_is_asked_again(
     if mode == "lockstep":
         assert are_same(folder, straight)
     monkeypatch.setattr(LocalEngine, real.__name__, lost_at())
-    with pytest.raises(ModelLost, match="the device is gone"):
+    sentence = "the device is gone.*; that was the third time between two steps.*; the same command goes on"
+    with pytest.raises(ModelLost, match=sentence):
         run(given, tmp_path / "lost", **{"engine.mode": mode})
     died = [line for line in read_journal(tmp_path / "lost") if line["state"] == "died"]
     assert len(died) == reconcile.DEATHS
+    monkeypatch.setattr(LocalEngine, real.__name__, real)
+    row = run(given, tmp_path / "lost", **{"engine.mode": mode}).metrics()[0][-1]
+    assert (row["deaths"], row["restarts"]) == (reconcile.DEATHS, 1), "of the whole run"
+    shown = json.loads((tmp_path / "lost" / "slots" / "now.json").read_text())
+    assert (shown["restarts of the model"], shown["restarts of the run"]) == (reconcile.DEATHS, 1)
 
 
 def test_nothing_is_waited_for_without_end_or_word(
@@ -253,6 +259,23 @@ def test_where_boxes_can_live(tmp_path: Path) -> None:
 
 
 # --- beside training
+
+
+def test_tasks_are_not_used_up_while_harder_ones_are_made(
+    given: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of its one task a run is told that it is easy. That it cannot be made harder is found out before the run ends."""
+    select = {"tasks.order": "select", "tasks.harden": "0.8"}
+    folder = run(given, tmp_path / "run", **select)
+    (id,) = (path.name for path in (Path(given["tasks.source"]) / "train").iterdir())
+    with open(folder.path / "slots" / "journal.jsonl", "a") as journal:
+        journal.write(json.dumps({"at": 1.0, "state": "easy", "task": id, "solved": 1.0}) + "\n")
+    caplog.clear()
+    run(given, folder.path, **select)
+    assert "the run ends after step 1 of 2: 1 more tasks are wanted and 0 are left" in caplog.text
+    (tried,) = [line for line in read_journal(folder.path) if line["state"] == "harder"]
+    assert tried["made"] == []
+    assert "was not made from a repository" in tried["why"]
 
 
 @pytest.mark.slow

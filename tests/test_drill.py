@@ -81,3 +81,10 @@ def test_a_folder_with_something_in_it_is_refused(cache: Path, tmp_path: Path) -
     (tmp_path / "drill" / "notes").touch()
     done = offbook(cache, "drill", "--out", "drill", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "offbook: drill is not empty; give another --out\n")
+
+
+def test_a_file_is_refused(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "drill").touch()
+    done = offbook(cache, "drill", "--out", "drill", cwd=tmp_path)
+    sentence = "offbook: drill is a file, and the runs need a folder; give another --out\n"
+    assert (done.returncode, done.stderr) == (1, sentence)

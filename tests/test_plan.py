@@ -356,6 +356,14 @@ def test_a_model_that_is_no_causal_one_is_refused(config: PreTrainedConfig, tmp_
     assert f"of the kind {config.model_type}, which is no causal language model" in str(found.exception)
 
 
+@pytest.mark.parametrize("gpus", ["1", "8"])
+def test_a_context_that_the_model_does_not_have_is_said(gpus: str, tmp_path: Path) -> None:
+    Qwen3Config(max_position_embeddings=4096).save_pretrained(tmp_path)
+    more = ["--gpus", gpus, "--gpu-memory", "141", "--harness.context", "131072", "--harness.summarize_at", "0"]
+    found = CliRunner().invoke(app, ["plan", str(tmp_path), *more])
+    assert "a context of 131072 was asked for; the model has 4096 positions, so it is that" in found.stdout
+
+
 @pytest.mark.parametrize("size", ["inf", "nan", "-1", "1e300"])
 def test_a_gpu_has_a_size(size: str) -> None:
     found = CliRunner().invoke(app, ["plan", "pocket", f"--gpu-memory={size}"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,33 @@ def test_what_was_scored_is_there_after_a_kill_and_what_a_step_was_given_is_give
     _, groups, stored = again(new, 1, *"abcd")
     assert ([group.name for group in groups], stored) == (["step2/c", "step2/d"], {}), "step 1 is in a checkpoint"
     assert not fourth.rollouts
+
+
+def test_what_a_kill_kept_out_of_the_journal_is_written_there_when_the_run_goes_on(slots: Slots) -> None:
+    """Struck between the step's file and the line about it, and between a rollout's file and its line."""
+    first, second = slots.request(1, [task("a"), task("b")])
+    over(slots, first)
+    over(slots, second)
+    slots.given(1, [first])
+    slots.running(*slots.request(2, [task("c")]), 0)
+    journal = slots.folder / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    lost = [line for line in lines if '"trained"' in line or '"1.1.0"' in line]
+    assert len(lost) == 2
+    journal.write_text("".join(line for line in lines if line not in lost))
+    first.seats[1].write(rollout_of(first, 1))  # was not cleared
+    new, (ready, _), stored = again(slots, 0, *"abc")
+    assert [len(stored[1]), ready.name, len(ready.rollouts)] == [1, "step1/b", 2]
+    new.running(ready, 0)
+    new.grouped(ready)
+    for _ in range(2):  # once more changes nothing
+        new, _, _ = again(new, 0, *"abc")
+        states = Counter(line["state"] for line in read_journal(slots.run.path))
+        assert (states["scored"], states["grouped"], states["trained"]) == (4, 2, 1)
+    assert new.lengths()["lengths/sampled_p50"] > 0
+    assert sum(new.sampled.values()) == 4
+    assert sorted(path.name for path in slots.folder.glob("1.*")) == ["1.1.0", "1.1.1"]
+    new.close()
 
 
 def test_a_task_that_comes_twice_in_a_batch_is_two_groups(slots: Slots) -> None:

@@ -396,6 +396,59 @@ def test_two_publishers_are_told_apart() -> None:
         published(first, 1, tensors(0))
 
 
+def test_the_publisher_that_began_later_goes_on_and_readers_stay_with_it() -> None:
+    """The other is refused each time it tries, also after its store was away."""
+    store = Unreliable()
+    first, reader = Publisher(store), Reader(store, "one")
+    published(first, 1, tensors(1))
+    second = Publisher(store)
+    second.look()
+    published(first, 2, tensors(2))  # as long as nobody came after it
+    for version in range(101, 104):
+        published(second, version, tensors(version))
+        store.is_away = version == 101
+        with pytest.raises(OffbookError, match="the store is away" if version == 101 else "another process publishes"):
+            published(first, version - 98, tensors(version - 98))
+        store.is_away = False
+        got = reader.poll()
+        assert got is not None
+        assert (got.version, bits(got.tensors)) == (version, bits(tensors(version)))
+
+
+class Unreliable(MemoryStore):
+    is_away = False
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        if self.is_away:
+            raise OffbookError("the store is away")
+        return super().read(key)
+
+    def create(self, key: str, data: bytes) -> bool:
+        if self.is_away:
+            raise OffbookError("the store is away")
+        return super().create(key, data)
+
+
+def test_what_does_not_belong_in_a_store_is_passed_over_and_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, strays = FolderStore(tmp_path), ["readers/x", "versions/README", "versions/tmp/manifest"]
+    publisher, reader = Publisher(store, anchor_every=2), Reader(store, "one")
+    published(publisher, 1, tensors(1))
+    for key in strays:
+        store.put(key, b"junk")
+    for version in range(2, 6):
+        published(publisher, version, tensors(version))
+        reader.poll()
+    assert [caplog.text.count(key) for key in strays] == [1, 1, 1]
+    assert store.get("versions/README") == store.get("readers/x") == b"junk"
+    assert not (tmp_path / "versions" / "000000001").exists(), "what nobody needs is deleted still"
+    published(Publisher(store), 9, tensors(9))
+    got = reader.poll()
+    assert got is not None
+    assert (got.version, bits(got.tensors)) == (9, bits(tensors(9)))
+
+
 def test_a_publisher_that_comes_after_another_goes_on_with_its_numbers() -> None:
     """The policy versions of a run that is resumed go back; what is read does not."""
     store, reader = MemoryStore(), None
@@ -423,6 +476,21 @@ def test_a_damaged_object_is_refused_and_the_next_anchor_heals_it() -> None:
     got = reader.poll()
     assert got is not None
     assert bits(got.tensors) == bits(nudged(made, 3))
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_layout_that_was_lost_is_there_again_with_the_next_version(is_gone: bool) -> None:
+    store, made = MemoryStore(), tensors()
+    publisher = Publisher(store)
+    published(publisher, 0, made)
+    (key,) = store.keys("layouts/")
+    store.delete(key) if is_gone else store.put(key, b"?")
+    with pytest.raises((Missing, Damaged)):
+        Reader(store, "early").poll()
+    published(publisher, 1, nudged(made, 1))
+    got = Reader(store, "late").poll()
+    assert got is not None
+    assert bits(got.tensors) == bits(nudged(made, 1))
 
 
 def test_a_patch_that_leads_elsewhere_is_refused() -> None:

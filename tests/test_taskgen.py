@@ -630,7 +630,7 @@ def test_easy_tasks_are_made_harder_during_a_run(made: tuple[Path, Path, list[Ma
     added: list[Task] = []
 
     def begun() -> Harder:
-        return Harder(config, Slots(run, 4), dict(tasks), added.append)
+        return Harder(config, Slots(run, 4), dict(tasks), added.extend)
 
     first = begun()
     first.look_at([unsolved, solved, solved])  # and is killed before it comes to it

@@ -47,6 +47,14 @@ def test_several_runs_are_told_in_one_sentence_as_far_as_they_agree(tmp_path: Pa
     assert said(runs[0]) == f"{trained} (seed 4)."
 
 
+def test_tasks_of_a_folder_are_counted_and_not_taken_from_the_settings(tmp_path: Path) -> None:
+    run = RunIndex("own", make_run(tmp_path, "own"))
+    ids = [*TASKS, *(f"t{number}" for number in range(5))]
+    lines = [{"id": id, "split": "train"} for id in ids] + [{"id": "held", "split": "heldout"}]
+    (run.root / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert " on 7 tasks" in said(run)
+
+
 def test_a_run_that_was_not_measured_is_not_said_to_be(tmp_path: Path) -> None:
     run = RunIndex("going", make_run(tmp_path, "going", steps=1))
     (run.root / "eval" / "final.json").unlink()

@@ -116,6 +116,8 @@ def drill(
     """
     config = config_from(ctx, {"out": out} if out else {}, defaults=SMALL)
     root = Path(config.out)
+    if root.exists() and not root.is_dir():
+        raise OffbookError(f"{root} is a file, and the runs need a folder; give another --out")
     if root.exists() and any(root.iterdir()):
         raise OffbookError(f"{root} is not empty; give another --out")
     reports = [_drilled(config, name, root) for name in SCHEDULES]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from offbook.cli.options import Json, config_from, results, say
-from offbook.config import ConfigError
+from offbook.config import Config, ConfigError
 
 if TYPE_CHECKING:
     from offbook.loop.layout import Layout
@@ -61,6 +61,12 @@ def plan(
         print(json.dumps(found.to_dict()))
     else:
         show_layout(found) if isinstance(found, Layout) else show_plan(found)
+        asked = config.harness.context
+        if stage == "train" and found.context < asked != Config().harness.context:
+            say(
+                f"a context of {asked} was asked for; the model has {found.context} positions, so it is that",
+                to=results,
+            )
     if not found.fits:
         if isinstance(found, Layout) and not as_json:
             sizes = (gpus * 2**power for power in range(1, 8))

@@ -169,7 +169,10 @@ class EngineConfig(Section):
         default="", description="the draft head's folder; empty: `draft` in the model's, as `offbook train` leaves it"
     )
     timeout_s: float = Field(
-        default=300.0, gt=0, description="that a model behind a URL has for one answer, and vLLM for any of many"
+        default=300.0,
+        gt=0,
+        description="that a model behind a URL has for one answer, and vLLM or a local engine in a process of its own "
+        "for any sign of life",
     )
     vllm: VllmConfig = VllmConfig()
 

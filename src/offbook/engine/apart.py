@@ -1,7 +1,8 @@
 """The local engine in a process of its own, on a CPU, so that sampling and training need not share one interpreter.
 
 Messages are lengths and JSON over pipes; weights go through a file in the run folder. When the process dies, whoever
-waits for it is told that the model is lost, and the next that needs it starts it again with the weights it had.
+waits for it is told that the model is lost, and the next that needs it starts it again with the weights it had. It says
+something every second, also where nobody asked: one that is silent for too long is ended, and so is dead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +36,8 @@ from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptToo
 from offbook.weights import Weights
 
 START_S = 300.0  # to import, load and take its first weights
+BEAT_S, LOOK_S = 1.0, 0.05
+NOBODY = -1  # who is answered by a sign of life
 LENGTH = struct.Struct("<I")
 MAIN = "from offbook.engine.apart import main; main()"
 Said = dict[str, Any]
@@ -80,6 +84,8 @@ class ApartEngine:
         self._applied: Said | None = None
         self.lost = ModelLost("the engine's process has not been started")  # how it last ended, the same for all
         self._lock = threading.RLock()
+        self.silence_s = min(config.engine.timeout_s, config.loop.deadline_s)
+        self._heard, self._due, self._ended = 0, 0.0, ""  # words so far; when the next is late; why we ended it
 
     def open(self, key: str) -> ApartSession:
         number = next(self._numbers)
@@ -98,7 +104,7 @@ class ApartEngine:
                 self._send({"do": "close", "session": number})
 
     def apply(self, weights: Weights) -> None:
-        """Between two steps of decoding; returns when they are in."""
+        """Between two steps of decoding; returns when they are in, if need be in a process that is started for them."""
         names = weights.firsts()
         part = self._file.with_suffix(".part")
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -108,10 +114,19 @@ class ApartEngine:
         self._applied["draft"] = weights.draft and dict(weights.draft)
         try:
             if not self._started():  # else it came with them
-                self._take(self._applied)
+                self._wait(self.ask(self._applied)[1])
         except ModelLost:
-            self._started()
+            if not self._started():  # it lives, and has not taken them
+                raise
         self.version = weights.version
+
+    async def alive(self) -> None:
+        """Returns at the next sign of life; raises where the process is ended for want of one."""
+        start, heard = self.starts, self._heard
+        while self._heard == heard:
+            if self._process is None or self.starts != start:
+                raise self.lost
+            await asyncio.sleep(LOOK_S)
 
     def ask(self, asked: Said) -> tuple[int, Future[Said]]:
         number, answer = next(self._numbers), Future[Said]()
@@ -135,19 +150,27 @@ class ApartEngine:
             if self._process is not None and self._process.poll() is None:
                 return False
             self._start()
-        if self._applied:
-            self._take(self._applied)
+            if self._applied is None:
+                return True
+            _, answer = self.ask(self._applied)  # before anybody else can ask
+        self._wait(answer)
         return True
 
-    def _take(self, applied: Said) -> None:
+    def _wait(self, answer: Future[Said]) -> None:
+        """Until the weights are in. A process that has not taken them is ended: what it has then nobody knows."""
+        process = self._process
         try:
-            self.ask(applied)[1].result(START_S)
+            answer.result(START_S)
         except TimeoutError:
-            raise ModelLost(f"the engine's process has not taken its weights within {START_S:.0f} s") from None
+            self._ended = f"the engine's process had not taken its weights within {START_S:g} s and was ended"
+            if process is not None:
+                process.kill()
+                process.wait()
+            raise ModelLost(self._ended) from None
 
     def _start(self) -> None:
         if self._process is not None:  # it has died, and the one who listens to it has not said so yet
-            self._end(f"the engine's process ended with code {self._process.returncode}")
+            self._end(self._ended or f"the engine's process ended with code {self._process.returncode}")
         roots = [str(Path(offbook.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "ab") as log:
@@ -159,7 +182,9 @@ class ApartEngine:
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(roots)},
             )
         self.starts += 1
-        threading.Thread(target=self._listen, args=(self._process,), name="engine", daemon=True).start()
+        self._due, self._ended = time.monotonic() + max(START_S, self.silence_s), ""
+        for work in (self._listen, self._watch):
+            threading.Thread(target=work, args=(self._process,), name="engine", daemon=True).start()
         self._send(self._order)
 
     def _send(self, said: Said) -> None:
@@ -175,6 +200,7 @@ class ApartEngine:
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         while (said := _read(process.stdout)) is not None:
+            self._heard, self._due = self._heard + 1, time.monotonic() + self.silence_s
             answer = self._asked.pop(said["number"], None)
             self.held, self.work, self.drafts = said["held"], said["work"], said["drafts"]
             if answer is None or answer.cancelled():
@@ -191,7 +217,17 @@ class ApartEngine:
         with self._lock:
             if self._process is process:
                 self._process = None
-                self._end(problem)
+                self._end(self._ended or problem)
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """In a thread of its own: where the process hangs, so may whoever sends it something."""
+        while process.poll() is None:
+            if time.monotonic() > self._due:
+                settings = "engine.timeout_s, loop.deadline_s"
+                self._ended = f"the engine's process said nothing for {self.silence_s:g} s ({settings}) and was ended"
+                process.kill()
+                break
+            time.sleep(LOOK_S)
 
     def _end(self, problem: str) -> None:
         """Of all that was asked of a process that is no more."""
@@ -240,7 +276,9 @@ class _Served:
             context=context,
             draft=draft,
             draft_tokens=settings.draft_tokens,
+            deadline_s=config.loop.deadline_s,
         )
+        self.beat_s = min(BEAT_S, settings.timeout_s / 4, config.loop.deadline_s / 4)
         self.sessions: dict[int, LocalSession] = {}
         self.jobs: dict[int, asyncio.Task[None]] = {}
         self.output = output
@@ -264,10 +302,21 @@ class _Served:
             answer = {"too_long": str(error)}
         except OffbookError as error:
             answer = {"lost": str(error)}
+        if self.engine.hung:  # a thread cannot be ended, a process can
+            print(self.engine.hung, file=sys.stderr, flush=True)
+            os._exit(1)
+        self._say(said["number"], answer)
+
+    async def beat(self) -> None:
+        while True:
+            self._say(NOBODY, {})
+            await asyncio.sleep(self.beat_s)
+
+    def _say(self, number: int, answer: Said) -> None:
         decoder, held = self.engine.decoder, 0
         if isinstance(decoder, Decoder):
             held = sum(map(len, decoder.places.ids))
-        answer |= {"number": said["number"], "held": held / self.engine.budget, "work": self.engine.work}
+        answer |= {"number": number, "held": held / self.engine.budget, "work": self.engine.work}
         answer["drafts"] = self.engine.drafts
         data = json.dumps(answer).encode()
         self.output.write(LENGTH.pack(len(data)) + data)
@@ -300,8 +349,10 @@ def main() -> None:
         if order is None:
             return
         served = _Served(order, answers)
+        beats = loop.create_task(served.beat())
         while (said := await loop.run_in_executor(None, _read, orders)) is not None:
             served.take(said)
+        beats.cancel()
         os._exit(0)  # what is being written is for nobody
 
     asyncio.run(serve())

@@ -24,6 +24,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeVar
@@ -47,6 +48,7 @@ Mode = Literal["lockstep", "continuous"]
 Piece = tuple[Tensor, Tensor, Tensor]  # a flat tensor of the model, where it changes, and to what
 CPU_TOKENS = 131_072  # a fixed number: batches are the same on every machine
 FREE_SHARE = 0.25  # of a GPU's memory; the trainer's states and activations are still to come
+LOOK_S = 0.2
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +104,7 @@ class LocalEngine:
     `kv_tokens` is how many tokens' keys and values are held at most; rows that do not fit wait. `static` is how a GPU
     decodes (offbook.engine.decode), and can be asked for elsewhere. `context` is what a rollout may grow to, for the
     advice where `kv_tokens` are too few; 0 is not known. `draft` writes `draft_tokens` ahead: engine/speculate.py.
+    A model that reads and writes nothing for `deadline_s` while it is asked is lost.
     """
 
     model: PreTrainedModel
@@ -115,6 +118,8 @@ class LocalEngine:
     context: int = 0
     draft: DraftHead | None = None
     draft_tokens: int = 0
+    deadline_s: float = 7200.0
+    hung: ModelLost | None = None  # what is told of that, to all
     waiting: list[_Request] = field(default_factory=list)
     closed: list[LocalSession] = field(default_factory=list)
     open_sessions: int = 0
@@ -191,7 +196,13 @@ class LocalEngine:
         _refuse_others(own, weights)
         follows = weights.changes is not None and weights.changes.base == self._digest
         pieces = _pieces(own, weights) if follows else None
-        self._submit(partial(self._swap, own, weights, pieces)).result()
+        work, signs = self._submit(partial(self._swap, own, weights, pieces)), (-1, -1)
+        while self._signs != signs:
+            signs = self._signs
+            with suppress(TimeoutError):
+                return work.result(self.deadline_s)
+        work.cancel()
+        raise ModelLost(f"the model has not taken version {weights.version} of the weights: it hangs (loop.deadline_s)")
 
     @torch.no_grad()
     def _swap(self, own: dict[str, Tensor], weights: Weights, pieces: list[Piece] | None) -> None:
@@ -219,6 +230,35 @@ class LocalEngine:
                 raise
 
         return self._thread.submit(run)
+
+    async def _done(self, job: Callable[[], T]) -> T:
+        """By the thread. One that hangs stays where it is, so whoever asks next is told the same, after as long."""
+        work, signs, since = asyncio.wrap_future(self._submit(job)), self._signs, time.monotonic()
+        try:
+            while not work.done():
+                await asyncio.wait({work}, timeout=LOOK_S)
+                if self._signs != signs:
+                    signs, since = self._signs, time.monotonic()
+                elif not work.done() and (silent_s := time.monotonic() - since) >= self.deadline_s:
+                    self.hung = ModelLost(f"the model has not written a token for {silent_s:.0f} s (loop.deadline_s)")
+                    raise self.hung
+        finally:
+            work.cancel()
+        self.hung = None
+        return work.result()
+
+    @property
+    def _signs(self) -> tuple[int, int]:
+        """Of life."""
+        return self.tokens_sampled, self.tokens_prefilled
+
+    async def alive(self) -> None:
+        """Returns at the next sign of life, or at once where the model is not asked; raises where there is none."""
+        decoding, signs = self._decoding, self._signs
+        while decoding is not None and self._decoding is decoding and self._signs == signs:
+            await asyncio.sleep(LOOK_S)
+        if self.hung:
+            raise self.hung
 
     def decode_if_due(self) -> None:
         if self._decoding or not self._asking():
@@ -256,7 +296,7 @@ class LocalEngine:
         left = asked
         while left := [request for request in left if not request.done.done()]:
             rows = [request.row for request in left]
-            count = await asyncio.wrap_future(self._submit(partial(self._write, rows, closed, wished)))
+            count = await self._done(partial(self._write, rows, closed, wished))
             for request in left[:count]:
                 _answer(request)
 
@@ -291,7 +331,7 @@ class LocalEngine:
             if not asked:
                 return
             rows = [request.row for request in asked]
-            await asyncio.wrap_future(self._submit(partial(self._go_on, rows, closed, self.open_sessions)))
+            await self._done(partial(self._go_on, rows, closed, self.open_sessions))
             for request in asked:
                 if request.row.over:
                     _answer(request)
@@ -340,6 +380,8 @@ def _free_tokens(model: PreTrainedModel) -> int:
 
 def _lost(error: Exception) -> ModelLost:
     """No rollout's fault: a model that cannot write now will not write for the next one."""
+    if isinstance(error, ModelLost):
+        return error
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     advice = ""
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in said:

@@ -119,11 +119,12 @@ class Harder:
     OUT/harder/ID/    those that were made
     """
 
-    def __init__(self, config: Config, slots: Slots, tasks: dict[str, Task], added: Callable[[Task], None]):
+    def __init__(self, config: Config, slots: Slots, tasks: dict[str, Task], added: Callable[[list[Task]], None]):
         self.share, self.slots, self.tasks, self.added = config.tasks.harden, slots, tasks, added
         self.spec = BoxSpec(**config.sandbox.model_dump())
         self.folder = slots.run.path / "harder"
         self._easy: asyncio.Queue[Task] = asyncio.Queue()
+        self._is_making = False
         lines = [line for line in read_journal(slots.run.path) if line["state"] in ("easy", "harder")]
         over = {line["task"] for line in lines if line["state"] == "harder"}
         self._seen = {line["task"] for line in lines}
@@ -139,9 +140,14 @@ class Harder:
                 self.slots.note("easy", task=task.id, solved=solved)
                 self._easy.put_nowait(task)
 
+    @property
+    def is_busy(self) -> bool:
+        return self._is_making or not self._easy.empty()
+
     async def run(self) -> None:
         while True:
             task = await self._easy.get()
+            self._is_making = True
             why, folders = "", list[Path]()
             try:
                 workshop = await asyncio.to_thread(workshop_of, task)
@@ -152,9 +158,9 @@ class Harder:
                 why = str(reason)
             new = [one for one in map(load_task, dict.fromkeys(folders)) if one.id not in self.tasks]
             self.slots.note("harder", task=task.id, made=[one.id for one in new], why=why)
-            for one in new:
-                self.tasks[one.id] = one
-                self.added(one)
+            self.tasks |= {one.id: one for one in new}
+            self._is_making = False
+            self.added(new)
 
 
 def harder_tasks(run: Path) -> list[Task]:

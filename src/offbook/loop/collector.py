@@ -186,6 +186,7 @@ class Collector:
                 context=self.config.harness.context,
                 draft=draft,
                 draft_tokens=settings.draft_tokens,
+                deadline_s=self.config.loop.deadline_s,
             )
         return RemoteEngine(
             Client(self.config.model, self.remote_name, timeout_s=settings.timeout_s, max_retries=5),
@@ -326,17 +327,20 @@ class Collector:
             seat = None if self.harness.command else seat  # another agent cannot be begun in the middle
             midway = seat.midway() if seat else None
             async with self._box(task, seat) as box:
-                if self.harness.command:
-                    return await self._commanded(task, rollout, box, session, watch)
                 if midway is not None and isinstance(session, LocalSession | ApartSession):
                     session.turn = midway.rollout.usage.turns + midway.rollout.usage.summaries
                 keep = partial(seat.keep, box) if seat else None
                 agent = task, box, session, self.chat, self.harness, job.id, job.group
-                rollout = await run_agent(*agent, lambda rollout: watch(rollout, False), keep, midway)
+                if self.harness.command:
+                    rollout = await self._commanded(task, rollout, box, session, watch)
+                else:
+                    rollout = await run_agent(*agent, lambda rollout: watch(rollout, False), keep, midway)
         except OSError as error:  # no space, no processes, a box that was killed from outside
             record_crash(rollout, error)
         finally:
             session.close()
+        if rollout.stop == "wall" and isinstance(self.engine, LocalEngine | ApartEngine):
+            await self.engine.alive()  # if it is not, that is no failure of the agent's
         return rollout
 
     @asynccontextmanager

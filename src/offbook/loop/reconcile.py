@@ -58,11 +58,12 @@ class Reconciler:
         self.window = 0 if self.in_lockstep else int(WINDOW * ahead)
         self.stored, self.next_batch = recalled.stored, recalled.next_batch
         self.waiting = recalled.groups  # that no step was given yet, the oldest first
-        self.deaths = self._in_a_row = 0
+        self.deaths, self.restarts, self._in_a_row = recalled.deaths, recalled.restarts, 0
         self._lost: ModelLost | None = None
         self.pace = Pace(use_of(collector.engine))
         self._jobs: set[asyncio.Task[None]] = set()
         self._beside: list[asyncio.Task[None]] = []
+        self._bringing: list[Callable[[], bool]] = []
         self._begun: set[Group] = set()
         self._held = False
         self._problem: BaseException | None = None
@@ -90,8 +91,10 @@ class Reconciler:
         await asyncio.gather(*jobs, return_exceptions=True)
         self.slots.close()
 
-    def beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Something that goes on as long as the run, and ends it where it fails."""
+    def beside(self, work: Coroutine[Any, Any, None], brings_tasks: Callable[[], bool] = lambda: False) -> None:
+        """Something that goes on as long as the run, and ends it where it fails. While it `brings_tasks`, `added` will
+        be called, and those that are there are not all."""
+        self._bringing.append(brings_tasks)
         job = asyncio.get_running_loop().create_task(work)
         self._beside.append(job)
         job.add_done_callback(self._failed)
@@ -101,12 +104,14 @@ class Reconciler:
             self._problem = self._problem or problem
         self.tell()
 
-    def added(self, task: Task) -> None:
-        """A task that came later."""
+    def added(self, tasks: Iterable[Task]) -> None:
+        """That came later; or that none came."""
         assert isinstance(self.order, Selected)
-        self.order.add(task)
+        for task in tasks:
+            self.order.add(task)
         self._used_up = None
         self._fill()
+        self.tell()
 
     async def take(self, step: int) -> list[list[Rollout]]:
         """The groups that a step is trained on; what it was given before a restart, if it was."""
@@ -233,7 +238,8 @@ class Reconciler:
         self.deaths, self._in_a_row = self.deaths + 1, self._in_a_row + 1
         self.slots.note("died", why=str(problem))
         if self._in_a_row >= DEATHS:
-            raise problem
+            told = f"the third time between two steps (of {self.deaths} in all)"
+            raise ModelLost(f"{problem}; that was {told}, so the run ends; the same command goes on from what is kept")
         log.warning("%s; what it was writing is asked for again", problem)
 
     def tell(self) -> None:
@@ -256,6 +262,7 @@ class Reconciler:
             "load a core": round(load, 2),
             "most at once": self.pace.limit,
             "restarts of the model": self.deaths,
+            "restarts of the run": self.restarts,
         }
 
     async def until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
@@ -264,7 +271,7 @@ class Reconciler:
         while not ready():
             if self._problem:
                 raise self._problem
-            if self._used_up and not self._jobs:
+            if self._used_up and not self._jobs and not self._brings_tasks:
                 raise self._used_up
             self._changed.clear()
             try:
@@ -279,9 +286,14 @@ class Reconciler:
                         f"{what()}; the same command goes on from what is kept"
                     ) from None
 
+    @property
+    def _brings_tasks(self) -> bool:
+        return any(is_busy() for is_busy in self._bringing)
+
     def _state(self, step: int) -> str:
         over = sum(group.is_over for group in self.waiting)
-        return f"{over} of {len(self.waiting)} groups are over, a step takes {self.num_groups}"
+        more = "; harder tasks are being made" if self._used_up and self._brings_tasks else ""
+        return f"{over} of {len(self.waiting)} groups are over, a step takes {self.num_groups}{more}"
 
     def metrics(self, step: int, groups: Iterable[Iterable[Rollout]]) -> dict[str, Any]:
         """How old what a step was given is, by token, and whether long rollouts are passed over."""
@@ -301,6 +313,7 @@ class Reconciler:
             **{f"slots/{state}": self.slots.counts[state] for state in WAITING},
             **self.slots.lengths(),
             "deaths": self.deaths,
+            "restarts": self.restarts,
             "rollouts_at_once": self.pace.limit,
         }
 

@@ -128,6 +128,7 @@ class Slots:
         self.sampled: dict[int, int] = {}  # rollouts by length, see `add_length`
         self.trained: dict[int, int] = {}
         self.used: Counter[str] = Counter()  # groups of steps from before; until all is recalled
+        self.regrouped: Counter[str] = Counter()  # groups in no step yet that the journal has as grouped from before
         self._journal = open(self.folder / "journal.jsonl", "a+b", buffering=0)  # noqa: SIM115 as long as this lives
         self._drop_torn_line()
         self.note("claimed", claim=claim)
@@ -196,7 +197,10 @@ class Slots:
         """All are there."""
         for seat in group.seats:
             self._move(seat, "grouped")
-        self.note("grouped", group=group.name)
+        if self.regrouped[group.name] > 0:  # before a restart
+            self.regrouped[group.name] -= 1
+        else:
+            self.note("grouped", group=group.name)
 
     def failed(self, group: Group, why: str, whole: bool) -> None:
         """What was being worked on is lost with whoever did it. `whole`: what the others of the group did is, too."""
@@ -301,6 +305,8 @@ class Recalled:
     stored: dict[int, list[list[Rollout]]] = field(default_factory=dict)  # what its next steps had been given
     groups: list[Group] = field(default_factory=list)  # requested, and in no step
     next_batch: int = 1
+    deaths: int = 0  # of the model
+    restarts: int = 0  # of the run
 
     def tasks(self) -> set[str]:
         """That are taken."""
@@ -309,18 +315,30 @@ class Recalled:
 
 
 def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
-    """Files beat the journal: a line may be missing that they have."""
+    """Files beat the journal: a line may be missing that they have. It is written then, so that the counts agree; and
+    slots that a step has taken over go, if a kill left them."""
     folder, lines = slots.run, list(read_journal(slots.run.path))
-    found, used = Recalled(next_batch=done + 1), slots.used
+    states = Counter(line["state"] for line in lines)
+    found = Recalled(next_batch=done + 1, deaths=states["died"], restarts=states["claimed"] - 1)
+    used = slots.used
     while (step := done + 1 + len(found.stored)) in folder.steps():
         rollouts, _ = folder.rollouts(step)
         found.stored[step] = [rollouts[start : start + slots.size] for start in range(0, len(rollouts), slots.size)]
         used.update(group[0].group for group in found.stored[step])
+    trained = Counter((line["group"], line["step"]) for line in lines if line["state"] == "trained")
+    for step, groups in found.stored.items():
+        unsaid = Counter((group[0].group, step) for group in groups) - trained
+        for group_name, _ in unsaid.elements():
+            slots.note("trained", group=group_name, step=step)
     lengths: dict[str, int] = {}
     began: dict[str, int] = {}
     for line in lines:
         if line["state"] == "scored":
             lengths[line["slot"]] = line["tokens"]
+        if line["state"] == "failed":
+            lengths.pop(line["slot"], None)
+        if line["state"] == "grouped":
+            slots.regrouped[line["group"]] += 1
         if line["state"] == "running":
             began[line["group"]] = line["began"]
         if line["state"] != "requested":
@@ -330,6 +348,9 @@ def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
             name = f"step{line['batch']}/{id}"
             if used[name]:
                 used[name] -= 1
+                slots.regrouped[name] -= 1
+                for left in slots.folder.glob(f"{line['batch']}.{place}.*"):
+                    remove_tree(str(left))
             elif id in tasks:
                 found.groups.append(slots.group(line["batch"], place, tasks[id]))
     for tokens in lengths.values():
@@ -338,5 +359,5 @@ def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
         group.version = began.get(group.name)
         for number, seat in enumerate(group.seats):
             if rollout := seat.scored():
-                slots.scored(group, number, rollout, known=True)
+                slots.scored(group, number, rollout, known=seat.folder.name in lengths)
     return found

@@ -165,7 +165,8 @@ async def _circle(run: _Run, on_step: OnStep) -> None:
         run.reconciler.start()
         run.reconciler.beside(run.evaluations.run())
         if run.harder:
-            run.reconciler.beside(run.harder.run())
+            harder = run.harder
+            run.reconciler.beside(harder.run(), lambda: harder.is_busy)
         for step in range(run.done + 1, last + 1):
             try:
                 row = await _step(run, step)

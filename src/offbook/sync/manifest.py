@@ -12,6 +12,7 @@ thing: it goes back where a run is resumed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -124,7 +125,14 @@ def manifest_key(number: int) -> str:
 
 def newest(store: Store) -> int:
     """By what lies there: HEAD may be behind, or junk. 0 where there is none."""
-    return max((int(key.split("/")[1]) for key in store.keys(VERSIONS) if key.endswith("/manifest")), default=0)
+    found = {key: number_in(key) for key in store.keys(VERSIONS)}
+    return max((number for key, number in found.items() if number and key == manifest_key(number)), default=0)
+
+
+def number_in(key: str) -> int | None:
+    """Of the version that an object belongs to; None for what is none of ours."""
+    found = re.fullmatch(rf"{VERSIONS}(\d{{9,}})/[^/]+", key)
+    return int(found[1]) if found else None
 
 
 def layout_key(name: str) -> str:

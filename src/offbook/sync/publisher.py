@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -36,6 +36,7 @@ from offbook.sync.manifest import (
     load,
     manifest_key,
     newest,
+    number_in,
 )
 from offbook.sync.shards import Shards
 from offbook.sync.stores import Missing, Store
@@ -62,7 +63,7 @@ class _Copy:
 
 
 class Publisher:
-    """The only one of its store.
+    """The only one of its store: where another begins to publish after it, it ends.
 
     An anchor comes every `anchor_every` versions, and every `catch_up_every` a patch on the last anchor: who joins
     reads the two and a few patches more. What is older than both the last anchor and the slowest reader is deleted; a
@@ -88,6 +89,9 @@ class Publisher:
         self._last: _Copy | None = None  # what HEAD is, if it is ours
         self._anchor: tuple[int, _Copy | None] = (0, None)
         self._seen: dict[str, tuple[bytes, float]] = {}  # leases, and since when they are as they are
+        self._number = 0  # that it published last
+        self._is_over = False  # another one is there now
+        self._strays: set[str] = set()
         self._is_doubtful = False  # something damaged the store: what else may have been?
         self._beside = ThreadPoolExecutor(1, "publish")
         self.shards = Shards(store, threads)
@@ -100,6 +104,8 @@ class Publisher:
     def publish(self, weights: Weights) -> None:
         """After the one before. The weights may change as soon as this returns."""
         self.wait()
+        if self._is_over:
+            raise self._another()
         layout = Layout.of(weights, self.shard_bytes, self.dtype)
         self.shards.take(layout, weights)
         self._running = self._beside.submit(self._publish, weights, layout)
@@ -131,6 +137,7 @@ class Publisher:
         start, tag = self._read_head()
         number = max(start, newest(self.store))
         found = self._manifest(number)
+        self._refuse_later(found)
         if number > start:
             tag = self._move_head(number, tag)
         if found is None or self._last is None or found.digest != self._last.digest:
@@ -160,8 +167,7 @@ class Publisher:
         layout, ways = digest(new.layout), []
         if last is not None and last.layout == new.layout:
             ways.append(Way(_in_order(self.shards.parts(number, "last")), number - 1, last.digest))
-        else:
-            self.store.put(layout_key(layout), new.layout)
+        self.store.put(layout_key(layout), new.layout)  # each time, for all versions need it: it may have been lost
         if not ways or anchor is None or number - anchored >= self.anchor_every:
             anchored, anchor = number, new
             ways.append(Way(_in_order(self.shards.parts(number, None))))
@@ -172,10 +178,10 @@ class Publisher:
         manifest = Manifest(number, weights.version, self._writer, layout, new.shards, tuple(ways), adapter, draft)
         if not self.store.create(manifest_key(number), dump(manifest)):
             found = self._manifest(number)
-            if last is not None and found is not None and found.writer != self._writer:
-                raise self._another()  # it began after us: that one goes on
+            self._refuse_later(found)
             if found != manifest:
                 return None
+        self._number = number
         self._head = number, self._move_head(number, tag)
         self.shards.keep(["last", "anchor"] if anchored == number else ["last"])
         self._last, self._anchor = new, (0, None) if self._is_doubtful else (anchored, anchor)
@@ -193,6 +199,13 @@ class Publisher:
                 break
         raise self._another()
 
+    def _refuse_later(self, found: Manifest | None) -> None:
+        """Of another writer, behind a version of ours: that one began after us, and goes on. What a dead one wrote that
+        arrives late has no number that is taken already, so it is never behind ours."""
+        if found is not None and 0 < self._number < found.number and found.writer != self._writer:
+            self._is_over = True
+            raise self._another()
+
     def _another(self) -> OffbookError:
         mend = "end it, or give each run a store of its own"
         return OffbookError(f"another process publishes weights to {self.store}; {mend}")
@@ -200,25 +213,37 @@ class Publisher:
     def _collect(self) -> None:
         """Manifests first: whoever finds one finds its patches, or was too slow and begins again at HEAD."""
         needed = [self._anchor[0], *self._leases()]
-        keys = [key for key in self.store.keys(VERSIONS) if int(key.split("/")[1]) < min(needed)]
+        numbers = {key: number_in(key) for key in self.store.keys(VERSIONS)}
+        self._pass_over([key for key, number in numbers.items() if number is None])
+        keys = [key for key, number in numbers.items() if number is not None and number < min(needed)]
         for key in sorted(keys, key=lambda key: not key.endswith("manifest")):
             self.store.delete(key)
 
     def _leases(self) -> list[int]:
         """The numbers that readers have who are alive."""
-        now, found = time.monotonic(), {}
+        now, found, numbers = time.monotonic(), {}, dict[str, int]()
         for key in self.store.keys(READERS):
             try:
                 raw = self.store.get(key)
+                numbers[key] = load(raw, Lease).number
             except Missing:
                 continue  # it has just left
+            except Damaged:
+                self._pass_over([key])
+                continue
             known, since = self._seen.get(key, (b"", now))
             found[key] = raw, since if raw == known else now
         self._seen = found
         for key in [key for key, (_, since) in found.items() if now - since > self.lease_s]:
             self.store.delete(key)
-            del found[key]
-        return [load(raw, Lease).number for raw, _ in found.values()]
+            del found[key], numbers[key]
+        return [*numbers.values()]
+
+    def _pass_over(self, strays: Collection[str]) -> None:
+        """What is none of ours stays where it is, and is named once."""
+        if new := set(strays) - self._strays:
+            log.warning("passed over in %s, which is no place for it: %s", self.store, ", ".join(sorted(new)))
+            self._strays |= new
 
 
 def _in_order(of_shards: Mapping[int, T]) -> tuple[T, ...]:

@@ -105,7 +105,7 @@ class FolderStore:
     def get(self, key: str) -> bytes:
         try:
             return (self.folder / key).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             raise Missing(f"there is no {key} in {self.folder}") from None
 
     def read(self, key: str) -> tuple[bytes, str]:

@@ -62,13 +62,26 @@ def sentence(runs: Sequence[RunIndex]) -> str:
     groups, group_size = config.get("train.groups"), config.get("train.group_size")
     if is_number(groups) and is_number(group_size):
         text += f" of {groups * group_size} rollouts"
-    if is_number(config.get("tasks.num_train")):
-        text += f" on {plural(config['tasks.num_train'], 'task')}"
+    num_tasks = _num_tasks(trained) or config.get("tasks.num_train")
+    if is_number(num_tasks):
+        text += f" on {plural(int(num_tasks), 'task')}"
     if any(run.evals for run in trained) and is_number(config.get("tasks.num_heldout")):
         text += f", and measured on {config['tasks.num_heldout']} others"
     if is_number(config.get("seed")):
         text += f" (seed {config['seed']})"
     return text + "."
+
+
+def _num_tasks(runs: Sequence[RunIndex]) -> int:
+    """To train on, by what the folders record: settings know the number of made-up tasks alone. 0 where it is unknown,
+    or not the same in all runs."""
+    counts = set()
+    for run in runs:
+        recorded = {id for id, task in run.recorded().items() if task.get("split") == "train"}
+        steps = [lines for source, lines in run.rollouts.items() if source.startswith("step_")]
+        worked_on = {place.said["task"] for lines in steps for place in lines.places}
+        counts.add(len(recorded | worked_on) if recorded else 0)
+    return counts.pop() if len(counts) == 1 else 0
 
 
 def _agreed(configs: list[dict[str, Any]]) -> dict[str, Any]:
