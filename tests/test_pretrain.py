@@ -24,13 +24,14 @@ from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.stages.corpus import Corpus, File, Repository, in_order, licence_of
 from offbook.stages.extend import extended
-from offbook.stages.pretrain import Lessons, Writer, make_lessons, pretrain, sample_of
+from offbook.stages.pretrain import Lessons, Part, Writer, make_lessons, pretrain, sample_of
 from offbook.tasks.contamination import Sought
 from offbook.tokens import ChatFormat
 from offbook.train.forward import Decoder
 from offbook.train.measure import token_logprobs
 from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import Trainer
+from offbook.train.validation import imitation_loss
 from offbook.types import OffbookError
 
 MIT = b"MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy"
@@ -235,6 +236,15 @@ def test_loss_by_domain_is_that_of_its_tokens(tiny: Path, tmp_path: Path) -> Non
         assert found[f"validation/loss/{domain}"] == pytest.approx(nats / count, rel=1e-4)
     sums = [sum(column) for column in zip(*total.values(), strict=True)]
     assert found["validation/loss"] == pytest.approx(sums[0] / sums[1], rel=1e-4)
+
+
+def test_the_loss_of_a_step_is_over_what_is_predicted(tiny: Path) -> None:
+    """As that of validation is: not over the first token of each window."""
+    windows = [[Part("python", [5, 6, 7])], [Part("docs", [8, 9]), Part("python", [10, 11, 12, 13])]]
+    samples = [sample_of(window) for window in windows]
+    trainer = Trainer(AutoModelForCausalLM.from_pretrained(tiny), TrainConfig())
+    before = imitation_loss(trainer, samples)
+    assert trainer.step(samples).metrics["ce/loss"] == pytest.approx(before, rel=1e-5)
 
 
 class Stopped(Exception):

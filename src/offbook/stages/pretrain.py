@@ -102,8 +102,8 @@ class Lessons:
         row, nats, tokens = {}, 0.0, 0
         for domain, size in self.num_bytes.items():
             samples = [sample_of(window, domain) for window in self.apart]
-            samples = [one for one in samples if any(one.ce_weight[1:])]
-            count = sum(sum(map(bool, one.ce_weight[1:])) for one in samples)
+            samples = [one for one in samples if any(one.ce_weight)]
+            count = sum(sum(map(bool, one.ce_weight)) for one in samples)
             if not count:
                 continue
             loss = imitation_loss(trainer, samples)
@@ -121,10 +121,10 @@ class Lessons:
 
 
 def sample_of(window: Window, domain: str = "") -> Sample:
-    """Cross-entropy on all of it, or on one domain."""
+    """Cross-entropy on all of it, or on one domain; but on the first token, which nothing predicts."""
     ids = [token for part in window for token in part.ids]
     weights = [float(part.domain == domain or not domain) for part in window for _ in part.ids]
-    return Sample(ids, ce_weight=weights)
+    return Sample(ids, ce_weight=[0.0, *weights[1:]])
 
 
 def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) -> Lessons:
