@@ -354,6 +354,27 @@ def tiny_with(weights: Path, config: Path, folder: Path) -> Path:
     return folder
 
 
+def test_a_long_context_without_a_long_window_is_said_once(
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model reads 512 tokens: what is stretched to 2,048 learns nothing of it from 51, and something from 650."""
+    for functions, expected in ((1, 1), (15, 0)):
+        folder = tmp_path / f"of-{functions}"
+        folder.mkdir()
+        (folder / "a.py").write_text(
+            "".join(f"def function_{k}(a, b):\n    return a + b * {k}\n" for k in range(functions))
+        )
+        more = {"context": 2048, "rope": "yarn", "epochs": 1, "licences": ["any"], "fim_share": 0.0}
+        lines: list[str] = []
+        caplog.clear()
+        run = pretrain(config_for(tiny, tmp_path / f"run-{functions}", [folder], **more), tell=lines.append)
+        assert (run.metrics()[0][0]["train_tokens"] > 512) is not bool(expected)
+        for said in (lines, caplog.messages):
+            found = [line for line in said if "no window teaches longer contexts" in line]
+            assert len(found) == expected
+            assert all("of 512 that the model reads already; give larger repositories" in line for line in found)
+
+
 def test_wsd_is_level_and_falls_at_the_end() -> None:
     settings = TrainConfig(steps=100, schedule="wsd", warmup_steps=10, final_share=0.0)
     shares = [learning_rate_share(settings, step) for step in range(1, 102)]

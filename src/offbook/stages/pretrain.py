@@ -11,6 +11,7 @@ fit into memory as token ids.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import random
 from array import array
@@ -23,7 +24,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from offbook.config import Config, PretrainConfig
-from offbook.loop.models import Progress, chat_folder, quiet
+from offbook.loop.models import Progress, chat_folder, positions, quiet
 from offbook.loop.tasks import tasks_at
 from offbook.runfolder import RunFolder
 from offbook.stages.conversations import batches_of
@@ -40,6 +41,12 @@ FIM_MARKS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
 )  # of tokenizers that have them; the first are spelled out in those that have none
 WORDS = ("docs", "settings")  # domains of which nothing is filled in
+NOTHING_LONGER = (
+    "no window teaches longer contexts: pretrain.context is {context} and the longest window, which has files of one "
+    "repository, has {longest} tokens, of {known} that the model reads already; give larger repositories, or a smaller "
+    "pretrain.context"
+)
+log = logging.getLogger(__name__)
 
 
 def pretrain(
@@ -50,12 +57,21 @@ def pretrain(
 ) -> RunFolder:
     """Run, or go on with, the pretraining that `config` describes. Returns when its last step is in a checkpoint."""
     settings = config.pretrain
+    known = 0  # tokens that the model reads before
 
     def begin(config: Config, start: Path) -> Path:
+        nonlocal known
+        known = positions(chat_folder(start))
         return extended(start, Path(config.out) / "start", settings.context, settings.rope, tell)
 
     def lessons(config: Config, start: Path) -> Lessons:
-        return make_lessons(config, start, progress, tell)
+        lessons = make_lessons(config, start, progress, tell)
+        longest = max(map(length_of, lessons.learned))
+        if longest <= known < settings.context:
+            line = NOTHING_LONGER.format(context=settings.context, longest=longest, known=known)
+            tell(line)
+            log.warning("%s", line)
+        return lessons
 
     def refuse(config: Config) -> None:
         refuse_missing_sources(settings)
@@ -73,6 +89,10 @@ class Part:
 
 
 Window = list[Part]
+
+
+def length_of(window: Window) -> int:
+    return sum(len(part.ids) for part in window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +161,7 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
         [window for one in side for window in writer.windows(one)]
         for side in split_repositories(repositories, settings.validation_share, config.seed)
     )
-    lengths = [sum(len(part.ids) for part in window) for window in learned]
+    lengths = list(map(length_of, learned))
     batches = [
         (epoch, numbers)
         for epoch in range(1, settings.epochs + 1)
