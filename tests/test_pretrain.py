@@ -24,7 +24,7 @@ from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.stages.corpus import Corpus, File, Repository, in_order, licence_of
 from offbook.stages.extend import extended
-from offbook.stages.pretrain import Lessons, Part, Writer, make_lessons, pretrain, sample_of
+from offbook.stages.pretrain import Lessons, Part, Writer, length_of, make_lessons, pretrain, sample_of
 from offbook.tasks.contamination import Sought
 from offbook.tokens import ChatFormat
 from offbook.train.forward import Decoder
@@ -192,13 +192,26 @@ def test_windows_hold_one_repository_and_every_token_of_it(tiny: Path) -> None:
     assert text.count("# long.py\n") == len(python)
 
 
-def test_fill_in_the_middle_loses_nothing(tiny: Path) -> None:
-    writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(fim_share=1.0), 0)
-    text = writer._written("r", File("a.py", module(3), "python"))
-    prefix, rest = text.removeprefix("<|fim_prefix|>").split("<|fim_suffix|>")
-    suffix, middle = rest.split("<|fim_middle|>")
-    assert prefix + middle.removesuffix("\n\n") + suffix == module(3)
-    assert writer._written("r", File("a.md", "words", "docs")) == "words\n\n"
+@pytest.mark.parametrize("context", [64, 400, 4096])  # of which no piece, some and the whole file fit with their marks
+def test_fill_in_the_middle_stays_in_a_window_and_loses_nothing(context: int, tiny: Path) -> None:
+    writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(context=context, fim_share=1.0), 0)
+    text = "".join(map(module, range(4))).rstrip()
+    files = [File("a.md", "words", "docs"), File("a.py", text, "python")]
+    windows = writer.windows(Repository("r", "MIT", files))
+    assert max(map(length_of, windows)) <= context
+    words, *parts = (writer.tokenizer.decode(part.ids) for window in windows for part in window)
+    assert words == "# a.md\nwords\n\n"
+    found = ""
+    for part in (part.removeprefix("# a.py\n") for part in parts):
+        if context == 64:
+            found += part
+            continue
+        prefix, rest = part.removeprefix("<|fim_prefix|>").split("<|fim_suffix|>")
+        suffix, middle = rest.split("<|fim_middle|>")
+        assert part.startswith("<|fim_prefix|>")
+        found += prefix + middle.removesuffix("\n\n") + suffix
+    assert found.removesuffix("\n\n") == text
+    assert (len(windows) > 1) is (context < 4096)
 
 
 def test_a_file_with_a_measured_solution_is_left_out(tmp_path: Path) -> None:
