@@ -237,7 +237,7 @@ def test_loss_by_domain_is_that_of_its_tokens(tiny: Path, tmp_path: Path) -> Non
     assert set(lessons.num_bytes) == {"docs", "python", "tests"}
     model = AutoModelForCausalLM.from_pretrained(tiny)
     found = lessons.validated(Trainer(model, TrainConfig()))
-    total = {"python": [0.0, 0], "tests": [0.0, 0], "docs": [0.0, 0]}
+    total = {"python": [0.0, 0], "tests": [0.0, 0], "docs": [0.0, 0]}  # a token is a byte
     for window in lessons.apart:
         ids, domains = sample_of(window).ids, [part.domain for part in window for _ in part.ids]
         with torch.no_grad():
@@ -247,6 +247,7 @@ def test_loss_by_domain_is_that_of_its_tokens(tiny: Path, tmp_path: Path) -> Non
             total[domains[place]][1] += 1
     for domain, (nats, count) in total.items():
         assert found[f"validation/loss/{domain}"] == pytest.approx(nats / count, rel=1e-4)
+        assert found[f"validation/bits_per_byte/{domain}"] == pytest.approx(nats / count / math.log(2), rel=1e-4)
     sums = [sum(column) for column in zip(*total.values(), strict=True)]
     assert found["validation/loss"] == pytest.approx(sums[0] / sums[1], rel=1e-4)
 

@@ -104,7 +104,7 @@ class Lessons:
     learned: list[Window]
     apart: list[Window]  # for validation
     batches: list[tuple[int, list[int]]]  # the epoch, and numbers of windows
-    num_bytes: dict[str, int]  # of what is apart, by domain
+    num_bytes: dict[str, int]  # of what is predicted of what is apart, by domain
 
     @property
     def num_steps(self) -> int:
@@ -178,8 +178,10 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     told = ", ".join(f"{domain} {count}" for domain, count in by_domain.most_common())
     tell(f"{len(learned)} windows of {sum(lengths)} tokens ({told}), {len(apart)} windows for validation")
     num_bytes = Counter[str]()
-    for part in (part for window in apart for part in window):
-        num_bytes[part.domain] += len(writer.tokenizer.decode(part.ids).encode())
+    for window in apart:
+        for number, part in enumerate(window):
+            predicted = part.ids if number else part.ids[1:]  # nothing predicts the first token of a window
+            num_bytes[part.domain] += len(writer.tokenizer.decode(predicted).encode())
     return Lessons(learned, apart, batches, dict(sorted(num_bytes.items())))
 
 
