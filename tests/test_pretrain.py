@@ -179,6 +179,11 @@ def test_files_come_after_what_they_import() -> None:
     assert sorted(order) == sorted(file.path for file in files)
 
 
+def test_a_chain_of_imports_may_be_of_any_length() -> None:
+    files = [File(f"pkg/m{number:04}.py", f"from pkg import m{number + 1:04}\n", "python") for number in range(1200)]
+    assert in_order(files) == files[::-1]
+
+
 def test_windows_hold_one_repository_and_every_token_of_it(tiny: Path) -> None:
     writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(context=64, fim_share=0.0), 0)
     files = [File("long.py", module(3), "python"), File("README.md", "words", "docs")]
@@ -402,6 +407,9 @@ def test_nothing_to_learn_from_is_said(tiny: Path, tmp_path: Path) -> None:
     data = [repository(tmp_path, "closed", licence=None)]
     with pytest.raises(OffbookError, match=r"nothing is left to pretrain on; 1 repositories under no licence left out"):
         pretrain(config_for(tiny, tmp_path / "run", data))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OffbookError, match=r"nothing is left to pretrain on; 1 empty repositories left out"):
+        pretrain(config_for(tiny, tmp_path / "run", [tmp_path / "empty"]))
     with pytest.raises(OffbookError, match=r"there is nothing to pretrain on; give --data"):
         pretrain(config_for(tiny, tmp_path / "run", []))
     with pytest.raises(OffbookError, match=r"there is no .*absent"):

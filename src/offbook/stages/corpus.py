@@ -116,6 +116,9 @@ class Corpus:
         return found
 
     def taken(self, name: str, files: Mapping[str, bytes]) -> Repository | None:
+        if not files:
+            self.left_out["empty repositories"] += 1
+            return None
         licence = licence_of(files)
         held_out = {repository_of(each) for each in (*self.settings.hold_out, *self.origins)}
         if held_out & {repository_of(each) for each in (name, _said(files, "name")) if each}:
@@ -253,18 +256,20 @@ def in_order(files: Sequence[File]) -> list[File]:
     rank = {"docs": 0, "settings": 1, "tests": 3}
     ranked = sorted(files, key=lambda file: (rank.get(file.domain, 2), file.path))
     needs = _imports([file for file in ranked if file.path.endswith(".py")])
-    placed: dict[str, None] = {}
     by_path = {file.path: file for file in ranked}
-
-    def place(path: str, above: frozenset[str]) -> None:
-        for needed in sorted(needs.get(path, ())):
-            if needed not in placed and needed not in above:  # of a circle the first comes first
-                place(needed, above | {path})
-        placed[path] = None
-
-    for file in ranked:
-        if file.path not in placed:
-            place(file.path, frozenset())
+    imported = {path: iter(sorted(needs.get(path, ()))) for path in by_path}
+    placed: list[str] = []
+    begun: set[str] = set()
+    for path in by_path:
+        above = [] if path in begun else [path]  # each is imported by the one before it; chains of any length
+        begun.update(above)
+        while above:
+            needed = next((one for one in imported[above[-1]] if one not in begun), None)
+            if needed is None:
+                placed.append(above.pop())
+            else:  # and of a circle the first comes first
+                begun.add(needed)
+                above.append(needed)
     return [by_path[path] for path in placed]
 
 
