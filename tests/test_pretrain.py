@@ -24,13 +24,14 @@ from offbook.pocket.model import CHAT_TEMPLATE
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.stages.corpus import Corpus, File, Repository, in_order, licence_of
 from offbook.stages.extend import extended
-from offbook.stages.pretrain import Lessons, Writer, make_lessons, pretrain, sample_of
+from offbook.stages.pretrain import Lessons, Part, Writer, length_of, make_lessons, pretrain, sample_of
 from offbook.tasks.contamination import Sought
 from offbook.tokens import ChatFormat
 from offbook.train.forward import Decoder
 from offbook.train.measure import token_logprobs
 from offbook.train.schedule import learning_rate_share
 from offbook.train.trainer import Trainer
+from offbook.train.validation import imitation_loss
 from offbook.types import OffbookError
 
 MIT = b"MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy"
@@ -178,6 +179,11 @@ def test_files_come_after_what_they_import() -> None:
     assert sorted(order) == sorted(file.path for file in files)
 
 
+def test_a_chain_of_imports_may_be_of_any_length() -> None:
+    files = [File(f"pkg/m{number:04}.py", f"from pkg import m{number + 1:04}\n", "python") for number in range(1200)]
+    assert in_order(files) == files[::-1]
+
+
 def test_windows_hold_one_repository_and_every_token_of_it(tiny: Path) -> None:
     writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(context=64, fim_share=0.0), 0)
     files = [File("long.py", module(3), "python"), File("README.md", "words", "docs")]
@@ -191,13 +197,26 @@ def test_windows_hold_one_repository_and_every_token_of_it(tiny: Path) -> None:
     assert text.count("# long.py\n") == len(python)
 
 
-def test_fill_in_the_middle_loses_nothing(tiny: Path) -> None:
-    writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(fim_share=1.0), 0)
-    text = writer._written("r", File("a.py", module(3), "python"))
-    prefix, rest = text.removeprefix("<|fim_prefix|>").split("<|fim_suffix|>")
-    suffix, middle = rest.split("<|fim_middle|>")
-    assert prefix + middle.removesuffix("\n\n") + suffix == module(3)
-    assert writer._written("r", File("a.md", "words", "docs")) == "words\n\n"
+@pytest.mark.parametrize("context", [64, 400, 4096])  # of which no piece, some and the whole file fit with their marks
+def test_fill_in_the_middle_stays_in_a_window_and_loses_nothing(context: int, tiny: Path) -> None:
+    writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(context=context, fim_share=1.0), 0)
+    text = "".join(map(module, range(4))).rstrip()
+    files = [File("a.md", "words", "docs"), File("a.py", text, "python")]
+    windows = writer.windows(Repository("r", "MIT", files))
+    assert max(map(length_of, windows)) <= context
+    words, *parts = (writer.tokenizer.decode(part.ids) for window in windows for part in window)
+    assert words == "# a.md\nwords\n\n"
+    found = ""
+    for part in (part.removeprefix("# a.py\n") for part in parts):
+        if context == 64:
+            found += part
+            continue
+        prefix, rest = part.removeprefix("<|fim_prefix|>").split("<|fim_suffix|>")
+        suffix, middle = rest.split("<|fim_middle|>")
+        assert part.startswith("<|fim_prefix|>")
+        found += prefix + middle.removesuffix("\n\n") + suffix
+    assert found.removesuffix("\n\n") == text
+    assert (len(windows) > 1) is (context < 4096)
 
 
 def test_a_file_with_a_measured_solution_is_left_out(tmp_path: Path) -> None:
@@ -223,7 +242,7 @@ def test_loss_by_domain_is_that_of_its_tokens(tiny: Path, tmp_path: Path) -> Non
     assert set(lessons.num_bytes) == {"docs", "python", "tests"}
     model = AutoModelForCausalLM.from_pretrained(tiny)
     found = lessons.validated(Trainer(model, TrainConfig()))
-    total = {"python": [0.0, 0], "tests": [0.0, 0], "docs": [0.0, 0]}
+    total = {"python": [0.0, 0], "tests": [0.0, 0], "docs": [0.0, 0]}  # a token is a byte
     for window in lessons.apart:
         ids, domains = sample_of(window).ids, [part.domain for part in window for _ in part.ids]
         with torch.no_grad():
@@ -233,8 +252,18 @@ def test_loss_by_domain_is_that_of_its_tokens(tiny: Path, tmp_path: Path) -> Non
             total[domains[place]][1] += 1
     for domain, (nats, count) in total.items():
         assert found[f"validation/loss/{domain}"] == pytest.approx(nats / count, rel=1e-4)
+        assert found[f"validation/bits_per_byte/{domain}"] == pytest.approx(nats / count / math.log(2), rel=1e-4)
     sums = [sum(column) for column in zip(*total.values(), strict=True)]
     assert found["validation/loss"] == pytest.approx(sums[0] / sums[1], rel=1e-4)
+
+
+def test_the_loss_of_a_step_is_over_what_is_predicted(tiny: Path) -> None:
+    """As that of validation is: not over the first token of each window."""
+    windows = [[Part("python", [5, 6, 7])], [Part("docs", [8, 9]), Part("python", [10, 11, 12, 13])]]
+    samples = [sample_of(window) for window in windows]
+    trainer = Trainer(AutoModelForCausalLM.from_pretrained(tiny), TrainConfig())
+    before = imitation_loss(trainer, samples)
+    assert trainer.step(samples).metrics["ce/loss"] == pytest.approx(before, rel=1e-5)
 
 
 class Stopped(Exception):
@@ -344,6 +373,27 @@ def tiny_with(weights: Path, config: Path, folder: Path) -> Path:
     return folder
 
 
+def test_a_long_context_without_a_long_window_is_said_once(
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model reads 512 tokens: what is stretched to 2,048 learns nothing of it from 51, and something from 650."""
+    for functions, expected in ((1, 1), (15, 0)):
+        folder = tmp_path / f"of-{functions}"
+        folder.mkdir()
+        (folder / "a.py").write_text(
+            "".join(f"def function_{k}(a, b):\n    return a + b * {k}\n" for k in range(functions))
+        )
+        more = {"context": 2048, "rope": "yarn", "epochs": 1, "licences": ["any"], "fim_share": 0.0}
+        lines: list[str] = []
+        caplog.clear()
+        run = pretrain(config_for(tiny, tmp_path / f"run-{functions}", [folder], **more), tell=lines.append)
+        assert (run.metrics()[0][0]["train_tokens"] > 512) is not bool(expected)
+        for said in (lines, caplog.messages):
+            found = [line for line in said if "no window teaches longer contexts" in line]
+            assert len(found) == expected
+            assert all("of 512 that the model reads already; give larger repositories" in line for line in found)
+
+
 def test_wsd_is_level_and_falls_at_the_end() -> None:
     settings = TrainConfig(steps=100, schedule="wsd", warmup_steps=10, final_share=0.0)
     shares = [learning_rate_share(settings, step) for step in range(1, 102)]
@@ -357,6 +407,9 @@ def test_nothing_to_learn_from_is_said(tiny: Path, tmp_path: Path) -> None:
     data = [repository(tmp_path, "closed", licence=None)]
     with pytest.raises(OffbookError, match=r"nothing is left to pretrain on; 1 repositories under no licence left out"):
         pretrain(config_for(tiny, tmp_path / "run", data))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OffbookError, match=r"nothing is left to pretrain on; 1 empty repositories left out"):
+        pretrain(config_for(tiny, tmp_path / "run", [tmp_path / "empty"]))
     with pytest.raises(OffbookError, match=r"there is nothing to pretrain on; give --data"):
         pretrain(config_for(tiny, tmp_path / "run", []))
     with pytest.raises(OffbookError, match=r"there is no .*absent"):

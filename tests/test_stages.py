@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 from offbook.cli import app
 from offbook.config import load_config
-from offbook.pocket.model import CHAT_TEMPLATE
+from offbook.loop.models import positions, quiet
+from offbook.pocket.model import CHAT_TEMPLATE, Recipe, make_pocket
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.stages.every import of_stage
+from offbook.stages.pretrain import length_of, make_lessons
 from offbook.tokens import ChatFormat
 
 
@@ -27,6 +29,15 @@ def test_long_is_pretraining_with_other_keys() -> None:
     assert (short.pretrain.context, short.pretrain.rope) == (1024, "")
     assert (long.pretrain.context, long.pretrain.rope) == (4096, "yarn")
     assert long.pretrain.guard == short.pretrain.guard == ["pocket"], "what is not named stays"
+
+
+def test_the_long_stage_of_the_full_recipe_has_longer_windows_than_pocket_read(tmp_path: Path) -> None:
+    pocket = make_pocket(tmp_path, 0, lambda what, share: None, Recipe(episodes=8))
+    config = of_stage(load_config(["full"], {}), "long", tmp_path / "out", str(pocket))
+    config = config.model_copy(update={"pretrain": config.pretrain.model_copy(update={"guard": []})})  # it makes tasks
+    lengths = [length_of(window) for window in make_lessons(config, pocket, quiet, lambda line: None).learned]
+    assert sum(length > 1.5 * positions(pocket) for length in lengths) >= len(lengths) / 3
+    assert max(lengths) > 0.95 * config.pretrain.context
 
 
 def test_each_stage_begins_where_the_last_ended(chat: ChatFormat, tmp_path: Path) -> None:

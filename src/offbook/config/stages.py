@@ -34,7 +34,8 @@ class PretrainConfig(StageConfig):
 
     data: list[str] = Field(
         default=[],
-        description="repositories: folders, archives, git URLs, `pypi:NAME`, or `pocket-code:200`, made on the spot",
+        description="repositories: folders, archives, git URLs, `pypi:NAME`, or `pocket-code:200`, made on the spot "
+        "(`pocket-code:50x4`: of four packages each)",
     )
     batch_tokens: int = Field(default=65_536, ge=1, description="of the windows of one step, about")
     schedule: Schedule = Field(

@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 
 from offbook.config import ConfigError, PretrainConfig
@@ -26,7 +27,7 @@ from offbook.taskgen.repeated import SAME, Sketch, shared, sketch_of
 from offbook.tasks.contamination import Sought, repository_of
 from offbook.types import OffbookError, is_test_file
 
-POCKET_CODE = re.compile(r"pocket-code:([1-9]\d*)")
+POCKET_CODE = re.compile(r"pocket-code:([1-9]\d*)(?:x([1-9]\d*))?")
 ANY = "any"
 LANGUAGES = {
     ".py": "python", ".pyi": "python", ".js": "javascript", ".ts": "typescript", ".go": "go", ".rs": "rust",
@@ -88,7 +89,7 @@ class Corpus:
         for number, source in enumerate(sources):
             progress(f"reading {source}", number / len(sources))
             if made := POCKET_CODE.fullmatch(source):
-                trees: Iterable[tuple[str, dict[str, bytes]]] = _pocket(int(made[1]), seed)
+                trees: Iterable[tuple[str, dict[str, bytes]]] = _pocket(int(made[1]), int(made[2] or 1), seed)
             elif Path(source).is_dir():
                 trees = [(Path(source).resolve().name, self._in_folder(Path(source)))]
             else:
@@ -115,6 +116,9 @@ class Corpus:
         return found
 
     def taken(self, name: str, files: Mapping[str, bytes]) -> Repository | None:
+        if not files:
+            self.left_out["empty repositories"] += 1
+            return None
         licence = licence_of(files)
         held_out = {repository_of(each) for each in (*self.settings.hold_out, *self.origins)}
         if held_out & {repository_of(each) for each in (name, _said(files, "name")) if each}:
@@ -189,7 +193,7 @@ def refuse_missing_sources(settings: PretrainConfig) -> None:
         is_far = "://" in source or source.startswith(("pypi:", "git@")) or POCKET_CODE.fullmatch(source)
         if not is_far and not Path(source).exists():
             raise ConfigError(
-                f"there is no {source}; --data is a folder, an archive, a git URL, pypi:NAME or pocket-code:N"
+                f"there is no {source}; --data is a folder, an archive, a git URL, pypi:NAME or pocket-code:N[xM]"
             )
 
 
@@ -252,18 +256,20 @@ def in_order(files: Sequence[File]) -> list[File]:
     rank = {"docs": 0, "settings": 1, "tests": 3}
     ranked = sorted(files, key=lambda file: (rank.get(file.domain, 2), file.path))
     needs = _imports([file for file in ranked if file.path.endswith(".py")])
-    placed: dict[str, None] = {}
     by_path = {file.path: file for file in ranked}
-
-    def place(path: str, above: frozenset[str]) -> None:
-        for needed in sorted(needs.get(path, ())):
-            if needed not in placed and needed not in above:  # of a circle the first comes first
-                place(needed, above | {path})
-        placed[path] = None
-
-    for file in ranked:
-        if file.path not in placed:
-            place(file.path, frozenset())
+    imported = {path: iter(sorted(needs.get(path, ()))) for path in by_path}
+    placed: list[str] = []
+    begun: set[str] = set()
+    for path in by_path:
+        above = [] if path in begun else [path]  # each is imported by the one before it; chains of any length
+        begun.update(above)
+        while above:
+            needed = next((one for one in imported[above[-1]] if one not in begun), None)
+            if needed is None:
+                placed.append(above.pop())
+            else:  # and of a circle the first comes first
+                begun.add(needed)
+                above.append(needed)
     return [by_path[path] for path in placed]
 
 
@@ -307,17 +313,21 @@ def _fetched(source: str) -> tuple[str, dict[str, bytes]]:
         return fetched.name, {path.relative_to(fetched.tree).as_posix(): path.read_bytes() for path in paths}
 
 
-def _pocket(count: int, seed: int) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Repositories that pocket tasks are made of, complete. They are ours, and under our licence."""
-    seen: set[str] = set()
-    drafts = draft_tasks(seed=seed + 7_000_003, count=10 * count, split="train")
-    for draft in drafts:
-        if draft.repository not in seen:
-            seen.add(draft.repository)
-            files = {path: text.encode() for path, text in draft.gold.files.items()}
-            yield f"{draft.repository}-{len(seen)}", {"LICENSE": b"Apache License", **files}
-        if len(seen) == count:
-            return
+def _pocket(count: int, packages: int, seed: int) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Repositories that pocket tasks are made of, complete. They are ours, and under our licence.
+
+    Each is about 1,000 tokens of pocket's; several of them in folders of one repository make longer windows.
+    """
+    drafts = draft_tasks(seed=seed + 7_000_003, count=10 * count * packages, split="train")
+    made = (next(same).gold for _, same in groupby(drafts, key=lambda draft: draft.repository))
+    for number in range(1, count + 1):
+        several = list(islice(made, packages))
+        files = {
+            path if packages == 1 else f"{one.name}/{path}": text.encode()
+            for one in several
+            for path, text in one.files.items()
+        }
+        yield f"{several[0].name}-{number}", {"LICENSE": b"Apache License", **files}
 
 
 def split_repositories(

@@ -2,7 +2,8 @@
 
 A window is a row of its own: its files, each behind its path, in an order in which what is imported comes first. So
 attention crosses files and never repositories. A file that a window has no room for goes on in the next, behind its
-path once more. Some files are written to fill in the middle (2207.14255): prefix, suffix, middle.
+path once more. Some are written to fill in the middle (2207.14255): prefix, suffix, middle, all in one window. A file
+that does not fit is cut first, and each piece is written so.
 
 Left out: an end-of-text mark behind a repository, which for chat models is the end of a message; corpora that do not
 fit into memory as token ids.
@@ -11,23 +12,25 @@ fit into memory as token ids.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import random
 from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from offbook.config import Config, PretrainConfig
-from offbook.loop.models import Progress, chat_folder, quiet
+from offbook.loop.models import Progress, chat_folder, positions, quiet
 from offbook.loop.tasks import tasks_at
 from offbook.runfolder import RunFolder
 from offbook.stages.conversations import batches_of
-from offbook.stages.corpus import Corpus, File, Repository, refuse_missing_sources, split_repositories
+from offbook.stages.corpus import Corpus, Repository, refuse_missing_sources, split_repositories
 from offbook.stages.extend import extended
 from offbook.stages.run import OnStep, Stage, Tell, run_stage
 from offbook.tasks.contamination import Sought
@@ -40,6 +43,14 @@ FIM_MARKS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
 )  # of tokenizers that have them; the first are spelled out in those that have none
 WORDS = ("docs", "settings")  # domains of which nothing is filled in
+SHORTEST_PIECE = 200  # characters, of which something is filled in; the end of a file may have fewer
+MOST_CHARACTERS = 8  # a token, where a piece is looked for that fits
+NOTHING_LONGER = (
+    "no window teaches longer contexts: pretrain.context is {context} and the longest window, which has files of one "
+    "repository, has {longest} tokens, of {known} that the model reads already; give larger repositories, or a smaller "
+    "pretrain.context"
+)
+log = logging.getLogger(__name__)
 
 
 def pretrain(
@@ -50,12 +61,21 @@ def pretrain(
 ) -> RunFolder:
     """Run, or go on with, the pretraining that `config` describes. Returns when its last step is in a checkpoint."""
     settings = config.pretrain
+    known = 0  # tokens that the model reads before
 
     def begin(config: Config, start: Path) -> Path:
+        nonlocal known
+        known = positions(chat_folder(start))
         return extended(start, Path(config.out) / "start", settings.context, settings.rope, tell)
 
     def lessons(config: Config, start: Path) -> Lessons:
-        return make_lessons(config, start, progress, tell)
+        lessons = make_lessons(config, start, progress, tell)
+        longest = max(map(length_of, lessons.learned))
+        if longest <= known < settings.context:
+            line = NOTHING_LONGER.format(context=settings.context, longest=longest, known=known)
+            tell(line)
+            log.warning("%s", line)
+        return lessons
 
     def refuse(config: Config) -> None:
         refuse_missing_sources(settings)
@@ -75,12 +95,16 @@ class Part:
 Window = list[Part]
 
 
+def length_of(window: Window) -> int:
+    return sum(len(part.ids) for part in window)
+
+
 @dataclass(frozen=True, slots=True)
 class Lessons:
     learned: list[Window]
     apart: list[Window]  # for validation
     batches: list[tuple[int, list[int]]]  # the epoch, and numbers of windows
-    num_bytes: dict[str, int]  # of what is apart, by domain
+    num_bytes: dict[str, int]  # of what is predicted of what is apart, by domain
 
     @property
     def num_steps(self) -> int:
@@ -102,8 +126,8 @@ class Lessons:
         row, nats, tokens = {}, 0.0, 0
         for domain, size in self.num_bytes.items():
             samples = [sample_of(window, domain) for window in self.apart]
-            samples = [one for one in samples if any(one.ce_weight[1:])]
-            count = sum(sum(map(bool, one.ce_weight[1:])) for one in samples)
+            samples = [one for one in samples if any(one.ce_weight)]
+            count = sum(sum(map(bool, one.ce_weight)) for one in samples)
             if not count:
                 continue
             loss = imitation_loss(trainer, samples)
@@ -121,10 +145,10 @@ class Lessons:
 
 
 def sample_of(window: Window, domain: str = "") -> Sample:
-    """Cross-entropy on all of it, or on one domain."""
+    """Cross-entropy on all of it, or on one domain; but on the first token, which nothing predicts."""
     ids = [token for part in window for token in part.ids]
     weights = [float(part.domain == domain or not domain) for part in window for _ in part.ids]
-    return Sample(ids, ce_weight=weights)
+    return Sample(ids, ce_weight=[0.0, *weights[1:]])
 
 
 def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) -> Lessons:
@@ -141,7 +165,7 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
         [window for one in side for window in writer.windows(one)]
         for side in split_repositories(repositories, settings.validation_share, config.seed)
     )
-    lengths = [sum(len(part.ids) for part in window) for window in learned]
+    lengths = list(map(length_of, learned))
     batches = [
         (epoch, numbers)
         for epoch in range(1, settings.epochs + 1)
@@ -154,12 +178,14 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     told = ", ".join(f"{domain} {count}" for domain, count in by_domain.most_common())
     tell(f"{len(learned)} windows of {sum(lengths)} tokens ({told}), {len(apart)} windows for validation")
     num_bytes = Counter[str]()
-    for part in (part for window in apart for part in window):
-        num_bytes[part.domain] += len(writer.tokenizer.decode(part.ids).encode())
+    for window in apart:
+        for number, part in enumerate(window):
+            predicted = part.ids if number else part.ids[1:]  # nothing predicts the first token of a window
+            num_bytes[part.domain] += len(writer.tokenizer.decode(predicted).encode())
     return Lessons(learned, apart, batches, dict(sorted(num_bytes.items())))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Writer:
     """Repositories as windows of token ids. The same for the same seed."""
 
@@ -169,30 +195,58 @@ class Writer:
 
     def windows(self, repository: Repository) -> list[Window]:
         windows: list[Window] = [[]]
-        room = self.settings.context
         for file in repository.files:
-            left = self._encoded(self._written(repository.name, file))
-            header = self._encoded(f"# {file.path}\n")
-            while left:
-                if room <= len(header):  # not even a token of the file would fit
-                    windows.append([])
-                    room = self.settings.context
-                taken = [*header, *left][:room]
-                left = left[len(taken) - len(header) :]
-                windows[-1].append(Part(file.domain, taken))
-                room -= len(taken)
-                if len(header) >= self.settings.context:
-                    break
+            rng = random.Random(f"{self.seed} {repository.name} {file.path}")
+            left, header = file.text.rstrip(), self._encoded(f"# {file.path}\n")
+            if file.domain not in WORDS and rng.random() < self.settings.fim_share:
+                left = self._write_rotated(windows, file.domain, header, left, rng)
+            if left:
+                self._write(windows, file.domain, header, left)
         return [window for window in windows if window]
 
-    def _written(self, repository: str, file: File) -> str:
-        rng = random.Random(f"{self.seed} {repository} {file.path}")
-        if file.domain in WORDS or rng.random() >= self.settings.fim_share:
-            return file.text.rstrip() + "\n\n"
-        first, second = sorted(rng.randrange(len(file.text) + 1) for _ in range(2))
-        parts = file.text[:first], file.text[second:], file.text[first:second]
-        return "".join(f"{mark}{part}" for mark, part in zip(self._marks(), parts, strict=True)) + "\n\n"
+    def _write(self, windows: list[Window], domain: str, header: list[int], text: str) -> None:
+        left = self._encoded(text + "\n\n")
+        while left:
+            if self._room(windows) <= len(header):  # not even a token of the file would fit
+                windows.append([])
+            taken = [*header, *left][: self._room(windows)]
+            left = left[len(taken) - len(header) :]
+            windows[-1].append(Part(domain, taken))
+            if len(header) >= self.settings.context:
+                break
 
+    def _write_rotated(
+        self, windows: list[Window], domain: str, header: list[int], left: str, rng: random.Random
+    ) -> str:
+        """Piece by piece, each of them whole in a window. Returns what no window has room for with its marks."""
+        while left:
+            ids, size = self._piece(left, self._room(windows) - len(header), rng)
+            if size >= min(len(left), SHORTEST_PIECE):
+                windows[-1].append(Part(domain, [*header, *ids]))
+                left = left[size:]
+            elif windows[-1]:
+                windows.append([])
+            else:
+                return left
+        return ""
+
+    def _piece(self, text: str, room: int, rng: random.Random) -> tuple[list[int], int]:
+        """As much of the text as fits, prefix, suffix, middle; and how many characters of it that is."""
+        size = min(len(text), MOST_CHARACTERS * room)
+        while size > 0:
+            first, second = sorted(rng.randrange(size + 1) for _ in range(2))
+            parts = text[:first], text[second:size], text[first:second]
+            rotated = "".join(f"{mark}{part}" for mark, part in zip(self._marks, parts, strict=True))
+            ids = self._encoded(rotated + "\n\n")
+            if len(ids) <= room:
+                return ids, size
+            size = size * room // len(ids) - 1
+        return [], 0
+
+    def _room(self, windows: list[Window]) -> int:
+        return self.settings.context - length_of(windows[-1])
+
+    @cached_property
     def _marks(self) -> Sequence[str]:
         known = self.tokenizer.get_vocab()
         return next((marks for marks in FIM_MARKS if marks[0] in known), FIM_MARKS[0])
