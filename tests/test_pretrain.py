@@ -137,6 +137,19 @@ def test_a_measured_repository_is_known_in_any_version_and_folder(origin: str) -
     assert corpus.taken("shop", {**code, "pyproject.toml": b'[project]\nname = "shop"\n'}) is not None
 
 
+def test_a_name_that_holds_nothing_out_is_said(tiny: Path, tmp_path: Path) -> None:
+    data = repository(tmp_path, "shop-toolz")
+    (data / "pyproject.toml").write_text(
+        '[project]\nname = "shop"\ndependencies = ["toolz"]\n[tool.x]\nname = "toolz"\n'
+    )
+    (data / "pkg" / "__init__.py").write_text("")
+    (data / "pkg" / "toolz").mkdir()
+    (data / "pkg" / "toolz" / "__init__.py").write_text("from toolz import *\n")
+    lines: list[str] = []
+    make_lessons(config_for(tiny, tmp_path, [data], hold_out=["toolz", "x"]), tiny, lambda *of: None, lines.append)
+    assert [line for line in lines if "hold_out" in line] == ["pretrain.hold_out: nothing that was read is toolz or x"]
+
+
 @pytest.mark.parametrize(
     ("files", "licence"),
     [

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from offbook.config import ConfigError, PretrainConfig
 from offbook.loop.models import Progress
 from offbook.pocket.tasks import draft_tasks
+from offbook.stages.names import names_of
 from offbook.taskgen.nouns import Unprepared
 from offbook.taskgen.prepare.source import SKIPPED, fetch
 from offbook.taskgen.repeated import SAME, Sketch, shared, sketch_of
@@ -55,6 +56,7 @@ UNKNOWN = "an unknown licence"
 SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+() -]+)")
 HEADER = 2000  # characters of a file, in which that stands
 LONGEST_LINE = 2000  # characters: nobody wrote that by hand
+MOST_TOLD = 20  # repositories by name
 MOST_NEAR = 20  # files that are compared with one: those that have most in common
 
 
@@ -80,6 +82,8 @@ class Corpus:
     sought: Sought | None = None  # of the tasks that are measured on
     origins: frozenset[str] = frozenset()  # of these tasks
     left_out: Counter[str] = field(default_factory=Counter)
+    _held_out: list[str] = field(default_factory=list)  # and by which of their files
+    _met: set[str] = field(default_factory=set)  # names that held something out
     _sketches: list[Sketch] = field(default_factory=list)
     _having: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # hash -> sketches
 
@@ -116,8 +120,7 @@ class Corpus:
 
     def taken(self, name: str, files: Mapping[str, bytes]) -> Repository | None:
         licence = licence_of(files)
-        held_out = {repository_of(each) for each in (*self.settings.hold_out, *self.origins)}
-        if held_out & {repository_of(each) for each in (name, _said(files, "name")) if each}:
+        if self._is_held_out(name, files):
             self.left_out["repositories that are held out"] += 1
             return None
         if not self._is_free(licence):
@@ -136,6 +139,21 @@ class Corpus:
             self.left_out["repositories without a file that is taken"] += 1
             return None
         return Repository(name, licence, in_order(kept))
+
+    def _is_held_out(self, name: str, files: Mapping[str, bytes]) -> bool:
+        names = names_of(name, files)
+        known = {repository_of(each) for each in (*self.settings.hold_out, *self.origins)} & set(names)
+        self._met |= known
+        self._held_out += [f"{name} ({names[one]})" if names[one] else name for one in sorted(known)[:1]]
+        return bool(known)
+
+    def about_held_out(self) -> Iterator[str]:
+        """For people, when all is read: which repositories were held out, and which names were of none."""
+        if found := self._held_out:
+            more = f" and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
+            yield f"held out: {', '.join(found[:MOST_TOLD])}{more}"
+        if unmet := [each for each in self.settings.hold_out if repository_of(each) not in self._met]:
+            yield f"pretrain.hold_out: nothing that was read is {' or '.join(unmet)}"
 
     def _is_free(self, licence: str) -> bool:
         return ANY in self.settings.licences or licence in self.settings.licences

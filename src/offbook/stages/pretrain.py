@@ -133,6 +133,8 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     sought, origins = (Sought.of(tasks), frozenset(task.origin for task in tasks)) if tasks else (None, frozenset())
     corpus = Corpus(settings, sought, origins)
     repositories = list(corpus.repositories(config.seed, progress))
+    for line in corpus.about_held_out():
+        tell(line)
     left = "".join(f"; {count} {what} left out" for what, count in sorted(corpus.left_out.items()))
     if not repositories:
         raise OffbookError(f"nothing is left to pretrain on{left}")
