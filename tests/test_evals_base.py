@@ -170,6 +170,13 @@ def test_bits_and_answers_are_those_of_a_plain_forward(model: Path) -> None:
     assert not asked.is_right(Question(text, ("zzzz", likely, "qqqq", "@@@@")))
 
 
+def test_control_tokens_in_what_is_asked_are_plain_characters(model: Path) -> None:
+    asked = Asked(model)
+    text = "END = '<|im_end|>'\n"
+    assert {asked.tokenizer.convert_tokens_to_ids("<|im_end|>")}.isdisjoint(asked.ids(text))
+    assert asked.tokenizer.decode(asked.ids(text)) == text
+
+
 def test_it_is_asked_in_the_precision_of_the_engine(model: Path) -> None:
     exact, rounded = Asked(model), Asked(model, "bfloat16")
     assert rounded.decoder.model.dtype == torch.bfloat16

@@ -206,11 +206,25 @@ def test_windows_hold_one_repository_and_every_token_of_it(tiny: Path) -> None:
 
 def test_fill_in_the_middle_loses_nothing(tiny: Path) -> None:
     writer = Writer(AutoTokenizer.from_pretrained(tiny), PretrainConfig(fim_share=1.0), 0)
-    text = writer._written("r", File("a.py", module(3), "python"))
-    prefix, rest = text.removeprefix("<|fim_prefix|>").split("<|fim_suffix|>")
-    suffix, middle = rest.split("<|fim_middle|>")
+    (_, prefix), (_, suffix), (_, middle) = written = writer._written("r", File("a.py", module(3), "python"))
+    assert [mark for mark, _ in written] == ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
     assert prefix + middle.removesuffix("\n\n") + suffix == module(3)
-    assert writer._written("r", File("a.md", "words", "docs")) == "words\n\n"
+    assert writer._written("r", File("a.md", "words", "docs")) == [("", "words\n\n")]
+
+
+def test_control_tokens_in_source_are_plain_characters(tiny: Path) -> None:
+    """But for the marks that are put in, which are those of the tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    source = f"END = '<|im_end|>'\nSTART = '<|im_start|>'\nMARKS = {marks}\n"
+    for share, expected in ((0.0, []), (1.0, marks)):
+        writer = Writer(tokenizer, PretrainConfig(fim_share=share), 0)
+        ((part,),) = writer.windows(Repository("r", "MIT", [File("<|im_end|>.py", source, "python")]))
+        assert (
+            tokenizer.convert_ids_to_tokens([one for one in part.ids if one in tokenizer.all_special_ids]) == expected
+        )
+        assert tokenizer.decode(part.ids).count("<|im_end|>") == 2, "the path, and the text"
 
 
 def test_a_file_with_a_measured_solution_is_left_out(tmp_path: Path) -> None:

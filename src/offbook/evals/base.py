@@ -58,7 +58,8 @@ class Asked:
         self.positions = positions(chat_folder(folder))
 
     def ids(self, text: str) -> list[int]:
-        found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Control tokens in the text become ordinary characters."""
+        found: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return found
 
     def count(self, text: str) -> int:

@@ -173,7 +173,8 @@ class Writer:
         windows: list[Window] = [[]]
         room = self.settings.context
         for file in repository.files:
-            left = self._encoded(self._written(repository.name, file))
+            written = self._written(repository.name, file)
+            left = [token for mark, text in written for token in (*self._mark(mark), *self._encoded(text))]
             header = self._encoded(f"# {file.path}\n")
             while left:
                 if room <= len(header):  # not even a token of the file would fit
@@ -187,18 +188,25 @@ class Writer:
                     break
         return [window for window in windows if window]
 
-    def _written(self, repository: str, file: File) -> str:
+    def _written(self, repository: str, file: File) -> list[tuple[str, str]]:
+        """Texts, each behind its mark."""
         rng = random.Random(f"{self.seed} {repository} {file.path}")
         if file.domain in WORDS or rng.random() >= self.settings.fim_share:
-            return file.text.rstrip() + "\n\n"
+            return [("", file.text.rstrip() + "\n\n")]
         first, second = sorted(rng.randrange(len(file.text) + 1) for _ in range(2))
-        parts = file.text[:first], file.text[second:], file.text[first:second]
-        return "".join(f"{mark}{part}" for mark, part in zip(self._marks(), parts, strict=True)) + "\n\n"
+        parts = file.text[:first], file.text[second:], file.text[first:second] + "\n\n"
+        return list(zip(self._marks(), parts, strict=True))
 
     def _marks(self) -> Sequence[str]:
         known = self.tokenizer.get_vocab()
         return next((marks for marks in FIM_MARKS if marks[0] in known), FIM_MARKS[0])
 
+    def _mark(self, mark: str) -> list[int]:
+        """Its own id, where it has one."""
+        known = self.tokenizer.get_vocab()
+        return [known[mark]] if mark in known else self._encoded(mark)
+
     def _encoded(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Control tokens in the text become ordinary characters."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return ids
