@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_pretrain import module, repository
+from test_pretrain import MIT, module, repository
 
 from offbook.config import PretrainConfig
-from offbook.stages.corpus import Corpus
+from offbook.stages.corpus import Corpus, licence_of
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,49 @@ def test_an_archive_of_a_held_out_repository_is_held_out(tmp_path: Path) -> None
     corpus = Corpus(PretrainConfig(data=[archive], hold_out=["toolz"]))
     assert list(corpus.repositories(0, lambda *of: None)) == []
     assert list(corpus.about_held_out()) == ["held out: toolz-main"]
+
+
+APACHE = b"Apache License\nVersion 2.0\n\nTERMS AND CONDITIONS FOR USE, REPRODUCTION, AND DISTRIBUTION\n"
+BSD = b"Redistribution and use in source and binary forms"
+
+
+@pytest.mark.parametrize(
+    ("text", "licence"),
+    [
+        (b"Business Source License 1.1\nChange License: Apache License, Version 2.0", "BUSL"),
+        (b'"Commons Clause" License Condition v1.0\n' + APACHE, "Commons Clause"),
+        (APACHE + b'"Commons Clause" License Condition v1.0\n', "Commons Clause"),
+        (b"Creative Commons Attribution-NonCommercial 4.0\nFor third_party see its Apache License.", "CC-BY-NC"),
+        (b"Attribution-NoDerivatives 4.0 International. Code: " + MIT, "CC-BY-ND"),
+        (BSD + b", for non-commercial purposes only, are permitted", "a non-commercial licence"),
+        (b"This software is proprietary to Acme.\nThird parties: " + MIT, "a proprietary licence"),
+        (b"Copyright Acme. All rights reserved. Contains parts under the Apache License.", "an unknown licence"),
+        (APACHE, "Apache-2.0"),
+        (b"Copyright Acme. All rights reserved.\n" + BSD, "BSD"),
+        (b"This is free and unencumbered software, for any purpose, commercial or non-commercial", "Unlicense"),
+        (b"GNU GENERAL PUBLIC LICENSE\nproprietary programs; only for noncommercial distribution", "GPL"),
+    ],
+)
+def test_a_text_that_mentions_a_permissive_licence_is_not_yet_one(text: bytes, licence: str) -> None:
+    assert licence_of({"LICENSE": text}) == licence
+
+
+@pytest.mark.parametrize(
+    ("told", "licence"),
+    [
+        ("MIT", "MIT"),
+        ("MIT License", "MIT"),
+        ("Mitre", "Mitre"),
+        ("Mitre proprietary", "a proprietary licence"),
+        ("MIT with Commons Clause", "Commons Clause"),
+        ("Apache 2.0, non-commercial", "a non-commercial licence"),
+        ("Apache-2.0 WITH LLVM-exception", "Apache-2.0"),
+        ("BUSL-1.1", "BUSL"),
+        ("CC-BY-NC-4.0", "CC-BY-NC"),
+        ("CC0-1.0", "CC0-1.0"),
+        ("UNLICENSED", "UNLICENSED"),
+        ("GPLv3", "GPL"),
+    ],
+)
+def test_a_licence_is_named_by_a_whole_word(told: str, licence: str) -> None:
+    assert licence_of({"PKG-INFO": f"Name: x\nLicense: {told}\n".encode()}) == licence

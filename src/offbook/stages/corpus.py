@@ -38,12 +38,31 @@ LICENCE_FILES = re.compile(r"(licen[cs]e|copying|unlicense)([.\-_].*)?", re.IGNO
 NO_LICENCES = (".py", ".pyi", ".js", ".ts", ".json", ".svg", ".png", ".html")  # of that name: code, pictures, pages
 POINTING = re.compile(r"include::|\{include\}")  # a page of documentation, which shows the licence and is none
 OLD_PYTHON = "previously distributed under the gnu general public license"  # a clause of the PSF's own, and no GPL
+BOTH = re.compile(r"commercial (or|and) non-?commercial|non-?commercial (or|and) commercial")  # who may do either
+CLOSED = (  # whatever else their texts mention
+    ("BUSL", r"business source licen[cs]e|\bbusl\b|functional source licen[cs]e"),
+    ("Commons Clause", r"commons[ -]clause"),
+    ("CC-BY-NC", r"attribution[ -]non-?commercial|\bcc[ -]by[ -]nc"),
+    ("CC-BY-ND", r"attribution[ -]no-?deriv|\bcc[ -]by[ -]nd"),
+)
+LIMITED = (  # words that copyleft licences have as well
+    (
+        "a non-commercial licence",
+        r"non[ -]?commercial|not for commercial|(research|academic|evaluation) (use|purposes) only",
+    ),
+    ("a proprietary licence", r"\bproprietary\b|\bconfidential\b|\bno copying\b|may not (be )?(copied|copy)\b"),
+)
 LICENCES = (  # by words that each of them has; the first that fits, so that stricter ones come first
+    *CLOSED,
     ("AGPL", "affero general public license"),
     ("LGPL", "lesser general public license"),
     ("GPL", "gnu general public license"),
     ("MPL-2.0", "mozilla public license"),
-    ("Apache-2.0", "apache license"),
+    *LIMITED,
+    (
+        "Apache-2.0",
+        r"^\W*apache license|terms and conditions for use, reproduction|(licensed|released) under (the )?apache",
+    ),
     ("MIT", "permission is hereby granted, free of charge"),
     ("BSD", "redistribution and use in source and binary forms"),
     ("ISC", "permission to use, copy, modify, and/or distribute"),
@@ -240,18 +259,22 @@ def _is_licence(name: str) -> bool:
 
 
 def _licence_in(content: bytes) -> str:
-    words = " ".join(content.decode(errors="replace").lower().split()).replace(OLD_PYTHON, "")
-    return next((name for name, phrase in LICENCES if phrase in words), UNKNOWN)
+    words = BOTH.sub("", " ".join(content.decode(errors="replace").lower().split()).replace(OLD_PYTHON, ""))
+    return next((name for name, phrase in LICENCES if re.search(phrase, words)), UNKNOWN)
 
 
 def _named_licence(told: str) -> str:
     """Of `A AND B` the stricter one, and what is not known is stricter than all."""
-    names = [name for name, _ in LICENCES]
+    names = [one[0] for one in LICENCES if one not in (*CLOSED, *LIMITED)]
+    if closed := [name for name, phrase in (*CLOSED, *LIMITED) if re.search(phrase, told.lower())]:
+        return closed[0]
 
     def named(part: str) -> str:
-        return next((name for name in names if part.lower().startswith(name.lower().partition("-")[0])), part)
+        """By its first word, behind which a version may stand."""
+        words = ((name, name.lower().partition("-")[0]) for name in names)
+        return next((name for name, word in words if re.match(rf"{word}(?![a-uw-z])", part.lower())), part)
 
-    parts = [named(part.strip(" ()")) for part in told.split(" AND ")]
+    parts = [named(part.strip(" ()'")) for part in told.split(" AND ")]
     return min(parts, key=lambda name: names.index(name) if name in names else -1)
 
 
