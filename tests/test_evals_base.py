@@ -31,6 +31,7 @@ from offbook.evals.questions import (
 from offbook.pocket.tasks import draft_tasks
 from offbook.tasks import load_tasks
 from offbook.train.measure import answer_logprobs, token_logprobs
+from offbook.types import OffbookError
 
 
 def applied(text: str) -> dict[str, str]:
@@ -207,3 +208,8 @@ def test_a_base_is_measured_by_one_command(
     assert len(cells(result)) == 13
     both = CliRunner().invoke(app, ["eval", str(model), "--suite", "base", "--suite", "pocket"])
     assert "give it alone" in str(both.exception)
+
+
+def test_a_folder_without_a_model_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(OffbookError, match=r"has no config\.json"):
+        Asked(tmp_path)

@@ -53,8 +53,11 @@ class Asked:
     """A model that is asked."""
 
     def __init__(self, folder: Path, precision: Precision = "float32"):
-        self.tokenizer = AutoTokenizer.from_pretrained(chat_folder(folder))
-        self.decoder = Decoder(load_model(folder, precision))
+        self.decoder = Decoder(load_model(folder, precision))  # first: it says so where there is no model
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(chat_folder(folder))
+        except (OSError, ValueError):
+            raise OffbookError(f"{folder} has no tokenizer that can be read; save it beside the model") from None
         self.positions = positions(chat_folder(folder))
 
     def ids(self, text: str) -> list[int]:
