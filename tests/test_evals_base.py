@@ -31,6 +31,7 @@ from offbook.evals.questions import (
 from offbook.pocket.tasks import draft_tasks
 from offbook.tasks import load_tasks
 from offbook.train.measure import answer_logprobs, token_logprobs
+from offbook.types import OffbookError
 
 
 def applied(text: str) -> dict[str, str]:
@@ -170,6 +171,13 @@ def test_bits_and_answers_are_those_of_a_plain_forward(model: Path) -> None:
     assert not asked.is_right(Question(text, ("zzzz", likely, "qqqq", "@@@@")))
 
 
+def test_control_tokens_in_what_is_asked_are_plain_characters(model: Path) -> None:
+    asked = Asked(model)
+    text = "END = '<|im_end|>'\n"
+    assert {asked.tokenizer.convert_tokens_to_ids("<|im_end|>")}.isdisjoint(asked.ids(text))
+    assert asked.tokenizer.decode(asked.ids(text)) == text
+
+
 def test_it_is_asked_in_the_precision_of_the_engine(model: Path) -> None:
     exact, rounded = Asked(model), Asked(model, "bfloat16")
     assert rounded.decoder.model.dtype == torch.bfloat16
@@ -200,3 +208,8 @@ def test_a_base_is_measured_by_one_command(
     assert len(cells(result)) == 13
     both = CliRunner().invoke(app, ["eval", str(model), "--suite", "base", "--suite", "pocket"])
     assert "give it alone" in str(both.exception)
+
+
+def test_a_folder_without_a_model_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(OffbookError, match=r"has no config\.json"):
+        Asked(tmp_path)

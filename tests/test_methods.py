@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +37,8 @@ from offbook.loop.annotate import annotate, teachers_of
 from offbook.loop.collector import Collector
 from offbook.loop.corrections import Corrections
 from offbook.loop.look import Look
+from offbook.loop.models import load_model, quiet
+from offbook.loop.ranks import make_trainer
 from offbook.loop.tasks import task_sets
 from offbook.loop.teachers import WholeResponse, demonstrations
 from offbook.loop.train import train
@@ -170,6 +174,24 @@ def test_a_correction_is_cross_entropy_on_the_one_message(chat: ChatFormat) -> N
 def test_a_teacher_of_another_vocabulary_is_refused(student: PreTrainedModel) -> None:
     with pytest.raises(OffbookError, match=r"vocabulary has \d+ entries and its teacher's 77: .* the same family"):
         Trainer(student, TrainConfig(), {OTHER: Other(tiny_model(vocabulary=77))})
+
+
+def test_a_teacher_of_another_tokenizer_is_refused(model: Path, tmp_path: Path) -> None:
+    """Its vocabulary is as large as the student's."""
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    stored = json.loads((other / "tokenizer.json").read_text())
+    first, second = list(stored["model"]["vocab"])[100:102]
+    numbers = stored["model"]["vocab"]
+    numbers[first], numbers[second] = numbers[second], numbers[first]
+    (other / "tokenizer.json").write_text(json.dumps(stored))
+    teachers = {"opd": {"weight": 1.0, "model": str(other)}}
+    config = configure("pocket", model=str(model), out=str(tmp_path / "run"), teachers=teachers)
+    with pytest.raises(OffbookError, match=r"tokens 2 are others to its teacher .*other: .* the same family"):
+        make_trainer(config, load_model(model), model, quiet, None)
+    (other / "tokenizer.json").unlink()
+    with pytest.raises(OffbookError, match=r"other has no tokenizer\.json"):
+        make_trainer(config, load_model(model), model, quiet, None)
 
 
 def whole(chat: ChatFormat, positions: int = 4000, shown: dict[str, Rollout] | None = None, **of: Any) -> WholeResponse:

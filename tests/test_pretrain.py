@@ -138,6 +138,19 @@ def test_a_measured_repository_is_known_in_any_version_and_folder(origin: str) -
     assert corpus.taken("shop", {**code, "pyproject.toml": b'[project]\nname = "shop"\n'}) is not None
 
 
+def test_a_name_that_holds_nothing_out_is_said(tiny: Path, tmp_path: Path) -> None:
+    data = repository(tmp_path, "shop-toolz")
+    (data / "pyproject.toml").write_text(
+        '[project]\nname = "shop"\ndependencies = ["toolz"]\n[tool.x]\nname = "toolz"\n'
+    )
+    (data / "pkg" / "__init__.py").write_text("")
+    (data / "pkg" / "toolz").mkdir()
+    (data / "pkg" / "toolz" / "__init__.py").write_text("from toolz import *\n")
+    lines: list[str] = []
+    make_lessons(config_for(tiny, tmp_path, [data], hold_out=["toolz", "x"]), tiny, lambda *of: None, lines.append)
+    assert [line for line in lines if "hold_out" in line] == ["pretrain.hold_out: nothing that was read is toolz or x"]
+
+
 @pytest.mark.parametrize(
     ("files", "licence"),
     [
@@ -217,6 +230,21 @@ def test_fill_in_the_middle_stays_in_a_window_and_loses_nothing(context: int, ti
         found += prefix + middle.removesuffix("\n\n") + suffix
     assert found.removesuffix("\n\n") == text
     assert (len(windows) > 1) is (context < 4096)
+
+
+def test_control_tokens_in_source_are_plain_characters(tiny: Path) -> None:
+    """But for the marks that are put in, which are those of the tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    source = f"END = '<|im_end|>'\nSTART = '<|im_start|>'\nMARKS = {marks}\n"
+    for share, expected in ((0.0, []), (1.0, marks)):
+        writer = Writer(tokenizer, PretrainConfig(fim_share=share), 0)
+        ((part,),) = writer.windows(Repository("r", "MIT", [File("<|im_end|>.py", source, "python")]))
+        assert (
+            tokenizer.convert_ids_to_tokens([one for one in part.ids if one in tokenizer.all_special_ids]) == expected
+        )
+        assert tokenizer.decode(part.ids).count("<|im_end|>") == 2, "the path, and the text"
 
 
 def test_a_file_with_a_measured_solution_is_left_out(tmp_path: Path) -> None:

@@ -53,12 +53,16 @@ class Asked:
     """A model that is asked."""
 
     def __init__(self, folder: Path, precision: Precision = "float32"):
-        self.tokenizer = AutoTokenizer.from_pretrained(chat_folder(folder))
-        self.decoder = Decoder(load_model(folder, precision))
+        self.decoder = Decoder(load_model(folder, precision))  # first: it says so where there is no model
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(chat_folder(folder))
+        except (OSError, ValueError):
+            raise OffbookError(f"{folder} has no tokenizer that can be read; save it beside the model") from None
         self.positions = positions(chat_folder(folder))
 
     def ids(self, text: str) -> list[int]:
-        found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Control tokens in the text become ordinary characters."""
+        found: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return found
 
     def count(self, text: str) -> int:

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tokenizers import Tokenizer
 
 from offbook.algo import OTHER
 from offbook.config import Config, TrainConfig
 from offbook.draft import load_head
 from offbook.loop.annotate import teachers_of
-from offbook.loop.models import Progress, load_model, load_weights, model_folder, model_to_train
+from offbook.loop.models import Progress, chat_folder, load_model, load_weights, model_folder, model_to_train
 from offbook.sync import Publisher, open_store
 from offbook.sync.layout import Layout
 from offbook.sync.shards import LedShards, Shards, answer
@@ -99,6 +100,8 @@ def share_in(settings: TrainConfig, orders: Any) -> Share:
 def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, orders: Any) -> Trainer:
     """Of rank 0; the others make theirs of what they are told."""
     other = model_folder(config.teachers.opd.model, config.seed, progress) if config.teachers.opd.weight else None
+    if other is not None:
+        refuse_other_tokenizer(start, other)
     if orders is None:
         draft = None
         if config.mtp.along:
@@ -162,6 +165,19 @@ def take_shards(trainer: RankTrainer, layout: Layout) -> None:
     own = [shard for shard, holder in enumerate(holders) if holder == dist.get_rank()]
     trainer.shards.new = layout.flatten(held, own)
     dist.barrier(trainer.orders)  # before any of them is asked for
+
+
+def refuse_other_tokenizer(student: Path, teacher: Path) -> None:
+    """Vocabularies of one size may still be two: each of the student's entries has to be the teacher's, too."""
+    files = [chat_folder(model) / "tokenizer.json" for model in (student, teacher)]
+    for path in files:
+        if not path.is_file():
+            raise OffbookError(f"{path.parent} has no tokenizer.json, so student and teacher cannot be compared")
+    own, its = (Tokenizer.from_file(str(path)).get_vocab() for path in files)
+    unlike = sum(its.get(entry) != number for entry, number in own.items())
+    if unlike:
+        told = f"of the student's {len(own)} tokens {unlike} are others to its teacher {teacher}"
+        raise OffbookError(f"{told}: they are compared entry by entry, so take a teacher of the same family")
 
 
 def _teachers(config: Config, other: Path | None, device: str = "") -> dict[str, Kind]:

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from offbook.config import ConfigError, PretrainConfig
 from offbook.loop.models import Progress
 from offbook.pocket.tasks import draft_tasks
+from offbook.stages.names import names_of
 from offbook.taskgen.nouns import Unprepared
 from offbook.taskgen.prepare.source import SKIPPED, fetch
 from offbook.taskgen.repeated import SAME, Sketch, shared, sketch_of
@@ -38,12 +39,31 @@ LICENCE_FILES = re.compile(r"(licen[cs]e|copying|unlicense)([.\-_].*)?", re.IGNO
 NO_LICENCES = (".py", ".pyi", ".js", ".ts", ".json", ".svg", ".png", ".html")  # of that name: code, pictures, pages
 POINTING = re.compile(r"include::|\{include\}")  # a page of documentation, which shows the licence and is none
 OLD_PYTHON = "previously distributed under the gnu general public license"  # a clause of the PSF's own, and no GPL
+BOTH = re.compile(r"commercial (or|and) non-?commercial|non-?commercial (or|and) commercial")  # who may do either
+CLOSED = (  # whatever else their texts mention
+    ("BUSL", r"business source licen[cs]e|\bbusl\b|functional source licen[cs]e"),
+    ("Commons Clause", r"commons[ -]clause"),
+    ("CC-BY-NC", r"attribution[ -]non-?commercial|\bcc[ -]by[ -]nc"),
+    ("CC-BY-ND", r"attribution[ -]no-?deriv|\bcc[ -]by[ -]nd"),
+)
+LIMITED = (  # words that copyleft licences have as well
+    (
+        "a non-commercial licence",
+        r"non[ -]?commercial|not for commercial|(research|academic|evaluation) (use|purposes) only",
+    ),
+    ("a proprietary licence", r"\bproprietary\b|\bconfidential\b|\bno copying\b|may not (be )?(copied|copy)\b"),
+)
 LICENCES = (  # by words that each of them has; the first that fits, so that stricter ones come first
+    *CLOSED,
     ("AGPL", "affero general public license"),
     ("LGPL", "lesser general public license"),
     ("GPL", "gnu general public license"),
     ("MPL-2.0", "mozilla public license"),
-    ("Apache-2.0", "apache license"),
+    *LIMITED,
+    (
+        "Apache-2.0",
+        r"^\W*apache license|terms and conditions for use, reproduction|(licensed|released) under (the )?apache",
+    ),
     ("MIT", "permission is hereby granted, free of charge"),
     ("BSD", "redistribution and use in source and binary forms"),
     ("ISC", "permission to use, copy, modify, and/or distribute"),
@@ -56,6 +76,7 @@ UNKNOWN = "an unknown licence"
 SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+() -]+)")
 HEADER = 2000  # characters of a file, in which that stands
 LONGEST_LINE = 2000  # characters: nobody wrote that by hand
+MOST_TOLD = 20  # repositories by name
 MOST_NEAR = 20  # files that are compared with one: those that have most in common
 
 
@@ -81,6 +102,8 @@ class Corpus:
     sought: Sought | None = None  # of the tasks that are measured on
     origins: frozenset[str] = frozenset()  # of these tasks
     left_out: Counter[str] = field(default_factory=Counter)
+    _held_out: list[str] = field(default_factory=list)  # and by which of their files
+    _met: set[str] = field(default_factory=set)  # names that held something out
     _sketches: list[Sketch] = field(default_factory=list)
     _having: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # hash -> sketches
 
@@ -120,8 +143,7 @@ class Corpus:
             self.left_out["empty repositories"] += 1
             return None
         licence = licence_of(files)
-        held_out = {repository_of(each) for each in (*self.settings.hold_out, *self.origins)}
-        if held_out & {repository_of(each) for each in (name, _said(files, "name")) if each}:
+        if self._is_held_out(name, files):
             self.left_out["repositories that are held out"] += 1
             return None
         if not self._is_free(licence):
@@ -140,6 +162,21 @@ class Corpus:
             self.left_out["repositories without a file that is taken"] += 1
             return None
         return Repository(name, licence, in_order(kept))
+
+    def _is_held_out(self, name: str, files: Mapping[str, bytes]) -> bool:
+        names = names_of(name, files)
+        known = {repository_of(each) for each in (*self.settings.hold_out, *self.origins)} & set(names)
+        self._met |= known
+        self._held_out += [f"{name} ({names[one]})" if names[one] else name for one in sorted(known)[:1]]
+        return bool(known)
+
+    def about_held_out(self) -> Iterator[str]:
+        """For people, when all is read: which repositories were held out, and which names were of none."""
+        if found := self._held_out:
+            more = f" and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
+            yield f"held out: {', '.join(found[:MOST_TOLD])}{more}"
+        if unmet := [each for each in self.settings.hold_out if repository_of(each) not in self._met]:
+            yield f"pretrain.hold_out: nothing that was read is {' or '.join(unmet)}"
 
     def _is_free(self, licence: str) -> bool:
         return ANY in self.settings.licences or licence in self.settings.licences
@@ -226,18 +263,22 @@ def _is_licence(name: str) -> bool:
 
 
 def _licence_in(content: bytes) -> str:
-    words = " ".join(content.decode(errors="replace").lower().split()).replace(OLD_PYTHON, "")
-    return next((name for name, phrase in LICENCES if phrase in words), UNKNOWN)
+    words = BOTH.sub("", " ".join(content.decode(errors="replace").lower().split()).replace(OLD_PYTHON, ""))
+    return next((name for name, phrase in LICENCES if re.search(phrase, words)), UNKNOWN)
 
 
 def _named_licence(told: str) -> str:
     """Of `A AND B` the stricter one, and what is not known is stricter than all."""
-    names = [name for name, _ in LICENCES]
+    names = [one[0] for one in LICENCES if one not in (*CLOSED, *LIMITED)]
+    if closed := [name for name, phrase in (*CLOSED, *LIMITED) if re.search(phrase, told.lower())]:
+        return closed[0]
 
     def named(part: str) -> str:
-        return next((name for name in names if part.lower().startswith(name.lower().partition("-")[0])), part)
+        """By its first word, behind which a version may stand."""
+        words = ((name, name.lower().partition("-")[0]) for name in names)
+        return next((name for name, word in words if re.match(rf"{word}(?![a-uw-z])", part.lower())), part)
 
-    parts = [named(part.strip(" ()")) for part in told.split(" AND ")]
+    parts = [named(part.strip(" ()'")) for part in told.split(" AND ")]
     return min(parts, key=lambda name: names.index(name) if name in names else -1)
 
 

@@ -157,6 +157,8 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     sought, origins = (Sought.of(tasks), frozenset(task.origin for task in tasks)) if tasks else (None, frozenset())
     corpus = Corpus(settings, sought, origins)
     repositories = list(corpus.repositories(config.seed, progress))
+    for line in corpus.about_held_out():
+        tell(line)
     left = "".join(f"; {count} {what} left out" for what, count in sorted(corpus.left_out.items()))
     if not repositories:
         raise OffbookError(f"nothing is left to pretrain on{left}")
@@ -236,8 +238,8 @@ class Writer:
         while size > 0:
             first, second = sorted(rng.randrange(size + 1) for _ in range(2))
             parts = text[:first], text[second:size], text[first:second]
-            rotated = "".join(f"{mark}{part}" for mark, part in zip(self._marks, parts, strict=True))
-            ids = self._encoded(rotated + "\n\n")
+            marked = zip(self._marks, (*parts[:2], parts[2] + "\n\n"), strict=True)
+            ids = [token for mark, part in marked for token in (*self._mark(mark), *self._encoded(part))]
             if len(ids) <= room:
                 return ids, size
             size = size * room // len(ids) - 1
@@ -251,6 +253,12 @@ class Writer:
         known = self.tokenizer.get_vocab()
         return next((marks for marks in FIM_MARKS if marks[0] in known), FIM_MARKS[0])
 
+    def _mark(self, mark: str) -> list[int]:
+        """Its own id, where it has one."""
+        known = self.tokenizer.get_vocab()
+        return [known[mark]] if mark in known else self._encoded(mark)
+
     def _encoded(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Control tokens in the text become ordinary characters."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return ids

@@ -8,6 +8,7 @@ the solution's code, and functions whose body is equal but for its names.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ FEWEST_PARTS = 12  # of a body: shorter ones, such as `return self.name`, are eq
 ALARM = 0.5  # the share of a task's runs from which on it counts as contained
 MAX_BYTES = 1 << 20  # of a file that is read
 NUM_WORST = 10
+ARCHIVE = re.compile(r"\.(git|zip|tgz|tar(\.\w+)?)$")
+STATE = re.compile(r"-(main|master|trunk|develop|head|[0-9a-f]{40}|v\d[\w.+-]*|\d+\.[\w.+-]*)$", re.IGNORECASE)
 NO_RUNS: Hashes = np.zeros(0, dtype=np.uint64)
 
 
@@ -102,8 +105,11 @@ def contamination(suite: list[Task], train: list[Task]) -> dict[str, Any]:
 
 
 def repository_of(origin: str) -> str:
-    """In any version, and as the package index would spell it."""
-    return canonicalize_name(origin.partition("==")[0])
+    """As the package index would spell it, in any version: of `pypi:NAME`, `NAME==1.0`, a URL, `OWNER/NAME`,
+    `NAME-1.0.tar.gz` or `NAME-main` the name."""
+    last = re.split(r"[/:]", re.split(r"[?#;]", origin)[0].rstrip("/ "))[-1]
+    name = ARCHIVE.sub("", re.split(r"[@=<>~!\[ ]", last)[0])
+    return canonicalize_name(STATE.sub("", name))
 
 
 def overlap(task: Task, known: Known) -> Overlap:

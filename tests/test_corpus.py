@@ -1,0 +1,94 @@
+"""Which repositories are learned from: those that are held out come under many names, and licences under many words."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from test_pretrain import MIT, module, repository
+
+from offbook.config import PretrainConfig
+from offbook.stages.corpus import Corpus, licence_of
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    ["toolz", "Toolz==1.0", "pypi:toolz", "pytoolz/toolz", "https://github.com/pytoolz/toolz.git", "toolz-1.0.tar.gz"],
+)
+@pytest.mark.parametrize(
+    ("folder", "files"),
+    [
+        ("toolz-1.0.0", {}),
+        ("toolz-main", {}),
+        ("toolz-master", {}),
+        ("clone", {"pyproject.toml": b"[project]\n  name = 'toolz'\n"}),
+        ("clone", {"pyproject.toml": b'[[tool.uv.index]]\nname = "torch"\n[project]\nname = "toolz"\n'}),
+        ("clone", {"pyproject.toml": b'[tool.poetry]\nname = "toolz"\n'}),
+        ("clone", {"pyproject.toml": b'[project\nname = "toolz"\n'}),
+        ("clone", {"setup.cfg": b"[metadata]\nname = toolz\n"}),
+        ("clone", {"setup.py": b"from setuptools import setup\nsetup(version='1', name='toolz')\n"}),
+        ("clone", {"toolz/__init__.py": b""}),
+        ("clone", {"src/toolz/__init__.py": b""}),
+        ("monorepo", {"packages/toolz/pyproject.toml": b'[project]\nname = "toolz"\n'}),
+        ("app", {"app/__init__.py": b"", "app/_vendor/__init__.py": b"", "app/_vendor/toolz/core.py": b""}),
+    ],
+)
+def test_a_held_out_repository_is_known_however_it_comes(folder: str, files: dict[str, bytes], spelled: str) -> None:
+    corpus = Corpus(PretrainConfig(licences=["any"], hold_out=[spelled]))
+    assert corpus.taken(folder, {"b.py": module(10).encode(), **files}) is None
+    assert [line.split(" (")[0] for line in corpus.about_held_out()] == [f"held out: {folder}"]
+
+
+def test_an_archive_of_a_held_out_repository_is_held_out(tmp_path: Path) -> None:
+    folder = repository(tmp_path, "toolz-main")
+    archive = shutil.make_archive(str(folder), "zip", tmp_path, folder.name)
+    corpus = Corpus(PretrainConfig(data=[archive], hold_out=["toolz"]))
+    assert list(corpus.repositories(0, lambda *of: None)) == []
+    assert list(corpus.about_held_out()) == ["held out: toolz-main"]
+
+
+APACHE = b"Apache License\nVersion 2.0\n\nTERMS AND CONDITIONS FOR USE, REPRODUCTION, AND DISTRIBUTION\n"
+BSD = b"Redistribution and use in source and binary forms"
+
+
+@pytest.mark.parametrize(
+    ("text", "licence"),
+    [
+        (b"Business Source License 1.1\nChange License: Apache License, Version 2.0", "BUSL"),
+        (b'"Commons Clause" License Condition v1.0\n' + APACHE, "Commons Clause"),
+        (APACHE + b'"Commons Clause" License Condition v1.0\n', "Commons Clause"),
+        (b"Creative Commons Attribution-NonCommercial 4.0\nFor third_party see its Apache License.", "CC-BY-NC"),
+        (b"Attribution-NoDerivatives 4.0 International. Code: " + MIT, "CC-BY-ND"),
+        (BSD + b", for non-commercial purposes only, are permitted", "a non-commercial licence"),
+        (b"This software is proprietary to Acme.\nThird parties: " + MIT, "a proprietary licence"),
+        (b"Copyright Acme. All rights reserved. Contains parts under the Apache License.", "an unknown licence"),
+        (APACHE, "Apache-2.0"),
+        (b"Copyright Acme. All rights reserved.\n" + BSD, "BSD"),
+        (b"This is free and unencumbered software, for any purpose, commercial or non-commercial", "Unlicense"),
+        (b"GNU GENERAL PUBLIC LICENSE\nproprietary programs; only for noncommercial distribution", "GPL"),
+    ],
+)
+def test_a_text_that_mentions_a_permissive_licence_is_not_yet_one(text: bytes, licence: str) -> None:
+    assert licence_of({"LICENSE": text}) == licence
+
+
+@pytest.mark.parametrize(
+    ("told", "licence"),
+    [
+        ("MIT", "MIT"),
+        ("MIT License", "MIT"),
+        ("Mitre", "Mitre"),
+        ("Mitre proprietary", "a proprietary licence"),
+        ("MIT with Commons Clause", "Commons Clause"),
+        ("Apache 2.0, non-commercial", "a non-commercial licence"),
+        ("Apache-2.0 WITH LLVM-exception", "Apache-2.0"),
+        ("BUSL-1.1", "BUSL"),
+        ("CC-BY-NC-4.0", "CC-BY-NC"),
+        ("CC0-1.0", "CC0-1.0"),
+        ("UNLICENSED", "UNLICENSED"),
+        ("GPLv3", "GPL"),
+    ],
+)
+def test_a_licence_is_named_by_a_whole_word(told: str, licence: str) -> None:
+    assert licence_of({"PKG-INFO": f"Name: x\nLicense: {told}\n".encode()}) == licence
