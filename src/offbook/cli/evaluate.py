@@ -105,7 +105,7 @@ def _base(
     chosen: str, run: Path | None, config: Config, out: Path | None, limit: int, plain: bool, as_json: bool
 ) -> None:
     from offbook.evals.base import cells, run_base
-    from offbook.loop.models import local_or_remote
+    from offbook.loop.models import described, local_or_remote
     from offbook.loop.tasks import task_sets
 
     with progress_display(plain) as progress:
@@ -115,6 +115,7 @@ def _base(
             )
         folder = latest_checkpoint(RunFolder.open(run)) if run else local_or_remote(chosen, "", config.seed, progress)
         assert folder is not None
+        described(str(folder))  # what is no model is refused before tasks are made
         tasks = task_sets(config, progress).heldout
         context, precision = config.harness.context, config.engine.precision
         result = run_base(folder, tasks, config.seed, limit, context, progress, precision)
