@@ -147,7 +147,7 @@ def _struck(config: Config, schedule: str, out: Path) -> tuple[list[str], list[s
     process, before = _start(config, schedule, out), 0
     for blow in BLOWS:
         until = time.monotonic() + DEADLINE_S
-        while process.poll() is None and not blow.is_due(_journal(folder)[before:], folder):
+        while process.poll() is None and not (blow.is_due(_journal(folder)[before:], folder) and _found(process, blow)):
             if time.monotonic() > until:
                 process.kill()
                 raise OffbookError(f"the run in {out} did not come to where the {blow.name} is struck; see its log")
@@ -157,7 +157,7 @@ def _struck(config: Config, schedule: str, out: Path) -> tuple[list[str], list[s
             struck.append(blow.name)
             console.print(f"{schedule}: {blow.name} damaged", highlight=False)
             continue
-        whom = list(_children(process.pid, blow.process)) if blow.process else [process.pid]
+        whom = _found(process, blow)
         if process.poll() is not None or not whom:
             missed.append(blow.name)
             continue
@@ -171,6 +171,11 @@ def _struck(config: Config, schedule: str, out: Path) -> tuple[list[str], list[s
             process = _start(config, schedule, out)
     _wait(process, out)
     return struck, missed
+
+
+def _found(process: subprocess.Popen[bytes], blow: Blow) -> list[int]:
+    """Whom it would strike: none where a run that goes on has written down what it found, and started nobody yet."""
+    return list(_children(process.pid, blow.process)) if blow.process else [process.pid]
 
 
 def _start(config: Config, schedule: str, out: Path) -> subprocess.Popen[bytes]:
