@@ -35,9 +35,7 @@ from offbook.routers import routers_of
 from offbook.types import Routes
 
 PREFILL_TOKENS = 16_384  # in one forward
-FUSED_TOKENS = (
-    4_096  # from so many on fused kernels save more than it costs to call them: 1.5 ms a layer of a host's time
-)
+FUSED_TOKENS = 4_096  # fewer are read by plain layers: to call compiled ones takes the host longer
 STEPS = 8  # between two looks, where looking is dear; tokens, where a step may write several
 FEWEST_ROWS, FEWEST_KEYS = 8, 512  # of a static step: fewer cost a GPU as much, and each size is a graph more
 T = TypeVar("T")
