@@ -1,4 +1,5 @@
-"""The methods of docs/methods.md side by side on pocket: held-out tasks, and what each of them cost.
+"""The methods of docs/methods.md side by side: held-out tasks, and what each of them cost. On pocket unless --model says
+otherwise.
 
     python bench/cpu/methods.py --seeds 0 1 2 --json docs/results/methods.json
     python bench/cpu/methods.py --seeds 0 1 2 --mode continual --steps 8 --json docs/results/continual.json
@@ -11,7 +12,7 @@ the student. Arms of one seed have the same start. It has imitated episodes in w
 time, some of them shown their solution or a demonstration: it guesses by itself, and reads what it is shown. Those that
 sample rollouts train for as many steps; those that imitate get as many tokens as RL trained on, of an expert's
 episodes, which are SDFT's demonstrations as well. The teacher of OPD has four times the parameters, and imitated the
-expert. With `continual` methods learn three families one after the other, and all are measured after each, and ordinary
+expert; with --model it is the start itself after that. With `continual` methods learn three families one after the other, and all are measured after each, and ordinary
 tasks with them; with --own-words each has a word of its own, so that no two contradict. With `leak` each task has a
 meaning of its own: what is learned of it holds for no other. `heed` trains nothing: what models make of what is shown.
 What is done already is not done again. An arm that fails is a row with its error. Processes with other --arms may run
@@ -40,7 +41,7 @@ from offbook.algo import opsd_branches, sdft_branches
 from offbook.config import Config, load_config
 from offbook.loop.collector import Collector
 from offbook.loop.evaluate import PARALLEL, summarize
-from offbook.loop.models import load_model
+from offbook.loop.models import load_model, model_folder
 from offbook.loop.train import train
 from offbook.pocket.model import POCKET, Recipe, make_pocket
 from offbook.pocket.repos import PACKAGES
@@ -74,7 +75,7 @@ ARMS_OF = {
     "arms": ["before", "opd-teacher", *ARMS, *IMITATION],
     "continual": ["sft", "dft", "sdft", "rl"],
     "leak": ["before", "rl", "opsd", "sdft", "sft"],
-    "heed": ["pocket", "start"],
+    "heed": ["base", "start"],
 }
 KEYS = ("solved", "invalid_per_100", "turns")
 PLAIN = {"sft.reminders": "0", "sft.pairs": "0"}
@@ -115,16 +116,20 @@ class Bench:
         if self.arguments.mode == "continual" and not self.ordinary.is_dir():
             sizes = 3, self.arguments.tasks[1]
             asyncio.run(make_pocket_tasks(self.ordinary, self.seed, *sizes, lambda share: None))
-        self.pocket = self.made()
-        self.start = self.shown(self.pocket, self.root / "start")
+        self.base = self.made()
+        self.start = self.shown(self.base, self.root / "start")
         if not self.expert.is_file():
             drafts = drafts_of(self.tasks, self.seed, amount, self.arguments.own_words)
             write_episodes(self.expert, chat_for(self.start), drafts, self.seed, EXPERT)
         if self.arguments.mode == "arms" and any("opd" in arm for arm in self.arguments.arms or ARMS):
-            larger = self.shown(self.made(2 * POCKET.width), self.root / "larger")
+            larger = self.start
+            if self.arguments.model == "pocket":
+                larger = self.shown(self.made(2 * POCKET.width), self.root / "larger")
             self.larger = self.imitated(self.root / "larger-expert", larger, self.expert, epochs=4)
 
     def made(self, width: int = POCKET.width) -> Path:
+        if self.arguments.model != "pocket":
+            return model_folder(self.arguments.model, self.seed)
         recipe = Recipe(width=width, episodes=self.arguments.episodes)
         return make_pocket(self.arguments.out / "models", self.seed, lambda what, share: None, recipe)
 
@@ -135,8 +140,9 @@ class Bench:
             drafts = named_drafts(self.seed + 1000, "train", PACKAGES, of_task, self.arguments.own_words)
             episodes = list(itertools.islice(drafts, self.arguments.shown))
             write_episodes(data, chat_for(model), episodes, self.seed + 1000)
-        keys = {"sft.references": "0.3", "sft.demonstrations": "0.3", "sft.learning_rate": "2e-3", **PLAIN}
-        keys |= {"harness.context": "1500", "harness.tokens": "1500"}  # room to show them
+        keys = {"sft.references": "0.3", "sft.demonstrations": "0.3", "sft.learning_rate": self.arguments.start_rate}
+        if self.arguments.model == "pocket":
+            keys |= {"harness.context": "1500", "harness.tokens": "1500"}  # room to show them
         return self.imitated(out, model, data, **keys)
 
     def imitated(self, out: Path, model: Path, data: Path, epochs: int = 1, **keys: str) -> Path:
@@ -151,7 +157,7 @@ class Bench:
 
     def job(self, name: str) -> dict[str, Any]:
         if self.arguments.mode == "heed":
-            return self.heeds(self.pocket if name == "pocket" else self.start)
+            return self.heeds(self.base if name == "base" else self.start)
         if self.arguments.mode == "continual":
             return self.continual(name)
         began = time.monotonic()
@@ -297,6 +303,7 @@ def table(found: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
+    parser.add_argument("--model", default="pocket", help="another one has to be told its context by --set, too")
     parser.add_argument("--mode", choices=list(ARMS_OF), default="arms")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=16)
@@ -306,7 +313,8 @@ def main() -> None:
     parser.add_argument("--shown", type=int, default=6000, help="episodes of the start")
     parser.add_argument("--episodes", type=int, default=POCKET.episodes, help="of pocket, and of OPD's teacher")
     parser.add_argument("--own-words", action="store_true", help="each family has a word of its own")
-    parser.add_argument("--sft-rate", default="2e-4")
+    parser.add_argument("--start-rate", default="2e-3", help="learning rate of what the start imitates")
+    parser.add_argument("--sft-rate", default="2e-4", help="of what is imitated after that")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="configuration of all arms")
     parser.add_argument("--json", type=Path)

@@ -16,6 +16,7 @@ import asyncio
 import json
 import statistics
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -116,7 +117,12 @@ def engine_rows(options: argparse.Namespace) -> dict[str, Row]:
             settings = VllmConfig(gpu_share=options.share, options=more)
             log = Path(folder) / "vllm.log"
             server = Server(Path(options.model), settings, options.length + NEW, log, lambda what, share: None)
-            answers = asyncio.run(answered(VllmEngine(server, frozenset()), asked))
+            try:
+                answers = asyncio.run(answered(VllmEngine(server, frozenset()), asked))
+            except Exception:  # the other engine's rows are worth having
+                traceback.print_exc()
+                print(log.read_text()[-3000:] if log.is_file() else "vLLM has said nothing")
+                continue
         for kind in options.kinds:
             network = load_model(Path(options.model), options.precision)
             compute_linears(network, LinearConfig(kind=kind))
@@ -156,7 +162,7 @@ def show(figures: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     on_gpu = DEVICE == "cuda"
-    parser.add_argument("--models", nargs="+", choices=QWEN3, default=["0.6B", "4B"] if on_gpu else ["tiny"])
+    parser.add_argument("--models", nargs="*", default=["0.6B", "4B"] if on_gpu else ["tiny"], help=", ".join(QWEN3))
     parser.add_argument("--kinds", nargs="+", choices=(*KINDS, "nvfp4"), default=list(KINDS))
     parser.add_argument("--recompute", choices=("none", "layers", "all"), default="layers")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
