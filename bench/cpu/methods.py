@@ -1,5 +1,4 @@
-"""The methods of docs/methods.md side by side: held-out tasks, and what each of them cost. On pocket unless --model says
-otherwise.
+"""The methods of docs/methods.md side by side, on pocket or another --model: held-out tasks, and what each cost.
 
     python bench/cpu/methods.py --seeds 0 1 2 --json docs/results/methods.json
     python bench/cpu/methods.py --seeds 0 1 2 --mode continual --steps 8 --json docs/results/continual.json
@@ -12,11 +11,11 @@ the student. Arms of one seed have the same start. It has imitated episodes in w
 time, some of them shown their solution or a demonstration: it guesses by itself, and reads what it is shown. Those that
 sample rollouts train for as many steps; those that imitate get as many tokens as RL trained on, of an expert's
 episodes, which are SDFT's demonstrations as well. The teacher of OPD has four times the parameters, and imitated the
-expert; with --model it is the start itself after that. With `continual` methods learn three families one after the other, and all are measured after each, and ordinary
-tasks with them; with --own-words each has a word of its own, so that no two contradict. With `leak` each task has a
-meaning of its own: what is learned of it holds for no other. `heed` trains nothing: what models make of what is shown.
-What is done already is not done again. An arm that fails is a row with its error. Processes with other --arms may run
-at once; they wait for the first of them to prepare a seed.
+expert; with --model it is the start itself after that. With `continual` methods learn three families one after the
+other, and all are measured after each, and ordinary tasks with them; with --own-words each has a word of its own, so
+that no two contradict. With `leak` each task has a meaning of its own: what is learned of it holds for no other. `heed`
+trains nothing: what models make of what is shown. What is done already is not done again. An arm that fails is a row
+with its error. Processes with other --arms may run at once; they wait for the first of them to prepare a seed.
 """
 
 from __future__ import annotations
