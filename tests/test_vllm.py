@@ -108,6 +108,14 @@ def test_why_it_did_not_start(said: str, tmp_path: Path) -> None:
     assert SAID[said] in str(lost.value)
 
 
+def test_a_server_that_was_disturbed_while_it_measured_memory_is_started_again(tmp_path: Path) -> None:
+    said = "AssertionError: Error in memory profiling. Initial free memory 60 GiB, current free memory 63 GiB.\n"
+    disturbed = server(tmp_path, python=interpreter(tmp_path, said=said, seconds=0.2), start_s=3)
+    with pytest.raises(ServerLost, match=r"does not answer after 3 s"):
+        disturbed.start()
+    assert disturbed.log.read_text().count(said) > 1
+
+
 def test_an_environment_that_lost_its_vllm(tmp_path: Path) -> None:
     with pytest.raises(ModelLost, match="the interpreter has no vLLM in it"):
         server(tmp_path, python=interpreter(tmp_path)).start()

@@ -54,6 +54,9 @@ REASONS = {
     r"No module named '?vllm": "the interpreter has no vLLM in it: name another in engine.vllm.python",
 }
 
+# It measures what is free while it comes up, and ends where another process gives some back meanwhile.
+DISTURBED = "Error in memory profiling"
+
 Progress = Callable[[str, float], None]
 
 
@@ -92,17 +95,13 @@ class Server:
         """Returns when it answers."""
         deadline = time.monotonic() + self.settings.start_s
         if self.is_ours:
-            self.stop()
-            found = find_vllm(self.settings.python)
-            self.on_cpu = found.on_cpu
-            port = self.settings.port or _free_port()
-            _refuse_taken(port)
-            self.url = f"http://127.0.0.1:{port}"
-            self._launch(found, port)
+            self._launch()
         while not self._answers():
             if self._process is not None and self._process.poll() is not None:
                 self.stop()
-                raise ModelLost(f"vLLM did not start: {self._reason()}{self.where_it_talks}")
+                if DISTURBED not in self._said():
+                    raise ModelLost(f"vLLM did not start: {self._reason()}{self.where_it_talks}")
+                self._launch()
             if time.monotonic() > deadline:
                 self.stop()
                 waited = f"after {self.settings.start_s:g} s (engine.vllm.start_s)"
@@ -182,7 +181,11 @@ class Server:
         script = str(INSIDE / "offbook_serve.py")
         return [found.python, script, *given, *(f"--{flag}" for flag in flags), *settings.options]
 
-    def _launch(self, found: Found, port: int) -> None:
+    def _launch(self) -> None:
+        self.stop()
+        found, port = find_vllm(self.settings.python), self.settings.port or _free_port()
+        _refuse_taken(port)
+        self.on_cpu, self.url = found.on_cpu, f"http://127.0.0.1:{port}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         own = os.environ.get("PYTHONPATH", "") if found.python == sys.executable else ""  # vLLM may be on it
         more = {
