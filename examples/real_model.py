@@ -1,4 +1,4 @@
-"""Targeted hints on a pretrained model (bench/gpu/proof.py, small): one GPU, about 25 minutes of an H200.
+"""Targeted hints on a pretrained model (bench/gpu/proof.py, small): one GPU, 15 to 20 minutes of an H200.
 
     python examples/real_model.py                              # SmolLM2-135M
     python examples/real_model.py --engine vllm                # where it is installed: docs/engines.md
@@ -170,7 +170,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="the smallest of everything; --model pocket unless given")
     options = parser.parse_args()
     sizes = {"episodes": 2500, "epochs": 3, "train_tasks": 48, "eval_tasks": 24, "samples": 4, "group_size": 8}
-    sizes |= {"turns": 40, "context": 6144}
+    sizes |= {"turns": 28, "context": 6144}
     if options.tiny:
         sizes = {"episodes": 12, "epochs": 1, "train_tasks": 4, "eval_tasks": 2, "samples": 1, "group_size": 2}
         sizes |= {"turns": 6, "context": 2048}
