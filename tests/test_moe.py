@@ -31,9 +31,11 @@ from offbook.engine.local import LocalEngine, Mode
 from offbook.pocket.model import POCKETS, make_pocket
 from offbook.routers import routers_of
 from offbook.runfolder import dump_lines, load_lines
+from offbook.train.batches import Batch
 from offbook.train.replay import Replay, figures_of
 from offbook.train.teachers import Live
 from offbook.train.trainer import Trainer
+from offbook.train.validation import imitation_loss
 from offbook.types import Branch, Completion, Prompt, Rollout, Routes, Sample, Segment
 
 SHAPE: dict[str, Any] = {
@@ -276,11 +278,39 @@ def test_routes_are_kept_with_their_rollouts(tmp_path: Any) -> None:
     assert loaded.segments[0].routes == routes
 
 
+def test_what_is_read_after_a_step_follows_no_record() -> None:
+    """Also where it has as many tokens as the step's last micro-batch."""
+    trainer, held_out = Trainer(flat_model(), TrainConfig(), TEACHERS), Sample(random_ids(random.Random(1), 40))
+    held_out = replace(held_out, ce_weight=[1.0] * 40)
+    before = imitation_loss(trainer, [held_out])
+    assert trainer.gradients([forced(plain_sample(random.Random(4), 40), 1)]) is not None
+    assert imitation_loss(trainer, [held_out]) == before
+
+
+def test_padding_is_not_counted() -> None:
+    """A short sample without a record, beside a long one that has it."""
+    samples = [plain_sample(random.Random(3), 20), forced(plain_sample(random.Random(4), 60), 1)]
+    trainer = Trainer(flat_model(), TrainConfig(), TEACHERS)
+    assert trainer.gradients(samples) is not None
+    counted = trainer.replay.counted()
+    assert counted.tokens["tokens"] == 80 * 2  # layers
+    assert int(counted.load_LE[0].sum()) == 80 * TOP
+
+
+@pytest.mark.parametrize(("layers", "top"), [(2, 1), (2, 5), (3, 2)])
+def test_records_of_another_model_are_refused(layers: int, top: int) -> None:
+    sample = replace(plain_sample(random.Random(4), 40), routes=as_routes(torch.zeros(40, layers, top)))
+    with pytest.raises(ValueError, match=f"of {layers} layers with {top} experts a token, and the model has 2 and 2"):
+        Trainer(make(), TrainConfig(), TEACHERS).step([sample])
+
+
 def test_load_is_told_layer_by_layer() -> None:
     model = make()
     replay = Replay(model)
+    batch = Batch.collate([Sample(random_ids(random.Random(0), 50))], torch.device("cpu"))
+    replay.begin(batch)
     with torch.no_grad():
-        model(input_ids=torch.tensor([random_ids(random.Random(0), 50)]))
+        model(input_ids=batch.ids_BT)
     figures = figures_of([replay.counted()])
     assert figures.keys() == {"moe/replayed", "moe/implausible", "moe/load.00", "moe/load.01"}
     assert 1.0 < figures["moe/load.00"] <= EXPERTS / TOP

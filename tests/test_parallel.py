@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import distilled, in_bfloat16, tiny_model
 from ranks import on_ranks, whole
 from test_branches import plain_sample, sample_with_branches
@@ -238,18 +239,38 @@ def test_masters_of_bfloat16_weights_are_sharded_too() -> None:
 def raised_by(samples: Any) -> str:
     trainer = Trainer(tiny_model(), TrainConfig(), KINDS["live"], Ranks(make_mesh(1, 2, "cpu")))
     try:
-        trainer.step(samples[torch.distributed.get_rank()])
-    except NotFinite as error:
+        trainer.step(samples[dist.get_rank()])
+    except (NotFinite, ValueError) as error:
         return str(error)
     return ""
 
 
-def test_a_fault_in_one_rank_is_raised_on_all() -> None:
+FAULTS = {
+    "not finite": {"logprobs": [float("nan")] * 20},
+    "a sample has the token 5000": {"ids": [5000] * 20},
+    "has 23 weights": {"rl_weight": [1.0] * 23},
+}
+
+
+@pytest.mark.parametrize("said", FAULTS)
+def test_a_fault_in_one_rank_is_raised_on_all(said: str) -> None:
     good = plain_sample(random.Random(0), 20)
-    bad = replace(good, logprobs=[float("nan")] * 20)
-    first, second = on_ranks(2, raised_by, [[good], [bad]])
-    assert "not finite" in first
+    first, second = on_ranks(2, raised_by, [[good], [replace(good, **FAULTS[said])]])
+    assert said in first
     assert first == second
+
+
+def anchored(samples: list[list[Sample]]) -> float:
+    settings = TrainConfig(micro_tokens=64, reference_kl=0.1)
+    teachers: dict[str, Kind] = {"live": Live(), "start": Frozen()}
+    trainer = Trainer(tiny_model(), settings, teachers, Ranks(make_mesh(1, 2, "cpu")))
+    return trainer.step(samples[dist.get_rank()]).metrics["gradient_norm"]
+
+
+def test_a_rank_without_samples_takes_part_in_what_is_held_to_the_start() -> None:
+    rng = random.Random(0)
+    first, second = on_ranks(2, anchored, [[plain_sample(rng, 50) for _ in range(3)], []])
+    assert first == second > 0
 
 
 def muon_steps(layout: tuple[int, int]) -> dict[str, Tensor]:

@@ -67,9 +67,9 @@ def joined() -> Iterator[Any]:
         orders = dist.new_group(backend="gloo", timeout=PATIENCE)
         try:
             yield orders
-        except Gone:  # others wait elsewhere, and end when this rank does
-            raise
-        except BaseException:
+        except (OffbookError, ValueError, KeyboardInterrupt) as error:
+            if isinstance(error, Gone):
+                raise
             with suppress(RuntimeError):  # a rank that has ended does not hear it, and why is in what was raised
                 _dismiss(orders)
             raise

@@ -112,6 +112,12 @@ class Batch:
             chunks=_chunks([group.tokens for group in self.groups], sizes, len(place_N), chunk_rows),
         )
 
+    @property
+    def is_real_BT(self) -> Tensor:
+        """What is not padding."""
+        lengths_B = torch.tensor([len(sample.ids) for sample in self.samples])
+        return sent(torch.arange(self.ids_BT.shape[1]) < lengths_B[:, None], self.ids_BT.device)
+
     def routes(self, layers: int) -> Tensor | None:
         """Recorded experts [layers, tokens, experts a token], -1 where there are none; None if nothing was recorded."""
         known = [(row, sample.routes) for row, sample in enumerate(self.samples) if sample.routes is not None]
@@ -120,8 +126,6 @@ class Batch:
         length, top = self.ids_BT.shape[1], known[0][1].top
         routes_BTLK = torch.full((len(self.samples), length, layers, top), -1, dtype=torch.int16)
         for row, routes in known:
-            if (routes.layers, routes.top) != (layers, top):
-                raise ValueError(f"recorded routes are of {routes.layers} layers and the model has {layers}")
             of_sample = torch.frombuffer(bytearray(routes.unpack()), dtype=torch.int16).view(-1, layers, top)
             count = min(len(of_sample), len(self.samples[row].ids))
             routes_BTLK[row, :count] = of_sample[:count]

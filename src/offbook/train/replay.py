@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from offbook.routers import TRIED_IDS, routers_of
 from offbook.train.batches import Batch
 from offbook.train.parallel.context import Context
-from offbook.types import OffbookError
+from offbook.types import OffbookError, Routes
 
 PLAUSIBLE = 0.25  # of what the router's own choice weighs: a recorded choice that weighs less is taken for a mistake
 NONE = -1
@@ -62,9 +62,10 @@ class Replay:
 
     def __init__(self, model: PreTrainedModel):
         self.routers = routers_of(model)
-        self.gates = _find_gates(model, self.routers) if self.routers else []
+        self.gates, self.top = _find_gates(model, self.routers) if self.routers else ([], 0)
         self.routes_LNK: Tensor | None = None
-        self._free = False
+        self.is_real_N = torch.empty(0)  # else it is padding
+        self._free = True
         self._counted: set[int] = set()  # layers of this micro-batch
         self._figures: dict[str, Tensor] = {}
         self._load_LE: dict[int, Tensor] = {}
@@ -72,30 +73,47 @@ class Replay:
             router.register_forward_hook(partial(self._replace, number))
 
     def begin(self, batch: Batch, context: Context | None = None) -> None:
+        if not self.routers:
+            return
         self._counted.clear()
-        self.routes_LNK = routes_LNK = batch.routes(len(self.routers)) if self.routers else None
-        if context is not None and routes_LNK is not None:
-            routes_LBTK = routes_LNK.unflatten(1, tuple(batch.ids_BT.shape))
-            filler = -routes_LBTK.shape[2] % (2 * context.size)
-            routes_LBTK = torch.nn.functional.pad(routes_LBTK, (0, 0, 0, filler), value=NONE)
-            own_T = context.own(routes_LBTK.shape[2], routes_LBTK.device)
-            self.routes_LNK = routes_LBTK[:, :, own_T].flatten(1, 2)
+        self._free = False
+        routes_LNK, is_real_BT = batch.routes(len(self.routers)), batch.is_real_BT
+        if context is not None:
+            filler = -is_real_BT.shape[1] % (2 * context.size)
+            own_T = context.own(is_real_BT.shape[1] + filler, is_real_BT.device)
+            if routes_LNK is not None:
+                routes_LBTK = routes_LNK.unflatten(1, tuple(is_real_BT.shape))
+                routes_LBTK = torch.nn.functional.pad(routes_LBTK, (0, 0, 0, filler), value=NONE)
+                routes_LNK = routes_LBTK[:, :, own_T].flatten(1, 2)
+            is_real_BT = torch.nn.functional.pad(is_real_BT, (0, filler))[:, own_T]
+        self.routes_LNK, self.is_real_N = routes_LNK, is_real_BT.flatten()
+
+    def end(self) -> None:
+        """What is read from now on belongs to no micro-batch, and is not counted."""
+        self.routes_LNK, self._free = None, True
+
+    def fault_of(self, routes: Routes) -> str:
+        """Of a record: why it is not one of this model's."""
+        if not self.routers or (routes.layers, routes.top) == (len(self.routers), self.top):
+            return ""
+        own = f"the model has {len(self.routers)} and {self.top}"
+        return f"recorded routes are of {routes.layers} layers with {routes.top} experts a token, and {own}"
 
     @contextmanager
     def free(self) -> Iterator[None]:
         """Meanwhile tokens go where the router sends them."""
-        self._free = True
+        before, self._free = self._free, True
         try:
             yield
         finally:
-            self._free = False
+            self._free = before
 
     def _replace(self, layer: int, _router: nn.Module, _inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
         logits_NE, gates_NK, own_NK = output
         if self._free:
             return None
-        if self.routes_LNK is None or len(own_NK) != self.routes_LNK.shape[1]:
-            nothing_N = torch.zeros(len(own_NK), dtype=torch.bool, device=own_NK.device)
+        if self.routes_LNK is None:
+            nothing_N = torch.zeros_like(self.is_real_N)
             self._count(layer, nothing_N, nothing_N, own_NK, logits_NE.shape[1])
             return None
         routes_NK = self.routes_LNK[layer].long()
@@ -110,10 +128,10 @@ class Replay:
         if layer in self._counted:  # recomputed
             return
         self._counted.add(layer)
-        counts = {"recorded": is_there_N.sum(), "replayed": is_right_N.sum(), "tokens": torch.tensor(len(is_there_N))}
+        counts = {"recorded": is_there_N.sum(), "replayed": is_right_N.sum(), "tokens": self.is_real_N.sum()}
         for name, count in counts.items():
             self._figures[name] = self._figures.get(name, 0) + count
-        load_E = torch.bincount(chosen_NK.flatten(), minlength=experts)
+        load_E = torch.bincount(chosen_NK[self.is_real_N].flatten(), minlength=experts)
         self._load_LE[layer] = self._load_LE.get(layer, 0) + load_E
 
     def counted(self) -> Routed:
@@ -150,8 +168,8 @@ def _is_plausible(routes_NK: Tensor, own_NK: Tensor, weights_NE: Tensor) -> Tens
 
 
 @torch.no_grad()
-def _find_gates(model: PreTrainedModel, routers: list[nn.Module]) -> list[Gates]:
-    """By trying: every family has names of its own for it."""
+def _find_gates(model: PreTrainedModel, routers: list[nn.Module]) -> tuple[list[Gates], int]:
+    """And how many experts a token goes to. By trying: every family has names of its own for it."""
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
     hooks = [router.register_forward_hook(lambda _m, _i, output: seen.append(output)) for router in routers]
     try:
@@ -159,7 +177,7 @@ def _find_gates(model: PreTrainedModel, routers: list[nn.Module]) -> list[Gates]
     finally:
         for hook in hooks:
             hook.remove()
-    return [_gates_like(*output, model.config.model_type) for output in seen]
+    return [_gates_like(*output, model.config.model_type) for output in seen], seen[0][2].shape[1]
 
 
 def _gates_like(logits_NE: Tensor, gates_NK: Tensor, chosen_NK: Tensor, kind: str) -> Gates:

@@ -99,12 +99,12 @@ class Compared:
 def sampled_logp(scorer: Scorer, ids_N: Tensor, temperature_N: Tensor, chunk_rows: int) -> Tensor:
     """What one model makes of tokens: their log-probabilities."""
     head, hidden_ND = scorer
-    parts = []
+    found_N = torch.empty_like(temperature_N)  # of a rank that has nothing to do there are none
     for start in range(0, len(ids_N), chunk_rows):
         part = slice(start, start + chunk_rows)
         logp_NV = log_probabilities([head(hidden_ND[part])], temperature_N[part])
-        parts.append(logp_NV.gather(1, ids_N[part, None])[:, 0])
-    return torch.cat(parts)
+        found_N[part] = logp_NV.gather(1, ids_N[part, None])[:, 0]
+    return found_N
 
 
 def _chunk_scores(

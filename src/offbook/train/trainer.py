@@ -214,6 +214,7 @@ class Trainer:
             for batch, micro in collated:
                 self.loss(batch, ledger, micro).backward()
                 self._give_up()
+            self.replay.end()
             return {}
         parts = PartGradients(self.masters)
         with self.student.differentiable_twice():
@@ -221,6 +222,7 @@ class Trainer:
                 losses = self.student.inside(partial(self._losses, batch, ledger, micro, micro.parts))
                 parts.add(dict(zip(micro.parts, losses, strict=True)))
                 self._give_up()
+        self.replay.end()
         norms = parts.norms()
         scales = scales_of(norms, bounds, self.policy_norm)
         parts.join(scales)
@@ -236,6 +238,13 @@ class Trainer:
     def _fault_of(self, samples: list[Sample]) -> Exception | None:
         """What an annotator can get wrong, before anything is computed."""
         for sample in samples:
+            streams = sample.logprobs, sample.advantage, sample.rl_weight, sample.ce_weight
+            if not sample.ids or max(map(len, streams)) > len(sample.ids):
+                return ValueError(f"a sample of {len(sample.ids)} tokens has {max(map(len, streams))} weights")
+            if not 0 <= min(sample.ids) <= max(sample.ids) < (size := self.model.config.get_text_config().vocab_size):
+                return ValueError(f"a sample has the token {max(sample.ids)}, and the model knows {size}")
+            if sample.routes is not None and (why := self.replay.fault_of(sample.routes)):
+                return ValueError(why)
             if not all(map(math.isfinite, sample.logprobs)):
                 return NotFinite("a sampled token's log-probability under the policy that sampled it is not finite")
             for branch in sample.branches:
@@ -288,7 +297,6 @@ class Trainer:
     def _losses(self, batch: Batch, ledger: Ledger, micro: Micro, apart: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
         """The sum of its parts, or some of them one by one."""
         output, settings = self.student.head, self.settings
-        self.replay.begin(batch, self.ranks.context)
         hidden_BTD, teachers = self._forward(batch, micro)
         if self.draft is not None and torch.is_grad_enabled():
             self.draft.learn(batch, hidden_BTD)
@@ -312,7 +320,8 @@ class Trainer:
     def _with_reference(self, batch: Batch, tokens: Tokens) -> Tokens:
         own = self.teachers[REFERENCE].own
         assert own is not None
-        hidden_BTD, _ = own.decoder.inside(lambda: own.decoder.hidden(batch.ids_BT))
+        with self.replay.free():
+            hidden_BTD, _ = own.decoder.inside(lambda: own.decoder.hidden(batch.ids_BT))
         scorer = own.decoder.head, hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
         reference_N = sampled_logp(scorer, tokens.rows.ids_N, tokens.rows.temperature_N, self._chunk_rows)
         return replace(tokens, rows=tokens.rows._replace(reference_N=reference_N))
@@ -336,6 +345,7 @@ class Trainer:
         if not along and micro.rides and self.ranks.experts is not None:
             along = [(0, IDLE)]
         branches = BranchBatch.collate(batch, along) if along else None
+        self.replay.begin(batch, self.ranks.context)
         hidden_BTD, branch_MD = self.student.hidden(batch.ids_BT, branches)
         if branch_MD is not None and riding:
             sizes = [sum(branch.num_targets for _, branch in batch.groups[number].branches) for number in riding]
