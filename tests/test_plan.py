@@ -489,6 +489,26 @@ def test_what_does_not_fit_on_a_rank_is_cut_further(tmp_path: Path) -> None:
     assert (less.replica_gpus, less.replicas) == (4, 16)
 
 
+def test_a_layout_takes_the_ranks_that_are_named(large: Path, tmp_path: Path) -> None:
+    Qwen3MoeConfig(**MOE).save_pretrained(tmp_path)
+    given = {"model": str(tmp_path), **HALF, "harness.context": "16384"}
+    own = {"train.ranks.replicate": "4", "train.ranks.context": "2", "train.ranks.experts": "4"}
+    found = make_layout(load_config([], given | own), GPU, 128)
+    assert (found.dense, found.experts, found.rows) == ((4, 16), (4, 4, 4), 2)
+    alone = make_layout(load_config([], given), GPU, 2)
+    assert alone.experts is None
+    assert sum(alone.traffic["all-to-all"].values()) == 0, "one rank deals nothing out"
+    refused = {
+        "context": ("3", "64 ranks cannot be divided"),
+        "experts": ("64", "96 experts cannot be dealt out to 64"),
+    }
+    for name, (value, said) in refused.items():
+        with pytest.raises(OffbookError, match=said):
+            make_layout(load_config([], given | {f"train.ranks.{name}": value}), GPU, 128)
+    with pytest.raises(OffbookError, match=r"train\.ranks\.experts is 2 and the model has no experts"):
+        make_layout(load_config([], {"model": str(large), **HALF, "train.ranks.experts": "2"}), GPU, 16)
+
+
 def test_a_rank_is_planned_by_its_share(large: Path) -> None:
     """What one GPU is refused for, 8 of them have room for, and take the same way as `offbook plan` says."""
     config = load_config([], {"model": str(large), **HALF, "engine.kind": "vllm", "engine.vllm.url": "http://x"})

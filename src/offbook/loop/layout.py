@@ -3,7 +3,7 @@
 Half of the GPUs train and half sample. The trainer's meshes are those of train/parallel/: weights are cut over as few
 ranks as they fit on, a node at least, and the rest are replicas of that; experts are dealt out inside a node, where
 tokens travel fast; ranks share a row where its tokens do not fit on one. A copy of the model that samples gets the
-fewest GPUs that hold it and one rollout; there are as many copies as GPUs are left.
+fewest GPUs that hold it and one rollout; there are as many copies as GPUs are left. What train.ranks names is taken.
 
 What a version of the weights weighs is from docs/results/sync.md, whose two learning rates are drawn out to others.
 Left out: how long anything takes, so that half and half is a beginning and no optimum.
@@ -21,6 +21,7 @@ from offbook.loop.models import described, meta_model
 from offbook.loop.plan import LARGEST_SHARE, SPARE, Device, Needs, kv_room, trainer_parts, ways_of
 from offbook.sync.publisher import ANCHOR_EVERY
 from offbook.train.memory import Share, Way
+from offbook.train.parallel.led import expert_shape, refuse_undealt, refuse_uneven
 from offbook.train.parallel.traffic import Meshes, Moved, Traffic, Work, step_traffic
 
 NODE = 8  # GPUs that share a fast network
@@ -73,12 +74,14 @@ def make_layout(config: Config, device: Device, gpus: int) -> Layout:
     needs = Needs.of(config, described(config.model))
     shapes, context = needs.shapes, needs.context
     training = 2 ** ((gpus // 2).bit_length() - 1)  # meshes are powers of two
+    refuse_uneven(config.train.ranks, training)
     tried = list(_tried(config, needs, device, training))
     shard, rows, way, parts = next((one for one in tried if sum(one[3].values()) <= device.room), tried[-1])
     replica_gpus, kv_tokens = _replica(config, needs, device, gpus - training)
     replicas = (gpus - training) // replica_gpus if kv_tokens >= context else 0
-    ep = _ep(shapes.num_experts, shard)
-    experts = (training // shard, shard // ep, ep) if shapes.num_experts else None
+    ep = _ep(config, shapes.num_experts, shard)
+    ranks = config.train.ranks.model_copy(update={"replicate": training // shard, "experts": ep})
+    experts = expert_shape(training, ranks) if ep > 1 else None
     meshes = Meshes((training // shard, shard), experts, rows)
     wanted = config.train.groups * config.train.group_size * (1 + config.loop.max_staleness)
     held = replicas * (kv_tokens // context)
@@ -128,8 +131,13 @@ def _traffic(config: Config, needs: Needs, meshes: Meshes, way: Way, training: i
     return step_traffic(Moved.of(named, model, shapes.kv_entries, meshes), meshes, work, settings.optimizer == "muon")
 
 
-def _ep(num_experts: int, shard: int) -> int:
+def _ep(config: Config, num_experts: int, shard: int) -> int:
     """The most ranks of a node that experts can be dealt out to alike."""
+    if (asked := config.train.ranks.experts) > 1:
+        refuse_undealt(num_experts, asked)
+        return asked
+    if not num_experts:
+        return 1
     return max(size for size in _powers(1, min(NODE, shard)) if num_experts % size == 0)
 
 
@@ -143,14 +151,16 @@ def _tried(
     config: Config, needs: Needs, device: Device, training: int
 ) -> Iterator[tuple[int, int, Way, dict[str, float]]]:
     """Shards, ranks a row, way and bytes of a rank: what costs least comes first."""
-    for rows in _powers(1, min(NODE, training)):
-        for shard in _powers(min(NODE, training), training):
+    asked = config.train.ranks
+    for rows in [asked.context] if asked.context > 1 else _powers(1, min(NODE, training)):
+        least = training // asked.replicate if asked.replicate > 1 else min(NODE, training)
+        for shard in [least] if asked.replicate > 1 else _powers(least, training):
             for way in ways_of(config.train, device):
                 yield shard, rows, way, _rank_parts(config, needs, shard, rows, way)
 
 
 def _rank_parts(config: Config, needs: Needs, shard: int, rows: int, way: Way) -> dict[str, float]:
-    share = Share(shard, shard, _ep(needs.shapes.num_experts, shard), rows)
+    share = Share(shard, shard, _ep(config, needs.shapes.num_experts, shard), rows)
     return trainer_parts(config, replace(needs, share=share), way, needs.context)
 
 

@@ -26,7 +26,7 @@ from offbook.train.checkpoint import load_training_state
 from offbook.train.draft import DraftTrainer
 from offbook.train.memory import ALONE, Share
 from offbook.train.parallel.gathering import gathered
-from offbook.train.parallel.led import Gone, LedTrainer, done_by_all, refuse_uneven, share_of
+from offbook.train.parallel.led import Gone, LedTrainer, done_by_all, refuse_uneven, share_of, told_by
 from offbook.train.parallel.ranks import PATIENCE
 from offbook.train.teachers import Kind, Other
 from offbook.train.trainer import Trainer
@@ -114,11 +114,10 @@ def make_trainer(config: Config, trained: Any, start: Path, progress: Progress, 
 
 
 def follow(orders: Any) -> None:
-    told: list[Any] = [None]
-    dist.broadcast_object_list(told, 0, orders)
-    if told[0] is None:  # it was over before it began
+    told = told_by(orders)
+    if told is None:  # it was over before it began
         return
-    config, start, other = told[0]
+    config, start, other = told
     torch.set_num_threads(config.threads)
 
     def make() -> RankTrainer:
@@ -128,7 +127,7 @@ def follow(orders: Any) -> None:
     try:
         trainer = done_by_all(make)
     except (OffbookError, ValueError):  # rank 0 has it, too, and tells of it
-        dist.broadcast_object_list(told, 0, orders)
+        told_by(orders)
         return
     trainer.follow()
 

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from offbook.config import RanksConfig, TrainConfig
+from offbook.routers import routers_of
 from offbook.train.forward import Decoder
 from offbook.train.memory import Share
 from offbook.train.parallel.context import Context
@@ -70,6 +71,14 @@ def refuse_uneven(settings: RanksConfig, world: int) -> None:
     expert_shape(world, settings)
 
 
+def refuse_undealt(experts: int, ranks: int) -> None:
+    """What a layer has, and where it is to go."""
+    if not experts:
+        raise OffbookError(f"train.ranks.experts is {ranks} and the model has no experts; leave it 1")
+    if experts % ranks:
+        raise OffbookError(f"{experts} experts cannot be dealt out to {ranks} ranks alike")
+
+
 def expert_shape(world: int, settings: RanksConfig) -> tuple[int, int, int]:
     """Replicas, shards and ranks that experts are dealt out to. There are as many replicas as of the dense weights, as
     `offbook plan` draws them (loop/layout.py), or fewer where experts are dealt out over several of those."""
@@ -97,6 +106,8 @@ class LedTrainer(Trainer):
         """`orders` is the group that rank 0 tells others by."""
         self.orders = orders
         self.parted: Parted | None = None
+        if settings.ranks.experts > 1 and not routers_of(model):
+            refuse_undealt(0, settings.ranks.experts)
         super().__init__(model, settings, teachers, ranks_of(settings.ranks))
         for name, decoder in self.decoders().items():
             if dist.get_rank() == 0:
@@ -124,18 +135,24 @@ class LedTrainer(Trainer):
 
     def follow(self) -> None:
         """Until rank 0 dismisses this one, also after a fault: rank 0 knows of it and what to do."""
-        order: list[Any] = [None]
-        while True:
-            dist.broadcast_object_list(order, 0, self.orders)
-            if order[0] is None:
-                return
-            work, arguments = order[0]
+        while (order := told_by(self.orders)) is not None:
+            work, arguments = order
             try:
                 done_by_all(partial(work, self, *arguments), ANSWER_S)
             except Gone:
                 raise
             except (OffbookError, ValueError):
                 continue
+
+
+def told_by(orders: Any) -> Any:
+    """What rank 0 tells others. It may be gone, which is no fault of theirs."""
+    told: list[Any] = [None]
+    try:
+        dist.broadcast_object_list(told, 0, orders)
+    except RuntimeError as error:
+        raise Gone(f"rank 0, which is the run, has ended; {GO_ON}") from error
+    return told[0]
 
 
 def done_by_all(work: Callable[[], T], answer_s: float | None = None) -> T:
