@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -50,11 +52,24 @@ def grouped() -> Iterator[None]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    failed: list[int] = []
+    atexit.register(_leave, failed)  # so early that it comes last
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        failed.append(1)
+        raise
+    dist.destroy_process_group()
+
+
+def _leave(failed: list[int]) -> None:
+    """The end of a process that failed, once it has said why and closed what it had. Its group would wait for others,
+    and they wait for the connections that end with it."""
+    if failed:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 @contextmanager
