@@ -49,6 +49,17 @@ def test_an_archive_of_a_held_out_repository_is_held_out(tmp_path: Path) -> None
     assert list(corpus.about_held_out()) == ["held out: toolz-main"]
 
 
+def test_links_in_an_archive_are_counted_as_in_a_folder(tmp_path: Path) -> None:
+    folder = repository(tmp_path, "one")
+    (folder / "again.py").symlink_to("pkg/a.py")
+    (folder / "again").symlink_to("pkg")
+    archive = shutil.make_archive(str(folder), "tar", tmp_path, folder.name)
+    corpus = Corpus(PretrainConfig(data=[archive]))
+    (found,) = corpus.repositories(0, lambda *of: None)
+    assert [file.path for file in found.files] == ["README.md", "pkg/b.py", "pkg/a.py", "tests/test_a.py"]
+    assert corpus.left_out == {"links and devices": 2}
+
+
 APACHE = b"Apache License\nVersion 2.0\n\nTERMS AND CONDITIONS FOR USE, REPRODUCTION, AND DISTRIBUTION\n"
 BSD = b"Redistribution and use in source and binary forms"
 

@@ -132,18 +132,27 @@ class Corpus:
             elif Path(source).is_dir():
                 trees = [(Path(source).resolve().name, self._in_folder(Path(source)))]
             else:
-                trees = [_fetched(source)]
+                trees = [self._fetched(source)]
             for name, files in trees:
                 if repository := self.taken(name, files):
                     yield repository
         progress("reading", 1.0)
+
+    def _fetched(self, source: str) -> tuple[str, dict[str, bytes]]:
+        with tempfile.TemporaryDirectory(prefix="offbook-corpus-") as place:
+            try:
+                fetched = asyncio.run(fetch(source, Path(place)))
+            except Unprepared as error:
+                raise OffbookError(f"pretrain.data: {error}") from None
+            return fetched.name, self._in_folder(fetched.tree)
 
     def _in_folder(self, folder: Path) -> dict[str, bytes]:
         """Read where it lies, whatever else lies there: no link is followed, and of a huge file the start will do."""
         found: dict[str, bytes] = {}
         for place, folders, names in os.walk(folder):
             folders[:] = sorted(set(folders) - SKIPPED)
-            for path in (Path(place) / name for name in sorted(names)):
+            links = [name for name in folders if (Path(place) / name).is_symlink()]
+            for path in (Path(place) / name for name in sorted([*names, *links])):
                 if path.is_symlink() or not path.is_file():
                     self.left_out["links and devices"] += 1
                     continue
@@ -361,16 +370,6 @@ def _named(node: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
         base = ".".join([*above, *([node.module] if node.module else [])])
         yield base
         yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def _fetched(source: str) -> tuple[str, dict[str, bytes]]:
-    with tempfile.TemporaryDirectory(prefix="offbook-corpus-") as place:
-        try:
-            fetched = asyncio.run(fetch(source, Path(place)))
-        except Unprepared as error:
-            raise OffbookError(f"pretrain.data: {error}") from None
-        paths = [path for path in fetched.tree.rglob("*") if path.is_file() and not path.is_symlink()]
-        return fetched.name, {path.relative_to(fetched.tree).as_posix(): path.read_bytes() for path in paths}
 
 
 def _pocket(count: int, packages: int, seed: int) -> Iterator[tuple[str, dict[str, bytes]]]:
