@@ -118,7 +118,7 @@ class Corpus:
     sought: Sought | None = None  # of the tasks that are measured on
     origins: frozenset[str] = frozenset()  # of these tasks
     left_out: Counter[str] = field(default_factory=Counter)
-    _held_out: list[str] = field(default_factory=list)  # and by which of their files
+    held_out: list[str] = field(default_factory=list)  # repositories, and by which of their files
     _met: set[str] = field(default_factory=set)  # names that held something out
     _sketches: list[Sketch] = field(default_factory=list)
     _having: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # hash -> sketches
@@ -198,12 +198,12 @@ class Corpus:
         names = names_of(name, files)
         known = {repository_of(each) for each in (*self.settings.hold_out, *self.origins)} & set(names)
         self._met |= known
-        self._held_out += [f"{name} ({names[one]})" if names[one] else name for one in sorted(known)[:1]]
+        self.held_out += [f"{name} ({names[one]})" if names[one] else name for one in sorted(known)[:1]]
         return bool(known)
 
     def about_held_out(self) -> Iterator[str]:
         """For people, when all is read: which repositories were held out, and which names were of none."""
-        if found := self._held_out:
+        if found := self.held_out:
             more = f" and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
             yield f"held out: {', '.join(found[:MOST_TOLD])}{more}"
         if unmet := [each for each in self.settings.hold_out if repository_of(each) not in self._met]:
