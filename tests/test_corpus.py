@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def test_an_archive_of_a_held_out_repository_is_held_out(tmp_path: Path) -> None
     corpus = Corpus(PretrainConfig(data=[archive], hold_out=["toolz"]))
     assert list(corpus.repositories(0, lambda *of: None)) == []
     assert list(corpus.about_held_out()) == ["held out: toolz-main"]
+
+
+def test_links_in_an_archive_are_counted_as_in_a_folder(tmp_path: Path) -> None:
+    folder = repository(tmp_path, "one")
+    (folder / "again.py").symlink_to("pkg/a.py")
+    (folder / "again").symlink_to("pkg")
+    archive = shutil.make_archive(str(folder), "tar", tmp_path, folder.name)
+    corpus = Corpus(PretrainConfig(data=[archive]))
+    (found,) = corpus.repositories(0, lambda *of: None)
+    assert [file.path for file in found.files] == ["README.md", "pkg/b.py", "pkg/a.py", "tests/test_a.py"]
+    assert corpus.left_out == {"links and devices": 2}
 
 
 APACHE = b"Apache License\nVersion 2.0\n\nTERMS AND CONDITIONS FOR USE, REPRODUCTION, AND DISTRIBUTION\n"
@@ -92,3 +104,39 @@ def test_a_text_that_mentions_a_permissive_licence_is_not_yet_one(text: bytes, l
 )
 def test_a_licence_is_named_by_a_whole_word(told: str, licence: str) -> None:
     assert licence_of({"PKG-INFO": f"Name: x\nLicense: {told}\n".encode()}) == licence
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "is_taken"),
+    [
+        ("old.py", "print 'Python 2'\n", False),
+        ("template.py", "import {{ package }}\n", False),
+        ("stub.pyi", "def half(", False),
+        ("deep.py", "x = " + "(\n" * 50_000 + "1" + ")\n" * 50_000, False),  # neither parser has room for it
+        ("signs.py", "x = " + "- \\\n" * 20_000 + "1\n", False),
+        ("sum.py", "x = (" + "1 +\n" * 20_000 + "1)\n", False),
+        ("newer.py", "type Row[T] = list[T]\nquoted = f'{row['key']}'\n", True),
+        ("marked.py", "\ufeffx = 1\n", True),
+        ("warned.py", "x = '\\d'\nassert (x is 1, x)\n", True),
+        ("code.js", "let x = {\n", True),
+        ("notes.md", "def half(\n", True),
+    ],
+)
+def test_python_that_does_not_parse_is_counted_and_left_out(path: str, text: str, is_taken: bool) -> None:
+    corpus = Corpus(PretrainConfig(licences=["any"]))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        taken = corpus.taken("one", {path: text.encode(), "README.md": b"Other words.\n"})
+    assert taken is not None
+    assert (path in {file.path for file in taken.files}) == is_taken
+    assert corpus.left_out == ({} if is_taken else {"Python files that do not parse": 1})
+    assert not said, "what others' code is warned of is nobody's business here"
+
+
+def test_a_broken_file_keeps_no_other_out() -> None:
+    """Its mended copy would be a near-duplicate."""
+    lines = [f"def function_{number}(a):\n    return a + {number}\n" for number in range(40)]
+    files = {"a.py": "".join([*lines, "def half("]).encode(), "b.py": "".join(lines).encode()}
+    taken = Corpus(PretrainConfig(licences=["any"])).taken("one", files)
+    assert taken is not None
+    assert [file.path for file in taken.files] == ["b.py"]

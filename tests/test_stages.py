@@ -48,13 +48,16 @@ def test_each_stage_begins_where_the_last_ended(chat: ChatFormat, tmp_path: Path
     wrapped = PreTrainedTokenizerFast(tokenizer_object=chat.tokenizer, chat_template=CHAT_TEMPLATE)
     wrapped.save_pretrained(tmp_path / "tiny")
     data = [str(repository(tmp_path, f"r{number}", first=10 * number)) for number in range(3)]
+    (tmp_path / "r0" / "pkg" / "broken.py").write_text("def half(")
+    data.append(str(repository(tmp_path, "apart", first=40)))
     said = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "It is 4."}]}
-    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(said) + "\n" for _ in range(4)))
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(said) + "\n" for _ in range(4)) + "half a line\n")
     command = ["stages", "--model", str(tmp_path / "tiny"), "--out", str(tmp_path / "run"), "--plain", "--json"]
     options = {
         "stages.order": '["pretrain", "long", "sft"]',
         "stages.long": '{context = 512, rope = "yarn"}',
         "pretrain.data": json.dumps(data),
+        "pretrain.hold_out": '["apart"]',
         "pretrain.context": "256",
         "pretrain.batch_tokens": "1000",
         "sft.data": json.dumps([str(tmp_path / "chat.jsonl")]),
@@ -66,15 +69,21 @@ def test_each_stage_begins_where_the_last_ended(chat: ChatFormat, tmp_path: Path
     rows = json.loads((tmp_path / "run" / "stages.json").read_text())
     assert [row["stage"] for row in rows] == ["pretrain", "long", "sft"]
     assert all(row["train_tokens"] > 0 for row in rows)
+    left = {"Python files that do not parse": 1, "repositories that are held out": 1}
+    assert [row["left_out"] for row in rows] == [left, left, {"could not be read": 1}]
+    kept = json.loads((tmp_path / "run" / "1-pretrain" / "data.json").read_text())
+    assert (kept["repositories"], kept["files"], kept["licences"]) == (3, 12, {"MIT": 3})
+    assert (kept["held_out"], kept["left_out"]) == (["apart"], left)
     runs = [RunFolder.open(Path(row["run"])) for row in rows]
     for before, after in pairwise(runs):
         assert load_config([after.config_file], {}).model == str(latest_checkpoint(before))
     reads = [json.loads((latest_checkpoint(run) / "config.json").read_text()) for run in runs]
     assert [one["max_position_embeddings"] for one in reads] == [256, 512, 512], "imitation keeps what was stretched"
     written = {path: path.stat().st_mtime for run in runs for path in run.path.glob("ckpt/*/model.safetensors")}
-    again = CliRunner().invoke(app, command)
+    again = CliRunner().invoke(app, [word for word in command if word != "--json"])
     assert again.exit_code == 0, again.output
     assert written == {path: path.stat().st_mtime for path in written}
+    assert "pretrain left out: 1 Python files that do not parse, 1 repositories that are held out\n" in again.stdout
 
 
 @pytest.mark.slow

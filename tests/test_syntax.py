@@ -140,3 +140,8 @@ def test_a_package_that_needs_another_python_gives_tasks(deps: Path, tmp_path: P
     (task,) = load_tasks(out / "train")
     assert "def joined[T](pair: Pair[T]" in (task.tree / "newer/__init__.py").read_text()
     assert asyncio.run(check_gold(task, BoxSpec())) == ""
+
+
+def test_brackets_deeper_than_any_python_reads_end_no_process() -> None:
+    with pytest.raises(SyntaxError):
+        parse("x = " + "(\n" * 50_000 + "1" + ")\n" * 50_000)

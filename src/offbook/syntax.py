@@ -8,6 +8,8 @@ names, strings and lines are right. Columns on such lines are those of the older
 from __future__ import annotations
 
 import ast
+import re
+from itertools import accumulate
 from typing import Any
 
 import libcst as cst
@@ -18,6 +20,7 @@ WITHOUT_PARAMETERS: dict[str, Any] = {
     "type_parameters": None,
     "whitespace_after_type_parameters": cst.SimpleWhitespace(""),  # libcst refuses any where there are none
 }
+DEEPEST = 200  # brackets in one another, for any Python; libcst may crash at more
 Words = cst.FormattedStringText | cst.TemplatedStringText | cst.SimpleString
 
 
@@ -34,12 +37,20 @@ def parse(source: str | bytes) -> ast.Module:
 
 def lowered(source: str | bytes) -> str | None:
     """The same in older words; None where libcst cannot read it either, or there is nothing to say otherwise."""
+    if _depth(source) > DEEPEST:
+        return None
     try:
         module = cst.parse_module(source)
         older = module.visit(_Lower()).code
     except (cst.ParserSyntaxError, UnicodeDecodeError, RecursionError):
         return None
     return None if older == module.code else older
+
+
+def _depth(source: str | bytes) -> int:
+    """Of brackets, and those in strings and comments are counted with them."""
+    text = source if isinstance(source, str) else source.decode("latin-1")
+    return max(accumulate(1 if one in "([{" else -1 for one in re.findall(r"[()\[\]{}]", text)), default=0)
 
 
 class _Lower(cst.CSTTransformer):

@@ -63,6 +63,9 @@ def stages(
         counted = [str(row[key]) for key in ("steps", "train_tokens", "seconds")]
         table.add_row(row["stage"], *counted, *shown, row["run"])
     results.print(table)
+    for row in rows:
+        if left := ", ".join(f"{count} {what}" for what, count in row.get("left_out", {}).items()):
+            say(f"{row['stage']} left out: {left}", to=results)
 
 
 def _change(values: list[float] | None) -> str:

@@ -12,12 +12,15 @@ import os
 import random
 import re
 import tempfile
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 
+from offbook import syntax
 from offbook.config import ConfigError, PretrainConfig
 from offbook.loop.models import Progress
 from offbook.pocket.tasks import draft_tasks
@@ -35,6 +38,7 @@ LANGUAGES = {
     ".java": "java", ".c": "c", ".h": "c", ".cpp": "cpp", ".hpp": "cpp", ".rb": "ruby", ".sh": "shell",
     ".md": "docs", ".rst": "docs", ".toml": "settings", ".cfg": "settings", ".yaml": "settings", ".yml": "settings",
 }  # fmt: skip
+PYTHON = (".py", ".pyi")
 LICENCE_FILES = re.compile(r"(licen[cs]e|copying|unlicense)([.\-_].*)?", re.IGNORECASE)
 NO_LICENCES = (".py", ".pyi", ".js", ".ts", ".json", ".svg", ".png", ".html")  # of that name: code, pictures, pages
 POINTING = re.compile(r"include::|\{include\}")  # a page of documentation, which shows the licence and is none
@@ -80,11 +84,23 @@ MOST_TOLD = 20  # repositories by name
 MOST_NEAR = 20  # files that are compared with one: those that have most in common
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class File:
     path: str
     text: str
     domain: str  # its language, or tests
+
+    @cached_property
+    def imports(self) -> frozenset[str] | None:
+        """Names of all modules that it may import; None where it is Python that does not parse."""
+        if PurePosixPath(self.path).suffix not in PYTHON:
+            return frozenset()
+        try:
+            tree = syntax.parse(self.text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+        package = PurePosixPath(self.path).parent.parts
+        return frozenset(name for node in ast.walk(tree) for name in _named(node, package))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +118,7 @@ class Corpus:
     sought: Sought | None = None  # of the tasks that are measured on
     origins: frozenset[str] = frozenset()  # of these tasks
     left_out: Counter[str] = field(default_factory=Counter)
-    _held_out: list[str] = field(default_factory=list)  # and by which of their files
+    held_out: list[str] = field(default_factory=list)  # repositories, and by which of their files
     _met: set[str] = field(default_factory=set)  # names that held something out
     _sketches: list[Sketch] = field(default_factory=list)
     _having: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # hash -> sketches
@@ -116,18 +132,27 @@ class Corpus:
             elif Path(source).is_dir():
                 trees = [(Path(source).resolve().name, self._in_folder(Path(source)))]
             else:
-                trees = [_fetched(source)]
+                trees = [self._fetched(source)]
             for name, files in trees:
                 if repository := self.taken(name, files):
                     yield repository
         progress("reading", 1.0)
+
+    def _fetched(self, source: str) -> tuple[str, dict[str, bytes]]:
+        with tempfile.TemporaryDirectory(prefix="offbook-corpus-") as place:
+            try:
+                fetched = asyncio.run(fetch(source, Path(place)))
+            except Unprepared as error:
+                raise OffbookError(f"pretrain.data: {error}") from None
+            return fetched.name, self._in_folder(fetched.tree)
 
     def _in_folder(self, folder: Path) -> dict[str, bytes]:
         """Read where it lies, whatever else lies there: no link is followed, and of a huge file the start will do."""
         found: dict[str, bytes] = {}
         for place, folders, names in os.walk(folder):
             folders[:] = sorted(set(folders) - SKIPPED)
-            for path in (Path(place) / name for name in sorted(names)):
+            links = [name for name in folders if (Path(place) / name).is_symlink()]
+            for path in (Path(place) / name for name in sorted([*names, *links])):
                 if path.is_symlink() or not path.is_file():
                     self.left_out["links and devices"] += 1
                     continue
@@ -149,30 +174,36 @@ class Corpus:
         if not self._is_free(licence):
             self.left_out[f"repositories under {licence or 'no licence'}"] += 1
             return None
-        kept, below = [], licences_below(files)
-        for path, content in sorted(files.items()):
-            if domain := domain_of(path):
-                text, why = self._readable(content)
-                why = why or self._bound(path, text, below) or self._known(text)
-                if why:
-                    self.left_out[why] += 1
-                else:
-                    kept.append(File(path, text, domain))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of others' code
+            kept = in_order(list(self._files(files)))
         if not kept:
             self.left_out["repositories without a file that is taken"] += 1
             return None
-        return Repository(name, licence, in_order(kept))
+        return Repository(name, licence, kept)
+
+    def _files(self, files: Mapping[str, bytes]) -> Iterator[File]:
+        below = licences_below(files)
+        for path, content in sorted(files.items()):
+            if domain := domain_of(path):
+                text, why = self._readable(content)
+                file = File(path, text, domain)
+                why = why or self._bound(path, text, below) or _broken(file) or self._known(text)
+                if why:
+                    self.left_out[why] += 1
+                else:
+                    yield file
 
     def _is_held_out(self, name: str, files: Mapping[str, bytes]) -> bool:
         names = names_of(name, files)
         known = {repository_of(each) for each in (*self.settings.hold_out, *self.origins)} & set(names)
         self._met |= known
-        self._held_out += [f"{name} ({names[one]})" if names[one] else name for one in sorted(known)[:1]]
+        self.held_out += [f"{name} ({names[one]})" if names[one] else name for one in sorted(known)[:1]]
         return bool(known)
 
     def about_held_out(self) -> Iterator[str]:
         """For people, when all is read: which repositories were held out, and which names were of none."""
-        if found := self._held_out:
+        if found := self.held_out:
             more = f" and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
             yield f"held out: {', '.join(found[:MOST_TOLD])}{more}"
         if unmet := [each for each in self.settings.hold_out if repository_of(each) not in self._met]:
@@ -198,7 +229,7 @@ class Corpus:
         if b"\0" in content:
             return "", "binary files"
         try:
-            text = content.decode()
+            text = content.decode("utf-8-sig")
         except UnicodeDecodeError:
             return "", "files that are no UTF-8"
         if not text.strip():
@@ -232,6 +263,10 @@ def refuse_missing_sources(settings: PretrainConfig) -> None:
             raise ConfigError(
                 f"there is no {source}; --data is a folder, an archive, a git URL, pypi:NAME or pocket-code:N[xM]"
             )
+
+
+def _broken(file: File) -> str:
+    return "Python files that do not parse" if file.imports is None else ""
 
 
 def domain_of(path: str) -> str:
@@ -322,16 +357,9 @@ def _imports(files: Sequence[File]) -> dict[str, set[str]]:
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         for start in range(min(2, len(parts))):  # `src/` and the like are not part of the name
             modules.setdefault(".".join(parts[start:]), file.path)
-    found: dict[str, set[str]] = {}
-    for file in files:
-        try:
-            tree = ast.parse(file.text)
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        package = PurePosixPath(file.path).parent.parts
-        names = {name for node in ast.walk(tree) for name in _named(node, package)}
-        found[file.path] = {modules[name] for name in names if name in modules} - {file.path}
-    return found
+    return {
+        file.path: {modules[name] for name in file.imports or () if name in modules} - {file.path} for file in files
+    }
 
 
 def _named(node: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
@@ -342,16 +370,6 @@ def _named(node: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
         base = ".".join([*above, *([node.module] if node.module else [])])
         yield base
         yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def _fetched(source: str) -> tuple[str, dict[str, bytes]]:
-    with tempfile.TemporaryDirectory(prefix="offbook-corpus-") as place:
-        try:
-            fetched = asyncio.run(fetch(source, Path(place)))
-        except Unprepared as error:
-            raise OffbookError(f"pretrain.data: {error}") from None
-        paths = [path for path in fetched.tree.rglob("*") if path.is_file() and not path.is_symlink()]
-        return fetched.name, {path.relative_to(fetched.tree).as_posix(): path.read_bytes() for path in paths}
 
 
 def _pocket(count: int, packages: int, seed: int) -> Iterator[tuple[str, dict[str, bytes]]]:

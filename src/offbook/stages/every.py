@@ -55,6 +55,8 @@ def _row(name: str, run: RunFolder) -> dict[str, Any]:
     metrics, _ = run.metrics()
     row: dict[str, Any] = {"stage": name, "run": str(run.path), "steps": metrics[-1]["step"]}
     row["train_tokens"] = sum(int(one.get("train_tokens", 0)) for one in metrics)
+    if run.data_file.is_file():
+        row["left_out"] = json.loads(run.data_file.read_text()).get("left_out", {})
     row["seconds"] = round(sum(one.get("train_s", 0.0) + one.get("rollout_s", 0.0) for one in metrics), 1)
     for key in ("ce/loss", "validation/loss", "solved", "reward"):
         values = [one[key] for one in metrics if key in one]

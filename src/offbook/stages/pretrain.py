@@ -105,6 +105,7 @@ class Lessons:
     apart: list[Window]  # for validation
     batches: list[tuple[int, list[int]]]  # the epoch, and numbers of windows
     num_bytes: dict[str, int]  # of what is predicted of what is apart, by domain
+    read: dict[str, Any]
 
     @property
     def num_steps(self) -> int:
@@ -184,7 +185,17 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
         for number, part in enumerate(window):
             predicted = part.ids if number else part.ids[1:]  # nothing predicts the first token of a window
             num_bytes[part.domain] += len(writer.tokenizer.decode(predicted).encode())
-    return Lessons(learned, apart, batches, dict(sorted(num_bytes.items())))
+    return Lessons(learned, apart, batches, dict(sorted(num_bytes.items())), _read(repositories, corpus))
+
+
+def _read(repositories: Sequence[Repository], corpus: Corpus) -> dict[str, Any]:
+    return {
+        "repositories": len(repositories),
+        "files": sum(len(one.files) for one in repositories),
+        "licences": dict(Counter(one.licence or "no licence" for one in repositories)),
+        "held_out": corpus.held_out,
+        "left_out": dict(sorted(corpus.left_out.items())),
+    }
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,11 @@ class Lessons(Protocol):
     """What is learned, step by step."""
 
     @property
+    def read(self) -> dict[str, Any]:
+        """How much there was, and what was left out of it by its reason: for data.json."""
+        ...
+
+    @property
     def num_steps(self) -> int: ...
 
     def samples(self, step: int, counts: Counter[str]) -> list[Sample]: ...
@@ -152,7 +157,7 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
             f"{folder.path} holds a run on other data: what was read is not what it began with; give another --out"
         )
     done = claim_run(folder, config)
-    told_of = {"verb": stage.section, "sources": settings.data, "content": content}
+    told_of = {"verb": stage.section, "sources": settings.data, "content": content, **lessons.read}
     write_atomic(folder.data_file, json.dumps(told_of, indent=1) + "\n")
     if 0 < done < lessons.num_steps:
         tell(f"resuming at step {done + 1}")

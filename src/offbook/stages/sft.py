@@ -61,6 +61,7 @@ class Lessons:
     apart: list[Conversation]  # for validation
     reminders: Reminders
     batches: list[tuple[int, list[int]]]  # the epoch, and numbers of conversations
+    read: dict[str, Any]
 
     @property
     def num_steps(self) -> int:
@@ -120,4 +121,8 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     tell(f"{len(learned)} conversations of {sum(lengths)} tokens to learn from, {len(apart)} for validation{told}")
     kept, pairs = sum(len(one.kept) for one in learned), sum(len(one.pairs) for one in learned)
     tell(f"reminders before {settings.reminders:.0%} of {kept} messages, and in {settings.pairs:.0%} of {pairs} pairs")
-    return Lessons(learned, apart, Reminders(chat, settings, config.seed, context), batches)
+    left_out = Counter({"could not be read": sum(len(source.problems) for source in sources)})
+    for source in sources:
+        left_out.update(source.left_out)
+    read = {"conversations": len(conversations), **counts, "left_out": dict(+left_out)}
+    return Lessons(learned, apart, Reminders(chat, settings, config.seed, context), batches, read)
