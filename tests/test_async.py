@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +24,7 @@ from safetensors.torch import load_file
 from test_held import given
 from test_summaries import LIMITS, Forgetful
 
+from offbook import waiting
 from offbook.cli.drill import ENGINE, _children
 from offbook.config import load_config
 from offbook.engine import LocalEngine
@@ -31,7 +37,8 @@ from offbook.sandbox import BwrapBox, isolation
 from offbook.sync import Reader, open_store
 from offbook.tasks.suite import suite_box
 from offbook.tokens import ChatFormat, render_call
-from offbook.types import Completion, Interrupt, ModelLost, OffbookError, Prompt, Rollout, Suite, Task
+from offbook.train.trainer import Trainer
+from offbook.types import Completion, Hung, Interrupt, ModelLost, OffbookError, Prompt, Rollout, Suite, Task
 
 __all__ = ["given"]  # a fixture
 needs_isolation = pytest.mark.skipif(not isolation().works, reason="; ".join(isolation().missing))
@@ -165,12 +172,65 @@ def test_nothing_is_waited_for_without_end_or_word(
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr(reconcile, "TELL_S", 0.05)
+    monkeypatch.setattr(waiting, "TELL_S", 0.05)
     monkeypatch.setattr("offbook.loop.collector.Collector.rollouts", never)
     reason = r"nothing has happened for \d+ s .*waiting for the rollouts of step 1 \(0 of 1 groups are over"
     with pytest.raises(OffbookError, match=reason):
         run(given, tmp_path / "run", **{"loop.deadline_s": "0.2"})
     assert "waiting for the rollouts of step 1" in caplog.text
+
+
+HANGS = """
+import sys, time
+from offbook import waiting
+from offbook.cli import main
+from offbook.loop import train
+waiting.TELL_S = 0.2
+train.learn = lambda *_: time.sleep(600)
+main()
+"""
+
+
+def test_a_step_that_hangs_ends_the_process_with_its_place(given: dict[str, str], tmp_path: Path) -> None:
+    """Python itself would wait for the thread."""
+    words = [word for key, value in given.items() for word in (f"--{key}", value)]
+    command = [sys.executable, "-c", HANGS, "train", "--out", str(tmp_path / "run"), *words, "--loop.deadline_s", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    sentence = r"offbook: nothing has happened for \d+ s \(loop.deadline_s\), waiting for step 1 to be trained"
+    assert re.search(sentence, done.stderr), done.stderr
+    assert done.stderr.endswith("; the same command goes on from what is kept\n")
+
+
+def test_a_long_step_lives_by_its_micro_batches(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = Trainer._losses, list[int]()
+
+    def slow(trainer: Trainer, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        seen.append(trainer.micro_batches)
+        time.sleep(0.4)
+        return real(trainer, *arguments)
+
+    monkeypatch.setattr(waiting, "TELL_S", 0.05)
+    monkeypatch.setattr(Trainer, "_losses", slow)
+    settings = {"train.group_size": "4", "train.micro_tokens": "1", "train.steps": "1", "loop.deadline_s": "1"}
+    run(given, tmp_path / "run", **settings)
+    assert seen == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_that_hangs_ends_the_run(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(waiting, "TELL_S", 0.05)
+    monkeypatch.setattr("offbook.train.checkpoint.Contents.finish", lambda *_: go_on.wait())
+    reason = r"nothing has happened for \d+ s .*checkpoint.*, which is at train/writing.py:\d+, _write"
+    try:
+        with pytest.raises(Hung, match=reason):
+            run(given, tmp_path / "run", **{"loop.deadline_s": "0.5"})
+    finally:
+        go_on.set()
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
+from offbook import waiting
 from offbook.config import Config
 from offbook.engine import Trainable, VllmEngine
 from offbook.loop.collector import FREE, Collector, Job
@@ -28,15 +30,14 @@ from offbook.loop.pace import Pace, use_of
 from offbook.loop.slots import Group, Recalled, Slots, State
 from offbook.loop.tasks import Selected, Shuffled
 from offbook.tasks.select import TasksUsedUp
-from offbook.types import ModelLost, OffbookError, Rollout, Task
+from offbook.types import ModelLost, Rollout, Task
+from offbook.waiting import Patience, told
 from offbook.weights import Weights
 
 WINDOW = 0.3  # of the groups that may be ahead of a step: how far behind the oldest one a step may choose
 DEATHS = 3  # of the model, between two steps, end the run
-TELL_S = 60.0  # between two words about what is waited for
 SHOW_S = 1.0  # between two looks for the viewer
 WAITING: tuple[State, ...] = ("requested", "running", "scored", "grouped")  # states of slots that no step has yet
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -145,9 +146,8 @@ class Reconciler:
             weights = replace(weights, tensors={name: copies[first] for name, first in firsts.items()})
         if self.in_lockstep:
             await self.until(lambda: not self._jobs, lambda: "the batch that is being sampled, to apply new weights")
-        await told(
-            asyncio.to_thread(self.engine.apply, weights), f"the engine to take the weights of {weights.version}"
-        )
+        what = f"the engine to take the weights of {weights.version}"
+        await told(asyncio.to_thread(self.engine.apply, weights), Patience(lambda: what, math.inf, lambda: None))
         self._fill()
 
     @asynccontextmanager
@@ -239,7 +239,8 @@ class Reconciler:
         self.slots.note("died", why=str(problem))
         if self._in_a_row >= DEATHS:
             told = f"the third time between two steps (of {self.deaths} in all)"
-            raise ModelLost(f"{problem}; that was {told}, so the run ends; the same command goes on from what is kept")
+            ends = "so the run ends; the same command goes on from what is kept"
+            raise type(problem)(f"{problem}; that was {told}, {ends}")
         log.warning("%s; what it was writing is asked for again", problem)
 
     def tell(self) -> None:
@@ -267,7 +268,7 @@ class Reconciler:
 
     async def until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
         """Every wait has a reason, which is told, and an end: when nothing at all has happened for too long."""
-        began = self._changed_at = time.monotonic()
+        patience = Patience(what, self.settings.deadline_s, lambda: self._changed_at)
         while not ready():
             if self._problem:
                 raise self._problem
@@ -275,16 +276,10 @@ class Reconciler:
                 raise self._used_up
             self._changed.clear()
             try:
-                async with asyncio.timeout(TELL_S):
+                async with asyncio.timeout(waiting.TELL_S):
                     await self._changed.wait()
             except TimeoutError:
-                now = time.monotonic()
-                log.warning("waiting for %s for %.0f s", what(), now - began)
-                if now - self._changed_at >= self.settings.deadline_s:
-                    raise OffbookError(
-                        f"nothing has happened for {now - self._changed_at:.0f} s (loop.deadline_s), waiting for "
-                        f"{what()}; the same command goes on from what is kept"
-                    ) from None
+                patience.look()
 
     @property
     def _brings_tasks(self) -> bool:
@@ -316,16 +311,6 @@ class Reconciler:
             "restarts": self.restarts,
             "rollouts_at_once": self.pace.limit,
         }
-
-
-async def told(work: Awaitable[T], what: str) -> T:
-    """Something that cannot be ended from outside. Whoever ends the wait leaves it to its end."""
-    job, began = asyncio.ensure_future(work), time.monotonic()
-    while not job.done():
-        await asyncio.wait({job}, timeout=TELL_S)
-        if not job.done():
-            log.warning("waiting for %s for %.0f s", what, time.monotonic() - began)
-    return job.result()
 
 
 def choose(waiting: Sequence[Group], step: int, count: int, window: int, max_staleness: int) -> list[Group]:
