@@ -251,7 +251,7 @@ def _prepared(
     recall_look(lessons, folder.looks(done))
     reconciler = Reconciler(config, collector, engine, slots, order, recalled)
     evaluations = Evaluations(config, folder, slots, tell)
-    harder = Harder(config, slots, tasks, reconciler.added) if config.tasks.harden else None
+    harder = Harder(config, slots, tasks, reconciler.added, done) if config.tasks.harden else None
     thread = ThreadPoolExecutor(1, "train", torch.set_num_threads, (config.threads,))
     together = lessons, collector, engine, judge, order, reconciler, evaluations, harder, checkpoints
     return _Run(*together, tell, done, thread, publisher)
