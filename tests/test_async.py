@@ -32,6 +32,7 @@ from offbook.harness import Harness, run_agent
 from offbook.loop import reconcile
 from offbook.loop.slots import Seat, Slots, holds_boxes, read_journal
 from offbook.loop.train import train
+from offbook.monitors.worker import Worker
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.sandbox import BwrapBox, isolation
 from offbook.sync import Reader, open_store
@@ -163,6 +164,30 @@ def test_a_model_that_is_lost_once_is_asked_again(
     assert (row["deaths"], row["restarts"]) == (reconcile.DEATHS, 1), "of the whole run"
     shown = json.loads((tmp_path / "lost" / "slots" / "now.json").read_text())
     assert (shown["restarts of the model"], shown["restarts of the run"]) == (reconcile.DEATHS, 1)
+
+
+def test_a_worker_that_is_killed_is_counted_and_the_third_time_ends_the_run(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"monitors.on": "true", "train.group_size": "3", "train.steps": "1"}
+    real, left = Worker._judge, [2]
+
+    def struck(worker: Worker, *arguments: Any) -> Any:
+        if left[0] > 0:
+            left[0] -= 1
+            worker._started().kill()
+        return real(worker, *arguments)
+
+    monkeypatch.setattr(Worker, "_judge", struck)
+    folder = run(given, tmp_path / "run", **settings)
+    died = [(line["who"], line["why"]) for line in read_journal(folder.path) if line["state"] == "died"]
+    assert died == [("worker", "the process that judges rollouts was killed")] * 2
+    assert (folder.metrics()[0][0]["deaths"], folder.metrics()[0][0]["deaths/worker"]) == (0, 2)
+    left[0] = 3
+    sentence = "the process that judges rollouts was killed; that was the third time between two steps"
+    with pytest.raises(OffbookError, match=sentence):
+        run(given, tmp_path / "ended", **settings)
+    assert run(given, tmp_path / "ended", **settings).metrics()[0][0]["deaths/worker"] == 3
 
 
 def test_nothing_is_waited_for_without_end_or_word(

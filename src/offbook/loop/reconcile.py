@@ -30,12 +30,12 @@ from offbook.loop.pace import Pace, use_of
 from offbook.loop.slots import Group, Recalled, Slots, State
 from offbook.loop.tasks import Selected, Shuffled
 from offbook.tasks.select import TasksUsedUp
-from offbook.types import ModelLost, Rollout, Task
+from offbook.types import ModelLost, OffbookError, Rollout, Task
 from offbook.waiting import Patience, told
 from offbook.weights import Weights
 
 WINDOW = 0.3  # of the groups that may be ahead of a step: how far behind the oldest one a step may choose
-DEATHS = 3  # of the model, between two steps, end the run
+DEATHS = 3  # of a kind, between two steps, end the run
 SHOW_S = 1.0  # between two looks for the viewer
 WAITING: tuple[State, ...] = ("requested", "running", "scored", "grouped")  # states of slots that no step has yet
 log = logging.getLogger(__name__)
@@ -59,8 +59,10 @@ class Reconciler:
         self.window = 0 if self.in_lockstep else int(WINDOW * ahead)
         self.stored, self.next_batch = recalled.stored, recalled.next_batch
         self.waiting = recalled.groups  # that no step was given yet, the oldest first
-        self.deaths, self.restarts, self._in_a_row = recalled.deaths, recalled.restarts, 0
+        self.deaths, self.restarts = recalled.deaths, recalled.restarts
+        self._in_a_row = Counter[str]()  # deaths since the last step
         self._lost: ModelLost | None = None
+        self._worker_deaths = 0
         self.pace = Pace(use_of(collector.engine))
         self._jobs: set[asyncio.Task[None]] = set()
         self._beside: list[asyncio.Task[None]] = []
@@ -131,7 +133,7 @@ class Reconciler:
         self.waiting = [group for group in self.waiting if group not in chosen]
         self._begun.difference_update(chosen)
         self.slots.given(step, chosen)
-        self._in_a_row = 0
+        self._in_a_row.clear()
         return [group.in_order() for group in chosen]
 
     async def publish(self, weights: Weights) -> None:
@@ -224,6 +226,7 @@ class Reconciler:
         def watch(rollout: Rollout, over: bool) -> None:
             if over:
                 self.slots.scored(*by_id[rollout.id].pop(), rollout)
+                self._look_at_worker()
             self.tell()
 
         seats = [(group, group.seats[number]) for group, number in missing]
@@ -235,13 +238,24 @@ class Reconciler:
         if problem is self._lost:
             return
         self._lost = problem
-        self.deaths, self._in_a_row = self.deaths + 1, self._in_a_row + 1
-        self.slots.note("died", why=str(problem))
-        if self._in_a_row >= DEATHS:
-            told = f"the third time between two steps (of {self.deaths} in all)"
+        self._count("model", problem)
+        log.warning("%s; what it was writing is asked for again", problem)
+
+    def _look_at_worker(self) -> None:
+        """It says by itself that it died."""
+        monitors = self.collector.monitors
+        while monitors is not None and self._worker_deaths < monitors.worker.deaths:
+            self._worker_deaths += 1
+            self._count("worker", OffbookError("the process that judges rollouts was killed"))
+
+    def _count(self, who: str, problem: OffbookError) -> None:
+        self.deaths[who] += 1
+        self._in_a_row[who] += 1
+        self.slots.note("died", who=who, why=str(problem))
+        if self._in_a_row[who] >= DEATHS:
+            told = f"the third time between two steps (of {self.deaths[who]} in all)"
             ends = "so the run ends; the same command goes on from what is kept"
             raise type(problem)(f"{problem}; that was {told}, {ends}")
-        log.warning("%s; what it was writing is asked for again", problem)
 
     def tell(self) -> None:
         """Something happened."""
@@ -262,7 +276,8 @@ class Reconciler:
             "engine full, share": round(held, 3),
             "load a core": round(load, 2),
             "most at once": self.pace.limit,
-            "restarts of the model": self.deaths,
+            "restarts of the model": self.deaths["model"],
+            "restarts of the worker": self.deaths["worker"],
             "restarts of the run": self.restarts,
         }
 
@@ -307,7 +322,8 @@ class Reconciler:
             "staleness/too_old": sum(n for age, n in ages.items() if age > self.settings.max_staleness),
             **{f"slots/{state}": self.slots.counts[state] for state in WAITING},
             **self.slots.lengths(),
-            "deaths": self.deaths,
+            "deaths": self.deaths["model"],
+            "deaths/worker": self.deaths["worker"],
             "restarts": self.restarts,
             "rollouts_at_once": self.pace.limit,
         }

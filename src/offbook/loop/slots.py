@@ -305,7 +305,7 @@ class Recalled:
     stored: dict[int, list[list[Rollout]]] = field(default_factory=dict)  # what its next steps had been given
     groups: list[Group] = field(default_factory=list)  # requested, and in no step
     next_batch: int = 1
-    deaths: int = 0  # of the model
+    deaths: Counter[str] = field(default_factory=Counter)  # by who died
     restarts: int = 0  # of the run
 
     def tasks(self) -> set[str]:
@@ -319,7 +319,8 @@ def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
     slots that a step has taken over go, if a kill left them."""
     folder, lines = slots.run, list(read_journal(slots.run.path))
     states = Counter(line["state"] for line in lines)
-    found = Recalled(next_batch=done + 1, deaths=states["died"], restarts=states["claimed"] - 1)
+    deaths = Counter(line.get("who", "model") for line in lines if line["state"] == "died")
+    found = Recalled(next_batch=done + 1, deaths=deaths, restarts=states["claimed"] - 1)
     used = slots.used
     while (step := done + 1 + len(found.stored)) in folder.steps():
         rollouts, _ = folder.rollouts(step)
