@@ -42,6 +42,7 @@ class Patience:
 async def told(work: Awaitable[T], patience: Patience) -> T:
     """Something that cannot be ended from outside. Whoever ends the wait leaves it to its end."""
     job = asyncio.ensure_future(work)
+    job.add_done_callback(lambda job: job.cancelled() or job.exception())  # where nobody waits any more, it is read
     while not job.done():
         await asyncio.wait({job}, timeout=TELL_S)
         if not job.done():
