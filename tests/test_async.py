@@ -275,6 +275,46 @@ def test_what_cannot_be_beside_training_is_refused(settings: dict[str, str], sen
         load_config(["standard"], settings)
 
 
+FLAT = """
+def flat(task, rollout):
+    return float(rollout.id.endswith("/1")) if task.id.endswith("-4") else 0.5
+"""
+
+
+def test_a_group_without_signal_is_replaced_if_asked_and_not_for_ever(given: dict[str, str], tmp_path: Path) -> None:
+    """One of seven tasks teaches something. Two of a batch are replaced at most, and none comes twice."""
+    (first,) = (Path(given["tasks.source"]) / "train").iterdir()
+    for number in range(6):
+        other = first.with_name(f"{first.name}-{number}")
+        shutil.copytree(first, other)
+        toml = other / "task.toml"
+        toml.write_text(toml.read_text().replace(first.name, other.name))
+    (tmp_path / "flat.py").write_text(FLAT)
+    rewards = {"rewards.files": f'["{tmp_path / "flat.py"}"]', "rewards.weights.flat": "1"}
+    given = {key: value for key, value in given.items() if not key.startswith("rewards.")} | rewards
+    asked = {"tasks.order": "select", "engine.mode": "continuous", "loop.refill": "2"}
+
+    def stop(row: dict[str, Any]) -> None:
+        if row["step"] == 1:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(given, tmp_path / "run", stop, **asked)
+    folder = run(given, tmp_path / "run", **asked)
+    drawn, taught = list[str](), list[set[float]]()
+    for step in folder.steps():
+        rollouts, _ = folder.rollouts(step)
+        aside = [line for line in read_journal(folder.path) if line["state"] == "refilled" and line["batch"] == step]
+        drawn += [*(line["aside"] for line in aside), rollouts[0].task]
+        taught.append({rollout.reward.total for rollout in rollouts})
+        assert len(aside) == 2 or (len(aside) < 2 and len(taught[-1]) == 2), "until one teaches something"
+        assert folder.metrics()[0][step - 1]["groups_refilled"] == len(aside)
+    assert len(drawn) == len({*drawn}) >= 4
+    for settings in ({**asked, "tasks.order": "shuffle"}, {**asked, "engine.mode": "lockstep"}):
+        with pytest.raises(OffbookError, match=r"loop\.refill"):
+            load_config(["standard"], settings)
+
+
 # --- turns that are kept
 
 

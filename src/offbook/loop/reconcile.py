@@ -60,6 +60,7 @@ class Reconciler:
         self.stored, self.next_batch = recalled.stored, recalled.next_batch
         self.waiting = recalled.groups  # that no step was given yet, the oldest first
         self.deaths, self.restarts = recalled.deaths, recalled.restarts
+        self.refills, self.aside = recalled.refills, list[list[Rollout]]()  # of batches; since the last step
         self._in_a_row = Counter[str]()  # deaths since the last step
         self._lost: ModelLost | None = None
         self._worker_deaths = 0
@@ -217,6 +218,21 @@ class Reconciler:
         for group in groups:
             self.collector.settle(group.in_order())
             self.slots.grouped(group)
+            self._refill(group)
+
+    def _refill(self, group: Group) -> None:
+        """Another task takes the place of one whose rollouts are all worth the same, so many times in a batch. Then, or
+        where no task is left, the group is trained on as it is: no run samples for ever."""
+        rollouts, done = group.in_order(), self.refills[group.batch]
+        if done >= self.settings.refill or len({rollout.reward.total for rollout in rollouts}) > 1:
+            return
+        try:
+            (task,) = self.order.tasks_of(group.batch, 1)
+        except TasksUsedUp:
+            return
+        self.refills[group.batch] += 1
+        self.aside.append(rollouts)
+        self.waiting[self.waiting.index(group)] = self.slots.refill(group, self.num_groups + done, task)
 
     async def _sampled(self, missing: Sequence[tuple[Group, int]]) -> None:
         by_id: dict[str, list[tuple[Group, int]]] = {}  # a batch may have a task twice

@@ -288,9 +288,10 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
         groups = await run.reconciler.take(step)
         run.checkpoints.check()
         collected = time.monotonic()
-        run.order.learn(groups)
+        aside, run.reconciler.aside = run.reconciler.aside, []
+        run.order.learn([*groups, *aside])
         if run.harder:
-            run.harder.look_at(groups)
+            run.harder.look_at([*groups, *aside])
         read = [(rollout, lessons.tasks.get(rollout.task)) for group in groups for rollout in group]
         judgement = Judgement() if run.judge is None else await run.judge.read(read)
         began = time.monotonic()
@@ -312,6 +313,7 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
     row |= {"epoch": run.order.epoch(step, lessons.config.train.groups), "skipped_steps": step - trainer.steps}
     row |= run.reconciler.metrics(step, groups) | run.collector.metrics() | _slowest(groups)
     row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected - looked_s}
+    row["groups_refilled"] = len(aside)
     row |= ({"look_s": looked_s} if is_look else {}) | counts
     await _in_thread(run, f"the checkpoint before that of step {step}", _keep, run, step, row)
     run.evaluations.saved(step)
