@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +24,7 @@ from safetensors.torch import load_file
 from test_held import given
 from test_summaries import LIMITS, Forgetful
 
+from offbook import waiting
 from offbook.cli.drill import ENGINE, _children
 from offbook.config import load_config
 from offbook.engine import LocalEngine
@@ -26,12 +32,14 @@ from offbook.harness import Harness, run_agent
 from offbook.loop import reconcile
 from offbook.loop.slots import Seat, Slots, holds_boxes, read_journal
 from offbook.loop.train import train
+from offbook.monitors.worker import Worker
 from offbook.runfolder import RunFolder, latest_checkpoint
 from offbook.sandbox import BwrapBox, isolation
 from offbook.sync import Reader, open_store
 from offbook.tasks.suite import suite_box
 from offbook.tokens import ChatFormat, render_call
-from offbook.types import Completion, Interrupt, ModelLost, OffbookError, Prompt, Rollout, Suite, Task
+from offbook.train.trainer import Trainer
+from offbook.types import Completion, Hung, Interrupt, ModelLost, OffbookError, Prompt, Rollout, Suite, Task
 
 __all__ = ["given"]  # a fixture
 needs_isolation = pytest.mark.skipif(not isolation().works, reason="; ".join(isolation().missing))
@@ -158,6 +166,30 @@ def test_a_model_that_is_lost_once_is_asked_again(
     assert (shown["restarts of the model"], shown["restarts of the run"]) == (reconcile.DEATHS, 1)
 
 
+def test_a_worker_that_is_killed_is_counted_and_the_third_time_ends_the_run(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"monitors.on": "true", "train.group_size": "3", "train.steps": "1"}
+    real, left = Worker._judge, [2]
+
+    def struck(worker: Worker, *arguments: Any) -> Any:
+        if left[0] > 0:
+            left[0] -= 1
+            worker._started().kill()
+        return real(worker, *arguments)
+
+    monkeypatch.setattr(Worker, "_judge", struck)
+    folder = run(given, tmp_path / "run", **settings)
+    died = [(line["who"], line["why"]) for line in read_journal(folder.path) if line["state"] == "died"]
+    assert died == [("worker", "the process that judges rollouts was killed")] * 2
+    assert (folder.metrics()[0][0]["deaths"], folder.metrics()[0][0]["deaths/worker"]) == (0, 2)
+    left[0] = 3
+    sentence = "the process that judges rollouts was killed; that was the third time between two steps"
+    with pytest.raises(OffbookError, match=sentence):
+        run(given, tmp_path / "ended", **settings)
+    assert run(given, tmp_path / "ended", **settings).metrics()[0][0]["deaths/worker"] == 3
+
+
 def test_nothing_is_waited_for_without_end_or_word(
     given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -165,12 +197,65 @@ def test_nothing_is_waited_for_without_end_or_word(
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr(reconcile, "TELL_S", 0.05)
+    monkeypatch.setattr(waiting, "TELL_S", 0.05)
     monkeypatch.setattr("offbook.loop.collector.Collector.rollouts", never)
     reason = r"nothing has happened for \d+ s .*waiting for the rollouts of step 1 \(0 of 1 groups are over"
     with pytest.raises(OffbookError, match=reason):
         run(given, tmp_path / "run", **{"loop.deadline_s": "0.2"})
     assert "waiting for the rollouts of step 1" in caplog.text
+
+
+HANGS = """
+import sys, time
+from offbook import waiting
+from offbook.cli import main
+from offbook.loop import train
+waiting.TELL_S = 0.2
+train.learn = lambda *_: time.sleep(600)
+main()
+"""
+
+
+def test_a_step_that_hangs_ends_the_process_with_its_place(given: dict[str, str], tmp_path: Path) -> None:
+    """Python itself would wait for the thread."""
+    words = [word for key, value in given.items() for word in (f"--{key}", value)]
+    command = [sys.executable, "-c", HANGS, "train", "--out", str(tmp_path / "run"), *words, "--loop.deadline_s", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    sentence = r"offbook: nothing has happened for \d+ s \(loop.deadline_s\), waiting for step 1 to be trained"
+    assert re.search(sentence, done.stderr), done.stderr
+    assert done.stderr.endswith("; the same command goes on from what is kept\n")
+
+
+def test_a_long_step_lives_by_its_micro_batches(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = Trainer._losses, list[int]()
+
+    def slow(trainer: Trainer, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        seen.append(trainer.micro_batches)
+        time.sleep(0.4)
+        return real(trainer, *arguments)
+
+    monkeypatch.setattr(waiting, "TELL_S", 0.05)
+    monkeypatch.setattr(Trainer, "_losses", slow)
+    settings = {"train.group_size": "4", "train.micro_tokens": "1", "train.steps": "1", "loop.deadline_s": "1"}
+    run(given, tmp_path / "run", **settings)
+    assert seen == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_that_hangs_ends_the_run(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(waiting, "TELL_S", 0.05)
+    monkeypatch.setattr("offbook.train.checkpoint.Contents.finish", lambda *_: go_on.wait())
+    reason = r"nothing has happened for \d+ s .*checkpoint.*, which is at train/writing.py:\d+, _write"
+    try:
+        with pytest.raises(Hung, match=reason):
+            run(given, tmp_path / "run", **{"loop.deadline_s": "0.5"})
+    finally:
+        go_on.set()
 
 
 @pytest.mark.parametrize(
@@ -188,6 +273,46 @@ def test_nothing_is_waited_for_without_end_or_word(
 def test_what_cannot_be_beside_training_is_refused(settings: dict[str, str], sentence: str) -> None:
     with pytest.raises(OffbookError, match=sentence):
         load_config(["standard"], settings)
+
+
+FLAT = """
+def flat(task, rollout):
+    return float(rollout.id.endswith("/1")) if task.id.endswith("-4") else 0.5
+"""
+
+
+def test_a_group_without_signal_is_replaced_if_asked_and_not_for_ever(given: dict[str, str], tmp_path: Path) -> None:
+    """One of seven tasks teaches something. Two of a batch are replaced at most, and none comes twice."""
+    (first,) = (Path(given["tasks.source"]) / "train").iterdir()
+    for number in range(6):
+        other = first.with_name(f"{first.name}-{number}")
+        shutil.copytree(first, other)
+        toml = other / "task.toml"
+        toml.write_text(toml.read_text().replace(first.name, other.name))
+    (tmp_path / "flat.py").write_text(FLAT)
+    rewards = {"rewards.files": f'["{tmp_path / "flat.py"}"]', "rewards.weights.flat": "1"}
+    given = {key: value for key, value in given.items() if not key.startswith("rewards.")} | rewards
+    asked = {"tasks.order": "select", "engine.mode": "continuous", "loop.refill": "2"}
+
+    def stop(row: dict[str, Any]) -> None:
+        if row["step"] == 1:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(given, tmp_path / "run", stop, **asked)
+    folder = run(given, tmp_path / "run", **asked)
+    drawn, taught = list[str](), list[set[float]]()
+    for step in folder.steps():
+        rollouts, _ = folder.rollouts(step)
+        aside = [line for line in read_journal(folder.path) if line["state"] == "refilled" and line["batch"] == step]
+        drawn += [*(line["aside"] for line in aside), rollouts[0].task]
+        taught.append({rollout.reward.total for rollout in rollouts})
+        assert len(aside) == 2 or (len(aside) < 2 and len(taught[-1]) == 2), "until one teaches something"
+        assert folder.metrics()[0][step - 1]["groups_refilled"] == len(aside)
+    assert len(drawn) == len({*drawn}) >= 4
+    for settings in ({**asked, "tasks.order": "shuffle"}, {**asked, "engine.mode": "lockstep"}):
+        with pytest.raises(OffbookError, match=r"loop\.refill"):
+            load_config(["standard"], settings)
 
 
 # --- turns that are kept

@@ -38,6 +38,24 @@ def over(slots: Slots, group: Group, version: int = 0, tokens: int = 100) -> Gro
     return group
 
 
+def test_a_group_that_another_took_the_place_of_does_not_come_back(slots: Slots) -> None:
+    first, second = slots.request(1, [task("a"), task("b")])
+    over(slots, first)
+    new = slots.refill(first, 2, task("c"))
+    slots.running(new, 0)
+    slots.scored(new, 0, rollout_of(new, 0))
+    assert slots.counts["aside"] == 2
+    slots.close()
+    later = Slots(slots.run, 2, claim="c")
+    found = recall(later, 0, {id: task(id) for id in "abc"})
+    assert [(group.name, group.place, [*group.rollouts]) for group in found.groups] == [
+        (second.name, 1, []),
+        ("step1/c", 2, [0]),
+    ]
+    assert (found.refills[1], found.tasks()) == (1, {"a", "b", "c"})
+    later.close()
+
+
 @pytest.fixture
 def slots(tmp_path: Path) -> Iterator[Slots]:
     slots = Slots(RunFolder(tmp_path), size=2, claim="c")

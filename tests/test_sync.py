@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import time
 from collections.abc import Callable
@@ -387,6 +388,20 @@ def test_a_publisher_that_is_killed_leaves_whole_versions(tmp_path: Path) -> Non
     assert len(set(seen)) > 4
 
 
+def test_what_a_killed_writer_left_goes_once_it_is_old(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    left = [store._aside(key, b"half") for key in ("HEAD", "versions/000000001/0.last", "versions/7/0.last")]
+    new, own = store._aside("versions/000000001/1.last", b"half"), tmp_path / "versions" / ".mine"
+    own.write_text("nobody's")
+    for path in (*left, own):
+        os.utime(path, (0, 0))
+    published(Publisher(store), 1, tensors(1))
+    assert not any(path.exists() for path in (*left, left[2].parent))
+    assert new.exists(), "it may be written still"
+    assert own.exists()
+    assert (tmp_path / ".lock").exists()
+
+
 def test_two_publishers_are_told_apart() -> None:
     store = MemoryStore()
     first, second = Publisher(store), Publisher(store)
@@ -618,6 +633,9 @@ class Faulty:
 
     def keys(self, prefix):
         return self._do(lambda: self.inner.keys(prefix))
+
+    def sweep(self):
+        return self._do(self.inner.sweep)
 
 
 FAULTS = ["lost before", "lost after", "lost late", "crash before", "crash after", "crash late", "twice", "earlier"]

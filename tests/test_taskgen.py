@@ -9,13 +9,17 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from little_repo import deps, feature, little, with_deps
+from test_held import given as small
 from test_remote import reply, serving
 from test_tasks import run_script
 
@@ -53,7 +57,7 @@ from offbook.tasks.grade import grade
 from offbook.tasks.perturbed import FEWEST, read_cases
 from offbook.types import OffbookError, Reward, Rollout, Task
 
-__all__ = ["deps"]
+__all__ = ["deps", "small"]
 
 BOX = BoxSpec()
 SETTINGS = MakeSettings(jobs=2, heldout=0.0)
@@ -619,21 +623,32 @@ def test_each_way_of_making_a_task_harder(
 
 
 def test_easy_tasks_are_made_harder_during_a_run(made: tuple[Path, Path, list[Made]], tmp_path: Path) -> None:
-    """By a solver that always solves one of them. Killed in the middle, the run takes it up again; none comes twice."""
+    """One that is always solved, where others are often enough. Killed in the middle, the run takes it up again; none
+    comes twice."""
     config = Config.model_validate({"tasks": {"harden": 0.8, "order": "select"}})
     tasks, run = {task.id: task for task in load_tasks(made[1] / "train")}, RunFolder(tmp_path / "run")
     task = named(made[1], "plural")
-    solved, unsolved = (
-        [Rollout(f"r/{number}", task.id, "g", (), reward=Reward({"outcome": share})) for number in range(4)]
-        for share in (1.0, 0.0)
-    )
     added: list[Task] = []
 
-    def begun() -> Harder:
-        return Harder(config, Slots(run, 4), dict(tasks), added.extend)
+    def group(name: str, solved: int) -> list[Rollout]:
+        id = named(made[1], name).id
+        return [Rollout(f"{id}/{at}", id, id, (), reward=Reward({"outcome": float(at < solved)})) for at in range(4)]
+
+    solved = group("plural", 4)
+
+    def begun(done: int = 0) -> Harder:
+        return Harder(config, Slots(run, 4), dict(tasks), added.extend, done)
 
     first = begun()
-    first.look_at([unsolved, solved, solved])  # and is killed before it comes to it
+    first.look_at([solved])
+    assert first._easy.empty(), "one group says little"
+    run.write_rollouts(1, [*solved, *group("runs", 1)])
+    second = begun(done=1)
+    second.look_at([group("squeeze", 3)])
+    assert second._easy.empty(), "lately two of three are solved"
+    second.look_at([solved] * 4)  # and is killed before it comes to it
+    (easy,) = (line for line in read_journal(run.path) if line["state"] == "easy")
+    assert (easy["task"], easy["recent"]) == (task.id, pytest.approx(6 / 7))
 
     async def until_made(harder: Harder, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -648,7 +663,7 @@ def test_easy_tasks_are_made_harder_during_a_run(made: tuple[Path, Path, list[Ma
     assert not {one.id for one in added} & {*tasks}
     assert {one.id for one in harder_tasks(run.path)} == {one.id for one in added}
     again = begun()
-    again.look_at([solved])
+    again.look_at([solved] * 3)
     assert again._easy.empty(), "it was made harder before"
     run.config_file.write_text(config.to_toml())
     order = Selected(list(tasks.values()), 0, run, 0, tasks)
@@ -656,6 +671,87 @@ def test_easy_tasks_are_made_harder_during_a_run(made: tuple[Path, Path, list[Ma
         order.add(one)
     drawn = order.tasks_of(1, len(added))
     assert {one.id for one in drawn} == {one.id for one in added}
+
+
+SOLVED = """
+import asyncio, base64, json, sys
+from pathlib import Path
+from offbook import config
+from offbook.engine.local import LocalSession
+from offbook.loop import collector, train
+from offbook.tasks import load_task
+from offbook.tasks.check import gold_changes
+from offbook.tokens import render_call
+from offbook.types import Completion
+
+settings = json.loads(sys.argv[1])
+chat = collector.chat_of(Path(settings["model"]), config.load_config(["standard"], settings))
+places = Path(settings["tasks.source"]) / "train", Path(settings["out"]) / "harder"
+
+async def complete(session, prompt, max_tokens):
+    id = session.key.split("/")[1]
+    say = "I do not know."
+    if session.turn == 0 and not id.endswith(("-terser", "-gone", "-widen", "-merge")):  # those are too hard for it
+        files = gold_changes(load_task(next(place / id for place in places if (place / id).is_dir())))
+        write = "".join(f"open({path!r}, 'w').write({text!r});" for path, text in files.items())
+        code = base64.b64encode(write.encode()).decode()
+        command = f"python3 -c \\"import base64; exec(base64.b64decode('{code}'))\\""
+        say = render_call("run_command", {"command": command})
+    session.turn += 1
+    ids = [*chat.encode(say), chat.end_id]
+    assert len(ids) < max_tokens, (len(ids), max_tokens)
+    return Completion(ids, [-0.5] * len(ids), [session.engine.version] * len(ids))
+
+LocalSession.complete = complete
+train.train(config.load_config(["standard"], settings))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_makes_harder_tasks_and_survives_kills(
+    made: tuple[Path, Path, list[Made]], small: dict[str, str], tmp_path: Path
+) -> None:
+    """By a solver that knows the three tasks which there are at first: then they are easy, and what follows is harder.
+    The run is killed while it makes some, and when it has."""
+    source, run, steps = tmp_path / "real", tmp_path / "run", 5
+    shutil.copytree(made[1], source, symlinks=True, copy_function=os.link)
+    first = {named(source, name).id for name in ("plural", "runs", "squeeze")}
+    for task in load_tasks(source / "train"):
+        if task.id not in first:
+            shutil.rmtree(task.folder)
+    more = {
+        "tasks.source": str(source), "tasks.order": "select", "tasks.harden": "0.8", "train.steps": str(steps),
+        "harness.turns": "2", "harness.context": "32768", "harness.message_tokens": "16384",
+        "harness.profile": "standard", "sandbox.backend": "bwrap", "checkpoint.every": "2",
+        "train.learning_rate": "1e-6", "out": str(run),
+    }  # fmt: skip
+    command = [sys.executable, "-c", SOLVED, json.dumps({**small, **more})]
+
+    def lines(state: str) -> list[dict[str, Any]]:
+        return [line for line in read_journal(run) if line["state"] == state]
+
+    def begun() -> bool:
+        return any((run / "harder").glob("*")) and not lines("harder")
+
+    for is_due in (begun, lambda: lines("harder")):
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        while process.poll() is None and not is_due():
+            time.sleep(0.02)
+        assert process.poll() is None, process.stderr.read()
+        process.kill()
+        process.wait()
+    assert len(lines("trained")) < steps
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    new = [id for line in lines("harder") for id in line["made"]]
+    assert len({*new}) == len(new) > 0
+    folder = RunFolder(run)
+    drawn = [folder.rollouts(step)[0][0].task for step in folder.steps()]
+    assert len({*drawn}) == len(drawn) == steps
+    assert {*drawn[:3]} == first
+    assert {*drawn[3:]} <= {*new}
+    assert len({line["task"] for line in lines("easy")}) == len(lines("easy"))
 
 
 def test_names_that_were_stubs_go(made: tuple[Path, Path, list[Made]], workshop: Workshop, tmp_path: Path) -> None:

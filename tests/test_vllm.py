@@ -19,6 +19,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -26,15 +27,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_engines_contract import POSITIONS, STOPS, error, model, prompts
+from test_held import given as small
 
 from offbook.config import VllmConfig, load_config
 from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server, find_vllm, refuse_missing_engine
 from offbook.engine.vllm.weights import Sender, _buckets, _distinct
 from offbook.engine.vllm.wire import Broken, Wire
+from offbook.loop.collector import Collector, Job
+from offbook.loop.tasks import task_sets
 from offbook.loop.train import train
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, ServerLost
 from offbook.weights import Weights
+
+__all__ = ["small"]  # a fixture
 
 
 def interpreter(folder: Path, version: str = "0.32.0", said: str = "", seconds: float = 0) -> str:
@@ -319,6 +325,37 @@ def test_a_server_that_hangs_or_fails_is_asked_again_and_then_given_up(
         asyncio.run(complete(engine_of(played, tmp_path, timeout_s=0.2)))
     assert len(played.of("/offbook/tokens")) == 3
     assert len([line for line in caplog.messages if "is waited for" in line]) == 2  # people are told
+
+
+def test_a_rollout_whose_time_a_hung_server_took_is_none(small: dict[str, str], tmp_path: Path) -> None:
+    """However short a rollout's time is; and one whose server answers has simply run out of it."""
+    hangs = [True]
+
+    def answer(path: str, body: bytes) -> tuple[int, bytes] | None:
+        is_probe = json.loads(body.partition(b"\n")[0])["max_tokens"] == 1
+        return tokens([7]) if is_probe and not hangs[0] else None
+
+    played = Played(answer)
+    more = {"engine.kind": "vllm", "engine.vllm.url": played.url, "engine.timeout_s": "1", "harness.wall_s": "0.3"}
+    config = load_config(["standard"], {**small, **more, "out": str(tmp_path / "run")})
+    collector, sets = Collector(config, Path(config.model)), task_sets(config)
+    engine, jobs = collector.engine, [Job(sets.train[0], f"r{number}", "g") for number in range(2)]
+    assert isinstance(engine, VllmEngine)
+    real = engine._shared.server.start
+
+    def start() -> None:
+        real()
+        hangs[0] = engine._shared.starts == 0
+
+    engine._shared.server.start = start  # type: ignore[method-assign]
+
+    async def main() -> None:
+        async with aclosing(collector):
+            with pytest.raises(ServerLost, match=r"vLLM has not answered anything for \d s \(engine.timeout_s\)"):
+                await collector.rollouts(jobs)
+            assert {one.stop for one in await collector.rollouts(jobs)} == {"wall"}
+
+    asyncio.run(main())
 
 
 def test_slow_is_not_hung_while_messages_come(tmp_path: Path) -> None:

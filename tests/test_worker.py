@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -18,7 +19,7 @@ from offbook.monitors import MONITORS, check
 from offbook.monitors.policy import Monitors, action_of
 from offbook.monitors.scope import ALL_CHARS, FILE_CHARS, bounded
 from offbook.monitors.worker import Worker
-from offbook.types import Rollout, Task
+from offbook.types import OffbookError, Rollout, Task
 
 Played = tuple[Task, Rollout]
 PATH = "textkit/cases.py"
@@ -162,7 +163,7 @@ def test_no_pattern_takes_forever(worker: Worker, part: str) -> None:
     assert worker.starts <= max(1, starts), "no deadline was missed"
 
 
-def test_the_run_goes_on_after_a_worker_died(honest: Played) -> None:
+def test_the_run_goes_on_after_a_worker_died(honest: Played, caplog: pytest.LogCaptureFixture) -> None:
     monitors = Monitors()
     task, rollout = with_code(honest, HACK)
     asyncio.run(monitors.judge(task, rollout))
@@ -172,3 +173,25 @@ def test_the_run_goes_on_after_a_worker_died(honest: Played) -> None:
     asyncio.run(monitors.judge(task, again))
     assert [flag.kind for flag in again.flags] == ["exit"]
     assert monitors.worker.starts == 2
+    assert monitors.worker.deaths == 1
+    assert "the process that judges rollouts was killed (signal 9), and is started again" in caplog.text
+
+
+def test_whoever_kills_the_worker_blames_no_rollout(honest: Played) -> None:
+    """Also where it strikes twice at the same monitor; and not for ever."""
+    worker, strikes = Worker(), [2]
+    real = worker._started
+
+    def started() -> subprocess.Popen[bytes]:
+        process = real()
+        if strikes[0]:
+            strikes[0] -= 1
+            process.kill()
+        return process
+
+    worker._started = started  # type: ignore[method-assign]
+    assert kinds(worker, with_code(honest, HACK)) == {"exit"}
+    assert worker.deaths == 2
+    strikes[0] = 9
+    with pytest.raises(OffbookError, match="was killed 3 times while it judged"):
+        worker.check(*honest)

@@ -30,6 +30,14 @@ class ServerLost(ModelLost):
     """The one behind a URL."""
 
 
+class Hung(OffbookError):
+    """Something in a thread of this process. A thread cannot be ended, so the process ends with what it says."""
+
+
+class ModelHung(ModelLost, Hung):
+    """The one in a thread of this process."""
+
+
 class PromptTooLong(OffbookError):
     """The conversation has outgrown the model."""
 

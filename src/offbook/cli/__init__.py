@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import traceback
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -34,7 +35,7 @@ from offbook.cli import (
     train,
     view,
 )
-from offbook.types import OffbookError
+from offbook.types import Hung, OffbookError
 
 app = typer.Typer(
     name="offbook",
@@ -136,6 +137,13 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         _say_stopped(arguments)
         sys.exit(INTERRUPTED)
+    except Hung as error:  # Python would wait for the thread that hangs
+        if debug:
+            traceback.print_exc()
+        _say(str(error))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.exit_code)
     except OffbookError as error:
         if debug:
             raise

@@ -33,6 +33,12 @@ class LoopConfig(Section):
     deadline_s: float = Field(
         default=7200.0, gt=0, description="without any sign of life, after which a run ends and says what it waited for"
     )
+    refill: int = Field(
+        default=0,
+        ge=0,
+        description="groups of a batch whose rollouts are all worth the same, at most, that are replaced by another "
+        "task's instead of being trained on; needs tasks.order select, and continuous or vLLM",
+    )
     eval_every: int = Field(
         default=0, ge=0, description="steps between evaluations on the held-out tasks, beside training; 0 is never"
     )

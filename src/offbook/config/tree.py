@@ -91,6 +91,10 @@ class Config(Section):
             raise ValueError(
                 "mtp.along is for the head of a local engine; give it drafts, as in --engine.draft_tokens 3"
             )
+        if self.loop.refill and self.tasks.order != "select":
+            raise ValueError("loop.refill draws other tasks in the middle of a batch; give --tasks.order select")
+        if self.loop.refill and self.engine.kind == "local" and self.engine.mode == "lockstep":
+            raise ValueError("loop.refill would have lockstep wait for it; give --engine.mode continuous")
         if self.loop.max_staleness and (problem := self._unfit_beside_training()):
             raise ValueError(f"loop.max_staleness is {self.loop.max_staleness}, and {problem}")
         return self

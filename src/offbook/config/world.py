@@ -37,8 +37,8 @@ class TasksConfig(Section):
         default=0.0,
         ge=0,
         le=1,
-        description="select only: the share of a task's rollouts that solve it from which harder ones are made of it "
-        "during the run, as in 0.8; 0 is never",
+        description="select only: the recent solve rate, of a task and of its repository's, from which harder ones are "
+        "made of the task during the run, as in 0.8; 0 is never",
     )
 
     @model_validator(mode="after")

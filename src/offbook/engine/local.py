@@ -40,7 +40,7 @@ from offbook.engine.padded import PaddedDecoder
 from offbook.engine.places import has_plain_attention
 from offbook.engine.sampling import uniforms
 from offbook.engine.speculate import Drafting
-from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong
+from offbook.types import Completion, ModelHung, ModelLost, OffbookError, Prompt, PromptTooLong
 from offbook.weights import Weights
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class LocalEngine:
     draft: DraftHead | None = None
     draft_tokens: int = 0
     deadline_s: float = 7200.0
-    hung: ModelLost | None = None  # what is told of that, to all
+    hung: ModelHung | None = None  # what is told of that, to all
     waiting: list[_Request] = field(default_factory=list)
     closed: list[LocalSession] = field(default_factory=list)
     open_sessions: int = 0
@@ -202,7 +202,7 @@ class LocalEngine:
             with suppress(TimeoutError):
                 return work.result(self.deadline_s)
         work.cancel()
-        raise ModelLost(f"the model has not taken version {weights.version} of the weights: it hangs (loop.deadline_s)")
+        raise ModelHung(f"the model has not taken version {weights.version} of the weights: it hangs (loop.deadline_s)")
 
     @torch.no_grad()
     def _swap(self, own: dict[str, Tensor], weights: Weights, pieces: list[Piece] | None) -> None:
@@ -240,7 +240,7 @@ class LocalEngine:
                 if self._signs != signs:
                     signs, since = self._signs, time.monotonic()
                 elif not work.done() and (silent_s := time.monotonic() - since) >= self.deadline_s:
-                    self.hung = ModelLost(f"the model has not written a token for {silent_s:.0f} s (loop.deadline_s)")
+                    self.hung = ModelHung(f"the model has not written a token for {silent_s:.0f} s (loop.deadline_s)")
                     raise self.hung
         finally:
             work.cancel()

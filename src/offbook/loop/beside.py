@@ -11,7 +11,10 @@ import logging
 import os
 import shutil
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain, groupby
 from pathlib import Path
 
 from offbook.config import Config
@@ -26,6 +29,7 @@ from offbook.types import OffbookError, Rollout, Task
 ATTEMPTS = 3
 LOOK_S = 0.2
 LAST_LINES = 3  # of a log, that are told
+RECENT, FEWEST = 8, 3  # steps and groups of the recent solve rate
 # It ends with this process, however that ends: two must not write one evaluation.
 EVALUATE = "from offbook.orphans import end_with; end_with({}); from offbook.cli import main; main()"
 log = logging.getLogger(__name__)
@@ -113,14 +117,31 @@ class Evaluations:
         shutil.rmtree(place)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What a group showed of its task."""
+
+    task: str
+    origin: str
+    solved: float  # the share of its rollouts
+
+
 class Harder:
-    """Tasks of which nearly all rollouts succeed are made harder through the factory, verified there, and drawn later.
+    """Tasks that nearly all rollouts solve, in a repository whose tasks have been solved as often lately, are made
+    harder through the factory, verified there, and drawn later. Lately is within RECENT steps, by FEWEST groups of the
+    repository or, where there are fewer, of all.
 
     OUT/harder/ID/    those that were made
     """
 
-    def __init__(self, config: Config, slots: Slots, tasks: dict[str, Task], added: Callable[[list[Task]], None]):
+    def __init__(
+        self, config: Config, slots: Slots, tasks: dict[str, Task], added: Callable[[list[Task]], None], done: int = 0
+    ):
         self.share, self.slots, self.tasks, self.added = config.tasks.harden, slots, tasks, added
+        self._recent: deque[list[_Shown]] = deque(maxlen=RECENT)  # by step
+        for step in [step for step in slots.run.steps() if step <= done][-RECENT:]:
+            rollouts, _ = slots.run.rollouts(step)
+            self._recent.append(self._shown([list(group) for _, group in groupby(rollouts, lambda one: one.group)]))
         self.spec = BoxSpec(**config.sandbox.model_dump())
         self.folder = slots.run.path / "harder"
         self._easy: asyncio.Queue[Task] = asyncio.Queue()
@@ -133,12 +154,31 @@ class Harder:
                 self._easy.put_nowait(tasks[line["task"]])
 
     def look_at(self, groups: Iterable[list[Rollout]]) -> None:
-        for group in groups:
-            task, solved = self.tasks.get(group[0].task), sum(rollout.solved for rollout in group) / len(group)
-            if task is not None and task.deleted and solved >= self.share and task.id not in self._seen:
+        """Those of the next step."""
+        self._recent.append(self._shown(groups))
+        for one in chain(*self._recent):
+            task, rate = self.tasks[one.task], self._rate(one.origin)
+            if task.deleted and min(one.solved, rate) >= self.share and task.id not in self._seen:
                 self._seen.add(task.id)
-                self.slots.note("easy", task=task.id, solved=solved)
+                self.slots.note("easy", task=task.id, solved=one.solved, recent=rate)
                 self._easy.put_nowait(task)
+
+    def _shown(self, groups: Iterable[list[Rollout]]) -> list[_Shown]:
+        """Without rollouts that broke off for no fault of the agent's."""
+        found = []
+        for group in groups:
+            whole, task = [rollout for rollout in group if not rollout.fault], self.tasks.get(group[0].task)
+            if whole and task is not None:
+                solved = sum(rollout.solved for rollout in whole) / len(whole)
+                found.append(_Shown(task.id, task.origin, solved))
+        return found
+
+    def _rate(self, origin: str) -> float:
+        """The recent solve rate of a repository's tasks; 0 where too little is known."""
+        every = [*chain(*self._recent)]
+        own = [one for one in every if one.origin == origin]
+        shown = [one.solved for one in (own if len(own) >= FEWEST else every)]
+        return sum(shown) / len(shown) if len(shown) >= FEWEST else 0.0
 
     @property
     def is_busy(self) -> bool:

@@ -23,7 +23,7 @@ from offbook.draft import FOLDER, load_head
 from offbook.engine import LocalEngine, RemoteEngine, Session, VllmEngine
 from offbook.engine.apart import ApartEngine, ApartSession
 from offbook.engine.local import LocalSession
-from offbook.engine.vllm import Server
+from offbook.engine.vllm import Server, VllmSession
 from offbook.feedback import rules_of
 from offbook.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
 from offbook.harness.pages import NAME as SEARCH
@@ -339,8 +339,9 @@ class Collector:
             record_crash(rollout, error)
         finally:
             session.close()
-        if rollout.stop == "wall" and isinstance(self.engine, LocalEngine | ApartEngine):
-            await self.engine.alive()  # if it is not, that is no failure of the agent's
+        asked = session if isinstance(session, VllmSession) else self.engine
+        if rollout.stop == "wall" and isinstance(asked, LocalEngine | ApartEngine | VllmSession):
+            await asked.alive()  # if it is not, that is no failure of the agent's
         return rollout
 
     @asynccontextmanager

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
+from offbook import waiting
 from offbook.config import Config
 from offbook.engine import Trainable, VllmEngine
 from offbook.loop.collector import FREE, Collector, Job
@@ -29,14 +31,13 @@ from offbook.loop.slots import Group, Recalled, Slots, State
 from offbook.loop.tasks import Selected, Shuffled
 from offbook.tasks.select import TasksUsedUp
 from offbook.types import ModelLost, OffbookError, Rollout, Task
+from offbook.waiting import Patience, told
 from offbook.weights import Weights
 
 WINDOW = 0.3  # of the groups that may be ahead of a step: how far behind the oldest one a step may choose
-DEATHS = 3  # of the model, between two steps, end the run
-TELL_S = 60.0  # between two words about what is waited for
+DEATHS = 3  # of a kind, between two steps, end the run
 SHOW_S = 1.0  # between two looks for the viewer
 WAITING: tuple[State, ...] = ("requested", "running", "scored", "grouped")  # states of slots that no step has yet
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -58,8 +59,11 @@ class Reconciler:
         self.window = 0 if self.in_lockstep else int(WINDOW * ahead)
         self.stored, self.next_batch = recalled.stored, recalled.next_batch
         self.waiting = recalled.groups  # that no step was given yet, the oldest first
-        self.deaths, self.restarts, self._in_a_row = recalled.deaths, recalled.restarts, 0
+        self.deaths, self.restarts = recalled.deaths, recalled.restarts
+        self.refills, self.aside = recalled.refills, list[list[Rollout]]()  # of batches; since the last step
+        self._in_a_row = Counter[str]()  # deaths since the last step
         self._lost: ModelLost | None = None
+        self._worker_deaths = 0
         self.pace = Pace(use_of(collector.engine))
         self._jobs: set[asyncio.Task[None]] = set()
         self._beside: list[asyncio.Task[None]] = []
@@ -130,7 +134,7 @@ class Reconciler:
         self.waiting = [group for group in self.waiting if group not in chosen]
         self._begun.difference_update(chosen)
         self.slots.given(step, chosen)
-        self._in_a_row = 0
+        self._in_a_row.clear()
         return [group.in_order() for group in chosen]
 
     async def publish(self, weights: Weights) -> None:
@@ -145,9 +149,8 @@ class Reconciler:
             weights = replace(weights, tensors={name: copies[first] for name, first in firsts.items()})
         if self.in_lockstep:
             await self.until(lambda: not self._jobs, lambda: "the batch that is being sampled, to apply new weights")
-        await told(
-            asyncio.to_thread(self.engine.apply, weights), f"the engine to take the weights of {weights.version}"
-        )
+        what = f"the engine to take the weights of {weights.version}"
+        await told(asyncio.to_thread(self.engine.apply, weights), Patience(lambda: what, math.inf, lambda: None))
         self._fill()
 
     @asynccontextmanager
@@ -215,6 +218,21 @@ class Reconciler:
         for group in groups:
             self.collector.settle(group.in_order())
             self.slots.grouped(group)
+            self._refill(group)
+
+    def _refill(self, group: Group) -> None:
+        """Another task takes the place of one whose rollouts are all worth the same, so many times in a batch. Then, or
+        where no task is left, the group is trained on as it is: no run samples for ever."""
+        rollouts, done = group.in_order(), self.refills[group.batch]
+        if done >= self.settings.refill or len({rollout.reward.total for rollout in rollouts}) > 1:
+            return
+        try:
+            (task,) = self.order.tasks_of(group.batch, 1)
+        except TasksUsedUp:
+            return
+        self.refills[group.batch] += 1
+        self.aside.append(rollouts)
+        self.waiting[self.waiting.index(group)] = self.slots.refill(group, self.num_groups + done, task)
 
     async def _sampled(self, missing: Sequence[tuple[Group, int]]) -> None:
         by_id: dict[str, list[tuple[Group, int]]] = {}  # a batch may have a task twice
@@ -224,6 +242,7 @@ class Reconciler:
         def watch(rollout: Rollout, over: bool) -> None:
             if over:
                 self.slots.scored(*by_id[rollout.id].pop(), rollout)
+                self._look_at_worker()
             self.tell()
 
         seats = [(group, group.seats[number]) for group, number in missing]
@@ -235,12 +254,24 @@ class Reconciler:
         if problem is self._lost:
             return
         self._lost = problem
-        self.deaths, self._in_a_row = self.deaths + 1, self._in_a_row + 1
-        self.slots.note("died", why=str(problem))
-        if self._in_a_row >= DEATHS:
-            told = f"the third time between two steps (of {self.deaths} in all)"
-            raise ModelLost(f"{problem}; that was {told}, so the run ends; the same command goes on from what is kept")
+        self._count("model", problem)
         log.warning("%s; what it was writing is asked for again", problem)
+
+    def _look_at_worker(self) -> None:
+        """It says by itself that it died."""
+        monitors = self.collector.monitors
+        while monitors is not None and self._worker_deaths < monitors.worker.deaths:
+            self._worker_deaths += 1
+            self._count("worker", OffbookError("the process that judges rollouts was killed"))
+
+    def _count(self, who: str, problem: OffbookError) -> None:
+        self.deaths[who] += 1
+        self._in_a_row[who] += 1
+        self.slots.note("died", who=who, why=str(problem))
+        if self._in_a_row[who] >= DEATHS:
+            told = f"the third time between two steps (of {self.deaths[who]} in all)"
+            ends = "so the run ends; the same command goes on from what is kept"
+            raise type(problem)(f"{problem}; that was {told}, {ends}")
 
     def tell(self) -> None:
         """Something happened."""
@@ -261,13 +292,14 @@ class Reconciler:
             "engine full, share": round(held, 3),
             "load a core": round(load, 2),
             "most at once": self.pace.limit,
-            "restarts of the model": self.deaths,
+            "restarts of the model": self.deaths["model"],
+            "restarts of the worker": self.deaths["worker"],
             "restarts of the run": self.restarts,
         }
 
     async def until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
         """Every wait has a reason, which is told, and an end: when nothing at all has happened for too long."""
-        began = self._changed_at = time.monotonic()
+        patience = Patience(what, self.settings.deadline_s, lambda: self._changed_at)
         while not ready():
             if self._problem:
                 raise self._problem
@@ -275,16 +307,10 @@ class Reconciler:
                 raise self._used_up
             self._changed.clear()
             try:
-                async with asyncio.timeout(TELL_S):
+                async with asyncio.timeout(waiting.TELL_S):
                     await self._changed.wait()
             except TimeoutError:
-                now = time.monotonic()
-                log.warning("waiting for %s for %.0f s", what(), now - began)
-                if now - self._changed_at >= self.settings.deadline_s:
-                    raise OffbookError(
-                        f"nothing has happened for {now - self._changed_at:.0f} s (loop.deadline_s), waiting for "
-                        f"{what()}; the same command goes on from what is kept"
-                    ) from None
+                patience.look()
 
     @property
     def _brings_tasks(self) -> bool:
@@ -312,20 +338,11 @@ class Reconciler:
             "staleness/too_old": sum(n for age, n in ages.items() if age > self.settings.max_staleness),
             **{f"slots/{state}": self.slots.counts[state] for state in WAITING},
             **self.slots.lengths(),
-            "deaths": self.deaths,
+            "deaths": self.deaths["model"],
+            "deaths/worker": self.deaths["worker"],
             "restarts": self.restarts,
             "rollouts_at_once": self.pace.limit,
         }
-
-
-async def told(work: Awaitable[T], what: str) -> T:
-    """Something that cannot be ended from outside. Whoever ends the wait leaves it to its end."""
-    job, began = asyncio.ensure_future(work), time.monotonic()
-    while not job.done():
-        await asyncio.wait({job}, timeout=TELL_S)
-        if not job.done():
-            log.warning("waiting for %s for %.0f s", what, time.monotonic() - began)
-    return job.result()
 
 
 def choose(waiting: Sequence[Group], step: int, count: int, window: int, max_staleness: int) -> list[Group]:

@@ -1,6 +1,7 @@
 """What became of every rollout that a run asked for, in files: whoever is killed goes on from here.
 
-requested -> running -> scored -> grouped -> trained; or failed, where the work was lost, and then requested again.
+requested -> running -> scored -> grouped -> trained; or failed, where the work was lost, and then requested again; or
+aside, where all were worth the same and another task takes the group's place (loop.refill).
 
 OUT/slots/journal.jsonl         a line for every change, only ever added to; the last one may be torn
 OUT/slots/3.1.0/rollout.json    of batch 3, its second task, the first rollout: scored, and in no step yet
@@ -32,7 +33,7 @@ from offbook.sandbox import Box, BwrapBox, open_box
 from offbook.sandbox.folders import remove_tree
 from offbook.types import Rollout, Task
 
-State = Literal["requested", "running", "scored", "grouped", "trained", "failed"]
+State = Literal["requested", "running", "scored", "grouped", "trained", "failed", "aside"]
 BLOCK = 4096  # bytes
 log = logging.getLogger(__name__)
 MIDWAY = TypeAdapter(list[Midway], config=ConfigDict(ser_json_inf_nan="constants"))  # of one, as in runfolder.py
@@ -215,6 +216,15 @@ class Slots:
                 if whole:
                     seat.clear()
 
+    def refill(self, group: Group, place: int, task: Task) -> Group:
+        """The group that takes this one's place, in one line: a kill leaves both of them or none."""
+        about = {"task": task.id, "aside": group.task.id, "reward": group.rollouts[0].reward.total}
+        self.note("refilled", group=group.name, batch=group.batch, place=place, **about)
+        for seat in group.seats:
+            self._move(seat, "aside")
+            seat.clear()
+        return self.group(group.batch, place, task)
+
     def given(self, step: int, groups: Sequence[Group]) -> None:
         """To a step: first they are in its file, then their slots go."""
         self.run.write_rollouts(step, [rollout for group in groups for rollout in group.in_order()])
@@ -305,13 +315,15 @@ class Recalled:
     stored: dict[int, list[list[Rollout]]] = field(default_factory=dict)  # what its next steps had been given
     groups: list[Group] = field(default_factory=list)  # requested, and in no step
     next_batch: int = 1
-    deaths: int = 0  # of the model
+    deaths: Counter[str] = field(default_factory=Counter)  # by who died
     restarts: int = 0  # of the run
+    refills: Counter[int] = field(default_factory=Counter)  # by batch
+    aside: set[str] = field(default_factory=set)  # tasks of groups that others took the place of
 
     def tasks(self) -> set[str]:
         """That are taken."""
         stored = {group[0].task for groups in self.stored.values() for group in groups}
-        return stored | {group.task.id for group in self.groups}
+        return stored | self.aside | {group.task.id for group in self.groups}
 
 
 def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
@@ -319,12 +331,16 @@ def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
     slots that a step has taken over go, if a kill left them."""
     folder, lines = slots.run, list(read_journal(slots.run.path))
     states = Counter(line["state"] for line in lines)
-    found = Recalled(next_batch=done + 1, deaths=states["died"], restarts=states["claimed"] - 1)
+    deaths = Counter(line.get("who", "model") for line in lines if line["state"] == "died")
+    found = Recalled(next_batch=done + 1, deaths=deaths, restarts=states["claimed"] - 1)
     used = slots.used
     while (step := done + 1 + len(found.stored)) in folder.steps():
         rollouts, _ = folder.rollouts(step)
         found.stored[step] = [rollouts[start : start + slots.size] for start in range(0, len(rollouts), slots.size)]
         used.update(group[0].group for group in found.stored[step])
+    refilled = [line for line in lines if line["state"] == "refilled"]
+    used.update(line["group"] for line in refilled)
+    found.refills, found.aside = Counter(line["batch"] for line in refilled), {line["aside"] for line in refilled}
     trained = Counter((line["group"], line["step"]) for line in lines if line["state"] == "trained")
     for step, groups in found.stored.items():
         unsaid = Counter((group[0].group, step) for group in groups) - trained
@@ -341,10 +357,10 @@ def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
             slots.regrouped[line["group"]] += 1
         if line["state"] == "running":
             began[line["group"]] = line["began"]
-        if line["state"] != "requested":
+        if line["state"] not in ("requested", "refilled"):
             continue
         found.next_batch = max(found.next_batch, line["batch"] + 1)
-        for place, id in enumerate(line["tasks"]):
+        for place, id in enumerate(line["tasks"]) if "tasks" in line else [(line["place"], line["task"])]:
             name = f"step{line['batch']}/{id}"
             if used[name]:
                 used[name] -= 1
@@ -355,6 +371,7 @@ def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
                 found.groups.append(slots.group(line["batch"], place, tasks[id]))
     for tokens in lengths.values():
         add_length(slots.sampled, tokens)
+    found.groups.sort(key=lambda group: group.batch)
     for group in found.groups:
         group.version = began.get(group.name)
         for number, seat in enumerate(group.seats):

@@ -12,12 +12,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -47,6 +47,7 @@ from offbook.loop.models import (
     weights_in,
 )
 from offbook.loop.plan import as_planned, make_plan, refuse_too_large, this_device
+from offbook.loop.publish import publish, published, publisher_of
 from offbook.loop.ranks import (
     HOST,
     follow,
@@ -58,22 +59,24 @@ from offbook.loop.ranks import (
     refuse_ranks,
     share_in,
 )
-from offbook.loop.reconcile import Reconciler, told
+from offbook.loop.reconcile import Reconciler
 from offbook.loop.resume import claim_of_work, claim_run, computed_as_before, refuse_another_run
 from offbook.loop.slots import Slots, forget_other_work, holds_boxes, recall
 from offbook.loop.tasks import Selected, Shuffled, record_tasks, refuse_missing_tasks, task_order, task_sets
 from offbook.loop.teachers import whole_response
 from offbook.runfolder import RunFolder, latest_checkpoint
-from offbook.sync import Publisher, open_store
+from offbook.sync import Publisher
 from offbook.tasks.select import TasksUsedUp
 from offbook.train.lora import adapter_of
 from offbook.train.trainer import NotFinite, WeightsLost, weights_of
 from offbook.train.writing import Checkpoints
-from offbook.types import OffbookError, Rollout, Sample
+from offbook.types import Hung, OffbookError, Rollout, Sample
+from offbook.waiting import Patience, told
 from offbook.weights import Weights
 
 OnStep = Callable[[dict[str, Any]], None]
 Tell = Callable[[str], None]  # a line for people
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -147,13 +150,17 @@ class _Run:
 def _train(
     config: Config, folder: RunFolder, on_step: OnStep, progress: Progress, tell: Tell, held: Held | None, orders: Any
 ) -> None:
-    run = _prepared(config, folder, progress, tell, held, orders)
+    run, hangs = _prepared(config, folder, progress, tell, held, orders), False
     try:
-        with run.checkpoints, run.thread, asyncio.Runner() as runner:
+        with run.checkpoints, asyncio.Runner() as runner:
             runner.run(_circle(run, on_step))
+    except Hung:
+        hangs = True
+        raise
     finally:
-        if run.publisher:
-            with _published(run.publisher):
+        run.thread.shutdown(wait=not hangs)
+        if run.publisher and not hangs:
+            with published(run.publisher):
                 run.publisher.close()
 
 
@@ -161,7 +168,7 @@ async def _circle(run: _Run, on_step: OnStep) -> None:
     last = run.lessons.config.train.steps
     async with aclosing(run.collector), aclosing(run.reconciler):
         run.engine.apply(_first_weights(run))
-        _publish(run, run.done)
+        publish(run.publisher, run.lessons.trainer, run.done)
         run.reconciler.start()
         run.reconciler.beside(run.evaluations.run())
         if run.harder:
@@ -177,6 +184,7 @@ async def _circle(run: _Run, on_step: OnStep) -> None:
                 return
             on_step(row)
         await run.reconciler.until(lambda: run.evaluations.are_over, lambda: "the last evaluation")
+        await _in_thread(run, "the last checkpoint and weights to be written", _all_written, run)
 
 
 def _prepared(
@@ -194,7 +202,7 @@ def _prepared(
     plan = make_plan(config, this_device(), engine_apart=placed, share=share_in(config.train, orders))
     refuse_too_large(config, plan)
     config = as_planned(config, plan)
-    publisher = _publisher(config)
+    publisher = publisher_of(config)
     start = model_folder(config.model, config.seed, progress)
     sets = task_sets(config, progress)
     tell(f"model {config.model}, loaded from {start}")
@@ -235,27 +243,18 @@ def _prepared(
     recalled = recall(slots, done, tasks)
     judge = judge or local_judge(config, engine, chat, progress)
     order = task_order(config, to_train, folder, done, recalled.tasks())
-    checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), config.checkpoint)
+    kept = folder.path / "ckpt", chat_folder(start), config.checkpoint, config.loop.deadline_s
+    checkpoints = Checkpoints(trainer, *kept)
     tell(str(checkpoints))
     whole = whole_response(config, chat, tasks, positions(chat_folder(start)))
     lessons = Lessons(config, folder, tasks, rules, chat, trainer, whole=whole)
     recall_look(lessons, folder.looks(done))
     reconciler = Reconciler(config, collector, engine, slots, order, recalled)
     evaluations = Evaluations(config, folder, slots, tell)
-    harder = Harder(config, slots, tasks, reconciler.added) if config.tasks.harden else None
+    harder = Harder(config, slots, tasks, reconciler.added, done) if config.tasks.harden else None
     thread = ThreadPoolExecutor(1, "train", torch.set_num_threads, (config.threads,))
     together = lessons, collector, engine, judge, order, reconciler, evaluations, harder, checkpoints
     return _Run(*together, tell, done, thread, publisher)
-
-
-def _publisher(config: Config) -> Publisher | None:
-    """Matrices are written as the engines sample with them."""
-    if not config.loop.store:
-        return None
-    precision = getattr(torch, config.engine.precision)
-    publisher = Publisher(open_store(config.loop.store), dtype=None if precision == torch.float32 else precision)
-    publisher.look()  # before anything is trained
-    return publisher
 
 
 def _slots(config: Config, folder: RunFolder, claim: str) -> Slots:
@@ -280,24 +279,6 @@ def _first_weights(run: _Run) -> Weights:
     return weights_in(path, older)
 
 
-@contextmanager
-def _published(publisher: Publisher) -> Iterator[None]:
-    """A store that is away ends no run: the next version carries all that changed."""
-    try:
-        yield
-    except Exception as problem:
-        log.warning("weights could not be published to %s: %s", publisher.store, problem)
-
-
-def _publish(run: _Run, version: int) -> None:
-    """To engines elsewhere, which take it when they look. It is copied here and written beside what follows."""
-    if run.publisher is None:
-        return
-    with _published(run.publisher):
-        run.publisher.wait()
-    run.publisher.publish(run.lessons.trainer.publish(version))
-
-
 async def _step(run: _Run, step: int) -> dict[str, Any]:
     """Once around the circle. Whatever ends the run, the steps before are kept; one that has begun is ended first."""
     lessons, trainer, started = run.lessons, run.lessons.trainer, time.monotonic()
@@ -307,9 +288,10 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
         groups = await run.reconciler.take(step)
         run.checkpoints.check()
         collected = time.monotonic()
-        run.order.learn(groups)
+        aside, run.reconciler.aside = run.reconciler.aside, []
+        run.order.learn([*groups, *aside])
         if run.harder:
-            run.harder.look_at(groups)
+            run.harder.look_at([*groups, *aside])
         read = [(rollout, lessons.tasks.get(rollout.task)) for group in groups for rollout in group]
         judgement = Judgement() if run.judge is None else await run.judge.read(read)
         began = time.monotonic()
@@ -331,9 +313,9 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
     row |= {"epoch": run.order.epoch(step, lessons.config.train.groups), "skipped_steps": step - trainer.steps}
     row |= run.reconciler.metrics(step, groups) | run.collector.metrics() | _slowest(groups)
     row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected - looked_s}
+    row["groups_refilled"] = len(aside)
     row |= ({"look_s": looked_s} if is_look else {}) | counts
-    in_thread = asyncio.get_running_loop().run_in_executor(run.thread, _keep, run, step, row)
-    await told(in_thread, f"the checkpoint before that of step {step}")
+    await _in_thread(run, f"the checkpoint before that of step {step}", _keep, run, step, row)
     run.evaluations.saved(step)
     if stopped:
         raise stopped
@@ -345,10 +327,11 @@ async def _learned(
 ) -> tuple[dict[str, Any], asyncio.CancelledError | None]:
     """The step's metrics, and what would have ended it in the middle: between steps alone the weights are whole."""
     lessons, stopped = run.lessons, None
-    job = asyncio.get_running_loop().run_in_executor(run.thread, learn, step, groups, judgement, lessons, corrected)
+    what = f"step {step} to be trained"
+    job = asyncio.ensure_future(_in_thread(run, what, learn, step, groups, judgement, lessons, corrected))
     try:
         try:
-            row = await told(job, f"step {step} to be trained")
+            row = await asyncio.shield(job)
         except asyncio.CancelledError as reason:
             row, stopped = await job, reason
     except NotFinite as problem:
@@ -359,8 +342,23 @@ async def _learned(
     return {"step": step, **row}, stopped
 
 
+async def _in_thread(run: _Run, what: str, work: Callable[..., T], *arguments: Any) -> T:
+    """By the trainer's. It may take as long as it likes, while micro-batches are done or bytes are written."""
+    job = asyncio.get_running_loop().run_in_executor(run.thread, work, *arguments)
+    trainer, deadline_s = run.lessons.trainer, run.lessons.config.loop.deadline_s
+    signs = lambda: (trainer.micro_batches, run.checkpoints.written())  # noqa: E731
+    return await told(job, Patience(lambda: what, deadline_s, signs, "train"))
+
+
+def _all_written(run: _Run) -> None:
+    run.checkpoints.wait()
+    if run.publisher:
+        with published(run.publisher):
+            run.publisher.wait()
+
+
 def _keep(run: _Run, step: int, row: dict[str, Any]) -> None:
-    _publish(run, step)
+    publish(run.publisher, run.lessons.trainer, step)
     is_due = run.checkpoints.is_due(step) or run.evaluations.is_due(step) or step == run.lessons.config.train.steps
     if is_due and (waited := run.checkpoints.wait()):
         row["checkpoint_wait_s"] = waited
@@ -377,7 +375,7 @@ async def _look(run: _Run, step: int, groups: list[list[Rollout]]) -> None:
     run.collector.rest()  # the trainer reads next
     own = lessons.trainer.teachers[settings.teacher].own
     decoder = own.decoder if own else lessons.trainer.student
-    looked = await asyncio.get_running_loop().run_in_executor(run.thread, look.measured, sampled, found, decoder)
+    looked = await _in_thread(run, "hints to be looked at", look.measured, sampled, found, decoder)
     rows = [one.row() for one in looked]
     lessons.folder.write_look(step, rows)
     for line in look_table(looked) if looked else ["no rule was broken, so there was no hint to look at"]:

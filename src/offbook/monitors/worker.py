@@ -4,15 +4,17 @@ A deadline is CPU time of that process: a busy machine is nobody's fault.
 
 What they read was written by whoever is judged. A text on which a rule takes forever, or all memory, costs a worker and
 is a finding; it never costs the run. A monitor that misses its deadline, or dies, is tried once more alone in a fresh
-worker.
+worker. One that somebody else kills is nobody's finding: it is started again, said and counted.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -33,11 +35,14 @@ from offbook.types import Event, Flag, OffbookError, Rollout, Task
 
 DEADLINE_S, ALONE_S = 5.0, 15.0  # of CPU, for one monitor, and where it is tried once more
 WAITED = 24  # times as long by the clock, which is for a process that does nothing at all
-START_S = 120.0
+START_S, GONE_S = 120.0, 5.0
+JUDGES = "the process that judges rollouts"
 MEMORY_BYTES = 2 << 30
 STARTS = 3  # attempts, before it is given up
+KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # how it ends by somebody else's hand: no text brings that about
 GIVE_UP_AFTER = 2  # monitors that missed it twice: the rest is not tried
 Done = tuple[str, list[Flag], str]
+log = logging.getLogger(__name__)
 JOB = TypeAdapter(tuple[Task | None, Rollout, list[str]], config=ConfigDict(ser_json_inf_nan="constants"))
 
 
@@ -45,7 +50,7 @@ class Worker:
     """Judges rollouts one at a time, from any thread. The process starts with the first and ends with the object."""
 
     def __init__(self, deadline_s: float = DEADLINE_S, alone_s: float = ALONE_S, memory: int = MEMORY_BYTES):
-        self.starts = 0
+        self.starts, self.deaths = 0, 0  # those by somebody else's hand
         self._deadline_s, self._alone_s, self._memory = deadline_s, alone_s, memory
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -79,19 +84,35 @@ class Worker:
         self, task: Task | None, rollout: Rollout, names: Sequence[str], deadline_s: float
     ) -> tuple[list[Done], str]:
         """What the monitors said before one of them missed its deadline, and why that one did."""
-        process, done = self._started(), list[Done]()
-        try:
-            _send(process.stdin, JOB.dump_json((task, rollout, list(names))), WAITED * deadline_s)
-            while len(done) < len(names):
-                name, flags, error = json.loads(
-                    _receive(process.stdout, WAITED * deadline_s, (process.pid, deadline_s))
-                )
-                done.append((name, [Flag(*one) for one in flags], error))
-        except (TimeoutError, EOFError, BrokenPipeError) as error:
-            self.close()
-            in_time = f"did not end within {deadline_s:g} s of CPU"
-            return done, in_time if isinstance(error, TimeoutError) else "took its process down"
+        done, before = list[Done](), self.deaths
+        while len(done) < len(names):
+            process, left = self._started(), list(names[len(done) :])
+            try:
+                _send(process.stdin, JOB.dump_json((task, rollout, left)), WAITED * deadline_s)
+                for _ in left:
+                    said = _receive(process.stdout, WAITED * deadline_s, (process.pid, deadline_s))
+                    name, flags, error = json.loads(said)
+                    done.append((name, [Flag(*one) for one in flags], error))
+            except TimeoutError:
+                self.close()
+                return done, f"did not end within {deadline_s:g} s of CPU"
+            except (EOFError, BrokenPipeError):
+                if not self._was_killed(process):
+                    return done, "took its process down"
+                if self.deaths - before == STARTS:
+                    raise OffbookError(f"{JUDGES} was killed {STARTS} times while it judged {rollout.id}") from None
         return done, ""
+
+    def _was_killed(self, process: subprocess.Popen[bytes]) -> bool:
+        with suppress(subprocess.TimeoutExpired):  # its pipes close a little before
+            process.wait(GONE_S)
+        code = process.returncode
+        self.close()
+        if code not in KILLED:
+            return False
+        self.deaths += 1
+        log.warning("%s was killed (signal %d), and is started again", JUDGES, -code)
+        return True
 
     def _started(self) -> subprocess.Popen[bytes]:
         """One that dies on its way up, as whatever is killed from outside may, is started again."""
@@ -111,7 +132,7 @@ class Worker:
                 self.close()
                 if not left:
                     raise OffbookError(
-                        "the process that judges rollouts does not start; look at its words above, or turn monitors "
+                        f"{JUDGES} does not start; look at its words above, or turn monitors "
                         "off with --monitors.on false"
                     ) from error
         assert self._process is not None

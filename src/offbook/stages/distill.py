@@ -142,8 +142,9 @@ def teach(
     on_step: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> None:
     """Steps on rollouts that are there already, each a group of its own, and what people said about them."""
-    folder = lessons.folder
-    with Checkpoints(lessons.trainer, folder.path / "ckpt", tokenizer_from, lessons.config.checkpoint) as checkpoints:
+    folder, config = lessons.folder, lessons.config
+    kept = folder.path / "ckpt", tokenizer_from, config.checkpoint, config.loop.deadline_s
+    with Checkpoints(lessons.trainer, *kept) as checkpoints:
         for step in range(done + 1, len(steps) + 1):
             chosen = steps[step - 1]
             folder.write_rollouts(step, chosen)

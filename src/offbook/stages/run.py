@@ -165,7 +165,8 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
     trainer = make_trainer(_alone(config).model_copy(update={"train": train}), trained, start, progress, orders)
     if done:
         trainer.together(go_on, latest_checkpoint(folder))
-    checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), _kept(config.checkpoint, trainer))
+    kept, deadline_s = _kept(config.checkpoint, trainer), config.loop.deadline_s
+    checkpoints = Checkpoints(trainer, folder.path / "ckpt", chat_folder(start), kept, deadline_s)
     tell(str(checkpoints))
     return _Run(stage, config, folder, lessons, trainer, checkpoints, done)
 

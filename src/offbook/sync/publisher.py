@@ -218,6 +218,7 @@ class Publisher:
         keys = [key for key, number in numbers.items() if number is not None and number < min(needed)]
         for key in sorted(keys, key=lambda key: not key.endswith("manifest")):
             self.store.delete(key)
+        self.store.sweep()
 
     def _leases(self) -> list[int]:
         """The numbers that readers have who are alive."""

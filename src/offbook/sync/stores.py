@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -48,6 +49,13 @@ class Store(Protocol):
         """No error if it is gone already."""
 
     def keys(self, prefix: str) -> list[str]: ...
+
+    def sweep(self) -> None:
+        """What writers that were killed left behind goes, where anything can be."""
+
+
+PART = ".tmp"
+ABANDONED_S = 3600.0  # since the last byte of a file that was being written
 
 
 class MemoryStore:
@@ -92,6 +100,9 @@ class MemoryStore:
     def keys(self, prefix: str) -> list[str]:
         return sorted(key for key in list(self._objects) if key.startswith(prefix))
 
+    def sweep(self) -> None:
+        """Nothing is here in part."""
+
 
 class FolderStore:
     """Files of one machine, or of a file system that many share, if it has links and locks (NFS 4 has)."""
@@ -129,7 +140,7 @@ class FolderStore:
         """A file of its own beside it: two may write the same key at once."""
         path = self.folder / key
         with writing(path):
-            descriptor, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+            descriptor, name = tempfile.mkstemp(prefix=".", suffix=PART, dir=path.parent)
         with open(descriptor, "wb") as file:
             file.write(data)
             file.flush()
@@ -157,6 +168,12 @@ class FolderStore:
         """`prefix` is a folder, as all are that are asked for. What is being written begins with a dot."""
         files = [path for path in (self.folder / prefix).rglob("*") if not path.name.startswith(".")]
         return sorted(str(path.relative_to(self.folder)) for path in files if path.is_file())
+
+    def sweep(self) -> None:
+        for path in [*self.folder.rglob(f".*{PART}")]:
+            with suppress(OSError):  # it is whole by now, or others are in its folder still
+                if time.time() - path.stat().st_mtime > ABANDONED_S:
+                    self.delete(str(path.relative_to(self.folder)))
 
 
 class BucketStore:
@@ -205,6 +222,9 @@ class BucketStore:
         with self._telling("list", prefix):
             pages = self._api.list(self.bucket, prefix.rstrip("/"))
             return sorted(found["path"] for page in pages for found in page)
+
+    def sweep(self) -> None:
+        """An object is there when it is whole."""
 
     @contextmanager
     def _telling(self, what: str, key: str) -> Iterator[None]:

@@ -110,6 +110,7 @@ class Trainer:
         self.masters = Masters(model)
         self.optimizer = _optimizer(self.masters, model, settings)
         self.steps = 0
+        self.micro_batches = 0  # so far: a sign of life within a step
         self.offered: Mapping[str, Tensor] = {}  # what was published last, where it is sharded
         self.snapshot: dict[str, Tensor] = {}  # the host's memory for what is kept of it, used again and again
         self.policy_norm = 0.0  # of RL's gradient in the last step that had one and in which it was taken by itself
@@ -213,24 +214,24 @@ class Trainer:
         if not bounds and not (every and self.steps % every == 0):
             for batch, micro in collated:
                 self.loss(batch, ledger, micro).backward()
-                self._give_up()
-            self.replay.end()
+                self._over()
             return {}
         parts = PartGradients(self.masters)
         with self.student.differentiable_twice():
             for batch, micro in collated:
                 losses = self.student.inside(partial(self._losses, batch, ledger, micro, micro.parts))
                 parts.add(dict(zip(micro.parts, losses, strict=True)))
-                self._give_up()
-        self.replay.end()
+                self._over()
         norms = parts.norms()
         scales = scales_of(norms, bounds, self.policy_norm)
         parts.join(scales)
         found = {f"{part}/gradient_norm": norm for part, norm in norms.items()}
         return found | {f"{part}/scale": scales.get(part, 1.0) for part in bounds}
 
-    def _give_up(self) -> None:
-        """What was gathered of teachers, who have no backward pass that would do so."""
+    def _over(self) -> None:
+        """A micro-batch. What was gathered of teachers is given up: they have no backward pass that would do so."""
+        self.micro_batches += 1
+        self.replay.end()
         for own in self.own_weights().values():
             if isinstance(own.decoder.model, FSDPModule):
                 own.decoder.model.reshard()

@@ -9,15 +9,20 @@ was finished.
 from __future__ import annotations
 
 import functools
+import math
+import os
 import shutil
 import time
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch.distributed as dist
 
+from offbook import waiting
 from offbook.config import CheckpointConfig
 from offbook.train.checkpoint import Contents, checkpoint_path, is_there, remove_old
 from offbook.train.memory import free_host_memory
@@ -34,10 +39,19 @@ DEFAULTS = CheckpointConfig()
 
 
 class Checkpoints:
-    def __init__(self, trainer: Trainer, root: Path, tokenizer_from: Path, settings: CheckpointConfig = DEFAULTS):
+    """A write of which no byte comes for `deadline_s` is waited for no longer."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        root: Path,
+        tokenizer_from: Path,
+        settings: CheckpointConfig = DEFAULTS,
+        deadline_s: float = math.inf,
+    ):
         self.trainer, self.root, self.tokenizer_from = trainer, root, tokenizer_from
         self.keep, self.every, self.minutes = settings.keep, settings.every, settings.minutes
-        self.size = checkpoint_size(trainer)
+        self.size, self.deadline_s = checkpoint_size(trainer), deadline_s
         if not (self.every or self.minutes):
             self.every, self.minutes = (1, 0.0) if self.size < SMALL else (0, SPARSE_MINUTES)
         self.last = 0  # step that was saved here
@@ -74,8 +88,21 @@ class Checkpoints:
         if writing is None or (writing.done() and not writing.exception()):
             return 0.0
         started = time.monotonic()
+        what = f"the checkpoint of step {self.last} to be written"
+        patience = waiting.Patience(lambda: what, self.deadline_s, self.written, "checkpoint")
+        while futures.wait([writing], waiting.TELL_S).not_done:
+            patience.look()
         writing.result()
         return time.monotonic() - started
+
+    def written(self) -> int:
+        """Bytes that are in files now: a sign of life."""
+        size = 0
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                with suppress(OSError):  # old ones go
+                    size += os.stat(os.path.join(folder, name)).st_size
+        return size
 
     def __enter__(self) -> Self:
         return self

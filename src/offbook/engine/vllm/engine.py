@@ -16,7 +16,6 @@ import contextlib
 import copy
 import json
 import logging
-import math
 import secrets
 import threading
 import time
@@ -30,16 +29,15 @@ from offbook.draft import without_head
 from offbook.engine.vllm.experts import Trail
 from offbook.engine.vllm.server import CALL_S, Server
 from offbook.engine.vllm.weights import Sender, room_for
-from offbook.engine.vllm.wire import Broken, Wire
+from offbook.engine.vllm.wire import Broken, Wire, read_tokens
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, ServerLost
 from offbook.weights import Weights
 
 log = logging.getLogger(__name__)
-
 Answer = tuple[int, bytes]  # status and body
-
 TOKENS = "/offbook/tokens"  # of inside/offbook_tokens.py
 RESTARTS = 2  # in a row, without a message in between
+LOOK_S = 0.2
 LATE_S = 2.0  # for answers to arrive that were ended for new weights
 
 
@@ -49,10 +47,17 @@ class VllmSession:
 
     engine: VllmEngine
     trail: Trail
+    lost: ServerLost | None  # how the server was last lost when this began
 
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
         """A message of at most `max_tokens`, fewer where the model's positions end before."""
         return await self.engine.complete(prompt.ids, max_tokens, self.trail)
+
+    async def alive(self) -> None:
+        """Returns at the next answer, to whomever; raises where the server was lost since this began."""
+        await self.engine.answers()
+        if (lost := self.engine._shared.lost) is not None and lost is not self.lost:
+            raise lost
 
     def close(self) -> None:
         """Nothing to give back: rollouts do not wait for one another."""
@@ -88,6 +93,7 @@ class _Shared:
     starts: int = 0
     restarts: int = 0  # in a row
     answered: float = 0.0  # when a message last came
+    lost: ServerLost | None = None  # why it was last started again, the same for all that this struck
     told: bool = False  # people, that it does not say which experts tokens went to
     asleep: int = 0  # how deeply: 1 keeps the weights in the host's memory, 2 forgets them
     changing: threading.RLock = field(default_factory=threading.RLock)  # whoever starts the server or gives it weights
@@ -120,7 +126,7 @@ class VllmEngine:
         return self._shared.server.context
 
     def open(self, key: str) -> VllmSession:
-        return VllmSession(self, Trail(self._shared.server.mixture))
+        return VllmSession(self, Trail(self._shared.server.mixture), self._shared.lost)
 
     # Weights
 
@@ -174,7 +180,7 @@ class VllmEngine:
                     raise
                 log.warning(f"{problem}; it is {self._comes_back}, and gets version {weights.version} of the weights")
                 shared.weights = weights
-                self._restart(shared.starts)
+                self._restart(shared.starts, problem)
                 if is_paused and not shared.server.is_ours:  # it may be the same one
                     self._call("/resume")
 
@@ -203,16 +209,17 @@ class VllmEngine:
                     if for_weights:  # it is started again for these
                         raise
                     log.warning(f"{problem}; it is {self._comes_back}")
-                    self._restart(shared.starts)
+                    self._restart(shared.starts, problem)
                 shared.asleep = 0
 
-    def _restart(self, starts: int) -> None:
+    def _restart(self, starts: int, problem: ServerLost) -> None:
         """Once, however many found it lost."""
         shared = self._shared
         with shared.changing:
             if shared.starts != starts:
                 return
             assert shared.sender is not None
+            shared.lost = problem
             shared.server.start()
             shared.sender.forget()
             shared.asleep, shared.adapter = 0, ""
@@ -279,7 +286,7 @@ class VllmEngine:
         while True:
             so_far = [*prompt_ids, *whole.ids]
             version, answer = await self._answer(so_far, wanted - len(whole.ids), trail.first_unknown(so_far))
-            ids, logprobs, experts, is_over = _read(answer, wanted - len(whole.ids))
+            ids, logprobs, experts, is_over = read_tokens(answer, wanted - len(whole.ids))
             self._follow(trail, so_far, ids, experts)
             whole.ids.extend(ids)
             whole.logprobs.extend(logprobs)
@@ -315,6 +322,17 @@ class VllmEngine:
                 shared.answered, shared.restarts = time.monotonic(), 0
                 return version, post.result()[1]
             await self._mend(line, starts, problem)
+
+    async def answers(self) -> None:
+        """Anybody. Where nobody else waits, this asks for a token; where the server hangs, it is brought back."""
+        before, asked = self._shared.answered, asyncio.ensure_future(self._answer([0], 1, None))
+        try:
+            while not asked.done() and self._shared.answered == before:
+                await asyncio.wait({asked}, timeout=LOOK_S)
+            if asked.done():
+                asked.result()
+        finally:
+            asked.cancel()
 
     async def _post(self, line: _Line, ids: list[int], max_tokens: int, experts_from: int | None) -> Answer:
         shared = self._shared
@@ -366,7 +384,7 @@ class VllmEngine:
             shared.restarts += 1
             log.warning(f"vLLM {problem}; it is {how}, and gets version {shared.version} of the weights")
             try:
-                await asyncio.to_thread(self._restart, starts)
+                await asyncio.to_thread(self._restart, starts, ServerLost(f"vLLM {problem}"))
             except OffbookError as error:
                 raise ServerLost(f"vLLM {problem}, and could not be brought back: {error}") from None
 
@@ -399,19 +417,3 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-def _read(answer: bytes, at_most: int) -> tuple[list[int], list[float], bytes, bool]:
-    """Ids, the log-probability of each, the experts they went to where these are known, and whether the message is
-    over: it is not if new weights ended it."""
-    try:
-        line, _, numbers = answer.partition(b"\n")
-        about = json.loads(line)
-        size, end = 4 * about["tokens"], len(numbers) - about.get("experts", 0)
-        ids, logprobs = array("i", numbers[:size]).tolist(), array("f", numbers[size:end]).tolist()
-        is_over = about["finish"] != "abort"
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelLost(f"vLLM sent something else than tokens ({type(error).__name__}: {error})") from None
-    if len(ids) != len(logprobs) or len(ids) > at_most or not all(map(math.isfinite, logprobs)):
-        raise ModelLost(f"vLLM sent {len(ids)} tokens with {len(logprobs)} log-probabilities for {at_most}")
-    return ids, logprobs, numbers[end:], is_over

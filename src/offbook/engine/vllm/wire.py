@@ -7,7 +7,12 @@ HTTP library that the rest of offbook uses takes 1.3 ms, and hundreds of them be
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+from array import array
 from urllib.parse import urlsplit
+
+from offbook.types import ModelLost
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -69,3 +74,19 @@ class Wire:
         for _, writer in self._idle:
             writer.close()
         self._idle.clear()
+
+
+def read_tokens(answer: bytes, at_most: int) -> tuple[list[int], list[float], bytes, bool]:
+    """Ids, the log-probability of each, the experts they went to where these are known, and whether the message is
+    over: it is not if new weights ended it."""
+    try:
+        line, _, numbers = answer.partition(b"\n")
+        about = json.loads(line)
+        size, end = 4 * about["tokens"], len(numbers) - about.get("experts", 0)
+        ids, logprobs = array("i", numbers[:size]).tolist(), array("f", numbers[size:end]).tolist()
+        is_over = about["finish"] != "abort"
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelLost(f"vLLM sent something else than tokens ({type(error).__name__}: {error})") from None
+    if len(ids) != len(logprobs) or len(ids) > at_most or not all(map(math.isfinite, logprobs)):
+        raise ModelLost(f"vLLM sent {len(ids)} tokens with {len(logprobs)} log-probabilities for {at_most}")
+    return ids, logprobs, numbers[end:], is_over
