@@ -1,4 +1,4 @@
-"""Targeted hints on a pretrained model (bench/gpu/proof.py, small): one GPU, 15 to 20 minutes of an H200.
+"""Targeted hints on a pretrained model (bench/gpu/proof.py, small): one GPU, about 20 minutes of an H200.
 
     python examples/real_model.py                              # SmolLM2-135M
     python examples/real_model.py --engine vllm                # where it is installed: docs/engines.md
@@ -13,7 +13,7 @@
                rule, and RL alone.
   4. compare:  all three on tasks that none has seen.
 
-Everything goes through offbook.api. What is there already in --out is not done again, so the same command goes on where
+All work goes through offbook.api. What is there already in --out is not done again, so the same command goes on where
 it stopped. One seed, few steps and few tasks: the intervals are wide. The experiment itself is bench/gpu/proof.py.
 """
 
@@ -30,6 +30,7 @@ import torch
 
 from offbook.api import configure, evaluate, sft, train
 from offbook.config import Config
+from offbook.loop.look import NoHintHelps
 from offbook.runfolder import RunFolder
 from offbook.types import OffbookError
 
@@ -189,7 +190,7 @@ def main() -> None:
     for name in ARMS:
         try:
             config, run = learn(name, start, options, shared)
-        except OffbookError as reason:  # no hint helps: then that is the result, and RL goes on alone
+        except NoHintHelps as reason:  # then that is the result, and RL goes on alone
             show_look(RunFolder(options.out / "rl-hints"))
             print(f"  {name} ends: {reason}")
             continue
@@ -203,4 +204,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OffbookError as error:  # as another --seed in the same --out
+        raise SystemExit(str(error)) from None

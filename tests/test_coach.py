@@ -18,7 +18,8 @@ from test_trajectories import atif, openai, other, written
 from transformers import PreTrainedModel
 
 from offbook.algo import hint_block
-from offbook.config import Config
+from offbook.cli.coach import pocket_tasks
+from offbook.config import Config, load_config
 from offbook.feedback import MISTAKES, RULES
 from offbook.feedback.coach import (
     NO_STATUS,
@@ -323,6 +324,13 @@ def test_the_verb_on_a_run(tmp_path: Path, chat: ChatFormat) -> None:
     quick = coach(run.path, "--no-effect", "--out", tmp_path / "out.jsonl")
     assert "nats a token" not in quick.stdout
     assert len(load_lines(tmp_path / "out.jsonl", Feedback)[0]) == len(kept)
+
+
+@pytest.mark.parametrize(("source", "count"), [("pocket-long-2", 2), ("my-tasks", 0)])
+def test_tasks_of_pocket_are_at_hand(source: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFBOOK_CACHE", str(tmp_path))
+    given = {"tasks.source": source, "tasks.num_train": "1", "tasks.num_heldout": "1"}
+    assert len(pocket_tasks(load_config(["pocket"], given))) == count
 
 
 def test_the_verb_on_files_with_a_judge_model(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from offbook.cli.options import Plain, progress_display, results, say, tasks_in
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
+    from offbook.config import Config
     from offbook.feedback import Rule
     from offbook.feedback.coach import Found, Stored
     from offbook.judge import Judgement
@@ -214,15 +215,22 @@ def _look(
     from offbook.config import load_config
     from offbook.loop.collector import Collector
     from offbook.loop.look import Look
-    from offbook.loop.tasks import task_sets
 
     assert stored.folder is not None
     config = load_config([stored.folder.config_file], {"engine.kind": "local"})
-    if not tasks and config.tasks.source == "pocket":
-        sets = task_sets(config)
-        tasks = {task.id: task for task in (*sets.train, *sets.heldout)}
-    look = Look(Collector(config, model), tasks, rules, samples)
+    look = Look(Collector(config, model), tasks or pocket_tasks(config), rules, samples)
     return look.measured(asyncio.run(look.sampled(found, "coach")), found, decoder)
+
+
+def pocket_tasks(config: Config) -> dict[str, Task]:
+    """By their ids, where a run's are ones that can be made again; else none."""
+    from offbook.loop.tasks import task_sets
+    from offbook.pocket.tasks import level_named
+
+    if level_named(config.tasks.source) is None:
+        return {}
+    sets = task_sets(config)
+    return {task.id: task for task in (*sets.train, *sets.heldout)}
 
 
 def _write(result: Result, out: Path | None, as_json: Path | None) -> list[Path]:
