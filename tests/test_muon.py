@@ -63,6 +63,7 @@ def test_units_are_heads_experts_and_whole_matrices() -> None:
     left = {name for name, _ in model.named_parameters()} - set(units)
     assert all("norm" in name or "embed" in name or "lm_head" in name for name in left)
     assert left >= {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"}
+    assert not units_of([("model.layers.0.mlp.experts.gate_up_proj_bias", torch.zeros(8, 32))]), "a bias each"
 
 
 def test_units_of_latent_attention_are_heads() -> None:

@@ -45,7 +45,8 @@ def units_of(
     found = {}
     for name, parameter in named_parameters:
         is_expert = parameter.ndim == 3 and ".experts." in name
-        if not is_expert and (parameter.ndim != 2 or any(table in name for table in TABLES)):
+        is_matrix = parameter.ndim == 2 and not any(table in name for table in TABLES)
+        if name.endswith("bias") or not (is_expert or is_matrix):  # of many experts a bias has two dimensions
             continue
         found[name] = _block(name, parameter.shape[-2], parameter.shape[-1], told)
     return found
