@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,12 @@ def test_the_final_message_is_found_under_any_name(work: Any, variation: float) 
 )
 def test_terminal_only(work: Any, steps: tuple[Step, ...], value: float) -> None:
     assert PARTS["terminal_only"](*work(*steps, FINISH)) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("stop", "value"), [("finish", 0.0), ("answer", 0.0), ("turns", -1.0), ("context", -1.0)])
+def test_unfinished(work: Any, stop: Any, value: float) -> None:
+    task, rollout = work(FINISH)
+    assert PARTS["unfinished"](task, replace(rollout, stop=stop)) == value
 
 
 def test_a_rollout_that_crashed_is_scored_too(tmp_path: Path) -> None:

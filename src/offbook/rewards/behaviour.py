@@ -20,6 +20,7 @@ LINT_FINDINGS = 10
 FREE_COMMENTS = 0.25  # share of the added lines that may be comments
 FREE_TERMINAL = 0.5  # share of the calls that may go to the terminal
 FINAL_WORDS = 150
+HANDED_IN = ("finish", "answer")
 TERMINAL = frozenset({"run_command", "bash", "run_tests"})
 
 
@@ -89,6 +90,12 @@ def terminal_only(task: Task, rollout: Rollout) -> float:
     return -max(0.0, (share - FREE_TERMINAL) / (1 - FREE_TERMINAL))
 
 
+def unfinished(task: Task, rollout: Rollout) -> float:
+    """-1 where a limit ended the work. Tests pass or fail by what lies there, so by them alone nobody learns to stop."""
+    return 0.0 if rollout.stop in HANDED_IN else -1.0
+
+
 PARTS: dict[str, Callable[[Task, Rollout], float]] = {
-    part.__name__: part for part in (broken_calls, open_todos, lint, comments, question, final_word, terminal_only)
+    part.__name__: part
+    for part in (broken_calls, open_todos, lint, comments, question, final_word, terminal_only, unfinished)
 }
