@@ -91,7 +91,7 @@ def terminal_only(task: Task, rollout: Rollout) -> float:
 
 
 def unfinished(task: Task, rollout: Rollout) -> float:
-    """-1 where a limit ended the work. Tests pass or fail by what lies there, so by them alone nobody learns to stop."""
+    """-1 where a limit ended the work. Tests go by what lies there, so by them alone nobody learns to hand it in."""
     return 0.0 if rollout.stop in HANDED_IN else -1.0
 
 
