@@ -304,6 +304,13 @@ def test_records_of_another_model_are_refused(layers: int, top: int) -> None:
         Trainer(make(), TrainConfig(), TEACHERS).step([sample])
 
 
+@pytest.mark.parametrize("ids", ["AAAA", "A"])
+def test_damaged_records_are_refused(ids: str) -> None:
+    sample = replace(plain_sample(random.Random(4), 40), routes=Routes(2, TOP, ids))
+    with pytest.raises(ValueError, match="recorded routes are cut off or damaged"):
+        Trainer(make(), TrainConfig(), TEACHERS).step([sample])
+
+
 def test_load_is_told_layer_by_layer() -> None:
     model = make()
     replay = Replay(model)

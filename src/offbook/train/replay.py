@@ -94,8 +94,14 @@ class Replay:
 
     def fault_of(self, routes: Routes) -> str:
         """Of a record: why it is not one of this model's."""
-        if not self.routers or (routes.layers, routes.top) == (len(self.routers), self.top):
+        if not self.routers:
             return ""
+        if (routes.layers, routes.top) == (len(self.routers), self.top):
+            try:
+                is_whole = len(routes.unpack()) % (2 * routes.layers * routes.top) == 0
+            except ValueError:
+                is_whole = False
+            return "" if is_whole else "recorded routes are cut off or damaged"
         own = f"the model has {len(self.routers)} and {self.top}"
         return f"recorded routes are of {routes.layers} layers with {routes.top} experts a token, and {own}"
 
