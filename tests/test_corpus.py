@@ -57,7 +57,7 @@ def test_links_in_an_archive_are_counted_as_in_a_folder(tmp_path: Path) -> None:
     corpus = Corpus(PretrainConfig(data=[archive]))
     (found,) = corpus.repositories(0, lambda *of: None)
     assert [file.path for file in found.files] == ["README.md", "pkg/b.py", "pkg/a.py", "tests/test_a.py"]
-    assert corpus.left_out == {"links and devices": 2}
+    assert corpus.left_out == {"links and devices": 2, "files of other kinds": 1}
 
 
 APACHE = b"Apache License\nVersion 2.0\n\nTERMS AND CONDITIONS FOR USE, REPRODUCTION, AND DISTRIBUTION\n"
@@ -131,6 +131,29 @@ def test_python_that_does_not_parse_is_counted_and_left_out(path: str, text: str
     assert (path in {file.path for file in taken.files}) == is_taken
     assert corpus.left_out == ({} if is_taken else {"Python files that do not parse": 1})
     assert not said, "what others' code is warned of is nobody's business here"
+
+
+def test_what_a_file_says_in_comments_alone_tells_it_from_others() -> None:
+    """Also where lines of another language begin as Python's comments do."""
+    values = {"small.h": 60, "large.h": 80}
+    headers = {
+        path: "".join(f"#define {path[:5]}_{n} {n * size}\n" for n in range(size)) for path, size in values.items()
+    }
+    notes = {
+        f"p{n}/__init__.py": f'"""Package number {n}, about {n} other things than the rest are."""\n' for n in range(2)
+    }
+    files = {path: text.encode() for path, text in (headers | notes).items()}
+    corpus = Corpus(PretrainConfig(licences=["any"]))
+    taken = corpus.taken("one", {**files, "again.h": files["small.h"]})
+    assert taken is not None
+    assert len(taken.files) == len(files)
+    assert corpus.left_out == {"near-duplicates": 1}
+
+
+def test_a_copy_in_a_folder_of_packages_is_held_out() -> None:
+    corpus = Corpus(PretrainConfig(licences=["any"], hold_out=["urllib3"]))
+    inside = ["requests", "requests/packages", "requests/packages/urllib3"]
+    assert corpus.taken("requests", {f"{path}/__init__.py": b"x = 1\n" for path in inside}) is None
 
 
 def test_a_broken_file_keeps_no_other_out() -> None:

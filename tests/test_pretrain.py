@@ -99,7 +99,7 @@ def test_what_is_not_taken_is_counted_by_its_reason() -> None:
     corpus.taken("kept-apart", files)
     assert corpus.left_out == {
         "near-duplicates": 1, "huge files": 1, "binary files": 1, "files that are no UTF-8": 1, "empty files": 1,
-        "Python files that do not parse": 1,
+        "Python files that do not parse": 1, "files of other kinds": 2,
         "repositories under GPL": 1, "repositories under no licence": 1, "repositories that are held out": 1,
     }  # fmt: skip
 
@@ -125,7 +125,7 @@ def test_files_under_a_licence_of_their_own_are_held_to_it() -> None:
     words, *code = (file.path for file in taken.files)
     assert words == "docs/license.rst", "a page that shows the licence is no other one"
     assert code == ["a.py", "docs/_static/g.js", "e.py", "vendor/other/c.py"]
-    assert corpus.left_out == {"files under GPL": 3}
+    assert corpus.left_out == {"files under GPL": 3, "files of other kinds": 4}
 
 
 @pytest.mark.parametrize("origin", ["Some_Shop==1.2", "some-shop"])
@@ -461,7 +461,9 @@ def test_a_folder_is_read_whatever_lies_in_it(tmp_path: Path) -> None:
     (found,) = corpus.repositories(0, lambda what, share: None)
     assert found.name == "one"
     assert {file.path for file in found.files} >= {"pkg/a.py", "pkg/b.py", "tests/test_a.py", "README.md"}
-    assert corpus.left_out == {"links and devices": 5, "huge files": 1, "files that nobody wrote": 1}
+    assert corpus.left_out == {
+        "links and devices": 5, "huge files": 1, "files that nobody wrote": 1, "files of other kinds": 1,
+    }  # fmt: skip
 
 
 def test_pocket_code_is_made_on_the_spot(tiny: Path, tmp_path: Path) -> None:

@@ -22,12 +22,13 @@ from pathlib import Path, PurePosixPath
 
 from offbook import syntax
 from offbook.config import ConfigError, PretrainConfig
+from offbook.copies import tokens_of
 from offbook.loop.models import Progress
 from offbook.pocket.tasks import draft_tasks
 from offbook.stages.names import names_of
 from offbook.taskgen.nouns import Unprepared
 from offbook.taskgen.prepare.source import SKIPPED, fetch
-from offbook.taskgen.repeated import SAME, Sketch, shared, sketch_of
+from offbook.taskgen.repeated import SAME, Sketch, shared, sketch_of, sketch_of_words
 from offbook.tasks.contamination import Sought, repository_of
 from offbook.types import OffbookError, is_test_file
 
@@ -185,14 +186,14 @@ class Corpus:
     def _files(self, files: Mapping[str, bytes]) -> Iterator[File]:
         below = licences_below(files)
         for path, content in sorted(files.items()):
-            if domain := domain_of(path):
-                text, why = self._readable(content)
-                file = File(path, text, domain)
-                why = why or self._bound(path, text, below) or _broken(file) or self._known(text)
-                if why:
-                    self.left_out[why] += 1
-                else:
-                    yield file
+            text, why = self._readable(content)
+            file = File(path, text, domain_of(path))
+            why = why if file.domain else "files of other kinds"
+            why = why or self._bound(path, text, below) or _broken(file) or self._known(file)
+            if why:
+                self.left_out[why] += 1
+            else:
+                yield file
 
     def _is_held_out(self, name: str, files: Mapping[str, bytes]) -> bool:
         names = names_of(name, files)
@@ -238,10 +239,11 @@ class Corpus:
             return "", "files that nobody wrote"
         return text, ""
 
-    def _known(self, text: str) -> str:
-        if self.sought is not None and self.sought.in_text(text):
+    def _known(self, file: File) -> str:
+        if self.sought is not None and self.sought.in_text(file.text):
             return "files with a solution that is measured on"
-        sketch = sketch_of([text])
+        is_python = PurePosixPath(file.path).suffix in PYTHON
+        sketch = sketch_of([file.text]) if is_python else sketch_of_words([tokens_of(file.text)])
         near = Counter(place for number in sketch for place in self._having.get(number, ()))
         if any(shared(sketch, self._sketches[place]) >= SAME for place, _ in near.most_common(MOST_NEAR)):
             return "near-duplicates"

@@ -16,7 +16,7 @@ from typing import Any
 from offbook.tasks.contamination import repository_of
 from offbook.types import is_test_file
 
-CARRIED = {"vendor", "_vendor", "vendored", "_vendored", "third_party", "thirdparty", "extern", "externals"}
+CARRIED = {"vendor", "_vendor", "vendored", "_vendored", "third_party", "thirdparty", "extern", "externals", "packages"}
 NAMED = re.compile(r"""\bname["']?\s*[:=]\s*["']?([\w.-]+)""", re.IGNORECASE)
 
 

@@ -250,7 +250,7 @@ class Writer:
             first, second = sorted(rng.randrange(size + 1) for _ in range(2))
             parts = text[:first], text[second:size], text[first:second]
             marked = zip(self._marks, (*parts[:2], parts[2] + "\n\n"), strict=True)
-            ids = [token for mark, part in marked for token in (*self._mark(mark), *self._encoded(part))]
+            ids = [token for mark, part in marked for token in (*mark, *self._encoded(part))]
             if len(ids) <= room:
                 return ids, size
             size = size * room // len(ids) - 1
@@ -260,14 +260,11 @@ class Writer:
         return self.settings.context - length_of(windows[-1])
 
     @cached_property
-    def _marks(self) -> Sequence[str]:
+    def _marks(self) -> list[list[int]]:
+        """Of the tokenizer's own kind, each its own id, where it has them."""
         known = self.tokenizer.get_vocab()
-        return next((marks for marks in FIM_MARKS if marks[0] in known), FIM_MARKS[0])
-
-    def _mark(self, mark: str) -> list[int]:
-        """Its own id, where it has one."""
-        known = self.tokenizer.get_vocab()
-        return [known[mark]] if mark in known else self._encoded(mark)
+        marks = next((marks for marks in FIM_MARKS if marks[0] in known), FIM_MARKS[0])
+        return [[known[mark]] if mark in known else self._encoded(mark) for mark in marks]
 
     def _encoded(self, text: str) -> list[int]:
         """Control tokens in the text become ordinary characters."""

@@ -23,9 +23,15 @@ Sketch = tuple[int, ...]
 
 
 def sketch_of(sources: Iterable[str]) -> Sketch:
+    """Of Python. What is nothing but comments and docstrings is taken as it is."""
+    return sketch_of_words(
+        tokens_of(normalise(divided(*parsed(without_comments(source)))[1])) or tokens_of(source) for source in sources
+    )
+
+
+def sketch_of_words(texts: Iterable[Sequence[str]]) -> Sketch:
     found: set[int] = set()
-    for source in sources:
-        words = tokens_of(normalise(divided(*parsed(without_comments(source)))[1]))
+    for words in texts:
         for start in range(max(1, len(words) - SHINGLE + 1)):
             found.add(zlib.crc32(" ".join(words[start : start + SHINGLE]).encode()))
     return tuple(sorted(found)[:KEPT])
