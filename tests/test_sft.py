@@ -204,7 +204,13 @@ def test_bad_lines_are_counted_said_and_left_out(tiny: Path, tmp_path: Path) -> 
     (source,) = sources(settings(tiny, data))
     told = f"{data}: 2 conversations; 1 left out (no message of an assistant); 3 could not be read ({data}:2 (not JSON)"
     assert str(source).startswith(told + f", {data}:3 (no messages), {data}:6 (")
-    for lines, reason in (([silent], "no message of an assistant"), (["x\n", "{}\n"], "no trajectory in it")):
+    human = {"messages": [{"role": "human", "content": "?"}, {"role": "gpt", "content": "!"}]}
+    for lines, reason in (
+        ([silent], "no message of an assistant"),
+        (["x\n", "{}\n"], r"b.jsonl:1 \(not JSON\); .*b.jsonl:2 \(no messages\)"),
+        ([human] * 5, r"b.jsonl:1 \('human' is none of the roles .*b.jsonl:3 \("),
+        (["\n"], "b.jsonl has no trajectory in it"),
+    ):
         with pytest.raises(OffbookError, match=f"has nothing to learn from: .*{reason}"):
             sources(settings(tiny, written(tmp_path / "b.jsonl", lines)))
 

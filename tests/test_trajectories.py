@@ -86,6 +86,10 @@ def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
     for bad in ("{}", "", "[]", '{"schema_version": "ATIF-v9", "steps": []}', "\x00\xff"):
         with pytest.raises(OffbookError, match="no trajectory"):
             read_trajectories(written(tmp_path / "bad.json", bad))
+    human = json.dumps({"messages": [{"role": "human", "content": "?"}]}) + "\n"
+    told = "no trajectory in it: line 1: 'human' is none of the roles .*; line 3: .*; and 2 more"
+    with pytest.raises(OffbookError, match=told):
+        read_trajectories(written(tmp_path / "bad.jsonl", human * 5))
     with pytest.raises(OffbookError, match="cannot read"):
         read_trajectories(tmp_path / "missing.json")
 

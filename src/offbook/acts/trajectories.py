@@ -21,6 +21,7 @@ from offbook.runfolder import read_lines
 from offbook.types import Event, Message, OffbookError, Role, Rollout, Segment, ToolCall, ToolSpec, Usage
 
 MAX_BYTES = 512 << 20
+SHOWN = 3  # of the lines that are no trajectory
 MAX_DEPTH = 100  # of lists and objects in each other; what reads them later must not run out of stack
 ATIF_ROLES: dict[str, Role] = {"user": "user", "system": "system", "agent": "assistant"}
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
@@ -48,16 +49,27 @@ class Loaded:
 
 def read_trajectories(path: Path) -> Loaded:
     """One sentence if nothing in the file is a trajectory."""
+    loaded = load_trajectories(path)
+    if not loaded.rollouts:
+        raise OffbookError(f"{path} has no trajectory in it: {_why_none(loaded)}")
+    return loaded
+
+
+def _why_none(loaded: Loaded) -> str:
+    told = [f"line {line}: {reason}" for line, reason in loaded.problems[:SHOWN]]
+    more = f"; and {loaded.unreadable - SHOWN} more" if loaded.unreadable > SHOWN else ""
+    return "; ".join(told) + more if told else "neither ATIF, nor messages, nor rollouts of offbook"
+
+
+def load_trajectories(path: Path) -> Loaded:
+    """One sentence if the file cannot be opened."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise OffbookError(f"{path} has more than {MAX_BYTES >> 20} MB; split it")
         text = path.read_text(errors="replace")
     except OSError as error:
         raise OffbookError(f"cannot read {path}: {error.strerror}") from None
-    loaded = _whole(text, path) or _lines(text, path)
-    if not loaded.rollouts:
-        raise OffbookError(f"{path} has no trajectory in it: neither ATIF, nor messages, nor rollouts of offbook")
-    return loaded
+    return _whole(text, path) or _lines(text, path)
 
 
 def _whole(text: str, path: Path) -> Loaded | None:
@@ -172,7 +184,7 @@ def from_atif(value: dict[str, Any], name: str) -> Rollout:
     messages: list[Message] = []
     for step in value["steps"]:
         calls = tuple(_call(call["function_name"], call.get("arguments")) for call in step.get("tool_calls") or ())
-        messages.append(_message(ATIF_ROLES[step["source"]], step.get("message"), calls))
+        messages.append(_message(_role(step["source"], ATIF_ROLES), step.get("message"), calls))
         for result in (step.get("observation") or {}).get("results") or ():
             messages.append(_message("tool", result.get("content")))
     agent = value.get("agent") or {}
@@ -197,7 +209,7 @@ def from_messages(value: Any, name: str) -> Rollout:
         functions = [call.get("function", call) for call in one.get("tool_calls") or ()]
         functions += [one["function_call"]] if one.get("function_call") else []
         calls = tuple(_call(function["name"], function.get("arguments")) for function in functions)
-        messages.append(_message(ROLES[one["role"]], one.get("content"), calls))
+        messages.append(_message(_role(one["role"], ROLES), one.get("content"), calls))
     id = next((str(about[key]) for key in ("id", "session_id", "instance_id") if about.get(key)), name)
     return _rollout(id, str(about.get("task") or about.get("instance_id") or name), messages)
 
@@ -211,7 +223,13 @@ def _from_blocks(role: str, blocks: list[Any]) -> Iterator[Message]:
         yield answer
     if of["text"] or of["tool_use"]:
         calls = tuple(_call(block["name"], block.get("input")) for block in of["tool_use"])
-        yield _message(ROLES[role], of["text"], calls)
+        yield _message(_role(role, ROLES), of["text"], calls)
+
+
+def _role(name: Any, roles: dict[str, Role]) -> Role:
+    if name not in roles:
+        raise ValueError(f"{name!r} is none of the roles {', '.join(roles)}")
+    return roles[name]
 
 
 def _call(name: Any, arguments: Any) -> ToolCall:

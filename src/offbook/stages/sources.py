@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from offbook.acts.trajectories import from_value, read_trajectories
+from offbook.acts.trajectories import from_value, load_trajectories
 from offbook.config import Config, ConfigError
 from offbook.harness import Harness
 from offbook.harness.tools import TOOLS
@@ -141,10 +141,12 @@ def _read_file(source: Source, path: Path, min_reward: Literal["any"] | float) -
         _read_rollouts(source, path, min_reward)
         return
     try:
-        loaded = read_trajectories(path)
+        loaded = load_trajectories(path)
     except OffbookError as error:
         source.problems.append(str(error))
         return
+    if not loaded.rollouts and not loaded.problems:
+        source.problems.append(f"{path} has no trajectory in it")
     source.problems += [f"{path}:{line} ({reason})" for line, reason in loaded.problems]
     for rollout, tools in zip(loaded.rollouts, loaded.tools, strict=True):
         source.add(rollout, tools)
