@@ -279,6 +279,22 @@ def test_batches_hold_every_conversation_once_and_like_lengths() -> None:
     assert batches != batches_of(lengths, 1000, random.Random(1))
 
 
+def test_single_trajectories_of_an_agent_are_held_out(tiny: Path, tmp_path: Path) -> None:
+    """By their sessions or, where they have none, by their place: in one file, or in files of one name."""
+    named = [{**atif(*CALLS), "session_id": f"s{number}"} for number in range(20)]
+    nameless = [{**one, "session_id": None} for one in named]
+    for number, one in enumerate(nameless):
+        (tmp_path / "many" / str(number)).mkdir(parents=True)
+        written(tmp_path / "many" / str(number) / "trajectory.json", [one])
+    for data in (
+        written(tmp_path / "named.jsonl", named),
+        written(tmp_path / "nameless.jsonl", nameless),
+        tmp_path / "many",
+    ):
+        found = lessons_of(settings(tiny, data, validation_share=0.1))
+        assert (len(found.learned), len(found.apart)) == (18, 2), data
+
+
 def test_conversations_of_one_task_stay_together(demonstrated: Path) -> None:
     rollouts, _ = RunFolder(demonstrated).rollouts(1)
     many = [Conversation(str(n), f"task{n // 4}", rollouts[0].segments[0], ()) for n in range(40)]

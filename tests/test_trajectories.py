@@ -94,6 +94,23 @@ def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
         read_trajectories(tmp_path / "missing.json")
 
 
+@pytest.mark.parametrize(
+    ("about", "task"),
+    [
+        ({}, "s1"),
+        ({"session_id": None, "trajectory_id": "t1"}, "t1"),
+        ({"session_id": None}, "a"),
+        ({"extra": {"task_id": 7}}, "7"),
+        ({"metadata": {"instance_id": "django-1"}}, "django-1"),
+        ({"agent": {"name": "other", "extra": {"task": "ours"}}}, "ours"),
+        ({"extra": {"task": {"no": "name"}}}, "s1"),
+    ],
+)
+def test_the_task_of_an_atif_trajectory_is_no_agent(tmp_path: Path, about: dict[str, Any], task: str) -> None:
+    [rollout] = read_trajectories(written(tmp_path / "a.json", {**atif(*CALLS), **about})).rollouts
+    assert rollout.task == task
+
+
 def other(*calls: tuple[str, dict[str, Any], str], last: str = "", id: str = "s") -> dict[str, Any]:
     """A conversation of calls with their answers, and of last words."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Make add in calc.py work."}]

@@ -27,6 +27,7 @@ ATIF_ROLES: dict[str, Role] = {"user": "user", "system": "system", "agent": "ass
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
                           "tool": "tool", "function": "tool"}  # fmt: skip
 KEYS = ("messages", "conversation", "conversations", "history", "trajectory", "traj")
+TASK_KEYS = ("task_id", "task", "task_name", "instance_id")
 WRITES = re.compile(r"writ|creat|edit|insert|append|replac|save|update", re.IGNORECASE)
 REFUSED = re.compile(  # for another reason
     r"\A\W*(tool_use_)?error\b|\bno (replacements?|changes?|edits?) (was|were) (performed|made|applied)"
@@ -61,28 +62,29 @@ def _why_none(loaded: Loaded) -> str:
     return "; ".join(told) + more if told else "neither ATIF, nor messages, nor rollouts of offbook"
 
 
-def load_trajectories(path: Path) -> Loaded:
-    """One sentence if the file cannot be opened."""
+def load_trajectories(path: Path, name: str = "") -> Loaded:
+    """One sentence if the file cannot be opened. `name` is for what has none of its own: the file's, if empty."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise OffbookError(f"{path} has more than {MAX_BYTES >> 20} MB; split it")
         text = path.read_text(errors="replace")
     except OSError as error:
         raise OffbookError(f"cannot read {path}: {error.strerror}") from None
-    return _whole(text, path) or _lines(text, path)
+    name = name or path.stem
+    return _whole(text, path, name) or _lines(text, path, name)
 
 
-def _whole(text: str, path: Path) -> Loaded | None:
+def _whole(text: str, path: Path, name: str) -> Loaded | None:
     """The file as one JSON value: one trajectory, or a list of them; None if it is not JSON."""
     try:
         value = _parsed(text)
     except ValueError:
         return None
     many = isinstance(value, list) and not (value and isinstance(value[0], dict) and "role" in value[0])
-    return _collect([(1, one) for one in value] if many else [(1, value)], path)
+    return _collect([(1, one) for one in value] if many else [(1, value)], path, name)
 
 
-def _lines(text: str, path: Path) -> Loaded:
+def _lines(text: str, path: Path, name: str) -> Loaded:
     values: list[tuple[int, Any]] = []
     for number, line in enumerate(text.split("\n"), 1):  # JSON may have other ends of lines in its strings
         if line.strip():
@@ -91,19 +93,18 @@ def _lines(text: str, path: Path) -> Loaded:
             except ValueError:
                 values.append((number, None))
     if values and all(isinstance(value, dict) and "role" in value for _, value in values):
-        return _collect([(1, [value for _, value in values])], path)  # one conversation, a message a line
-    return _collect(values, path)
+        return _collect([(1, [value for _, value in values])], path, name)  # one conversation, a message a line
+    return _collect(values, path, name)
 
 
-def _collect(values: list[tuple[int, Any]], path: Path) -> Loaded:
+def _collect(values: list[tuple[int, Any]], path: Path, name: str) -> Loaded:
     if any(isinstance(value, dict) and "segments" in value for _, value in values):
         rollouts, unreadable = read_lines(path, Rollout)
         return Loaded(rollouts, [()] * len(rollouts), [(line, "no rollout of offbook") for line in unreadable])
     loaded = Loaded()
     for number, (line, value) in enumerate(values):
-        name = path.stem if len(values) == 1 else f"{path.stem}/{number}"
         try:
-            rollout, tools = from_value(value, name)
+            rollout, tools = from_value(value, name if len(values) == 1 else f"{name}/{number}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             loaded.problems.append((line, _reason(value, error)))
             continue
@@ -187,8 +188,18 @@ def from_atif(value: dict[str, Any], name: str) -> Rollout:
         messages.append(_message(_role(step["source"], ATIF_ROLES), step.get("message"), calls))
         for result in (step.get("observation") or {}).get("results") or ():
             messages.append(_message("tool", result.get("content")))
+    id = str(value.get("session_id") or value.get("trajectory_id") or name)
+    return _rollout(id, _task_of(value) or id, messages)
+
+
+def _task_of(value: dict[str, Any]) -> str:
+    """ATIF has no field for it, so that every writer has its own; agents are no tasks."""
     agent = value.get("agent") or {}
-    return _rollout(str(value.get("session_id") or name), str(agent.get("name") or name), messages)
+    for about in (value, value.get("extra"), value.get("metadata"), agent.get("extra")):
+        for key in TASK_KEYS if isinstance(about, dict) else ():
+            if isinstance(about.get(key), str | int) and str(about[key]):
+                return str(about[key])
+    return ""
 
 
 def from_messages(value: Any, name: str) -> Rollout:

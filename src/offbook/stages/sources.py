@@ -141,7 +141,7 @@ def _read_file(source: Source, path: Path, min_reward: Literal["any"] | float) -
         _read_rollouts(source, path, min_reward)
         return
     try:
-        loaded = load_trajectories(path)
+        loaded = load_trajectories(path, str(path))  # files in a folder may all have the same name
     except OffbookError as error:
         source.problems.append(str(error))
         return
