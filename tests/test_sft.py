@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import tiny_model
 from safetensors.torch import load_file
-from test_trajectories import CALLS, atif, openai
+from test_trajectories import CALLS, atif, openai, parallel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
@@ -213,6 +213,15 @@ def test_bad_lines_are_counted_said_and_left_out(tiny: Path, tmp_path: Path) -> 
     ):
         with pytest.raises(OffbookError, match=f"has nothing to learn from: .*{reason}"):
             sources(settings(tiny, written(tmp_path / "b.jsonl", lines)))
+
+
+def test_what_would_be_learned_in_part_is_not_learned(tiny: Path, tmp_path: Path) -> None:
+    whole, stray = parallel(("2", "two"), ("1", "one")), parallel(("2", "two"), ("3", "three"))
+    data = written(tmp_path / "a.jsonl", [whole, stray])
+    (source,) = sources(settings(tiny, data))
+    assert [one.text for one in source.rollouts[0].segments[0].messages[2:4]] == ["one", "two"]
+    told = f"{data}: 1 conversations; 1 could not be read ({data}:2 (an answer to '3', which is no call"
+    assert str(source).startswith(told)
 
 
 def test_a_context_without_room_for_a_message_is_named(

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from offbook.acts.trajectories import MAX_DEPTH, from_messages, read_trajectories
+from offbook.acts import Acts
+from offbook.acts.trajectories import MAX_DEPTH, from_messages, from_value, lost_of, read_trajectories
 from offbook.config import Config
 from offbook.monitors import check
 from offbook.runfolder import RunFolder, dump_lines
@@ -118,6 +119,59 @@ def other(*calls: tuple[str, dict[str, Any], str], last: str = "", id: str = "s"
         messages.append({"role": "assistant", "content": "", "tool_calls": [{"name": name, "arguments": arguments}]})
         messages.append({"role": "tool", "content": answer})
     return {"id": id, "messages": [*messages, {"role": "assistant", "content": last}]}
+
+
+def parallel(*answers: tuple[str | None, str], format: str = "openai", ids: tuple[Any, ...] = ("1", "2")) -> Any:
+    """Two calls in one message, answers to them, and last words."""
+    asked, given = {"role": "user", "content": "Look."}, [{"x": 1}, {"x": 2}]
+    if format == "openai":
+        functions = [{"name": "a", "arguments": json.dumps(one)} for one in given]
+        calls = [{"id": id, "type": "function", "function": one} for id, one in zip(ids, functions, strict=True)]
+        told = [{"role": "tool", "tool_call_id": id, "content": text} for id, text in answers]
+        last = {"role": "assistant", "content": "Done."}
+        return {"messages": [asked, {"role": "assistant", "content": None, "tool_calls": calls}, *told, last]}
+    if format == "anthropic":
+        uses = [{"type": "tool_use", "id": id, "name": "a", "input": one} for id, one in zip(ids, given, strict=True)]
+        results = [{"type": "tool_result", "tool_use_id": id, "content": text} for id, text in answers]
+        told = [{"role": "assistant", "content": uses}, {"role": "user", "content": results}]
+        return {"messages": [asked, *told, {"role": "assistant", "content": "Done."}]}
+    made = [{"tool_call_id": id, "function_name": "a", "arguments": one} for id, one in zip(ids, given, strict=True)]
+    seen = {"results": [{"source_call_id": id, "content": text} for id, text in answers]}
+    steps = [
+        {"source": "user", "message": "Look."},
+        {"source": "agent", "message": "", "tool_calls": made, "observation": seen},
+        {"source": "agent", "message": "Done."},
+    ]
+    return {"schema_version": "ATIF-v1.6", "steps": steps}
+
+
+@pytest.mark.parametrize("format", ["openai", "anthropic", "atif"])
+@pytest.mark.parametrize(
+    ("answers", "ids", "expected"),
+    [
+        ((("2", "two"), ("1", "one")), ("1", "2"), ["one", "two"]),
+        (((None, "one"), (None, "two")), ("1", "2"), ["one", "two"]),
+        (((None, "two"), ("1", "one")), ("1", "2"), ["one", "two"]),
+        ((("2", "one"), ("1", "two")), (None, None), ["one", "two"]),  # nobody knows what these ids are of
+    ],
+)
+def test_answers_are_those_of_their_calls(format: str, answers: Any, ids: Any, expected: list[str]) -> None:
+    rollout, _ = from_value(parallel(*answers, format=format, ids=ids), "a")
+    assert [(one.call.arguments["x"], one.output) for one in Acts(rollout).exchanges] == [*enumerate(expected, 1)]
+    assert [message.text for message in rollout.segments[0].messages if message.role == "tool"] == expected
+    assert not lost_of(rollout)
+
+
+@pytest.mark.parametrize("format", ["openai", "anthropic", "atif"])
+def test_answers_to_no_call_and_calls_without_answers_are_known(format: str) -> None:
+    stray, _ = from_value(parallel(("2", "two"), ("3", "three"), format=format), "a")
+    assert lost_of(stray) == "an answer to '3', which is no call of the message before"
+    assert [message.text for message in stray.segments[0].messages[2:4]] == ["two", "three"], "and stay as they were"
+    silent, _ = from_value(parallel(("2", "two"), format=format), "a")
+    assert lost_of(silent) == "no answer to the call '1'"
+    last = parallel(("2", "two"), format=format)
+    (last.get("messages") or last["steps"]).pop()
+    assert not lost_of(from_value(last, "a")[0]), "a call may end it all"
 
 
 CALC = {"command": "str_replace", "path": "/app/calc.py", "old_str": "x", "new_str": "y"}

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from offbook.acts.exchanges import ERROR_CHARS, NEW_PARTS, NEW_WHOLES, NOT_APPLIED, PATHS, answers_to, text_of
 from offbook.acts.shell import relative
+from offbook.acts.told import LOST, Told
 from offbook.client import mend_escapes
 from offbook.runfolder import read_lines
 from offbook.types import Event, Message, OffbookError, Role, Rollout, Segment, ToolCall, ToolSpec, Usage
@@ -41,6 +41,7 @@ REFUSED = re.compile(  # for another reason
 class Loaded:
     rollouts: list[Rollout] = field(default_factory=list)
     tools: list[tuple[ToolSpec, ...]] = field(default_factory=list)  # of each, where its file tells of them
+    lines: list[int] = field(default_factory=list)  # where each of them is
     problems: list[tuple[int, str]] = field(default_factory=list)  # lines that are no trajectory, and why
 
     @property
@@ -100,7 +101,8 @@ def _lines(text: str, path: Path, name: str) -> Loaded:
 def _collect(values: list[tuple[int, Any]], path: Path, name: str) -> Loaded:
     if any(isinstance(value, dict) and "segments" in value for _, value in values):
         rollouts, unreadable = read_lines(path, Rollout)
-        return Loaded(rollouts, [()] * len(rollouts), [(line, "no rollout of offbook") for line in unreadable])
+        problems = [(line, "no rollout of offbook") for line in unreadable]
+        return Loaded(rollouts, [()] * len(rollouts), [0] * len(rollouts), problems)
     loaded = Loaded()
     for number, (line, value) in enumerate(values):
         try:
@@ -110,6 +112,7 @@ def _collect(values: list[tuple[int, Any]], path: Path, name: str) -> Loaded:
             continue
         loaded.rollouts.append(rollout)
         loaded.tools.append(tools)
+        loaded.lines.append(line)
     return loaded
 
 
@@ -139,6 +142,11 @@ def _mark_unknown(rollout: Rollout) -> None:
             elif message.role == "tool" and waiting and (call := waiting.pop(0)).name not in rollout.tools:
                 segment.messages[number] = replace(message, status="unknown_tool")
                 rollout.usage.invalid_calls += call.error is None
+
+
+def lost_of(rollout: Rollout) -> str:
+    """The first thing that its messages do not have, in a few words; empty where they have all."""
+    return next((event.detail for event in rollout.events if event.kind == LOST), "")
 
 
 def _tools(value: Any) -> tuple[ToolSpec, ...]:
@@ -182,24 +190,24 @@ def from_atif(value: dict[str, Any], name: str) -> Rollout:
     version = str(value.get("schema_version", ""))
     if not version.startswith("ATIF-v1"):
         raise ValueError(f"{version or 'no version'} is not ATIF v1")
-    messages: list[Message] = []
+    told = Told()
     for step in value["steps"]:
-        calls = tuple(_call(call["function_name"], call.get("arguments")) for call in step.get("tool_calls") or ())
-        messages.append(_message(_role(step["source"], ATIF_ROLES), step.get("message"), calls))
+        made = step.get("tool_calls") or ()
+        calls = tuple(_call(call["function_name"], call.get("arguments")) for call in made)
+        message = _message(_role(step["source"], ATIF_ROLES), step.get("message"), calls)
+        told.add(message, *(call.get("tool_call_id") for call in made))
         for result in (step.get("observation") or {}).get("results") or ():
-            messages.append(_message("tool", result.get("content")))
+            told.add(_message("tool", result.get("content")), result.get("source_call_id"))
     id = str(value.get("session_id") or value.get("trajectory_id") or name)
-    return _rollout(id, _task_of(value) or id, messages)
+    return _rollout(id, _task_of(value) or id, told)
 
 
 def _task_of(value: dict[str, Any]) -> str:
     """ATIF has no field for it, so that every writer has its own; agents are no tasks."""
     agent = value.get("agent") or {}
-    for about in (value, value.get("extra"), value.get("metadata"), agent.get("extra")):
-        for key in TASK_KEYS if isinstance(about, dict) else ():
-            if isinstance(about.get(key), str | int) and str(about[key]):
-                return str(about[key])
-    return ""
+    places = (value, value.get("extra"), value.get("metadata"), agent.get("extra"))
+    found = (about.get(key) for about in places if isinstance(about, dict) for key in TASK_KEYS)
+    return next((str(task) for task in found if isinstance(task, str | int) and str(task)), "")
 
 
 def from_messages(value: Any, name: str) -> Rollout:
@@ -208,33 +216,34 @@ def from_messages(value: Any, name: str) -> Rollout:
     listed = value if isinstance(value, list) else next((about[key] for key in KEYS if key in about), None)
     if not listed:
         raise ValueError("no messages")
-    messages: list[Message] = []
+    told = Told()
     if about.get("system"):  # beside the messages, as Anthropic has it
-        messages.append(_message("system", about["system"]))
+        told.add(_message("system", about["system"]))
     for one in listed:
         blocks = one["content"] if isinstance(one.get("content"), list) else []
         kinds = [block.get("type") if isinstance(block, dict) else "text" for block in blocks]
         if "tool_use" in kinds or "tool_result" in kinds:
-            messages += _from_blocks(one["role"], blocks)
+            _add_blocks(told, one["role"], blocks)
             continue
-        functions = [call.get("function", call) for call in one.get("tool_calls") or ()]
-        functions += [one["function_call"]] if one.get("function_call") else []
+        made = [*(one.get("tool_calls") or ()), *([one["function_call"]] if one.get("function_call") else [])]
+        functions = [call.get("function", call) for call in made]
         calls = tuple(_call(function["name"], function.get("arguments")) for function in functions)
-        messages.append(_message(_role(one["role"], ROLES), one.get("content"), calls))
+        message = _message(_role(one["role"], ROLES), one.get("content"), calls)
+        told.add(message, *([one.get("tool_call_id")] if message.role == "tool" else [call.get("id") for call in made]))
     id = next((str(about[key]) for key in ("id", "session_id", "instance_id") if about.get(key)), name)
-    return _rollout(id, str(about.get("task") or about.get("instance_id") or name), messages)
+    return _rollout(id, str(about.get("task") or about.get("instance_id") or name), told)
 
 
-def _from_blocks(role: str, blocks: list[Any]) -> Iterator[Message]:
+def _add_blocks(told: Told, role: str, blocks: list[Any]) -> None:
     """A message of Anthropic's: answers of tools come before the words of the user."""
     of = {kind: [block for block in blocks if block["type"] == kind] for kind in ("tool_result", "tool_use", "text")}
     for block in of["tool_result"]:
         answer = _message("tool", block.get("content"))
         answer.status = "failed" if block.get("is_error") else "ok"
-        yield answer
+        told.add(answer, block.get("tool_use_id"))
     if of["text"] or of["tool_use"]:
         calls = tuple(_call(block["name"], block.get("input")) for block in of["tool_use"])
-        yield _message(_role(role, ROLES), of["text"], calls)
+        told.add(_message(_role(role, ROLES), of["text"], calls), *(block.get("id") for block in of["tool_use"]))
 
 
 def _role(name: Any, roles: dict[str, Role]) -> Role:
@@ -262,7 +271,9 @@ def _message(role: Role, content: Any, calls: tuple[ToolCall, ...] = ()) -> Mess
     return Message(role, content or "", 0, 0, 0, 0, calls, "ok" if role == "tool" else None)
 
 
-def _rollout(name: str, task: str, messages: list[Message]) -> Rollout:
+def _rollout(name: str, task: str, told: Told) -> Rollout:
+    told.pair()
+    messages = told.messages
     calls = [call for one in messages for call in one.calls]
     usage = Usage(
         turns=sum(one.role == "assistant" for one in messages),
@@ -272,6 +283,7 @@ def _rollout(name: str, task: str, messages: list[Message]) -> Rollout:
     tools = tuple(dict.fromkeys(call.name for call in calls))
     changed = _changes(messages)
     rollout = Rollout(name, task, task, tools, [Segment(messages=messages)], "answer", usage, changed, foreign=True)
+    rollout.events += told.events
     if changed:
         rollout.events.append(Event(-1, "changes_partial", f"{len(changed)} files as far as calls show them"))
     return rollout

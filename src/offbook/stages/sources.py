@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from offbook.acts.trajectories import from_value, load_trajectories
+from offbook.acts.trajectories import from_value, load_trajectories, lost_of
 from offbook.config import Config, ConfigError
 from offbook.harness import Harness
 from offbook.harness.tools import TOOLS
@@ -46,6 +46,13 @@ class Source:
     tools: list[Tools] = field(default_factory=list)  # of each, where the source tells of them
     problems: list[str] = field(default_factory=list)  # with the place
     left_out: Counter[str] = field(default_factory=Counter)  # by the reason
+
+    def add_foreign(self, rollout: Rollout, tools: Tools, place: str) -> None:
+        """What was lost of it would be learned as if it had not been there."""
+        if lost := lost_of(rollout):
+            self.problems.append(f"{place} ({lost})")
+        else:
+            self.add(rollout, tools)
 
     def add(self, rollout: Rollout, tools: Tools = ()) -> None:
         if not any(segment.is_own(message) for segment in rollout.segments for message in segment.messages):
@@ -148,15 +155,15 @@ def _read_file(source: Source, path: Path, min_reward: Literal["any"] | float) -
     if not loaded.rollouts and not loaded.problems:
         source.problems.append(f"{path} has no trajectory in it")
     source.problems += [f"{path}:{line} ({reason})" for line, reason in loaded.problems]
-    for rollout, tools in zip(loaded.rollouts, loaded.tools, strict=True):
-        source.add(rollout, tools)
+    for rollout, tools, line in zip(loaded.rollouts, loaded.tools, loaded.lines, strict=True):
+        source.add_foreign(rollout, tools, f"{path}:{line}")
 
 
 def _read_rows(source: Source, rows: Iterable[Any]) -> None:
     for number, row in enumerate(rows):
         name = f"{source.name}/{number}"
         try:
-            source.add(*from_value(row, name))
+            source.add_foreign(*from_value(row, name), f"row {number}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             source.problems.append(f"row {number} ({error})")
 
