@@ -159,6 +159,36 @@ def test_the_loss_is_on_the_roles_that_are_asked_for(tiny: Path, tmp_path: Path,
     assert learned("system", "assistant") == "Be brief.<|im_end|>It is 1.<|im_end|>"
 
 
+def test_a_message_of_weight_0_is_read_and_not_learned(tiny: Path, tmp_path: Path, chat: ChatFormat) -> None:
+    call = {"name": "bash", "arguments": '{"command": "ls"}'}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": call}], "weight": 0},
+        {"role": "tool", "tool_call_id": "1", "content": "a.py"},
+        {"role": "assistant", "content": "GOOD", "weight": 1},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "BAD", "weight": 0},
+    ]
+    half = {"messages": [*messages[:-1], {**messages[-1], "weight": 0.5}]}
+    data = written(tmp_path / "a.jsonl", [{"messages": messages, "tools": [TOOL]}, half])
+    found = lessons_of(settings(tiny, data, validation_share=0.0, reminders=1.0))
+    (conversation,) = found.learned
+    assert (found.read["left_out"], conversation.kept) == ({"could not be read": 1}, {})
+    (sample,) = found.samples(1, Counter())
+    learned = [id for id, weight in zip(sample.ids, sample.ce_weight, strict=True) if weight]
+    assert chat.decode(learned) == "GOOD<|im_end|>"
+    assert '"command": "ls"' in chat.decode(sample.ids)
+    unweighed = [{**message, "weight": 1} for message in messages]
+    written(data, [{"messages": unweighed, "tools": [TOOL]}])
+    (other,) = lessons_of(settings(tiny, data, validation_share=0.0)).learned
+    assert 2 in other.kept, "which reminders would stand before"
+    for message in messages:
+        message["weight"] = 0
+    written(data, [{"messages": messages}])
+    with pytest.raises(OffbookError, match=r"no conversation is left to learn from \(1 dropped: nothing to learn"):
+        lessons_of(settings(tiny, data))
+
+
 def sources(config: Config) -> list[Source]:
     return list(read_sources(config, Path(config.model), quiet))
 

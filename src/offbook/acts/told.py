@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 from offbook.types import Event, Message
 
-LOST = "lost"  # an event: something of the trajectory is not in its messages
+# Kinds of events.
+LOST = "lost"  # something of the trajectory is not in its messages
+UNLEARNED = "unlearned"  # whoever wrote the data says that this message is to be read alone
 
 
 @dataclass(slots=True)
@@ -21,6 +23,13 @@ class Told:
     def add(self, message: Message, *ids: object) -> None:
         self.messages.append(message)
         self.ids.append(tuple(str(id or "") for id in ids))
+
+    def weigh(self, weight: object) -> None:
+        """OpenAI's mark on the message that was added last: 0 is not learned."""
+        if weight == 0:
+            self.events.append(Event(len(self.messages) - 1, UNLEARNED, "weight 0"))
+        elif weight not in (None, 1):
+            self._lose(len(self.messages) - 1, f"a weight of {weight!r}, which is neither 0 nor 1")
 
     def pair(self) -> None:
         """Puts answers into the order of their calls."""

@@ -224,14 +224,20 @@ def from_messages(value: Any, name: str) -> Rollout:
         kinds = [block.get("type") if isinstance(block, dict) else "text" for block in blocks]
         if "tool_use" in kinds or "tool_result" in kinds:
             _add_blocks(told, one["role"], blocks)
-            continue
-        made = [*(one.get("tool_calls") or ()), *([one["function_call"]] if one.get("function_call") else [])]
-        functions = [call.get("function", call) for call in made]
-        calls = tuple(_call(function["name"], function.get("arguments")) for function in functions)
-        message = _message(_role(one["role"], ROLES), one.get("content"), calls)
-        told.add(message, *([one.get("tool_call_id")] if message.role == "tool" else [call.get("id") for call in made]))
+        else:
+            _add_message(told, one)
+        if one["role"] == "assistant":
+            told.weigh(one.get("weight"))
     id = next((str(about[key]) for key in ("id", "session_id", "instance_id") if about.get(key)), name)
     return _rollout(id, str(about.get("task") or about.get("instance_id") or name), told)
+
+
+def _add_message(told: Told, one: dict[str, Any]) -> None:
+    made = [*(one.get("tool_calls") or ()), *([one["function_call"]] if one.get("function_call") else [])]
+    functions = [call.get("function", call) for call in made]
+    calls = tuple(_call(function["name"], function.get("arguments")) for function in functions)
+    message = _message(_role(one["role"], ROLES), one.get("content"), calls)
+    told.add(message, *([one.get("tool_call_id")] if message.role == "tool" else [call.get("id") for call in made]))
 
 
 def _add_blocks(told: Told, role: str, blocks: list[Any]) -> None:

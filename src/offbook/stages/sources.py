@@ -26,7 +26,7 @@ from offbook.pocket.demonstrations import harness_of, write_demonstrations
 from offbook.pocket.tasks import level_named
 from offbook.runfolder import RunFolder, read_lines
 from offbook.train.checkpoint import TOKENIZER_FILES
-from offbook.types import Message, OffbookError, Rollout, ToolSpec
+from offbook.types import Event, Message, OffbookError, Rollout, ToolSpec
 
 POCKET = re.compile(r"(pocket[\w-]*):(\d+)")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
@@ -61,6 +61,7 @@ class Source:
             return
         if tools and rollout.segments[0].messages[0].role != "system":  # which is where they are told of
             rollout.segments[0].messages.insert(0, Message("system", "", 0, 0, 0, 0))
+            rollout.events = [_moved(event) for event in rollout.events]
         self.rollouts.append(rollout)
         self.tools.append(tools)
 
@@ -70,6 +71,11 @@ class Source:
             more = ", ..." if len(self.problems) > SHOWN else ""
             told.append(f"{len(self.problems)} could not be read ({', '.join(self.problems[:SHOWN])}{more})")
         return "; ".join([f"{self.name}: {len(self.rollouts)} conversations", *told])
+
+
+def _moved(event: Event) -> Event:
+    """Behind a message that was put before the first one."""
+    return replace(event, message=event.message + 1) if event.message >= 0 and event.segment == 0 else event
 
 
 def refuse_missing_data(config: Config) -> None:
