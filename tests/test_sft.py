@@ -247,11 +247,41 @@ def test_bad_lines_are_counted_said_and_left_out(tiny: Path, tmp_path: Path) -> 
 
 def test_what_would_be_learned_in_part_is_not_learned(tiny: Path, tmp_path: Path) -> None:
     whole, stray = parallel(("2", "two"), ("1", "one")), parallel(("2", "two"), ("3", "three"))
-    data = written(tmp_path / "a.jsonl", [whole, stray])
+    empty = {"messages": [*chat_line(1)["messages"], {"role": "user", "content": None}]}
+    data = written(tmp_path / "a.jsonl", [whole, stray, empty])
     (source,) = sources(settings(tiny, data))
     assert [one.text for one in source.rollouts[0].segments[0].messages[2:4]] == ["one", "two"]
-    told = f"{data}: 1 conversations; 1 could not be read ({data}:2 (an answer to '3', which is no call"
+    told = f"{data}: 1 conversations; 2 could not be read ({data}:2 (an answer to '3', which is no call"
     assert str(source).startswith(told)
+    assert str(source).endswith(f"{data}:3 (a message of the user without text))")
+
+
+def test_thoughts_are_learned_as_the_chat_has_them(tiny: Path, tmp_path: Path, chat: ChatFormat) -> None:
+    call = {"function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "content": "a.py"},
+        {"role": "assistant", "content": "It is there."},
+    ]
+    (source,) = sources(settings(tiny, written(tmp_path / "a.jsonl", [{"messages": messages}])))
+    made = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call><|im_end|>'
+    for opening, learned, counted in (
+        ("", f"<think>\nhm\n</think>\n\n{made}It is there.", {}),
+        ("<think>\n", f"hm\n</think>\n\n{made}\n</think>\n\nIt is there.", {}),
+        (
+            "<think>\n\n</think>\n\n",
+            f"{made}It is there.",
+            {"without their thoughts, which this chat has switched off": 1},
+        ),
+    ):
+        thinker, counts = ChatFormat(chat.tokenizer, opening=opening), Counter[str]()
+        (segment,) = Writing(thinker, 300, 8192, {}).segments(source.rollouts[0], (), counts)
+        sample = sft_sample(segment)
+        ids = [id for id, weight in zip(sample.ids, sample.ce_weight, strict=True) if weight]
+        assert chat.decode(ids) == f"{learned}<|im_end|>"
+        assert counts == counted
+        assert [len(message.calls) for message in segment.messages] == [0, 1, 0, 0], "a thought hides no call"
 
 
 def test_a_context_without_room_for_a_message_is_named(

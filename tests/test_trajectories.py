@@ -174,6 +174,65 @@ def test_answers_to_no_call_and_calls_without_answers_are_known(format: str) -> 
     assert not lost_of(from_value(last, "a")[0]), "a call may end it all"
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "lost"),
+    [
+        ([{"type": "text", "text": "What"}, "is this?"], "A cat.", ""),
+        ([{"type": "text", "text": "What?"}, IMAGE], "A cat.", "a part of the type 'image_url'"),
+        ([IMAGE], "A cat.", "a part of the type 'image_url'"),
+        (None, "A cat.", "a message of the user without text"),
+        (" \n", "A cat.", "a message of the user without text"),
+        ("?", "", "a message of the assistant without text"),
+        ("?", [], "a message of the assistant without text"),
+        (
+            "?",
+            [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "A cat."}],
+            "a part of the type 'r",
+        ),
+    ],
+)
+@pytest.mark.parametrize("format", ["openai", "atif"])
+def test_what_is_no_text_is_not_lost_without_a_word(format: str, asked: Any, said: Any, lost: str) -> None:
+    steps = [{"source": "user", "message": asked}, {"source": "agent", "message": said}]
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+    value = {"messages": messages} if format == "openai" else {"schema_version": "ATIF-v1.6", "steps": steps}
+    rollout, _ = from_value(value, "a")
+    assert lost_of(rollout).startswith(lost)
+    assert bool(lost_of(rollout)) == bool(lost)
+    assert len(rollout.segments[0].messages) == 2, "who judges it reads the rest"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "because\n"},
+        {"role": "assistant", "content": "Yes.", "reasoning": "because", "reasoning_content": None},
+        {"role": "assistant", "content": "<think>\nbecause\n</think>\n\nYes.", "reasoning_content": "because"},
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "because"}, {"type": "text", "text": "Yes."}],
+        },
+        {"source": "agent", "message": "Yes.", "reasoning_content": "because"},
+    ],
+)
+def test_thoughts_stand_before_the_words(said: dict[str, Any]) -> None:
+    value: Any = [{"role": "user", "content": "?"}, said]
+    if "source" in said:
+        value = {"schema_version": "ATIF-v1.6", "steps": [{"source": "user", "message": "?"}, said]}
+    rollout, _ = from_value(value, "a")
+    assert rollout.segments[0].messages[1].text == "<think>\nbecause\n</think>\n\nYes."
+    assert Acts(rollout).final == "Yes."
+    assert not lost_of(rollout)
+
+
+def test_a_thought_that_is_no_text_is_lost() -> None:
+    said = {"role": "assistant", "content": "Yes.", "reasoning": {"effort": "high"}}
+    assert lost_of(from_messages([{"role": "user", "content": "?"}, said], "a")) == "a thought that is no text"
+
+
 CALC = {"command": "str_replace", "path": "/app/calc.py", "old_str": "x", "new_str": "y"}
 
 

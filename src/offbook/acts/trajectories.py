@@ -194,10 +194,10 @@ def from_atif(value: dict[str, Any], name: str) -> Rollout:
     for step in value["steps"]:
         made = step.get("tool_calls") or ()
         calls = tuple(_call(call["function_name"], call.get("arguments")) for call in made)
-        message = _message(_role(step["source"], ATIF_ROLES), step.get("message"), calls)
-        told.add(message, *(call.get("tool_call_id") for call in made))
+        role, ids = _role(step["source"], ATIF_ROLES), (call.get("tool_call_id") for call in made)
+        told.add(role, step.get("message"), calls, ids, step.get("reasoning_content"))
         for result in (step.get("observation") or {}).get("results") or ():
-            told.add(_message("tool", result.get("content")), result.get("source_call_id"))
+            told.add("tool", result.get("content"), ids=[result.get("source_call_id")])
     id = str(value.get("session_id") or value.get("trajectory_id") or name)
     return _rollout(id, _task_of(value) or id, told)
 
@@ -218,7 +218,7 @@ def from_messages(value: Any, name: str) -> Rollout:
         raise ValueError("no messages")
     told = Told()
     if about.get("system"):  # beside the messages, as Anthropic has it
-        told.add(_message("system", about["system"]))
+        told.add("system", about["system"])
     for one in listed:
         blocks = one["content"] if isinstance(one.get("content"), list) else []
         kinds = [block.get("type") if isinstance(block, dict) else "text" for block in blocks]
@@ -236,20 +236,21 @@ def _add_message(told: Told, one: dict[str, Any]) -> None:
     made = [*(one.get("tool_calls") or ()), *([one["function_call"]] if one.get("function_call") else [])]
     functions = [call.get("function", call) for call in made]
     calls = tuple(_call(function["name"], function.get("arguments")) for function in functions)
-    message = _message(_role(one["role"], ROLES), one.get("content"), calls)
-    told.add(message, *([one.get("tool_call_id")] if message.role == "tool" else [call.get("id") for call in made]))
+    role, thought = _role(one["role"], ROLES), one.get("reasoning_content") or one.get("reasoning")
+    ids = [one.get("tool_call_id")] if role == "tool" else [call.get("id") for call in made]
+    told.add(role, one.get("content"), calls, ids, thought)
 
 
 def _add_blocks(told: Told, role: str, blocks: list[Any]) -> None:
     """A message of Anthropic's: answers of tools come before the words of the user."""
-    of = {kind: [block for block in blocks if block["type"] == kind] for kind in ("tool_result", "tool_use", "text")}
-    for block in of["tool_result"]:
-        answer = _message("tool", block.get("content"))
+    results, uses = ([block for block in blocks if block["type"] == kind] for kind in ("tool_result", "tool_use"))
+    words = [block for block in blocks if block["type"] not in ("tool_result", "tool_use")]
+    for block in results:
+        answer = told.add("tool", block.get("content"), ids=[block.get("tool_use_id")])
         answer.status = "failed" if block.get("is_error") else "ok"
-        told.add(answer, block.get("tool_use_id"))
-    if of["text"] or of["tool_use"]:
-        calls = tuple(_call(block["name"], block.get("input")) for block in of["tool_use"])
-        told.add(_message(_role(role, ROLES), of["text"], calls), *(block.get("id") for block in of["tool_use"]))
+    if words or uses:
+        calls = tuple(_call(block["name"], block.get("input")) for block in uses)
+        told.add(_role(role, ROLES), words, calls, [block.get("id") for block in uses])
 
 
 def _role(name: Any, roles: dict[str, Role]) -> Role:
@@ -266,15 +267,6 @@ def _call(name: Any, arguments: Any) -> ToolCall:
         except ValueError:
             return ToolCall(str(name), {}, "its arguments are not JSON")
     return ToolCall(str(name), arguments if isinstance(arguments, dict) else {"input": arguments})
-
-
-def _message(role: Role, content: Any, calls: tuple[ToolCall, ...] = ()) -> Message:
-    """Content is a string, or parts of which the text ones are read."""
-    if isinstance(content, list):
-        content = "\n".join(str(part.get("text") or "") if isinstance(part, dict) else str(part) for part in content)
-    if not isinstance(content, str | None):
-        raise ValueError("content is neither text nor parts")
-    return Message(role, content or "", 0, 0, 0, 0, calls, "ok" if role == "tool" else None)
 
 
 def _rollout(name: str, task: str, told: Told) -> Rollout:

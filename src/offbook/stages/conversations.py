@@ -21,7 +21,8 @@ from offbook.loop.models import Progress, quiet
 from offbook.stages.reminders import WITHOUT_EFFECT, Conversation, Pair, read
 from offbook.stages.sources import Source, Tools
 from offbook.stages.wordings import WORDINGS
-from offbook.tokens import Chat, is_in, telling, written_again
+from offbook.tokens import Chat, has_no_thoughts, is_in, telling, written_again
+from offbook.tokens.strict import answer_start
 from offbook.types import Rollout, Segment
 
 WINDOW = 16  # batches' worth of conversations, of which those of like length go together
@@ -87,6 +88,10 @@ class Writing:
             return segment
         if segment.ids:
             counts["written again"] += 1
+        elif has_no_thoughts(self.chat) and any(
+            segment.is_own(one) and answer_start(one.text) for one in segment.messages
+        ):
+            counts["without their thoughts, which this chat has switched off"] += 1
         if tools and not self.chat.tells_tools:
             segment = _with_words(segment, telling(tools))
         return written_again(segment, self.chat, tools)
