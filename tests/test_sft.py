@@ -6,9 +6,11 @@ import json
 import os
 import random
 import signal
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from typer.testing import CliRunner
 from offbook.algo import hint_block, hint_branch, opsd_branches, sdft_branches, sft_sample
 from offbook.api import configure, sft
 from offbook.cli import app
-from offbook.config import Config
+from offbook.config import Config, ConfigError
 from offbook.feedback import RULES, write_hint
 from offbook.loop.models import load_model, model_folder, quiet
 from offbook.loop.train import train
@@ -33,7 +35,7 @@ from offbook.stages.conversations import Writing, batches_of, find_pairs, split
 from offbook.stages.heeding import OTHER, OWN, heeding, told
 from offbook.stages.reminders import Conversation, read
 from offbook.stages.sft import Lessons, make_lessons
-from offbook.stages.sources import Source, read_sources
+from offbook.stages.sources import Source, read_sources, refuse_missing_data
 from offbook.stages.wordings import WORDINGS
 from offbook.tokens import ChatFormat
 from offbook.train.forward import Decoder
@@ -637,3 +639,13 @@ def test_what_is_wrong_is_said_in_a_sentence(tiny: Path, tmp_path: Path) -> None
     with pytest.raises(OffbookError, match=r"step 1: .*; try a lower sft\.learning_rate"):
         sft(settings(tiny, data, tmp_path / "run", learning_rate=1e38))
     assert not RunFolder(tmp_path / "run").checkpoints()
+
+
+def test_a_mistyped_path_is_named_though_it_may_be_a_hub_name(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as where the package is not installed
+    with pytest.raises(ConfigError, match=r"there is no runs/techer; --data is a run folder, .*pip install"):
+        refuse_missing_data(settings(tiny, Path("runs/techer")))
+    broken = SimpleNamespace(load_dataset=lambda name, split: 1 / 0)
+    monkeypatch.setitem(sys.modules, "datasets", broken)
+    with pytest.raises(OffbookError, match="there is no runs/techer here, and datasets cannot read runs/techer: "):
+        sources(settings(tiny, Path("runs/techer")))

@@ -178,8 +178,10 @@ def _datasets(name: str) -> Any:
     try:
         return importlib.import_module("datasets")
     except ImportError:
-        here = "" if Path(name).exists() else f"there is no {name} here; "
-        raise OffbookError(f"{here}datasets are read by a package: pip install 'offbook[datasets]'") from None
+        how = "datasets are read by a package: pip install 'offbook[datasets]'"
+        if Path(name).exists():
+            raise OffbookError(how) from None
+        raise ConfigError(f"there is no {name}; --data is {WAYS}. If it is a hub name: {how}") from None
 
 
 def _rows(name: str, load: Callable[[Any], Any]) -> Any:
@@ -188,7 +190,8 @@ def _rows(name: str, load: Callable[[Any], Any]) -> Any:
         return load(library)
     except Exception as error:  # theirs, of any kind: the network, a file, a split that is not there
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise OffbookError(f"datasets cannot read {name}: {reason}") from None
+        here = "" if Path(name).exists() else f"there is no {name} here, and "
+        raise OffbookError(f"{here}datasets cannot read {name}: {reason}") from None
 
 
 def _stored(library: Any, folder: Path) -> Any:
