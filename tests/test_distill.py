@@ -74,8 +74,8 @@ def test_anthropic_s_messages_are_read(tmp_path: Path) -> None:
     loaded = read_trajectories(path)
     ((segment,),) = (rollout.segments for rollout in loaded.rollouts)
     assert [(message.role, message.text) for message in segment.messages] == [
-        ("system", "you read files"), ("user", "look at a.py"), ("assistant", "I look."), ("tool", "no"),
-        ("user", "so?"), ("assistant", "It is not there."),
+        ("system", "you read files"), ("user", "look at a.py"), ("assistant", "<think>\nhm\n</think>\n\nI look."),
+        ("tool", "no"), ("user", "so?"), ("assistant", "It is not there."),
     ]  # fmt: skip
     assert segment.messages[2].calls[0].arguments == {"path": "a.py"}
     assert segment.messages[3].status == "failed"

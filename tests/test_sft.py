@@ -6,23 +6,25 @@ import json
 import os
 import random
 import signal
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from conftest import tiny_model
 from safetensors.torch import load_file
-from test_trajectories import CALLS, atif, openai
+from test_trajectories import CALLS, atif, openai, parallel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from offbook.algo import hint_block, hint_branch, opsd_branches, sdft_branches, sft_sample
 from offbook.api import configure, sft
 from offbook.cli import app
-from offbook.config import Config
+from offbook.config import Config, ConfigError
 from offbook.feedback import RULES, write_hint
 from offbook.loop.models import load_model, model_folder, quiet
 from offbook.loop.train import train
@@ -33,7 +35,7 @@ from offbook.stages.conversations import Writing, batches_of, find_pairs, split
 from offbook.stages.heeding import OTHER, OWN, heeding, told
 from offbook.stages.reminders import Conversation, read
 from offbook.stages.sft import Lessons, make_lessons
-from offbook.stages.sources import Source, read_sources
+from offbook.stages.sources import Source, read_sources, refuse_missing_data
 from offbook.stages.wordings import WORDINGS
 from offbook.tokens import ChatFormat
 from offbook.train.forward import Decoder
@@ -159,6 +161,36 @@ def test_the_loss_is_on_the_roles_that_are_asked_for(tiny: Path, tmp_path: Path,
     assert learned("system", "assistant") == "Be brief.<|im_end|>It is 1.<|im_end|>"
 
 
+def test_a_message_of_weight_0_is_read_and_not_learned(tiny: Path, tmp_path: Path, chat: ChatFormat) -> None:
+    call = {"name": "bash", "arguments": '{"command": "ls"}'}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": call}], "weight": 0},
+        {"role": "tool", "tool_call_id": "1", "content": "a.py"},
+        {"role": "assistant", "content": "GOOD", "weight": 1},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "BAD", "weight": 0},
+    ]
+    half = {"messages": [*messages[:-1], {**messages[-1], "weight": 0.5}]}
+    data = written(tmp_path / "a.jsonl", [{"messages": messages, "tools": [TOOL]}, half])
+    found = lessons_of(settings(tiny, data, validation_share=0.0, reminders=1.0))
+    (conversation,) = found.learned
+    assert (found.read["left_out"], conversation.kept) == ({"could not be read": 1}, {})
+    (sample,) = found.samples(1, Counter())
+    learned = [id for id, weight in zip(sample.ids, sample.ce_weight, strict=True) if weight]
+    assert chat.decode(learned) == "GOOD<|im_end|>"
+    assert '"command": "ls"' in chat.decode(sample.ids)
+    unweighed = [{**message, "weight": 1} for message in messages]
+    written(data, [{"messages": unweighed, "tools": [TOOL]}])
+    (other,) = lessons_of(settings(tiny, data, validation_share=0.0)).learned
+    assert 2 in other.kept, "which reminders would stand before"
+    for message in messages:
+        message["weight"] = 0
+    written(data, [{"messages": messages}])
+    with pytest.raises(OffbookError, match=r"no conversation is left to learn from \(1 dropped: nothing to learn"):
+        lessons_of(settings(tiny, data))
+
+
 def sources(config: Config) -> list[Source]:
     return list(read_sources(config, Path(config.model), quiet))
 
@@ -204,9 +236,54 @@ def test_bad_lines_are_counted_said_and_left_out(tiny: Path, tmp_path: Path) -> 
     (source,) = sources(settings(tiny, data))
     told = f"{data}: 2 conversations; 1 left out (no message of an assistant); 3 could not be read ({data}:2 (not JSON)"
     assert str(source).startswith(told + f", {data}:3 (no messages), {data}:6 (")
-    for lines, reason in (([silent], "no message of an assistant"), (["x\n", "{}\n"], "no trajectory in it")):
+    human = {"messages": [{"role": "human", "content": "?"}, {"role": "gpt", "content": "!"}]}
+    for lines, reason in (
+        ([silent], "no message of an assistant"),
+        (["x\n", "{}\n"], r"b.jsonl:1 \(not JSON\); .*b.jsonl:2 \(no messages\)"),
+        ([human] * 5, r"b.jsonl:1 \('human' is none of the roles .*b.jsonl:3 \("),
+        (["\n"], "b.jsonl has no trajectory in it"),
+    ):
         with pytest.raises(OffbookError, match=f"has nothing to learn from: .*{reason}"):
             sources(settings(tiny, written(tmp_path / "b.jsonl", lines)))
+
+
+def test_what_would_be_learned_in_part_is_not_learned(tiny: Path, tmp_path: Path) -> None:
+    whole, stray = parallel(("2", "two"), ("1", "one")), parallel(("2", "two"), ("3", "three"))
+    empty = {"messages": [*chat_line(1)["messages"], {"role": "user", "content": None}]}
+    data = written(tmp_path / "a.jsonl", [whole, stray, empty])
+    (source,) = sources(settings(tiny, data))
+    assert [one.text for one in source.rollouts[0].segments[0].messages[2:4]] == ["one", "two"]
+    told = f"{data}: 1 conversations; 2 could not be read ({data}:2 (an answer to '3', which is no call"
+    assert str(source).startswith(told)
+    assert str(source).endswith(f"{data}:3 (a message of the user without text))")
+
+
+def test_thoughts_are_learned_as_the_chat_has_them(tiny: Path, tmp_path: Path, chat: ChatFormat) -> None:
+    call = {"function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "content": "a.py"},
+        {"role": "assistant", "content": "It is there."},
+    ]
+    (source,) = sources(settings(tiny, written(tmp_path / "a.jsonl", [{"messages": messages}])))
+    made = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call><|im_end|>'
+    for opening, learned, counted in (
+        ("", f"<think>\nhm\n</think>\n\n{made}It is there.", {}),
+        ("<think>\n", f"hm\n</think>\n\n{made}\n</think>\n\nIt is there.", {}),
+        (
+            "<think>\n\n</think>\n\n",
+            f"{made}It is there.",
+            {"without their thoughts, which this chat has switched off": 1},
+        ),
+    ):
+        thinker, counts = ChatFormat(chat.tokenizer, opening=opening), Counter[str]()
+        (segment,) = Writing(thinker, 300, 8192, {}).segments(source.rollouts[0], (), counts)
+        sample = sft_sample(segment)
+        ids = [id for id, weight in zip(sample.ids, sample.ce_weight, strict=True) if weight]
+        assert chat.decode(ids) == f"{learned}<|im_end|>"
+        assert counts == counted
+        assert [len(message.calls) for message in segment.messages] == [0, 1, 0, 0], "a thought hides no call"
 
 
 def test_a_context_without_room_for_a_message_is_named(
@@ -271,6 +348,22 @@ def test_batches_hold_every_conversation_once_and_like_lengths() -> None:
     padded = sum(len(batch) * max(lengths[number] for number in batch) for batch in batches)
     assert padded < 1.15 * sum(lengths)
     assert batches != batches_of(lengths, 1000, random.Random(1))
+
+
+def test_single_trajectories_of_an_agent_are_held_out(tiny: Path, tmp_path: Path) -> None:
+    """By their sessions or, where they have none, by their place: in one file, or in files of one name."""
+    named = [{**atif(*CALLS), "session_id": f"s{number}"} for number in range(20)]
+    nameless = [{**one, "session_id": None} for one in named]
+    for number, one in enumerate(nameless):
+        (tmp_path / "many" / str(number)).mkdir(parents=True)
+        written(tmp_path / "many" / str(number) / "trajectory.json", [one])
+    for data in (
+        written(tmp_path / "named.jsonl", named),
+        written(tmp_path / "nameless.jsonl", nameless),
+        tmp_path / "many",
+    ):
+        found = lessons_of(settings(tiny, data, validation_share=0.1))
+        assert (len(found.learned), len(found.apart)) == (18, 2), data
 
 
 def test_conversations_of_one_task_stay_together(demonstrated: Path) -> None:
@@ -546,3 +639,13 @@ def test_what_is_wrong_is_said_in_a_sentence(tiny: Path, tmp_path: Path) -> None
     with pytest.raises(OffbookError, match=r"step 1: .*; try a lower sft\.learning_rate"):
         sft(settings(tiny, data, tmp_path / "run", learning_rate=1e38))
     assert not RunFolder(tmp_path / "run").checkpoints()
+
+
+def test_a_mistyped_path_is_named_though_it_may_be_a_hub_name(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as where the package is not installed
+    with pytest.raises(ConfigError, match=r"there is no runs/techer; --data is a run folder, .*pip install"):
+        refuse_missing_data(settings(tiny, Path("runs/techer")))
+    broken = SimpleNamespace(load_dataset=lambda name, split: 1 / 0)
+    monkeypatch.setitem(sys.modules, "datasets", broken)
+    with pytest.raises(OffbookError, match="there is no runs/techer here, and datasets cannot read runs/techer: "):
+        sources(settings(tiny, Path("runs/techer")))

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from offbook.acts.trajectories import MAX_DEPTH, from_messages, read_trajectories
+from offbook.acts import Acts
+from offbook.acts.trajectories import MAX_DEPTH, from_messages, from_value, lost_of, read_trajectories
 from offbook.config import Config
 from offbook.monitors import check
 from offbook.runfolder import RunFolder, dump_lines
@@ -86,8 +87,29 @@ def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
     for bad in ("{}", "", "[]", '{"schema_version": "ATIF-v9", "steps": []}', "\x00\xff"):
         with pytest.raises(OffbookError, match="no trajectory"):
             read_trajectories(written(tmp_path / "bad.json", bad))
+    human = json.dumps({"messages": [{"role": "human", "content": "?"}]}) + "\n"
+    told = "no trajectory in it: line 1: 'human' is none of the roles .*; line 3: .*; and 2 more"
+    with pytest.raises(OffbookError, match=told):
+        read_trajectories(written(tmp_path / "bad.jsonl", human * 5))
     with pytest.raises(OffbookError, match="cannot read"):
         read_trajectories(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(
+    ("about", "task"),
+    [
+        ({}, "s1"),
+        ({"session_id": None, "trajectory_id": "t1"}, "t1"),
+        ({"session_id": None}, "a"),
+        ({"extra": {"task_id": 7}}, "7"),
+        ({"metadata": {"instance_id": "django-1"}}, "django-1"),
+        ({"agent": {"name": "other", "extra": {"task": "ours"}}}, "ours"),
+        ({"extra": {"task": {"no": "name"}}}, "s1"),
+    ],
+)
+def test_the_task_of_an_atif_trajectory_is_no_agent(tmp_path: Path, about: dict[str, Any], task: str) -> None:
+    [rollout] = read_trajectories(written(tmp_path / "a.json", {**atif(*CALLS), **about})).rollouts
+    assert rollout.task == task
 
 
 def other(*calls: tuple[str, dict[str, Any], str], last: str = "", id: str = "s") -> dict[str, Any]:
@@ -97,6 +119,118 @@ def other(*calls: tuple[str, dict[str, Any], str], last: str = "", id: str = "s"
         messages.append({"role": "assistant", "content": "", "tool_calls": [{"name": name, "arguments": arguments}]})
         messages.append({"role": "tool", "content": answer})
     return {"id": id, "messages": [*messages, {"role": "assistant", "content": last}]}
+
+
+def parallel(*answers: tuple[str | None, str], format: str = "openai", ids: tuple[Any, ...] = ("1", "2")) -> Any:
+    """Two calls in one message, answers to them, and last words."""
+    asked, given = {"role": "user", "content": "Look."}, [{"x": 1}, {"x": 2}]
+    if format == "openai":
+        functions = [{"name": "a", "arguments": json.dumps(one)} for one in given]
+        calls = [{"id": id, "type": "function", "function": one} for id, one in zip(ids, functions, strict=True)]
+        told = [{"role": "tool", "tool_call_id": id, "content": text} for id, text in answers]
+        last = {"role": "assistant", "content": "Done."}
+        return {"messages": [asked, {"role": "assistant", "content": None, "tool_calls": calls}, *told, last]}
+    if format == "anthropic":
+        uses = [{"type": "tool_use", "id": id, "name": "a", "input": one} for id, one in zip(ids, given, strict=True)]
+        results = [{"type": "tool_result", "tool_use_id": id, "content": text} for id, text in answers]
+        told = [{"role": "assistant", "content": uses}, {"role": "user", "content": results}]
+        return {"messages": [asked, *told, {"role": "assistant", "content": "Done."}]}
+    made = [{"tool_call_id": id, "function_name": "a", "arguments": one} for id, one in zip(ids, given, strict=True)]
+    seen = {"results": [{"source_call_id": id, "content": text} for id, text in answers]}
+    steps = [
+        {"source": "user", "message": "Look."},
+        {"source": "agent", "message": "", "tool_calls": made, "observation": seen},
+        {"source": "agent", "message": "Done."},
+    ]
+    return {"schema_version": "ATIF-v1.6", "steps": steps}
+
+
+@pytest.mark.parametrize("format", ["openai", "anthropic", "atif"])
+@pytest.mark.parametrize(
+    ("answers", "ids", "expected"),
+    [
+        ((("2", "two"), ("1", "one")), ("1", "2"), ["one", "two"]),
+        (((None, "one"), (None, "two")), ("1", "2"), ["one", "two"]),
+        (((None, "two"), ("1", "one")), ("1", "2"), ["one", "two"]),
+        ((("2", "one"), ("1", "two")), (None, None), ["one", "two"]),  # nobody knows what these ids are of
+    ],
+)
+def test_answers_are_those_of_their_calls(format: str, answers: Any, ids: Any, expected: list[str]) -> None:
+    rollout, _ = from_value(parallel(*answers, format=format, ids=ids), "a")
+    assert [(one.call.arguments["x"], one.output) for one in Acts(rollout).exchanges] == [*enumerate(expected, 1)]
+    assert [message.text for message in rollout.segments[0].messages if message.role == "tool"] == expected
+    assert not lost_of(rollout)
+
+
+@pytest.mark.parametrize("format", ["openai", "anthropic", "atif"])
+def test_answers_to_no_call_and_calls_without_answers_are_known(format: str) -> None:
+    stray, _ = from_value(parallel(("2", "two"), ("3", "three"), format=format), "a")
+    assert lost_of(stray) == "an answer to '3', which is no call of the message before"
+    assert [message.text for message in stray.segments[0].messages[2:4]] == ["two", "three"], "and stay as they were"
+    silent, _ = from_value(parallel(("2", "two"), format=format), "a")
+    assert lost_of(silent) == "no answer to the call '1'"
+    last = parallel(("2", "two"), format=format)
+    (last.get("messages") or last["steps"]).pop()
+    assert not lost_of(from_value(last, "a")[0]), "a call may end it all"
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "lost"),
+    [
+        ([{"type": "text", "text": "What"}, "is this?"], "A cat.", ""),
+        ([{"type": "text", "text": "What?"}, IMAGE], "A cat.", "a part of the type 'image_url'"),
+        ([IMAGE], "A cat.", "a part of the type 'image_url'"),
+        (None, "A cat.", "a message of the user without text"),
+        (" \n", "A cat.", "a message of the user without text"),
+        ("?", "", "a message of the assistant without text"),
+        ("?", [], "a message of the assistant without text"),
+        (
+            "?",
+            [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "A cat."}],
+            "a part of the type 'r",
+        ),
+    ],
+)
+@pytest.mark.parametrize("format", ["openai", "atif"])
+def test_what_is_no_text_is_not_lost_without_a_word(format: str, asked: Any, said: Any, lost: str) -> None:
+    steps = [{"source": "user", "message": asked}, {"source": "agent", "message": said}]
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+    value = {"messages": messages} if format == "openai" else {"schema_version": "ATIF-v1.6", "steps": steps}
+    rollout, _ = from_value(value, "a")
+    assert lost_of(rollout).startswith(lost)
+    assert bool(lost_of(rollout)) == bool(lost)
+    assert len(rollout.segments[0].messages) == 2, "who judges it reads the rest"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "because\n"},
+        {"role": "assistant", "content": "Yes.", "reasoning": "because", "reasoning_content": None},
+        {"role": "assistant", "content": "<think>\nbecause\n</think>\n\nYes.", "reasoning_content": "because"},
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "because"}, {"type": "text", "text": "Yes."}],
+        },
+        {"source": "agent", "message": "Yes.", "reasoning_content": "because"},
+    ],
+)
+def test_thoughts_stand_before_the_words(said: dict[str, Any]) -> None:
+    value: Any = [{"role": "user", "content": "?"}, said]
+    if "source" in said:
+        value = {"schema_version": "ATIF-v1.6", "steps": [{"source": "user", "message": "?"}, said]}
+    rollout, _ = from_value(value, "a")
+    assert rollout.segments[0].messages[1].text == "<think>\nbecause\n</think>\n\nYes."
+    assert Acts(rollout).final == "Yes."
+    assert not lost_of(rollout)
+
+
+def test_a_thought_that_is_no_text_is_lost() -> None:
+    said = {"role": "assistant", "content": "Yes.", "reasoning": {"effort": "high"}}
+    assert lost_of(from_messages([{"role": "user", "content": "?"}, said], "a")) == "a thought that is no text"
 
 
 CALC = {"command": "str_replace", "path": "/app/calc.py", "old_str": "x", "new_str": "y"}

@@ -9,23 +9,25 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from offbook.acts.exchanges import ERROR_CHARS, NEW_PARTS, NEW_WHOLES, NOT_APPLIED, PATHS, answers_to, text_of
 from offbook.acts.shell import relative
+from offbook.acts.told import LOST, Told
 from offbook.client import mend_escapes
 from offbook.runfolder import read_lines
 from offbook.types import Event, Message, OffbookError, Role, Rollout, Segment, ToolCall, ToolSpec, Usage
 
 MAX_BYTES = 512 << 20
+SHOWN = 3  # of the lines that are no trajectory
 MAX_DEPTH = 100  # of lists and objects in each other; what reads them later must not run out of stack
 ATIF_ROLES: dict[str, Role] = {"user": "user", "system": "system", "agent": "assistant"}
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
                           "tool": "tool", "function": "tool"}  # fmt: skip
 KEYS = ("messages", "conversation", "conversations", "history", "trajectory", "traj")
+TASK_KEYS = ("task_id", "task", "task_name", "instance_id")
 WRITES = re.compile(r"writ|creat|edit|insert|append|replac|save|update", re.IGNORECASE)
 REFUSED = re.compile(  # for another reason
     r"\A\W*(tool_use_)?error\b|\bno (replacements?|changes?|edits?) (was|were) (performed|made|applied)"
@@ -39,6 +41,7 @@ REFUSED = re.compile(  # for another reason
 class Loaded:
     rollouts: list[Rollout] = field(default_factory=list)
     tools: list[tuple[ToolSpec, ...]] = field(default_factory=list)  # of each, where its file tells of them
+    lines: list[int] = field(default_factory=list)  # where each of them is
     problems: list[tuple[int, str]] = field(default_factory=list)  # lines that are no trajectory, and why
 
     @property
@@ -48,29 +51,41 @@ class Loaded:
 
 def read_trajectories(path: Path) -> Loaded:
     """One sentence if nothing in the file is a trajectory."""
+    loaded = load_trajectories(path)
+    if not loaded.rollouts:
+        raise OffbookError(f"{path} has no trajectory in it: {_why_none(loaded)}")
+    return loaded
+
+
+def _why_none(loaded: Loaded) -> str:
+    told = [f"line {line}: {reason}" for line, reason in loaded.problems[:SHOWN]]
+    more = f"; and {loaded.unreadable - SHOWN} more" if loaded.unreadable > SHOWN else ""
+    return "; ".join(told) + more if told else "neither ATIF, nor messages, nor rollouts of offbook"
+
+
+def load_trajectories(path: Path, name: str = "") -> Loaded:
+    """One sentence if the file cannot be opened. `name` is for what has none of its own: the file's, if empty."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise OffbookError(f"{path} has more than {MAX_BYTES >> 20} MB; split it")
         text = path.read_text(errors="replace")
     except OSError as error:
         raise OffbookError(f"cannot read {path}: {error.strerror}") from None
-    loaded = _whole(text, path) or _lines(text, path)
-    if not loaded.rollouts:
-        raise OffbookError(f"{path} has no trajectory in it: neither ATIF, nor messages, nor rollouts of offbook")
-    return loaded
+    name = name or path.stem
+    return _whole(text, path, name) or _lines(text, path, name)
 
 
-def _whole(text: str, path: Path) -> Loaded | None:
+def _whole(text: str, path: Path, name: str) -> Loaded | None:
     """The file as one JSON value: one trajectory, or a list of them; None if it is not JSON."""
     try:
         value = _parsed(text)
     except ValueError:
         return None
     many = isinstance(value, list) and not (value and isinstance(value[0], dict) and "role" in value[0])
-    return _collect([(1, one) for one in value] if many else [(1, value)], path)
+    return _collect([(1, one) for one in value] if many else [(1, value)], path, name)
 
 
-def _lines(text: str, path: Path) -> Loaded:
+def _lines(text: str, path: Path, name: str) -> Loaded:
     values: list[tuple[int, Any]] = []
     for number, line in enumerate(text.split("\n"), 1):  # JSON may have other ends of lines in its strings
         if line.strip():
@@ -79,24 +94,25 @@ def _lines(text: str, path: Path) -> Loaded:
             except ValueError:
                 values.append((number, None))
     if values and all(isinstance(value, dict) and "role" in value for _, value in values):
-        return _collect([(1, [value for _, value in values])], path)  # one conversation, a message a line
-    return _collect(values, path)
+        return _collect([(1, [value for _, value in values])], path, name)  # one conversation, a message a line
+    return _collect(values, path, name)
 
 
-def _collect(values: list[tuple[int, Any]], path: Path) -> Loaded:
+def _collect(values: list[tuple[int, Any]], path: Path, name: str) -> Loaded:
     if any(isinstance(value, dict) and "segments" in value for _, value in values):
         rollouts, unreadable = read_lines(path, Rollout)
-        return Loaded(rollouts, [()] * len(rollouts), [(line, "no rollout of offbook") for line in unreadable])
+        problems = [(line, "no rollout of offbook") for line in unreadable]
+        return Loaded(rollouts, [()] * len(rollouts), [0] * len(rollouts), problems)
     loaded = Loaded()
     for number, (line, value) in enumerate(values):
-        name = path.stem if len(values) == 1 else f"{path.stem}/{number}"
         try:
-            rollout, tools = from_value(value, name)
+            rollout, tools = from_value(value, name if len(values) == 1 else f"{name}/{number}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             loaded.problems.append((line, _reason(value, error)))
             continue
         loaded.rollouts.append(rollout)
         loaded.tools.append(tools)
+        loaded.lines.append(line)
     return loaded
 
 
@@ -126,6 +142,11 @@ def _mark_unknown(rollout: Rollout) -> None:
             elif message.role == "tool" and waiting and (call := waiting.pop(0)).name not in rollout.tools:
                 segment.messages[number] = replace(message, status="unknown_tool")
                 rollout.usage.invalid_calls += call.error is None
+
+
+def lost_of(rollout: Rollout) -> str:
+    """The first thing that its messages do not have, in a few words; empty where they have all."""
+    return next((event.detail for event in rollout.events if event.kind == LOST), "")
 
 
 def _tools(value: Any) -> tuple[ToolSpec, ...]:
@@ -169,14 +190,24 @@ def from_atif(value: dict[str, Any], name: str) -> Rollout:
     version = str(value.get("schema_version", ""))
     if not version.startswith("ATIF-v1"):
         raise ValueError(f"{version or 'no version'} is not ATIF v1")
-    messages: list[Message] = []
+    told = Told()
     for step in value["steps"]:
-        calls = tuple(_call(call["function_name"], call.get("arguments")) for call in step.get("tool_calls") or ())
-        messages.append(_message(ATIF_ROLES[step["source"]], step.get("message"), calls))
+        made = step.get("tool_calls") or ()
+        calls = tuple(_call(call["function_name"], call.get("arguments")) for call in made)
+        role, ids = _role(step["source"], ATIF_ROLES), (call.get("tool_call_id") for call in made)
+        told.add(role, step.get("message"), calls, ids, step.get("reasoning_content"))
         for result in (step.get("observation") or {}).get("results") or ():
-            messages.append(_message("tool", result.get("content")))
+            told.add("tool", result.get("content"), ids=[result.get("source_call_id")])
+    id = str(value.get("session_id") or value.get("trajectory_id") or name)
+    return _rollout(id, _task_of(value) or id, told)
+
+
+def _task_of(value: dict[str, Any]) -> str:
+    """ATIF has no field for it, so that every writer has its own; agents are no tasks."""
     agent = value.get("agent") or {}
-    return _rollout(str(value.get("session_id") or name), str(agent.get("name") or name), messages)
+    places = (value, value.get("extra"), value.get("metadata"), agent.get("extra"))
+    found = (about.get(key) for about in places if isinstance(about, dict) for key in TASK_KEYS)
+    return next((str(task) for task in found if isinstance(task, str | int) and str(task)), "")
 
 
 def from_messages(value: Any, name: str) -> Rollout:
@@ -185,33 +216,47 @@ def from_messages(value: Any, name: str) -> Rollout:
     listed = value if isinstance(value, list) else next((about[key] for key in KEYS if key in about), None)
     if not listed:
         raise ValueError("no messages")
-    messages: list[Message] = []
+    told = Told()
     if about.get("system"):  # beside the messages, as Anthropic has it
-        messages.append(_message("system", about["system"]))
+        told.add("system", about["system"])
     for one in listed:
         blocks = one["content"] if isinstance(one.get("content"), list) else []
         kinds = [block.get("type") if isinstance(block, dict) else "text" for block in blocks]
         if "tool_use" in kinds or "tool_result" in kinds:
-            messages += _from_blocks(one["role"], blocks)
-            continue
-        functions = [call.get("function", call) for call in one.get("tool_calls") or ()]
-        functions += [one["function_call"]] if one.get("function_call") else []
-        calls = tuple(_call(function["name"], function.get("arguments")) for function in functions)
-        messages.append(_message(ROLES[one["role"]], one.get("content"), calls))
+            _add_blocks(told, one["role"], blocks)
+        else:
+            _add_message(told, one)
+        if one["role"] == "assistant":
+            told.weigh(one.get("weight"))
     id = next((str(about[key]) for key in ("id", "session_id", "instance_id") if about.get(key)), name)
-    return _rollout(id, str(about.get("task") or about.get("instance_id") or name), messages)
+    return _rollout(id, str(about.get("task") or about.get("instance_id") or name), told)
 
 
-def _from_blocks(role: str, blocks: list[Any]) -> Iterator[Message]:
+def _add_message(told: Told, one: dict[str, Any]) -> None:
+    made = [*(one.get("tool_calls") or ()), *([one["function_call"]] if one.get("function_call") else [])]
+    functions = [call.get("function", call) for call in made]
+    calls = tuple(_call(function["name"], function.get("arguments")) for function in functions)
+    role, thought = _role(one["role"], ROLES), one.get("reasoning_content") or one.get("reasoning")
+    ids = [one.get("tool_call_id")] if role == "tool" else [call.get("id") for call in made]
+    told.add(role, one.get("content"), calls, ids, thought)
+
+
+def _add_blocks(told: Told, role: str, blocks: list[Any]) -> None:
     """A message of Anthropic's: answers of tools come before the words of the user."""
-    of = {kind: [block for block in blocks if block["type"] == kind] for kind in ("tool_result", "tool_use", "text")}
-    for block in of["tool_result"]:
-        answer = _message("tool", block.get("content"))
+    results, uses = ([block for block in blocks if block["type"] == kind] for kind in ("tool_result", "tool_use"))
+    words = [block for block in blocks if block["type"] not in ("tool_result", "tool_use")]
+    for block in results:
+        answer = told.add("tool", block.get("content"), ids=[block.get("tool_use_id")])
         answer.status = "failed" if block.get("is_error") else "ok"
-        yield answer
-    if of["text"] or of["tool_use"]:
-        calls = tuple(_call(block["name"], block.get("input")) for block in of["tool_use"])
-        yield _message(ROLES[role], of["text"], calls)
+    if words or uses:
+        calls = tuple(_call(block["name"], block.get("input")) for block in uses)
+        told.add(_role(role, ROLES), words, calls, [block.get("id") for block in uses])
+
+
+def _role(name: Any, roles: dict[str, Role]) -> Role:
+    if name not in roles:
+        raise ValueError(f"{name!r} is none of the roles {', '.join(roles)}")
+    return roles[name]
 
 
 def _call(name: Any, arguments: Any) -> ToolCall:
@@ -224,16 +269,9 @@ def _call(name: Any, arguments: Any) -> ToolCall:
     return ToolCall(str(name), arguments if isinstance(arguments, dict) else {"input": arguments})
 
 
-def _message(role: Role, content: Any, calls: tuple[ToolCall, ...] = ()) -> Message:
-    """Content is a string, or parts of which the text ones are read."""
-    if isinstance(content, list):
-        content = "\n".join(str(part.get("text") or "") if isinstance(part, dict) else str(part) for part in content)
-    if not isinstance(content, str | None):
-        raise ValueError("content is neither text nor parts")
-    return Message(role, content or "", 0, 0, 0, 0, calls, "ok" if role == "tool" else None)
-
-
-def _rollout(name: str, task: str, messages: list[Message]) -> Rollout:
+def _rollout(name: str, task: str, told: Told) -> Rollout:
+    told.pair()
+    messages = told.messages
     calls = [call for one in messages for call in one.calls]
     usage = Usage(
         turns=sum(one.role == "assistant" for one in messages),
@@ -243,6 +281,7 @@ def _rollout(name: str, task: str, messages: list[Message]) -> Rollout:
     tools = tuple(dict.fromkeys(call.name for call in calls))
     changed = _changes(messages)
     rollout = Rollout(name, task, task, tools, [Segment(messages=messages)], "answer", usage, changed, foreign=True)
+    rollout.events += told.events
     if changed:
         rollout.events.append(Event(-1, "changes_partial", f"{len(changed)} files as far as calls show them"))
     return rollout

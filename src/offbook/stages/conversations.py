@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from offbook.acts import with_siblings
+from offbook.acts.told import UNLEARNED
 from offbook.algo import demonstration_block, reference_block, up_to
 from offbook.config import Config, SftConfig
 from offbook.feedback import Rule
@@ -20,7 +21,8 @@ from offbook.loop.models import Progress, quiet
 from offbook.stages.reminders import WITHOUT_EFFECT, Conversation, Pair, read
 from offbook.stages.sources import Source, Tools
 from offbook.stages.wordings import WORDINGS
-from offbook.tokens import Chat, is_in, telling, written_again
+from offbook.tokens import Chat, has_no_thoughts, is_in, telling, written_again
+from offbook.tokens.strict import answer_start
 from offbook.types import Rollout, Segment
 
 WINDOW = 16  # batches' worth of conversations, of which those of like length go together
@@ -44,11 +46,11 @@ class Writing:
             for number, ((rollout, siblings), tools) in enumerate(pairs):
                 reading = read(rollout, tools, self.rules, siblings)
                 progress(f"reading {source.name}", (number + 1) / len(source.rollouts))
-                for index, segment in enumerate(rollout.segments):
+                for index, segment in enumerate(self.segments(rollout, tools, counts)):
                     conversation = Conversation(
                         key=f"{place}/{number}/{index}",
                         task=f"{place}/{rollout.task}" if rollout.foreign else rollout.task,
-                        segment=self.written(segment, tools, counts),
+                        segment=segment,
                         tools=rollout.tools,
                         kept={at[1]: rules for at, rules in reading.kept.items() if at[0] == index},
                         broken={at[1]: rule for at, rule in reading.broken.items() if at[0] == index},
@@ -59,6 +61,7 @@ class Writing:
                         found.append(conversation)
         held_out = config.sft.hold_out_rules
         for conversation in found:
+            _only_learned(conversation)
             _hold_out(conversation, [*held_out, *(name for name in self.rules if name not in WORDINGS)])
         return found
 
@@ -70,11 +73,25 @@ class Writing:
             shown["sdft"] = demonstration_block(self.chat, rollout)
         return shown
 
-    def written(self, segment: Segment, tools: Tools, counts: Counter[str]) -> Segment:
+    def segments(self, rollout: Rollout, tools: Tools, counts: Counter[str]) -> list[Segment]:
+        """Where a message is to be read alone, its tokens count as those of a worked example."""
+        segments = [self._written(segment, tools, counts) for segment in rollout.segments]
+        for event in rollout.events:
+            if event.kind == UNLEARNED:
+                message = segments[event.segment].messages[event.message]
+                span = slice(message.start, message.end)
+                segments[event.segment].sampled[span] = [False] * (message.end - message.start)
+        return segments
+
+    def _written(self, segment: Segment, tools: Tools, counts: Counter[str]) -> Segment:
         if is_in(segment, self.chat, self.vocabulary):
             return segment
         if segment.ids:
             counts["written again"] += 1
+        elif has_no_thoughts(self.chat) and any(
+            segment.is_own(one) and answer_start(one.text) for one in segment.messages
+        ):
+            counts["without their thoughts, which this chat has switched off"] += 1
         if tools and not self.chat.tells_tools:
             segment = _with_words(segment, telling(tools))
         return written_again(segment, self.chat, tools)
@@ -105,6 +122,14 @@ def _with_words(segment: Segment, words: str) -> Segment:
     """Told in the system's message, which is the first one."""
     first, *rest = segment.messages
     return replace(segment, messages=[replace(first, text="\n\n".join(filter(None, (first.text, words)))), *rest])
+
+
+def _only_learned(conversation: Conversation) -> None:
+    """No reminder stands before a message that is not learned, and none is the right half of a pair."""
+    segment = conversation.segment
+    for by_message in (conversation.kept, conversation.spared):
+        for number in [number for number in by_message if not segment.is_own(segment.messages[number])]:
+            del by_message[number]
 
 
 def _hold_out(conversation: Conversation, rules: Sequence[str]) -> None:

@@ -164,7 +164,7 @@ def _read(config: Config, writing: Writing, progress: Progress, tell: Tell) -> l
         for rollout, tools in zip(source.rollouts, source.tools, strict=True):
             names[rollout.id] += 1
             id = rollout.id if names[rollout.id] == 1 else f"{rollout.id}#{names[rollout.id]}"
-            segments = [_cut(writing.written(one, tools, counts), writing.context) for one in rollout.segments]
+            segments = [_cut(one, writing.context) for one in writing.segments(rollout, tools, counts)]
             pairs = zip(segments, rollout.segments, strict=True)
             counts["cut"] += sum(len(new.messages) < len(old.messages) for new, old in pairs)
             found.append(replace(rollout, id=id, segments=segments))

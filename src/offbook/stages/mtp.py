@@ -141,7 +141,7 @@ def read_samples(config: Config, progress: Progress = quiet, tell: Callable[[str
     for source in read_sources(sources, start, progress):
         tell(str(source))
         for rollout, tools in zip(source.rollouts, source.tools, strict=True):
-            for segment in (writing.written(one, tools, counts) for one in rollout.segments):
+            for segment in writing.segments(rollout, tools, counts):
                 weight = [float(sampled) for sampled in segment.sampled[:context]]
                 found.append(Sample(segment.ids[:context], ce_weight=weight, temperature=config.engine.temperature))
     found = [sample for sample in found if any(sample.ce_weight[2:])]

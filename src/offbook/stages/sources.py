@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from offbook.acts.trajectories import from_value, read_trajectories
+from offbook.acts.trajectories import from_value, load_trajectories, lost_of
 from offbook.config import Config, ConfigError
 from offbook.harness import Harness
 from offbook.harness.tools import TOOLS
@@ -26,7 +26,7 @@ from offbook.pocket.demonstrations import harness_of, write_demonstrations
 from offbook.pocket.tasks import level_named
 from offbook.runfolder import RunFolder, read_lines
 from offbook.train.checkpoint import TOKENIZER_FILES
-from offbook.types import Message, OffbookError, Rollout, ToolSpec
+from offbook.types import Event, Message, OffbookError, Rollout, ToolSpec
 
 POCKET = re.compile(r"(pocket[\w-]*):(\d+)")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
@@ -47,6 +47,13 @@ class Source:
     problems: list[str] = field(default_factory=list)  # with the place
     left_out: Counter[str] = field(default_factory=Counter)  # by the reason
 
+    def add_foreign(self, rollout: Rollout, tools: Tools, place: str) -> None:
+        """What was lost of it would be learned as if it had not been there."""
+        if lost := lost_of(rollout):
+            self.problems.append(f"{place} ({lost})")
+        else:
+            self.add(rollout, tools)
+
     def add(self, rollout: Rollout, tools: Tools = ()) -> None:
         if not any(segment.is_own(message) for segment in rollout.segments for message in segment.messages):
             why = "; harness.context has no room for one" if rollout.stop == "context" else ""
@@ -54,6 +61,7 @@ class Source:
             return
         if tools and rollout.segments[0].messages[0].role != "system":  # which is where they are told of
             rollout.segments[0].messages.insert(0, Message("system", "", 0, 0, 0, 0))
+            rollout.events = [_moved(event) for event in rollout.events]
         self.rollouts.append(rollout)
         self.tools.append(tools)
 
@@ -63,6 +71,11 @@ class Source:
             more = ", ..." if len(self.problems) > SHOWN else ""
             told.append(f"{len(self.problems)} could not be read ({', '.join(self.problems[:SHOWN])}{more})")
         return "; ".join([f"{self.name}: {len(self.rollouts)} conversations", *told])
+
+
+def _moved(event: Event) -> Event:
+    """Behind a message that was put before the first one."""
+    return replace(event, message=event.message + 1) if event.message >= 0 and event.segment == 0 else event
 
 
 def refuse_missing_data(config: Config) -> None:
@@ -141,20 +154,22 @@ def _read_file(source: Source, path: Path, min_reward: Literal["any"] | float) -
         _read_rollouts(source, path, min_reward)
         return
     try:
-        loaded = read_trajectories(path)
+        loaded = load_trajectories(path, str(path))  # files in a folder may all have the same name
     except OffbookError as error:
         source.problems.append(str(error))
         return
+    if not loaded.rollouts and not loaded.problems:
+        source.problems.append(f"{path} has no trajectory in it")
     source.problems += [f"{path}:{line} ({reason})" for line, reason in loaded.problems]
-    for rollout, tools in zip(loaded.rollouts, loaded.tools, strict=True):
-        source.add(rollout, tools)
+    for rollout, tools, line in zip(loaded.rollouts, loaded.tools, loaded.lines, strict=True):
+        source.add_foreign(rollout, tools, f"{path}:{line}")
 
 
 def _read_rows(source: Source, rows: Iterable[Any]) -> None:
     for number, row in enumerate(rows):
         name = f"{source.name}/{number}"
         try:
-            source.add(*from_value(row, name))
+            source.add_foreign(*from_value(row, name), f"row {number}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             source.problems.append(f"row {number} ({error})")
 
@@ -163,8 +178,10 @@ def _datasets(name: str) -> Any:
     try:
         return importlib.import_module("datasets")
     except ImportError:
-        here = "" if Path(name).exists() else f"there is no {name} here; "
-        raise OffbookError(f"{here}datasets are read by a package: pip install 'offbook[datasets]'") from None
+        how = "datasets are read by a package: pip install 'offbook[datasets]'"
+        if Path(name).exists():
+            raise OffbookError(how) from None
+        raise ConfigError(f"there is no {name}; --data is {WAYS}. If it is a hub name: {how}") from None
 
 
 def _rows(name: str, load: Callable[[Any], Any]) -> Any:
@@ -173,7 +190,8 @@ def _rows(name: str, load: Callable[[Any], Any]) -> Any:
         return load(library)
     except Exception as error:  # theirs, of any kind: the network, a file, a split that is not there
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise OffbookError(f"datasets cannot read {name}: {reason}") from None
+        here = "" if Path(name).exists() else f"there is no {name} here, and "
+        raise OffbookError(f"{here}datasets cannot read {name}: {reason}") from None
 
 
 def _stored(library: Any, folder: Path) -> Any:

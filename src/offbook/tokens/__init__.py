@@ -1,6 +1,6 @@
 """Chat as token ids: formats, call dialects, transcripts. Knows no harness and no model weights."""
 
-from offbook.tokens.again import is_in, written_again
+from offbook.tokens.again import has_no_thoughts, is_in, written_again
 from offbook.tokens.bash import SUBMIT
 from offbook.tokens.calls import HERMES
 from offbook.tokens.chat import Chat, Transcript
@@ -28,6 +28,7 @@ __all__ = [
     "byte_chat",
     "chat_for",
     "count_tokens",
+    "has_no_thoughts",
     "is_in",
     "render_call",
     "telling",

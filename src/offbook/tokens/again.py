@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offbook.tokens.chat import Chat, Transcript
-from offbook.tokens.strict import Tools
+from offbook.tokens.strict import THINK_END, THINK_START, Tools, answer_start
 from offbook.types import Completion, Message, Segment
 
 
@@ -41,4 +41,21 @@ def _words(message: Message, chat: Chat, is_whole: bool) -> list[int]:
         if any(call.error for call in calls) or [c.name for c in chat.parse(ids)] == [c.name for c in calls]:
             return ids
         text = text[: calls[0].start].rstrip() if calls else text
-    return chat.answer(text, calls)
+        return chat.answer(text, calls)
+    return chat.answer(_behind_header(text, chat), calls)
+
+
+def has_no_thoughts(chat: Chat) -> bool:
+    """Thinking is switched off: the header of every answer ends an empty thought."""
+    return chat.decode(chat.assistant_header).rstrip().endswith(THINK_END)
+
+
+def _behind_header(text: str, chat: Chat) -> str:
+    """A thought that the header begins is not begun again, and is ended where the message has none. Where the chat has
+    no thoughts, it is left out."""
+    begin = answer_start(text)
+    if begin and has_no_thoughts(chat):
+        return text[begin:].lstrip()
+    if not chat.decode(chat.assistant_header).rstrip().endswith(THINK_START):
+        return text
+    return text.lstrip().removeprefix(THINK_START).lstrip("\n") if begin else f"\n{THINK_END}\n\n{text}"
