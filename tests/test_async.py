@@ -30,6 +30,7 @@ from offbook.config import load_config
 from offbook.engine import LocalEngine
 from offbook.harness import Harness, run_agent
 from offbook.loop import reconcile
+from offbook.loop.collector import Collector
 from offbook.loop.slots import Seat, Slots, holds_boxes, read_journal
 from offbook.loop.train import train
 from offbook.monitors.worker import Worker
@@ -164,6 +165,23 @@ def test_a_model_that_is_lost_once_is_asked_again(
     assert (row["deaths"], row["restarts"]) == (reconcile.DEATHS, 1), "of the whole run"
     shown = json.loads((tmp_path / "lost" / "slots" / "now.json").read_text())
     assert (shown["restarts of the model"], shown["restarts of the run"]) == (reconcile.DEATHS, 1)
+
+
+def test_servers_that_are_lost_at_once_count_once_each(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, servers = Collector.rollouts, [ModelLost("the first"), ModelLost("the second")]
+    struck = iter(servers * 2)  # their rollouts take turns
+
+    async def lost(*arguments: Any, **more: Any) -> list[Rollout]:
+        for problem in struck:
+            raise problem
+        return await real(*arguments, **more)
+
+    monkeypatch.setattr(Collector, "rollouts", lost)
+    folder = run(given, tmp_path / "run", **{"engine.mode": "continuous"})
+    died = [line["why"] for line in read_journal(folder.path) if line["state"] == "died"]
+    assert died == ["the first", "the second"]
 
 
 def test_a_worker_that_is_killed_is_counted_and_the_third_time_ends_the_run(

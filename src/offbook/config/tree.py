@@ -104,8 +104,10 @@ class Config(Section):
         judge = self.feedback.judge
         if self.engine.kind == "local" and self.train.lora.rank:
             return "a local engine elsewhere takes no adapters; give --engine.kind vllm, or --train.lora.rank 0"
-        if self.engine.kind == "vllm" and self.engine.vllm.url:
-            return "each starts a vLLM of its own; leave engine.vllm.url out"
+        if self.engine.kind == "vllm" and self.engine.vllm.given_urls:
+            return f"each starts a vLLM of its own; leave engine.vllm.{'url' if self.engine.vllm.url else 'urls'} out"
+        if self.engine.kind == "vllm" and self.engine.vllm.copies > 1:
+            return "each starts a vLLM of its own; leave engine.vllm.copies out, and give more samplers"
         if self.feedback.weight and judge.url == LOCAL and not judge.name:
             return "the judge has no engine here to read with; give feedback.judge.name another model"
         return ""

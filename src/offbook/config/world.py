@@ -118,15 +118,26 @@ class SandboxConfig(Section):
     image: str = Field(default="", description="container only")
 
 
+LAST_PORT = 65_535
+
+
 class VllmConfig(Section):
     """vLLM, for `engine.kind` vllm: docs/engines.md. It computes in bfloat16; without a GPU in float32."""
 
     url: str = Field(default="", description="of a server that runs already; empty: offbook starts one")
+    urls: list[str] = Field(default=[], description="of several that run already; rollouts of a group go to the same")
+    copies: int = Field(
+        default=1,
+        ge=1,
+        description="servers that offbook starts, each on `gpus` GPUs of its own; without a GPU they share the CPU",
+    )
     python: str = Field(
         default="",
         description="the interpreter, or the folder, of vLLM's environment; empty: what `offbook doctor` finds",
     )
-    port: int = Field(default=0, ge=0, le=65_535, description="on this machine alone; 0 is a free one")
+    port: int = Field(
+        default=0, ge=0, le=LAST_PORT, description="on this machine alone; 0 is a free one; of copies, the first's"
+    )
     gpus: int = Field(default=1, ge=1, description="that the model is spread over")
     gpu_share: Literal["auto"] | Annotated[float, Field(gt=0, le=1)] = Field(
         default="auto",
@@ -136,6 +147,25 @@ class VllmConfig(Section):
     sleep: bool = Field(default=False, description="give that memory back while the trainer works")
     start_s: float = Field(default=600.0, gt=0, description="that the server has to come up, each time")
     options: list[str] = Field(default=[], description="more of vLLM's own, as on its command line")
+
+    @property
+    def given_urls(self) -> list[str]:
+        """Of all servers that run already."""
+        return self.urls or ([self.url] if self.url else [])
+
+    @model_validator(mode="after")
+    def _refuse_idle(self) -> Self:
+        if self.url and self.urls:
+            raise ValueError("engine.vllm.url and engine.vllm.urls are both given; put all of them into urls")
+        if len({url.rstrip("/").removesuffix("/v1") for url in self.urls}) < len(self.urls):
+            raise ValueError("engine.vllm.urls has a server twice")
+        if not all(self.urls):
+            raise ValueError("engine.vllm.urls has an empty one")
+        if self.copies > 1 and self.given_urls:
+            raise ValueError("engine.vllm.copies are started by offbook; leave it out beside servers that run already")
+        if self.port and self.port + self.copies - 1 > LAST_PORT:
+            raise ValueError(f"engine.vllm.copies take ports from {self.port} on, and {LAST_PORT} is the last there is")
+        return self
 
 
 class EngineConfig(Section):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -18,30 +17,29 @@ import torch
 from transformers import PreTrainedModel
 
 from offbook.client import Client
-from offbook.config import Config, EngineConfig, VllmConfig
-from offbook.draft import FOLDER, load_head
-from offbook.engine import LocalEngine, RemoteEngine, Session, VllmEngine
+from offbook.config import Config
+from offbook.draft import load_head
+from offbook.engine import AnyVllm, LocalEngine, RemoteEngine, Session
 from offbook.engine.apart import ApartEngine, ApartSession
 from offbook.engine.local import LocalSession
-from offbook.engine.vllm import Server, VllmSession
+from offbook.engine.vllm import AnyVllmSession
 from offbook.feedback import rules_of
 from offbook.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
 from offbook.harness.pages import NAME as SEARCH
 from offbook.harness.pages import Pages
 from offbook.linear import compute_linears
-from offbook.loop.models import Progress, chat_folder, load_model, mixture_in, pocket_cache, positions, quiet
+from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
 from offbook.loop.samplers import Samplers
 from offbook.loop.slots import Seat
+from offbook.loop.vllm import vllm_engine
 from offbook.monitors.policy import Monitors, monitors_of, withhold
 from offbook.pocket.tasks import level_named
 from offbook.recorder import Session as Recorder
 from offbook.rewards import Grader, Rewards, compose
-from offbook.runfolder import is_adapter
 from offbook.sandbox import Box, BoxSpec, BwrapBox
 from offbook.tasks.grade import Grade
 from offbook.tasks.suite import suite_box
 from offbook.tokens import Chat, byte_chat, chat_for, render_call
-from offbook.train.lora import stored_adapter
 from offbook.types import (
     MENDED_FAULT,
     OWN_FAULT,
@@ -55,7 +53,7 @@ from offbook.types import (
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
 Judges = tuple[Rewards, Monitors | None]
-AnyEngine = LocalEngine | ApartEngine | Samplers | VllmEngine | RemoteEngine
+AnyEngine = LocalEngine | ApartEngine | Samplers | AnyVllm | RemoteEngine
 FREE: AbstractAsyncContextManager[Any] = nullcontext()  # as many at once as there are
 
 
@@ -161,14 +159,7 @@ class Collector:
         if self.model is not None and self._placed:
             return Samplers(self.config, self.model)
         if self.model is not None and settings.kind == "vllm":
-            base = chat_folder(self.model)
-            context = min(self.config.harness.context, positions(base))
-            log = Path(self.config.out) / "logs" / "vllm.log"
-            server = Server(base, _with_drafts(settings, self.model), context, log, self._progress, mixture_in(base))
-            vllm = VllmEngine(server, chat.stop_ids, settings.temperature, settings.timeout_s)
-            if is_adapter(self.model):
-                vllm.apply(stored_adapter(self.model))
-            return vllm
+            return vllm_engine(self.config, self.model, chat.stop_ids, self._progress)
         if self.model is not None and self._apart:
             return ApartEngine(self.config, self.model, chat.stop_ids)
         if self.model is not None:
@@ -203,7 +194,7 @@ class Collector:
 
     def rest(self) -> None:
         """No rollout is wanted for now: an engine on the trainer's GPU may give its memory back."""
-        if isinstance(self.engine, VllmEngine):
+        if isinstance(self.engine, AnyVllm):
             self.engine.rest()
 
     def recall(self, rollouts: Iterable[Rollout]) -> None:
@@ -271,9 +262,11 @@ class Collector:
         self, jobs: Sequence[Job], watch: Watch = unwatched, places: AbstractAsyncContextManager[Any] = FREE
     ) -> list[Rollout]:
         """Scored, in the order of the jobs. `places` is entered by each while it works."""
+        unbegun: dict[int, Session] = {}
 
-        async def one(job: Job, session: Session) -> Rollout:
+        async def one(number: int, job: Job) -> Rollout:
             async with places:
+                session = unbegun.pop(number)  # closed by its work
                 rollout = await self._rollout(job, session, watch)
             watch(rollout, True)
             return rollout
@@ -284,14 +277,17 @@ class Collector:
                 self.recall(elsewhere)
                 return elsewhere
             # All are opened before the first asks: they decode together.
-            opened = [(job, self.engine.open(job.id)) for job in jobs]
+            unbegun |= {number: self.engine.open(job.id) for number, job in enumerate(jobs)}
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(one(*each)) for each in opened]
+                running = [tasks.create_task(one(*each)) for each in enumerate(jobs)]
         except ExceptionGroup as problems:
             for problem in problems.exceptions:
                 if isinstance(problem, OffbookError):  # a reward that broke, a server that is lost: one sentence
                     raise problem from None
             raise
+        finally:
+            for session in unbegun.values():
+                session.close()
         return [each.result() for each in running]
 
     async def _rollout(self, job: Job, session: Session, watch: Watch) -> Rollout:
@@ -339,8 +335,8 @@ class Collector:
             record_crash(rollout, error)
         finally:
             session.close()
-        asked = session if isinstance(session, VllmSession) else self.engine
-        if rollout.stop == "wall" and isinstance(asked, LocalEngine | ApartEngine | VllmSession):
+        asked = session if isinstance(session, AnyVllmSession) else self.engine
+        if rollout.stop == "wall" and isinstance(asked, LocalEngine | ApartEngine | AnyVllmSession):
             await asked.alive()  # if it is not, that is no failure of the agent's
         return rollout
 
@@ -387,17 +383,6 @@ class Collector:
         await self.rewards.assess(task, rollout)
         if self.monitors is not None and is_hack:
             withhold(rollout, outcome, self.monitors.penalty if action == "penalise" else 0.0)
-
-
-def _with_drafts(settings: EngineConfig, model: Path) -> VllmConfig:
-    """With a draft head, as vLLM takes it. By default that drafts the likeliest token alone, of which few are kept."""
-    if not settings.draft_tokens:
-        return settings.vllm
-    head = Path(settings.draft or model)
-    head = head / FOLDER if (head / FOLDER).is_dir() else head
-    how = {"method": "eagle", "model": str(head.resolve()), "num_speculative_tokens": settings.draft_tokens}
-    option = json.dumps({**how, "draft_sample_method": "probabilistic"})
-    return settings.vllm.model_copy(update={"options": [*settings.vllm.options, "--speculative-config", option]})
 
 
 def _by_depth(engine: LocalEngine | ApartEngine) -> tuple[Counter[int], Counter[int]]:

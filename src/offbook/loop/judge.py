@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from offbook.client import Client
 from offbook.config import LOCAL, Config, FeedbackConfig
-from offbook.engine import Engine, LocalEngine, VllmEngine
+from offbook.engine import AnyVllm, Engine, LocalEngine
 from offbook.feedback import MISTAKES
 from offbook.judge import Judge, Judgement, TooLong
 from offbook.loop.models import Progress, chat_folder, load_model, model_folder, quiet
@@ -33,7 +33,7 @@ def local_judge(config: Config, engine: Engine, chat: Chat, progress: Progress =
     if settings.judge.name:
         folder = model_folder(settings.judge.name, config.seed, progress)
         model, chat = load_model(folder), chat_for(chat_folder(folder))
-    elif isinstance(engine, VllmEngine):
+    elif isinstance(engine, AnyVllm):
         return _judge(engine.at(GREEDY), chat, settings)
     else:
         assert isinstance(engine, LocalEngine)  # beside training it would read with weights that change

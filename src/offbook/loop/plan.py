@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig
 
 from offbook.config import Config, LoraConfig, TrainConfig
 from offbook.engine.local import CPU_TOKENS
+from offbook.engine.vllm.gpus import leave_the_trainer_alone
 from offbook.engine.vllm.server import BATCHED_TOKENS, SHARE
 from offbook.linear import refuse_lacking
 from offbook.loop.annotate import teachers_of
@@ -169,7 +170,8 @@ def make_plan(
     refuse_lacking(config.train.linear, device.name, device.capability)
     run = Needs.of(config, described(config.model))
     run = replace(run, context=context or run.context, samples=samples, share=share)
-    return _planned(config, run, device, engine_apart or not samples)
+    has_own = _is_started(config, device) and leave_the_trainer_alone(config.engine.vllm)
+    return _planned(config, run, device, engine_apart or has_own or not samples)
 
 
 def as_planned(config: Config, plan: Plan) -> Config:
@@ -292,7 +294,7 @@ def ways_of(settings: TrainConfig, device: Device) -> list[Way]:
 
 def _is_started(config: Config, device: Device) -> bool:
     """A vLLM, on the GPU that is planned for."""
-    return config.engine.kind == "vllm" and not config.engine.vllm.url and device.is_gpu
+    return config.engine.kind == "vllm" and not config.engine.vllm.given_urls and device.is_gpu
 
 
 def _shares(config: Config, shapes: Shapes, device: Device, context: int, alone: bool) -> list[float | None]:
@@ -330,7 +332,8 @@ def _engine_parts(config: Config, shapes: Shapes, device: Device, share: float |
     if share is not None:
         return {VLLM: device.bytes_of(share)}
     if config.engine.kind == "vllm":
-        return {VLLM: 0.0 if config.engine.vllm.url else 4.0 * shapes.parameters + VLLM_CPU_BYTES}
+        server = config.engine.vllm
+        return {VLLM: 0.0 if server.given_urls else server.copies * (4.0 * shapes.parameters + VLLM_CPU_BYTES)}
     weights, token = _local_engine(config, shapes)
     kv = token * (_kv_tokens(config, shapes, device, share) or 0)
     wanted = config.train.groups * config.train.group_size * min(config.harness.context, shapes.positions) * token

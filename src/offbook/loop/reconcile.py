@@ -16,7 +16,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,7 +24,7 @@ from typing import Any
 
 from offbook import waiting
 from offbook.config import Config
-from offbook.engine import Trainable, VllmEngine
+from offbook.engine import AnyVllm, Trainable
 from offbook.loop.collector import FREE, Collector, Job
 from offbook.loop.pace import Pace, use_of
 from offbook.loop.slots import Group, Recalled, Slots, State
@@ -62,7 +62,7 @@ class Reconciler:
         self.deaths, self.restarts = recalled.deaths, recalled.restarts
         self.refills, self.aside = recalled.refills, list[list[Rollout]]()  # of batches; since the last step
         self._in_a_row = Counter[str]()  # deaths since the last step
-        self._lost: ModelLost | None = None
+        self._lost = deque[ModelLost](maxlen=2 * DEATHS)  # one of each server that may be lost at once
         self._worker_deaths = 0
         self.pace = Pace(use_of(collector.engine))
         self._jobs: set[asyncio.Task[None]] = set()
@@ -143,7 +143,7 @@ class Reconciler:
         vLLM's keeps them by reference for a server that has to be started again. By then the trainer may be changing
         its own, so it gets a copy.
         """
-        if self.settings.max_staleness and isinstance(self.engine, VllmEngine):
+        if self.settings.max_staleness and isinstance(self.engine, AnyVllm):
             firsts = weights.firsts()
             copies = {name: weights.tensors[name].detach().clone() for name in set(firsts.values())}
             weights = replace(weights, tensors={name: copies[first] for name, first in firsts.items()})
@@ -251,9 +251,9 @@ class Reconciler:
 
     def _died(self, problem: ModelLost) -> None:
         """Once for all that it struck."""
-        if problem is self._lost:
+        if any(problem is one for one in self._lost):
             return
-        self._lost = problem
+        self._lost.append(problem)
         self._count("model", problem)
         log.warning("%s; what it was writing is asked for again", problem)
 

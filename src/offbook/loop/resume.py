@@ -37,7 +37,8 @@ COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a s
 PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes",
           "sft.data", "sft.epochs", "pretrain.data", "pretrain.epochs")  # fmt: skip
 RANKS = tuple(f"train.ranks.{name}" for name in RanksConfig.model_fields)
-FREE = (*PLACED, *COMPUTED, *RANKS, "engine.vllm.gpu_share", "engine.timeout_s", "loop.deadline_s", "loop.eval_every",
+SERVERS = ("engine.vllm.urls", "engine.vllm.copies", "engine.vllm.gpu_share")
+FREE = (*PLACED, *COMPUTED, *RANKS, *SERVERS, "engine.timeout_s", "loop.deadline_s", "loop.eval_every",
         "loop.ray.samplers", "loop.ray.cpus", "loop.ray.gpus", "loop.ray.address")  # fmt: skip
 PAGES = "tools.pages"
 OWN_FILES = ("rewards.files", "tools.files", "feedback.files", PAGES)  # of the user's; known by their content

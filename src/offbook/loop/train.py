@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from offbook.config import Config
-from offbook.engine import LocalEngine, RemoteEngine, Trainable, VllmEngine
+from offbook.engine import AnyVllm, LocalEngine, RemoteEngine, Trainable
 from offbook.engine.vllm import refuse_missing_engine
 from offbook.feedback import rules_of
 from offbook.judge import Judge, Judgement
@@ -102,7 +102,7 @@ class Held:
     def publish(self, version: int) -> AnyEngine:
         """The engine with the weights that are in the model."""
         assert self.trained is not None
-        assert isinstance(self.engine, LocalEngine | VllmEngine)
+        assert isinstance(self.engine, LocalEngine | AnyVllm)
         self.engine.apply(weights_of(self.trained, version))
         return self.engine
 

@@ -130,20 +130,18 @@ class VllmEngine:
 
     # Weights
 
-    def apply(self, weights: Weights) -> None:
-        """Tokens sampled from now on are of these weights and carry their version. They are kept by reference."""
+    def apply(self, weights: Weights, caller: asyncio.AbstractEventLoop | None = None) -> None:
+        """Tokens sampled from now on are of these weights and carry their version. They are kept by reference.
+        `caller` is the event loop that waits for this meanwhile, if another thread does it for that."""
         shared = self._shared
         if weights.adapter is not None and any(map(ON_EXPERTS.search, weights.like)):
             raise OffbookError(NOT_FOR_VLLM)
         if weights.adapter is not None and not shared.starts:
             shared.server.lora_rank = room_for(weights.adapter["r"])
-        line = shared.line
-        if line is None or not line.loop.is_running():
-            self._replace(weights)
-            return
-        if _running_loop() is line.loop:
-            if line.posts:
-                raise RuntimeError("requests run in this event loop: apply new weights with asyncio.to_thread")
+        line, is_held = shared.line, shared.line is not None and shared.line.loop is (caller or running_loop())
+        if line is not None and is_held and line.posts:
+            raise RuntimeError("requests run in this event loop: apply new weights with asyncio.to_thread")
+        if line is None or is_held or not line.loop.is_running():
             self._replace(weights)
             return
         try:
@@ -370,7 +368,7 @@ class VllmEngine:
             return f"answered {status}: {said}"
         if status == 404:
             said += " (it has to run with the options of docs/engines.md)"
-        raise ModelLost(f"vLLM refused a request with {status}: {said}")
+        raise ModelLost(f"{self._shared.server.name} refused a request with {status}: {said}")
 
     async def _mend(self, line: _Line, starts: int, problem: str) -> None:
         """The first that finds the server lost brings it back; the others wait for it and are sent again."""
@@ -378,15 +376,15 @@ class VllmEngine:
         async with line.mending:
             if shared.starts != starts:
                 return
-            how = self._comes_back
+            how, problem = self._comes_back, f"{shared.server.name} {problem}"
             if shared.restarts == RESTARTS:
-                raise ServerLost(f"vLLM {problem}, after it was {how} {RESTARTS} times{shared.server.where_it_talks}")
+                raise ServerLost(f"{problem}, after it was {how} {RESTARTS} times{shared.server.where_it_talks}")
             shared.restarts += 1
-            log.warning(f"vLLM {problem}; it is {how}, and gets version {shared.version} of the weights")
+            log.warning(f"{problem}; it is {how}, and gets version {shared.version} of the weights")
             try:
-                await asyncio.to_thread(self._restart, starts, ServerLost(f"vLLM {problem}"))
+                await asyncio.to_thread(self._restart, starts, ServerLost(problem))
             except OffbookError as error:
-                raise ServerLost(f"vLLM {problem}, and could not be brought back: {error}") from None
+                raise ServerLost(f"{problem}, and could not be brought back: {error}") from None
 
     async def _line(self) -> _Line:
         shared, loop = self._shared, asyncio.get_running_loop()
@@ -412,7 +410,7 @@ class VllmEngine:
         shared.starts, shared.adapter = 0, ""
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

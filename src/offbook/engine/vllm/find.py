@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from offbook.adapters import NOT_FOR_VLLM
 from offbook.config import Config, cache_folder
+from offbook.engine.vllm.gpus import gpus_of_copies
 from offbook.types import OffbookError
 
 VARIABLE = "OFFBOOK_VLLM"
@@ -42,8 +43,9 @@ def refuse_missing_engine(config: Config) -> None:
         return
     if config.train.lora.parameters:
         raise OffbookError(NOT_FOR_VLLM)
-    if not config.engine.vllm.url:
+    if not config.engine.vllm.given_urls:
         find_vllm(config.engine.vllm.python)
+        gpus_of_copies(config.engine.vllm)
 
 
 def advice() -> str:

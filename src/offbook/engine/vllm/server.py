@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import httpx2
 from offbook.client import KEY
 from offbook.config import VllmConfig
 from offbook.engine.vllm.find import Found, find_vllm
+from offbook.engine.vllm.gpus import VISIBLE
 from offbook.routers import Mixture
 from offbook.types import ModelLost, OffbookError, ServerLost
 
@@ -60,6 +62,15 @@ DISTURBED = "Error in memory profiling"
 Progress = Callable[[str, float], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of a server among those of a run. `name` is for people, `gpus` are those that it sees, as CUDA names them."""
+
+    name: str = "vLLM"
+    gpus: str = ""  # empty: all
+    ports: set[int] = field(default_factory=set)  # that one of them was given before
+
+
 class Server:
     """Not started until `start`. Calls are synchronous and have a deadline; requests of rollouts go another way."""
 
@@ -71,7 +82,10 @@ class Server:
         log: Path,
         progress: Progress,
         mixture: Mixture | None = None,
+        place: Place | None = None,
     ):
+        self.place = place or Place()
+        self.name = self.place.name
         self.model, self.settings, self.context = model, settings, context
         self.log, self.progress = log, progress
         self.mixture = mixture  # of experts, if the model is one
@@ -100,15 +114,15 @@ class Server:
             if self._process is not None and self._process.poll() is not None:
                 self.stop()
                 if DISTURBED not in self._said():
-                    raise ModelLost(f"vLLM did not start: {self._reason()}{self.where_it_talks}")
+                    raise ModelLost(f"{self.name} did not start: {self._reason()}{self.where_it_talks}")
                 self._launch()
             if time.monotonic() > deadline:
                 self.stop()
                 waited = f"after {self.settings.start_s:g} s (engine.vllm.start_s)"
                 raise ServerLost(f"vLLM at {self.url} does not answer {waited}{self.where_it_talks}")
-            self.progress(f"vLLM: {self._stage()}", 1 - (deadline - time.monotonic()) / self.settings.start_s)
+            self.progress(f"{self.name}: {self._stage()}", 1 - (deadline - time.monotonic()) / self.settings.start_s)
             time.sleep(POLL_S)
-        self.progress("vLLM: ready", 1.0)
+        self.progress(f"{self.name}: ready", 1.0)
 
     def stop(self) -> None:
         """The whole process group, in any case."""
@@ -135,16 +149,16 @@ class Server:
         try:
             response = self._http.post(self.url + path, json=body or {}, headers=self.headers, timeout=deadline_s)
         except httpx2.TimeoutException:
-            raise ServerLost(f"vLLM hangs: no answer to {path.partition('?')[0]} for {deadline_s:g} s") from None
+            raise ServerLost(f"{self.name} hangs: no answer to {path.partition('?')[0]} for {deadline_s:g} s") from None
         except httpx2.RequestError as error:
-            raise ServerLost(f"vLLM does not answer {path.partition('?')[0]} ({type(error).__name__})") from None
+            raise ServerLost(f"{self.name} does not answer {path.partition('?')[0]} ({type(error).__name__})") from None
         if response.is_success:
             return response
         if response.status_code == 404:
             needs = "it has to run with VLLM_SERVER_DEV_MODE=1 and the options of docs/engines.md"
             raise ModelLost(f"the vLLM server at {self.url} has no {path.partition('?')[0]}: {needs}")
         said = " ".join(response.text.split())[:300]
-        raise ModelLost(f"vLLM refused {path.partition('?')[0]} with {response.status_code}: {said}")
+        raise ModelLost(f"{self.name} refused {path.partition('?')[0]} with {response.status_code}: {said}")
 
     def rpc(self, method: str, argument: str, deadline_s: float) -> list[dict[str, Any]]:
         """A method of every worker. The server's own deadline is later: it would call a worker that hangs an error."""
@@ -183,7 +197,7 @@ class Server:
 
     def _launch(self) -> None:
         self.stop()
-        found, port = find_vllm(self.settings.python), self.settings.port or _free_port()
+        found, port = find_vllm(self.settings.python), self.settings.port or _free_port(self.place.ports)
         _refuse_taken(port)
         self.on_cpu, self.url = found.on_cpu, f"http://127.0.0.1:{port}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -197,6 +211,7 @@ class Server:
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # a rollout may be in its box for minutes between two messages
         }
         cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if found.on_cpu else {}
+        more |= {VISIBLE: self.place.gpus} if self.place.gpus else {}
         environment = {**cpu, **os.environ, **more}
         environment.pop(KEY, None)
         with self.log.open("ab") as log:
@@ -238,11 +253,15 @@ class Server:
         return causes[-1].strip()[:300] if causes else "it does not say why"
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+def _free_port(given: set[int]) -> int:
+    """Servers that start side by side listen much later, so that what is free does not say what was given away."""
+    while True:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port: int = free.getsockname()[1]
+            if port not in given:
+                given.add(port)  # while nobody else can find it
+                return port
 
 
 def _refuse_taken(port: int) -> None:
