@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from offbook.tokens.strict import THINK_END, THINK_START, answer_start
+from offbook.thoughts import THINK_END, THINK_START, answer_start
 from offbook.types import Event, Message, Role, ToolCall
 
 # Kinds of events.

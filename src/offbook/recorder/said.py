@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+from offbook.thoughts import THINK_END, THINK_START, answer_start
 from offbook.tokens import Chat
-from offbook.tokens.strict import THINK_END, THINK_START, Tools, answer_start
+from offbook.tokens.strict import Tools
 from offbook.types import CallStatus, OffbookError, Role, ToolCall
 
 UNFINISHED = "\ufffd"  # what the bytes of half a character are decoded to

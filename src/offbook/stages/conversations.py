@@ -21,8 +21,8 @@ from offbook.loop.models import Progress, quiet
 from offbook.stages.reminders import WITHOUT_EFFECT, Conversation, Pair, read
 from offbook.stages.sources import Source, Tools
 from offbook.stages.wordings import WORDINGS
+from offbook.thoughts import answer_start
 from offbook.tokens import Chat, has_no_thoughts, is_in, telling, written_again
-from offbook.tokens.strict import answer_start
 from offbook.types import Rollout, Segment
 
 WINDOW = 16  # batches' worth of conversations, of which those of like length go together

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from offbook.thoughts import THINK_END, THINK_START, answer_start
 from offbook.tokens.chat import Chat, Transcript
-from offbook.tokens.strict import THINK_END, THINK_START, Tools, answer_start
+from offbook.tokens.strict import Tools
 from offbook.types import Completion, Message, Segment
 
 

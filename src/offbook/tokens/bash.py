@@ -17,7 +17,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from offbook.tokens.strict import Tools, answer_start, malformed
+from offbook.thoughts import answer_start
+from offbook.tokens.strict import Tools, malformed
 from offbook.types import ToolCall
 
 FENCE = "```"

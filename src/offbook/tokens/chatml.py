@@ -23,9 +23,10 @@ from typing import Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from offbook.thoughts import THINK_START
 from offbook.tokens.calls import dialect_named, spoken
 from offbook.tokens.chat import Chat, Laid, Line, Span
-from offbook.tokens.strict import CALL_END, CALL_START, THINK_START, Tools
+from offbook.tokens.strict import CALL_END, CALL_START, Tools
 from offbook.tokens.template import (
     BLOCK_END,
     BLOCK_START,

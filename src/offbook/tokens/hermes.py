@@ -12,16 +12,8 @@ import json
 import re
 from typing import Any
 
-from offbook.tokens.strict import (
-    CALL_END,
-    CALL_START,
-    Tools,
-    after_space,
-    answer_start,
-    malformed,
-    read_calls,
-    read_json,
-)
+from offbook.thoughts import answer_start
+from offbook.tokens.strict import CALL_END, CALL_START, Tools, after_space, malformed, read_calls, read_json
 from offbook.tokens.template import as_json
 from offbook.types import ToolCall
 

@@ -23,17 +23,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from offbook.tokens.strict import (
-    CALL_END,
-    CALL_START,
-    SPACE,
-    Tools,
-    after_space,
-    answer_start,
-    malformed,
-    read_calls,
-    read_json,
-)
+from offbook.thoughts import answer_start
+from offbook.tokens.strict import CALL_END, CALL_START, SPACE, Tools, after_space, malformed, read_calls, read_json
 from offbook.types import ToolCall
 
 FUNCTION_END, PARAMETER_START, PARAMETER_END = "</function>", "<parameter=", "</parameter>"
