@@ -54,8 +54,10 @@ CLOSED = (  # whatever else their texts mention
 LIMITED = (  # words that copyleft licences have as well
     (
         "a non-commercial licence",
-        r"non[ -]?commercial|not for commercial|(research|academic|evaluation) (use|purposes) only",
+        r"non[ -]?commercial|not for commercial|commercial use (is|are) (prohibited|forbidden|not )"
+        r"|(research|academic|evaluation) (use|purposes) only",
     ),
+    ("a licence for some uses", r"\bhippocratic\b|used for good, not evil|responsible ai licen[cs]e|\bopenrail"),
     ("a proprietary licence", r"\bproprietary\b|\bconfidential\b|\bno copying\b|may not (be )?(copied|copy)\b"),
 )
 LICENCES = (  # by words that each of them has; the first that fits, so that stricter ones come first
