@@ -139,7 +139,7 @@ def test_divided_by_rl_tokens_hints_fade_as_faults_get_rare() -> None:
 
 def test_a_step_without_an_outcome_to_tell_goes_by_the_last_that_had_one(tmp_path: Path) -> None:
     samples = batch_of("bounded")
-    silent = [replace(sample, advantage=[0.0] * 60) for sample in samples]
+    silent = [replace(sample, advantage=[0.0] * len(sample.ids)) for sample in samples]
     trainer = Trainer(tiny_model(), TrainConfig(learning_rate=1e-5), TEACHERS["frozen"])
     assert trainer.step(silent).metrics["distill/scale"] == 1.0, "nothing to drown yet"
     known = trainer.step(samples).metrics

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -83,6 +83,7 @@ SOURCES = [[source(path, text, len) for path, text in files] for files in FILES]
 
 
 @given(st.integers(0, 10**6), st.sampled_from([2500, 6000, 40_000]))
+@example(192, 6000)
 def test_one_answer_is_what_a_file_defines_and_the_others_are_of_other_files(seed: int, tokens: int) -> None:
     question = recall_question(random.Random(seed), SOURCES, tokens, len)
     if question is None:

@@ -69,7 +69,7 @@ def test_each_stage_begins_where_the_last_ended(chat: ChatFormat, tmp_path: Path
     rows = json.loads((tmp_path / "run" / "stages.json").read_text())
     assert [row["stage"] for row in rows] == ["pretrain", "long", "sft"]
     assert all(row["train_tokens"] > 0 for row in rows)
-    left = {"Python files that do not parse": 1, "repositories that are held out": 1}
+    left = {"Python files that do not parse": 1, "files of other kinds": 3, "repositories that are held out": 1}
     assert [row["left_out"] for row in rows] == [left, left, {"could not be read": 1}]
     kept = json.loads((tmp_path / "run" / "1-pretrain" / "data.json").read_text())
     assert (kept["repositories"], kept["files"], kept["licences"]) == (3, 12, {"MIT": 3})
@@ -83,7 +83,8 @@ def test_each_stage_begins_where_the_last_ended(chat: ChatFormat, tmp_path: Path
     again = CliRunner().invoke(app, [word for word in command if word != "--json"])
     assert again.exit_code == 0, again.output
     assert written == {path: path.stat().st_mtime for path in written}
-    assert "pretrain left out: 1 Python files that do not parse, 1 repositories that are held out\n" in again.stdout
+    said = "1 Python files that do not parse, 3 files of other kinds, 1 repositories that are held out"
+    assert f"pretrain left out: {said}\n" in again.stdout
 
 
 @pytest.mark.slow

@@ -144,7 +144,8 @@ def recall_question(
             used, question, names = used + file.tokens, max(question, file.question), names | new
     known = {one.rest: one for file in taken for one in file.functions}
     asked = rng.choice(list(known.values())) if known else None
-    others = [one.rest for one in known.values() if asked and one.path != asked.path]
+    beside = {one.rest for file in taken for one in file.functions if asked and one.path == asked.path}
+    others = [rest for rest in known if rest not in beside]  # two files may have the same one
     if asked is None or len(others) < 3:
         return None
     text = [file.written for file in taken]
