@@ -278,6 +278,25 @@ def test_adapters_on_experts_are_refused(tmp_path: Path) -> None:
     assert len(played.of("/v1/load_lora_adapter")) == 1
 
 
+def test_a_first_request_waits_for_weights_that_are_on_their_way(tmp_path: Path) -> None:
+    def answer(path: str, body: bytes) -> tuple[int, bytes]:
+        if path == "/v1/load_lora_adapter":
+            time.sleep(0.5)
+        return tokens([7]) if path == "/offbook/tokens" else (200, b"{}")
+
+    engine = engine_of(Played(answer), tmp_path)
+    engine.apply(Weights(0, {"a": torch.zeros(4)}, {"r": 4}))
+
+    async def both() -> Completion:
+        new = asyncio.create_task(asyncio.to_thread(engine.apply, Weights(1, {"a": torch.ones(4)}, {"r": 4})))
+        await asyncio.sleep(0.2)
+        found = await complete(engine)
+        await new
+        return found
+
+    assert asyncio.run(both()).versions == [1]
+
+
 def test_runs_on_one_server_share_neither_prefixes_nor_names_of_adapters(tmp_path: Path) -> None:
     played = Played(lambda path, body: tokens([7]) if path == "/offbook/tokens" else (200, b"{}"))
     for _ in range(2):

@@ -137,16 +137,18 @@ class Reconciler:
         self._in_a_row.clear()
         return [group.in_order() for group in chosen]
 
-    async def publish(self, weights: Weights) -> None:
-        """To the engine. In lockstep between two batches, else at once, in the middle of rollouts.
+    def to_keep(self, weights: Weights) -> Weights:
+        """vLLM's engine keeps them by reference for a server that has to be started again. By then the trainer may be
+        changing its own, so it gets a copy."""
+        if not (self.settings.max_staleness and isinstance(self.engine, AnyVllm)):
+            return weights
+        firsts = weights.firsts()
+        copies = {name: weights.tensors[name].detach().clone() for name in set(firsts.values())}
+        return replace(weights, tensors={name: copies[first] for name, first in firsts.items()})
 
-        vLLM's keeps them by reference for a server that has to be started again. By then the trainer may be changing
-        its own, so it gets a copy.
-        """
-        if self.settings.max_staleness and isinstance(self.engine, AnyVllm):
-            firsts = weights.firsts()
-            copies = {name: weights.tensors[name].detach().clone() for name in set(firsts.values())}
-            weights = replace(weights, tensors={name: copies[first] for name, first in firsts.items()})
+    async def publish(self, weights: Weights) -> None:
+        """To the engine. In lockstep between two batches, else at once, in the middle of rollouts."""
+        weights = self.to_keep(weights)
         if self.in_lockstep:
             await self.until(lambda: not self._jobs, lambda: "the batch that is being sampled, to apply new weights")
         what = f"the engine to take the weights of {weights.version}"

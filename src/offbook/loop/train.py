@@ -167,7 +167,7 @@ def _train(
 async def _circle(run: _Run, on_step: OnStep) -> None:
     last = run.lessons.config.train.steps
     async with aclosing(run.collector), aclosing(run.reconciler):
-        run.engine.apply(_first_weights(run))
+        run.engine.apply(run.reconciler.to_keep(_first_weights(run)))
         publish(run.publisher, run.lessons.trainer, run.done)
         run.reconciler.start()
         run.reconciler.beside(run.evaluations.run())

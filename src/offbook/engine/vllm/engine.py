@@ -97,6 +97,8 @@ class _Shared:
     told: bool = False  # people, that it does not say which experts tokens went to
     asleep: int = 0  # how deeply: 1 keeps the weights in the host's memory, 2 forgets them
     changing: threading.RLock = field(default_factory=threading.RLock)  # whoever starts the server or gives it weights
+    replacing: int = 0  # how many give it new weights; meanwhile no line is open
+    gate: threading.Lock = field(default_factory=threading.Lock)  # of that, and of making a line
 
 
 class VllmEngine:
@@ -138,17 +140,27 @@ class VllmEngine:
             raise OffbookError(NOT_FOR_VLLM)
         if weights.adapter is not None and not shared.starts:
             shared.server.lora_rank = room_for(weights.adapter["r"])
-        line, is_held = shared.line, shared.line is not None and shared.line.loop is (caller or running_loop())
-        if line is not None and is_held and line.posts:
-            raise RuntimeError("requests run in this event loop: apply new weights with asyncio.to_thread")
-        if line is None or is_held or not line.loop.is_running():
-            self._replace(weights)
-            return
+        with shared.gate:
+            line, is_held = shared.line, shared.line is not None and shared.line.loop is (caller or running_loop())
+            if line is not None and is_held and line.posts:
+                raise RuntimeError("requests run in this event loop: apply new weights with asyncio.to_thread")
+            shared.replacing += 1
         try:
-            problem = asyncio.run_coroutine_threadsafe(self._halt(line), line.loop).result()
-            self._replace(weights, problem, is_paused=True)
+            if line is None or is_held or not line.loop.is_running():
+                self._replace(weights)
+            else:
+                problem = asyncio.run_coroutine_threadsafe(self._halt(line), line.loop).result()
+                self._replace(weights, problem, is_paused=True)
         finally:
-            line.loop.call_soon_threadsafe(line.may_send.set)
+            self._reopen()
+
+    def _reopen(self) -> None:
+        """The line that there is by now: one that was made meanwhile has waited."""
+        shared = self._shared
+        with shared.gate:
+            shared.replacing -= 1
+            if shared.line is not None and not shared.replacing and not shared.line.loop.is_closed():
+                shared.line.loop.call_soon_threadsafe(shared.line.may_send.set)
 
     def rest(self) -> None:
         """Gives the GPU's memory back until the next `apply` or message. Nothing must be on its way."""
@@ -388,9 +400,11 @@ class VllmEngine:
 
     async def _line(self) -> _Line:
         shared, loop = self._shared, asyncio.get_running_loop()
-        if shared.line is None or shared.line.loop is not loop:
-            shared.line = _Line(loop)
-            shared.line.may_send.set()
+        with shared.gate:
+            if shared.line is None or shared.line.loop is not loop:
+                shared.line = _Line(loop)
+                if not shared.replacing:
+                    shared.line.may_send.set()
         if not shared.starts or shared.asleep:
             async with shared.line.mending:
                 await asyncio.to_thread(self._start)
