@@ -297,6 +297,28 @@ def test_a_first_request_waits_for_weights_that_are_on_their_way(tmp_path: Path)
     assert asyncio.run(both()).versions == [1]
 
 
+def test_all_that_a_lost_server_had_hear_the_same_and_the_next_bring_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offbook.engine.vllm.engine.PAUSE_S", 0.05)
+    is_well = False
+    played = Played(lambda path, body: tokens([7]) if is_well else (500, b"engine died"))
+    engine = engine_of(played, tmp_path)
+
+    async def asked() -> list[BaseException | Completion]:
+        nonlocal is_well
+        sessions = [engine.open(str(number)) for number in range(3)]
+        found = await asyncio.gather(*(one.complete(Prompt([1]), 8) for one in sessions), return_exceptions=True)
+        is_well = True
+        return [*found, await engine.open("later").complete(Prompt([1]), 8)]
+
+    *lost, later = asyncio.run(asked())
+    assert isinstance(lost[0], ServerLost)
+    assert lost[0] is lost[1] is lost[2]
+    assert isinstance(later, Completion)
+    assert engine.brought_back == 2
+
+
 def test_runs_on_one_server_share_neither_prefixes_nor_names_of_adapters(tmp_path: Path) -> None:
     played = Played(lambda path, body: tokens([7]) if path == "/offbook/tokens" else (200, b"{}"))
     for _ in range(2):

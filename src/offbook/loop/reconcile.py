@@ -64,6 +64,7 @@ class Reconciler:
         self._in_a_row = Counter[str]()  # deaths since the last step
         self._lost = deque[ModelLost](maxlen=2 * DEATHS)  # one of each server that may be lost at once
         self._worker_deaths = 0
+        self._brought_back = self.engine.brought_back if isinstance(self.engine, AnyVllm) else 0
         self.pace = Pace(use_of(collector.engine))
         self._jobs: set[asyncio.Task[None]] = set()
         self._beside: list[asyncio.Task[None]] = []
@@ -245,6 +246,7 @@ class Reconciler:
             if over:
                 self.slots.scored(*by_id[rollout.id].pop(), rollout)
                 self._look_at_worker()
+                self._look_at_servers()
             self.tell()
 
         seats = [(group, group.seats[number]) for group, number in missing]
@@ -265,6 +267,12 @@ class Reconciler:
         while monitors is not None and self._worker_deaths < monitors.worker.deaths:
             self._worker_deaths += 1
             self._count("worker", OffbookError("the process that judges rollouts was killed"))
+
+    def _look_at_servers(self) -> None:
+        """vLLM's come back by themselves; one that is lost again and again costs its start each time."""
+        while isinstance(self.engine, AnyVllm) and self._brought_back < self.engine.brought_back:
+            self._brought_back += 1
+            self._count("model", OffbookError("a vLLM server was lost and brought back (logs/)"))
 
     def _count(self, who: str, problem: OffbookError) -> None:
         self.deaths[who] += 1

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 Answer = tuple[int, bytes]  # status and body
 TOKENS = "/offbook/tokens"  # of inside/offbook_tokens.py
 RESTARTS = 2  # in a row, without a message in between
+PAUSE_S = 2.0  # before the second: what is lost for a moment may be back by then
 LOOK_S = 0.2
 LATE_S = 2.0  # for answers to arrive that were ended for new weights
 
@@ -92,6 +93,8 @@ class _Shared:
     line: _Line | None = None
     starts: int = 0
     restarts: int = 0  # in a row
+    given_up: int = 0  # how often
+    ended: ServerLost | None = None  # by that, the same for all that were on their way
     answered: float = 0.0  # when a message last came
     lost: ServerLost | None = None  # why it was last started again, the same for all that this struck
     told: bool = False  # people, that it does not say which experts tokens went to
@@ -126,6 +129,11 @@ class VllmEngine:
     @property
     def positions(self) -> int:
         return self._shared.server.context
+
+    @property
+    def brought_back(self) -> int:
+        """How often the server was lost and came back."""
+        return max(0, self._shared.starts - 1)
 
     def open(self, key: str) -> VllmSession:
         return VllmSession(self, Trail(self._shared.server.mixture), self._shared.lost)
@@ -318,7 +326,7 @@ class VllmEngine:
         line = await self._line()
         while True:
             await line.may_send.wait()
-            version, starts = shared.version, shared.starts
+            version, starts, given_up = shared.version, shared.starts, shared.given_up
             post = line.loop.create_task(self._post(line, ids, max_tokens, experts_from))
             line.posts.add(post)
             try:
@@ -331,7 +339,7 @@ class VllmEngine:
             if not problem:
                 shared.answered, shared.restarts = time.monotonic(), 0
                 return version, post.result()[1]
-            await self._mend(line, starts, problem)
+            await self._mend(line, starts, given_up, problem)
 
     async def answers(self) -> None:
         """Anybody. Where nobody else waits, this asks for a token; where the server hangs, it is brought back."""
@@ -382,21 +390,30 @@ class VllmEngine:
             said += " (it has to run with the options of docs/engines.md)"
         raise ModelLost(f"{self._shared.server.name} refused a request with {status}: {said}")
 
-    async def _mend(self, line: _Line, starts: int, problem: str) -> None:
+    async def _mend(self, line: _Line, starts: int, given_up: int, problem: str) -> None:
         """The first that finds the server lost brings it back; the others wait for it and are sent again."""
         shared = self._shared
         async with line.mending:
             if shared.starts != starts:
                 return
+            if shared.given_up != given_up and shared.ended is not None:
+                raise shared.ended
             how, problem = self._comes_back, f"{shared.server.name} {problem}"
             if shared.restarts == RESTARTS:
-                raise ServerLost(f"{problem}, after it was {how} {RESTARTS} times{shared.server.where_it_talks}")
+                raise self._give_up(f"{problem}, after it was {how} {RESTARTS} times{shared.server.where_it_talks}")
+            await asyncio.sleep(PAUSE_S * shared.restarts)
             shared.restarts += 1
             log.warning(f"{problem}; it is {how}, and gets version {shared.version} of the weights")
             try:
                 await asyncio.to_thread(self._restart, starts, ServerLost(problem))
             except OffbookError as error:
-                raise ServerLost(f"{problem}, and could not be brought back: {error}") from None
+                raise self._give_up(f"{problem}, and could not be brought back: {error}") from None
+
+    def _give_up(self, why: str) -> ServerLost:
+        """Whoever asks after this has it brought back once more."""
+        shared = self._shared
+        shared.restarts, shared.given_up, shared.ended = 0, shared.given_up + 1, ServerLost(why)
+        return shared.ended
 
     async def _line(self) -> _Line:
         shared, loop = self._shared, asyncio.get_running_loop()

@@ -121,6 +121,10 @@ class SeveralEngines:
     def positions(self) -> int:
         return min(engine.positions for engine in self.engines)
 
+    @property
+    def brought_back(self) -> int:
+        return sum(engine.brought_back for engine in self.engines)
+
     def open(self, key: str) -> CountedSession:
         """A rollout's key is its group's name and its number in it."""
         group = key.rpartition("/")[0] or key
