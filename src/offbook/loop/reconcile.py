@@ -64,7 +64,9 @@ class Reconciler:
         self._in_a_row = Counter[str]()  # deaths since the last step
         self._lost = deque[ModelLost](maxlen=2 * DEATHS)  # one of each server that may be lost at once
         self._worker_deaths = 0
-        self._brought_back = self.engine.brought_back if isinstance(self.engine, AnyVllm) else 0
+        self._seen_losses = (
+            {id(loss) for loss in self.engine.losses} if isinstance(self.engine, AnyVllm) else set[int]()
+        )
         self.pace = Pace(use_of(collector.engine))
         self._jobs: set[asyncio.Task[None]] = set()
         self._beside: list[asyncio.Task[None]] = []
@@ -259,7 +261,7 @@ class Reconciler:
             return
         self._lost.append(problem)
         self._count("model", problem)
-        log.warning("%s; what it was writing is asked for again", problem)
+        log.warning("%s; what is lost of what it was writing is asked for again", problem)
 
     def _look_at_worker(self) -> None:
         """It says by itself that it died."""
@@ -270,9 +272,10 @@ class Reconciler:
 
     def _look_at_servers(self) -> None:
         """vLLM's come back by themselves; one that is lost again and again costs its start each time."""
-        while isinstance(self.engine, AnyVllm) and self._brought_back < self.engine.brought_back:
-            self._brought_back += 1
-            self._count("model", OffbookError("a vLLM server was lost and brought back (logs/)"))
+        for loss in self.engine.losses if isinstance(self.engine, AnyVllm) else ():
+            if id(loss) not in self._seen_losses:
+                self._seen_losses.add(id(loss))
+                self._died(loss)
 
     def _count(self, who: str, problem: OffbookError) -> None:
         self.deaths[who] += 1

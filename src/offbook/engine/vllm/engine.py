@@ -16,11 +16,9 @@ import contextlib
 import copy
 import json
 import logging
-import secrets
-import threading
 import time
 from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,13 +26,13 @@ from offbook.adapters import NOT_FOR_VLLM, ON_EXPERTS
 from offbook.draft import without_head
 from offbook.engine.vllm.experts import Trail
 from offbook.engine.vllm.server import CALL_S, Server
+from offbook.engine.vllm.state import Answer, Line, Shared
 from offbook.engine.vllm.weights import Sender, room_for
 from offbook.engine.vllm.wire import Broken, Wire, read_tokens
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong, ServerLost
 from offbook.weights import Weights
 
 log = logging.getLogger(__name__)
-Answer = tuple[int, bytes]  # status and body
 TOKENS = "/offbook/tokens"  # of inside/offbook_tokens.py
 RESTARTS = 2  # in a row, without a message in between
 PAUSE_S = 2.0  # before the second: what is lost for a moment may be back by then
@@ -64,46 +62,6 @@ class VllmSession:
         """Nothing to give back: rollouts do not wait for one another."""
 
 
-@dataclass(slots=True, eq=False)
-class _Line:
-    """What belongs to one event loop: the connections, the requests on their way, and whether any may be sent."""
-
-    loop: asyncio.AbstractEventLoop
-    wires: dict[str, Wire] = field(default_factory=dict)  # by URL: a server that is started again has another
-    may_send: asyncio.Event = field(default_factory=asyncio.Event)
-    mending: asyncio.Lock = field(default_factory=asyncio.Lock)
-    posts: set[asyncio.Task[Answer]] = field(default_factory=set)
-
-    def close(self) -> None:
-        for wire in self.wires.values():
-            wire.close()
-
-
-@dataclass
-class _Shared:
-    """What engines of different temperatures on the same server have in common."""
-
-    server: Server
-    named: str = field(default_factory=lambda: secrets.token_hex(4))  # a server of the user's own may see many runs
-    version: int = 0
-    weights: Weights | None = None  # the last that were applied; a server that is started again gets them
-    applied: int = 0  # how often: what names weights, since runs that share a server have the same versions
-    adapter: str = ""  # the name of the one that the server has
-    sender: Sender | None = None
-    line: _Line | None = None
-    starts: int = 0
-    restarts: int = 0  # in a row
-    given_up: int = 0  # how often
-    ended: ServerLost | None = None  # by that, the same for all that were on their way
-    answered: float = 0.0  # when a message last came
-    lost: ServerLost | None = None  # why it was last started again, the same for all that this struck
-    told: bool = False  # people, that it does not say which experts tokens went to
-    asleep: int = 0  # how deeply: 1 keeps the weights in the host's memory, 2 forgets them
-    changing: threading.RLock = field(default_factory=threading.RLock)  # whoever starts the server or gives it weights
-    replacing: int = 0  # how many give it new weights; meanwhile no line is open
-    gate: threading.Lock = field(default_factory=threading.Lock)  # of that, and of making a line
-
-
 class VllmEngine:
     """The server is started by the first that needs it: then a trainer on the same GPU has its memory already.
 
@@ -114,7 +72,7 @@ class VllmEngine:
         """Within `timeout_s` some message has to come, or the server hangs."""
         self.temperature, self.timeout_s = temperature, timeout_s
         self._stop_ids = sorted(stop_ids)
-        self._shared = _Shared(server)
+        self._shared = Shared(server)
 
     def at(self, temperature: float) -> VllmEngine:
         """The same model on the same server."""
@@ -131,9 +89,9 @@ class VllmEngine:
         return self._shared.server.context
 
     @property
-    def brought_back(self) -> int:
-        """How often the server was lost and came back."""
-        return max(0, self._shared.starts - 1)
+    def losses(self) -> list[ServerLost]:
+        """Of the server, which came back each time."""
+        return self._shared.losses
 
     def open(self, key: str) -> VllmSession:
         return VllmSession(self, Trail(self._shared.server.mixture), self._shared.lost)
@@ -238,6 +196,7 @@ class VllmEngine:
                 return
             assert shared.sender is not None
             shared.lost = problem
+            shared.losses.append(problem)
             shared.server.start()
             shared.sender.forget()
             shared.asleep, shared.adapter = 0, ""
@@ -269,7 +228,7 @@ class VllmEngine:
             sender.drop_adapter(shared.adapter)
         shared.adapter = folder.name
 
-    async def _halt(self, line: _Line) -> ServerLost | None:
+    async def _halt(self, line: Line) -> ServerLost | None:
         """No request is on its way when this returns, so none is sampled by two versions.
 
         The server ends those it works on and returns what they have. One that has not come back then had not begun,
@@ -352,7 +311,7 @@ class VllmEngine:
         finally:
             asked.cancel()
 
-    async def _post(self, line: _Line, ids: list[int], max_tokens: int, experts_from: int | None) -> Answer:
+    async def _post(self, line: Line, ids: list[int], max_tokens: int, experts_from: int | None) -> Answer:
         shared = self._shared
         has_adapter = shared.weights is not None and shared.weights.adapter is not None
         about: dict[str, object] = {
@@ -390,7 +349,7 @@ class VllmEngine:
             said += " (it has to run with the options of docs/engines.md)"
         raise ModelLost(f"{self._shared.server.name} refused a request with {status}: {said}")
 
-    async def _mend(self, line: _Line, starts: int, given_up: int, problem: str) -> None:
+    async def _mend(self, line: Line, starts: int, given_up: int, problem: str) -> None:
         """The first that finds the server lost brings it back; the others wait for it and are sent again."""
         shared = self._shared
         async with line.mending:
@@ -415,11 +374,11 @@ class VllmEngine:
         shared.restarts, shared.given_up, shared.ended = 0, shared.given_up + 1, ServerLost(why)
         return shared.ended
 
-    async def _line(self) -> _Line:
+    async def _line(self) -> Line:
         shared, loop = self._shared, asyncio.get_running_loop()
         with shared.gate:
             if shared.line is None or shared.line.loop is not loop:
-                shared.line = _Line(loop)
+                shared.line = Line(loop)
                 if not shared.replacing:
                     shared.line.may_send.set()
         if not shared.starts or shared.asleep:

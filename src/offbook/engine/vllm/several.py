@@ -23,7 +23,7 @@ from offbook.engine.vllm.engine import VllmEngine, VllmSession, running_loop
 from offbook.engine.vllm.gpus import gpus_of_copies
 from offbook.engine.vllm.server import Place, Progress, Server
 from offbook.routers import Mixture
-from offbook.types import Completion, Prompt
+from offbook.types import Completion, Prompt, ServerLost
 from offbook.weights import Gathered, Weights
 
 log = logging.getLogger(__name__)
@@ -122,8 +122,8 @@ class SeveralEngines:
         return min(engine.positions for engine in self.engines)
 
     @property
-    def brought_back(self) -> int:
-        return sum(engine.brought_back for engine in self.engines)
+    def losses(self) -> list[ServerLost]:
+        return [loss for engine in self.engines for loss in engine.losses]
 
     def open(self, key: str) -> CountedSession:
         """A rollout's key is its group's name and its number in it."""
