@@ -21,7 +21,8 @@ from offbook.loop.models import described, meta_model
 from offbook.loop.plan import LARGEST_SHARE, SPARE, Device, Needs, kv_room, trainer_parts, ways_of
 from offbook.sync.publisher import ANCHOR_EVERY
 from offbook.train.memory import Share, Way
-from offbook.train.parallel.led import expert_shape, refuse_undealt, refuse_uneven
+from offbook.train.parallel.experts import refuse_undealt
+from offbook.train.parallel.led import expert_shape, refuse_uneven
 from offbook.train.parallel.traffic import Meshes, Moved, Traffic, Work, step_traffic
 
 NODE = 8  # GPUs that share a fast network

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -62,11 +62,8 @@ class Reconciler:
         self.deaths, self.restarts = recalled.deaths, recalled.restarts
         self.refills, self.aside = recalled.refills, list[list[Rollout]]()  # of batches; since the last step
         self._in_a_row = Counter[str]()  # deaths since the last step
-        self._lost = deque[ModelLost](maxlen=2 * DEATHS)  # one of each server that may be lost at once
+        self._lost: list[ModelLost] = list(self.engine.losses) if isinstance(self.engine, AnyVllm) else []  # counted
         self._worker_deaths = 0
-        self._seen_losses = (
-            {id(loss) for loss in self.engine.losses} if isinstance(self.engine, AnyVllm) else set[int]()
-        )
         self.pace = Pace(use_of(collector.engine))
         self._jobs: set[asyncio.Task[None]] = set()
         self._beside: list[asyncio.Task[None]] = []
@@ -273,9 +270,7 @@ class Reconciler:
     def _look_at_servers(self) -> None:
         """vLLM's come back by themselves; one that is lost again and again costs its start each time."""
         for loss in self.engine.losses if isinstance(self.engine, AnyVllm) else ():
-            if id(loss) not in self._seen_losses:
-                self._seen_losses.add(id(loss))
-                self._died(loss)
+            self._died(loss)
 
     def _count(self, who: str, problem: OffbookError) -> None:
         self.deaths[who] += 1

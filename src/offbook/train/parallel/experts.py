@@ -37,6 +37,14 @@ def make_expert_mesh(replicate: int, shard: int, ep: int, device: str) -> Device
     return init_device_mesh(device, (replicate, shard, ep), mesh_dim_names=("replicate", "shard", "ep"))
 
 
+def refuse_undealt(experts: int, ranks: int) -> None:
+    """What a layer has, and where it is to go."""
+    if not experts:
+        raise OffbookError(f"train.ranks.experts is {ranks} and the model has no experts; leave it 1")
+    if experts % ranks:
+        raise OffbookError(f"{experts} experts cannot be dealt out to {ranks} ranks alike")
+
+
 def shard_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     """In place, before the layers that they are in."""
     for name, module in model.named_modules():
@@ -48,8 +56,7 @@ def shard_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
             raise OffbookError(f"the experts of {model.config.model_type} are laid out in a way that is not known here")
         group = mesh["ep"].get_group()
         count = len(experts.gate_up_proj)
-        if count % dist.get_world_size(group):
-            raise OffbookError(f"{count} experts cannot be dealt out to {dist.get_world_size(group)} ranks alike")
+        refuse_undealt(count, dist.get_world_size(group))
         for part in module.modules():  # adapters too
             for key, whole in [*part.named_parameters(recurse=False)]:
                 cut = distribute_tensor(whole.detach(), mesh["ep"], [Shard(0)])

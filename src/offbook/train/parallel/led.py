@@ -33,7 +33,7 @@ from offbook.train.forward import Decoder
 from offbook.train.memory import Share
 from offbook.train.parallel.context import Context
 from offbook.train.parallel.dense import make_mesh
-from offbook.train.parallel.experts import make_expert_mesh
+from offbook.train.parallel.experts import make_expert_mesh, refuse_undealt
 from offbook.train.parallel.ranks import Ranks
 from offbook.train.teachers import Kind
 from offbook.train.trainer import StepResult, Trainer
@@ -69,14 +69,6 @@ def refuse_uneven(settings: RanksConfig, world: int) -> None:
         if world % size:
             raise OffbookError(f"train.ranks.{name} is {size}, which {world} ranks cannot be divided by")
     expert_shape(world, settings)
-
-
-def refuse_undealt(experts: int, ranks: int) -> None:
-    """What a layer has, and where it is to go."""
-    if not experts:
-        raise OffbookError(f"train.ranks.experts is {ranks} and the model has no experts; leave it 1")
-    if experts % ranks:
-        raise OffbookError(f"{experts} experts cannot be dealt out to {ranks} ranks alike")
 
 
 def expert_shape(world: int, settings: RanksConfig) -> tuple[int, int, int]:
