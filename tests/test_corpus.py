@@ -145,6 +145,7 @@ def test_what_a_file_says_in_comments_alone_tells_it_from_others() -> None:
     notes = {
         f"p{n}/__init__.py": f'"""Package number {n}, about {n} other things than the rest are."""\n' for n in range(2)
     }
+    headers = {path: text + "int shared(int value);\n" for path, text in headers.items()}
     files = {path: text.encode() for path, text in (headers | notes).items()}
     corpus = Corpus(PretrainConfig(licences=["any"]))
     taken = corpus.taken("one", {**files, "again.h": files["small.h"]})
