@@ -548,18 +548,45 @@ def test_no_token_without_probability_is_drawn() -> None:
     assert sample(near, torch.tensor([0.0001]), 1e-6)[0].tolist() == [1]
 
 
-def test_short_prompts_are_read_by_layers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU layers are compiled, and to call them takes longer than what a turn adds."""
+def test_which_layers_read_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU layers are compiled. To call them takes the host longer than plain ones, but for a great many tokens,
+    and for what a turn adds, which comes in few sizes: those are captured as graphs."""
     model, calls = tiny_model(), []
     decoder = Decoder(model, frozenset(), 1.0, 4096, static=True)
     plain = model.base_model.layers[0]._call_impl
     model.base_model.layers[0]._compiled_call_impl = lambda *given, **named: calls.append(1) or plain(*given, **named)
-    rows = [Row(number, [1, 2, 3, 4], 3, uniforms(0, "", number, 3)) for number in range(2)]
-    decoder.admit(rows[:1], 2)
-    assert not calls
-    decoder.step()
-    assert calls
-    monkeypatch.setattr("offbook.engine.decode.FUSED_TOKENS", 4)
-    before = len(calls)
-    decoder.admit([Row(1, [4, 3, 2, 1], 3, uniforms(0, "", 1, 3))], 2)
-    assert len(calls) == before + 1
+
+    def compiled_calls(ids: list[int]) -> int:
+        before = len(calls)
+        decoder.admit([Row(len(ids), ids, 3, uniforms(0, "", 0, 3))], 1)
+        return len(calls) - before
+
+    assert compiled_calls([1, 2, 3]) == 1
+    assert compiled_calls([2] * 300) == 0
+    monkeypatch.setattr("offbook.engine.decode.FUSED_TOKENS", 256)
+    assert compiled_calls([3] * 301) == 1
+
+
+def test_short_readings_come_in_few_sizes_and_leave_their_padding_nowhere() -> None:
+    model = tiny_model()
+    decoder = Decoder(model, frozenset(), 1.0, 8192, static=True)
+    sizes, run = [], decoder.graphs.run
+    decoder.graphs.run = lambda size, work: (sizes.append(size), run(size, work))[1]  # type: ignore[method-assign]
+    rng = random.Random(0)
+    begun = [random_ids(rng, count) for count in (90, 200, 31, 150, 4)]
+    decoder.admit([Row(number, ids, 1, uniforms(0, "", number, 1)) for number, ids in enumerate(begun)], 8)
+    grown = {number: [*begun[number], *random_ids(rng, count)] for number, count in ((1, 3), (3, 60), (4, 64))}
+    rows = [Row(number, ids, 1, uniforms(0, "", number, 1)) for number, ids in grown.items()]
+    decoder.admit(rows[:2], 8)
+    decoder.admit(rows[2:], 8)
+    assert sizes == [(8, 256, decoder.places.length), *[(2, 64, decoder.places.length)] * 2]
+    for row in rows:
+        logp_V = model(torch.tensor([row.prompt_ids])).logits[0, -1].log_softmax(-1)
+        assert row.logprobs[0] == pytest.approx(logp_V[row.ids[0]].item(), abs=1e-5)
+    for place, ids in enumerate(decoder.places.ids):  # what is kept is what a reading of all of it keeps
+        if ids:
+            other = Decoder(tiny_model(), frozenset(), 1.0, 8192, static=False)
+            other.admit([Row(0, [*ids, 1], 1, uniforms(0, "", 0, 1))], 1)
+            for layer, pair in decoder.places.layers.items():
+                for mine, theirs in zip(pair, other.places.layers[layer], strict=True):
+                    assert (mine[place, :, : len(ids)] - theirs[0, :, : len(ids)]).abs().max() < 1e-5

@@ -109,7 +109,7 @@ def many_turns(engine: LocalEngine, prompts: list[list[int]], new: int, turns: i
 def tokens_a_second(args: argparse.Namespace, model: PreTrainedModel, graphs: bool, mode: str) -> dict[str, float]:
     engine = LocalEngine(model, frozenset(), kv_tokens=args.kv_tokens, mode=mode, static=True)
     assert isinstance(engine.decoder, Decoder)
-    engine.decoder.graphs &= graphs
+    engine.decoder.graphs.on &= graphs
     prompts = make_prompts(args, model.config.vocab_size)
     first, _ = single_turn(engine, prompts, args.new)  # captures, allocates
     best = min(single_turn(engine, prompts, args.new)[0] for _ in range(args.repeat))
@@ -120,7 +120,7 @@ def tokens_a_second(args: argparse.Namespace, model: PreTrainedModel, graphs: bo
 def parts(args: argparse.Namespace, model: PreTrainedModel, graphs: bool) -> dict[str, float]:
     """One prefill of all rows, and one decode step, without the event loop."""
     decoder = Decoder(model, frozenset(), 1.0, args.rows * 8192, static=True)
-    decoder.graphs &= graphs
+    decoder.graphs.on &= graphs
     times: list[tuple[float, float]] = []
     for _ in range(3):
         prompts = make_prompts(args, model.config.vocab_size)

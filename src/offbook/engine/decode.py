@@ -26,10 +26,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from offbook.engine.graphs import Graphs
 from offbook.engine.places import NO_LAYER, SHORTEST, NewTokens, NextTokens, Part, Places, bucket, install, unfused
 from offbook.engine.prefill import Fill, common_prefix, plan_fills
 from offbook.engine.rows import Carried, Row
 from offbook.engine.sampling import sample, verify
+from offbook.engine.short import FEWEST_KEYS, ShortReadings
 from offbook.engine.speculate import Drafting
 from offbook.routers import routers_of
 from offbook.types import Routes
@@ -37,7 +39,7 @@ from offbook.types import Routes
 PREFILL_TOKENS = 16_384  # in one forward
 FUSED_TOKENS = 4_096  # fewer are read by plain layers: to call compiled ones takes the host longer
 STEPS = 8  # between two looks, where looking is dear; tokens, where a step may write several
-FEWEST_ROWS, FEWEST_KEYS = 8, 512  # of a static step: fewer cost a GPU as much, and each size is a graph more
+FEWEST_ROWS = 8  # of a static step: fewer cost a GPU as much, and each size is a graph more
 T = TypeVar("T")
 Table = list[list[list[T]]]
 Ends = dict[int, tuple[Tensor, Tensor]]  # by place: the logits and the states behind its last token
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class Decoder:
-    """`static`: steps come in few sizes, several between two looks. `graphs`: each size is a CUDA graph.
+    """`static`: steps and short readings come in few sizes, with several steps between two looks.
 
     `version` is that of the weights now in the model.
     """
@@ -61,8 +63,8 @@ class Decoder:
     ):
         self.model, self.stop_ids, self.temperature, self.static = model, stop_ids, temperature, static
         self.longest = 0  # tokens that a row may need, as far as that is known
-        self.graphs = static and model.device.type == "cuda"
-        fused = self.graphs and hasattr(model.base_model, "layers")
+        self.graphs = Graphs(static and model.device.type == "cuda")
+        fused = self.graphs.on and hasattr(model.base_model, "layers")
         install(model, fused)
         self.drafting = drafting
         self._hidden = torch.empty(0)  # the last states of the last forward, for a head
@@ -160,7 +162,7 @@ class Decoder:
         length = self._rounded(max(len(row.prompt_ids) + len(row.ids) for row in running) + steps * width)
         self._number.zero_()
         for _ in range(steps):
-            self._run(rows, length)
+            self.graphs.run((rows, length), self._step)
         tokens, logprobs = self._token_KSW[:steps, :held].tolist(), self._logprob_KSW[:steps, :rows].tolist()
         self._take(range(held), tokens, logprobs, self._new_KS[:steps, :held].tolist())
 
@@ -188,8 +190,8 @@ class Decoder:
         self._logprob_KSW = torch.zeros(STEPS, count, width, device=device)
         self._new_KS = torch.ones(STEPS, count, dtype=torch.long, device=device)  # how many of the W
         self._number = torch.zeros(1, dtype=torch.long, device=device)  # of the step since the last look
-        self._captured: dict[tuple[int, int], torch.cuda.CUDAGraph | None] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self.graphs else None
+        self.graphs.forget()
+        self._short = ShortReadings(self.model, self.places, self.graphs, self._logits)
 
     def _rounded(self, length: int) -> int:
         """Keys that a step looks at: in eight sizes from each power of two to the next where each is a graph."""
@@ -222,6 +224,11 @@ class Decoder:
     def _compute(self, fills: list[Fill], ends: Ends) -> None:
         """Prefill, in forwards of many rows' tokens side by side. What the head keeps of a token depends on the next
         one: of what is shared, its last token is read once more."""
+        if self.static and not self.drafting and (size := self._short.size_of(fills)):
+            for fill, logits_V in zip(fills, self._short.read(fills, size), strict=True):
+                ends[fill.place] = logits_V, logits_V[:0]
+            self.tokens_prefilled += sum(fill.new for fill in fills)
+            return
         ids: list[int] = []
         following: list[int] = []
         parts: list[Part] = []
@@ -240,19 +247,10 @@ class Decoder:
     def _forward(self, ids: list[int], following: list[int], parts: list[Part], ends: Ends) -> None:
         """The last logits and states of every part go to `ends`; of a row in several parts those of the last stay."""
         device = self.model.device
-        tokens = self._tokens = NewTokens(self.places, parts, device)
+        tokens = NewTokens(self.places, parts, device)
         last_P = torch.tensor([part.end - 1 for part in parts], device=device)
         with nullcontext() if len(ids) >= FUSED_TOKENS else unfused(self.model):
-            logits_PV = self.model(
-                input_ids=torch.tensor([ids], device=device),
-                position_ids=tokens.position_T[None],
-                attention_mask=torch.zeros(1, 1, 1, 1, device=device),  # four axes: taken as it is, looked at by nobody
-                logits_to_keep=last_P,
-                use_cache=False,
-                tokens=tokens,
-            ).logits[0]
-        if sum(layer >= 0 for layer in self.places.layers) < self.model.config.get_text_config().num_hidden_layers:
-            raise RuntimeError(f"{type(self.model).__name__} hides its keys and values from the local engine")
+            logits_PV = self._logits(torch.tensor([ids], device=device), tokens.position_T[None], tokens, last_P)
         hidden_PD = self._hidden[0, last_P] if self.drafting else logits_PV[:, :0]
         for part, logits_V, hidden_D in zip(parts, logits_PV, hidden_PD, strict=True):
             ends[part.place] = logits_V, hidden_D
@@ -260,25 +258,20 @@ class Decoder:
             self.drafting.read(torch.tensor([following], device=device), self._hidden, tokens)
         self.tokens_prefilled += len(ids)
 
-    def _run(self, rows: int, length: int) -> None:
-        """A size that comes a second time is captured: the first time was the warm-up that a capture needs."""
-        size = rows, length
-        if not self.graphs or size not in self._captured:
-            self._captured[size] = None
-            self._step(rows, length)
-            return
-        graph = self._captured[size]
-        if graph is None:
-            graph = self._captured[size] = torch.cuda.CUDAGraph()
-            try:
-                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                    self._step(rows, length)
-            except RuntimeError as error:  # some models ask the device for numbers on their way
-                log.warning("decoding without CUDA graphs: %s", str(error).splitlines()[0])
-                self.graphs = False
-                self._step(rows, length)
-                return
-        graph.replay()
+    def _logits(self, ids_1T: Tensor, position_1T: Tensor, tokens: NewTokens | NextTokens, last_P: Tensor) -> Tensor:
+        """Of a flat row, behind some of its tokens."""
+        self._tokens = tokens
+        logits_PV: Tensor = self.model(
+            input_ids=ids_1T,
+            position_ids=position_1T,
+            attention_mask=ids_1T.new_zeros(1, 1, 1, 1),  # four axes: taken as it is, looked at by nobody
+            logits_to_keep=last_P,
+            use_cache=False,
+            tokens=tokens,
+        ).logits[0]
+        if sum(layer >= 0 for layer in self.places.layers) < self.model.config.get_text_config().num_hidden_layers:
+            raise RuntimeError(f"{type(self.model).__name__} hides its keys and values from the local engine")
+        return logits_PV
 
     def _step(self, rows: int, length: int) -> None:
         """Nothing here depends on a value of a tensor, and nothing is left behind but in the same memory."""

@@ -223,11 +223,14 @@ def bucket(number: int) -> int:
 class NextTokens:
     """A forward of W tokens in each of the first places, each at its own position, over the first `length` keys.
 
-    The query heads that share a K/V head are the rows of one query: no key is repeated.
+    Or in the places `place_R`: their tokens lie in one flat row. The query heads that share a K/V head are the rows of
+    one query: no key is repeated.
     """
 
-    def __init__(self, places: Places, position_RW: Tensor, length: int, dtype: torch.dtype):
-        self.places, self.position_RW, self.length = places, position_RW, length
+    def __init__(
+        self, places: Places, position_RW: Tensor, length: int, dtype: torch.dtype, place_R: Tensor | None = None
+    ):
+        self.places, self.position_RW, self.length, self.place_R = places, position_RW, length, place_R
         seen_RWL = torch.arange(length, device=position_RW.device) <= position_RW[:, :, None]
         self.bias_R1WL = torch.zeros_like(seen_RWL, dtype=dtype).masked_fill_(~seen_RWL, -math.inf)[:, None]
         self._index: dict[int, Tensor] = {}
@@ -237,8 +240,9 @@ class NextTokens:
         """Of each row, head and token among the keys of all, one after the other."""
         if heads not in self._index:
             rows, device = len(self.position_RW), self.position_RW.device
-            first_RH1 = torch.arange(rows * heads, device=device).view(rows, heads, 1) * self.places.length
-            self._index[heads] = (first_RH1 + self.position_RW[:, None]).flatten()
+            place_R = torch.arange(rows, device=device) if self.place_R is None else self.place_R
+            first_RH = (place_R[:, None] * heads + torch.arange(heads, device=device)) * self.places.length
+            self._index[heads] = (first_RH[:, :, None] + self.position_RW[:, None]).flatten()
         return self._index[heads]
 
     def _mask(self, shared: int) -> Tensor:
@@ -252,15 +256,22 @@ class NextTokens:
         self.places.keep_routes(layer, experts_NK, self._where(1))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        if self.place_R is not None:
+            shape = self.position_RW.shape
+            query, key, value = (each[0].unflatten(1, shape).transpose(0, 1) for each in (query, key, value))
         rows, heads, width, _ = key.shape
         pair = self.places.layer(layer, key, value)
         for kept, new in zip(pair, (key, value), strict=True):
             kept.view(-1, kept.shape[3]).index_copy_(0, self._where(heads), new.reshape(-1, kept.shape[3]))
-        keys, values = (kept[:rows, :, : self.length] for kept in pair)
+        which = slice(rows) if self.place_R is None else self.place_R
+        keys, values = (kept[which, :, : self.length] for kept in pair)
         shared = query.shape[1] // heads
         query_RHQD = query.reshape(rows, heads, shared * width, query.shape[3])
         out_RHQD = _masked(query_RHQD, keys, values, self._mask(shared), scaling)
-        return out_RHQD.unflatten(2, (shared, width)).permute(0, 3, 1, 2, 4).reshape(rows, width, query.shape[1], -1)
+        out_RWHGD = out_RHQD.unflatten(2, (shared, width)).permute(0, 3, 1, 2, 4)
+        return out_RWHGD.reshape(
+            *((rows, width) if self.place_R is None else (1, -1)), query.shape[1], out_RHQD.shape[3]
+        )
 
 
 class Part(NamedTuple):

@@ -21,6 +21,11 @@ class Fill:
     source: int | None
     wave: int  # sources are filled in earlier ones
 
+    @property
+    def new(self) -> int:
+        """Tokens that are to be computed."""
+        return len(self.ids) - self.shared
+
 
 def plan_fills(wanted: Mapping[int, list[int]], kept: Mapping[int, list[int]]) -> list[Fill]:
     """Ids by place, and what lies at places now; in the order of the waves.
