@@ -37,10 +37,11 @@ from offbook.config import Config, EngineConfig, VllmConfig, load_config
 from offbook.draft import load_head
 from offbook.engine import LocalEngine, VllmEngine
 from offbook.engine.vllm import Server
-from offbook.loop.collector import Collector, _with_drafts, chat_of
+from offbook.loop.collector import Collector, chat_of
 from offbook.loop.models import load_model, model_folder
 from offbook.loop.tasks import task_sets
 from offbook.loop.train import train
+from offbook.loop.vllm import with_drafts
 from offbook.runfolder import RunFolder, dump_lines, latest_checkpoint
 from offbook.stages.mtp import mtp, read_samples
 from offbook.stages.sft import sft
@@ -229,7 +230,7 @@ def speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
 
 def vllm_speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
     drafts = EngineConfig(draft=str(place / "head-kl"), draft_tokens=options.drafts[0])
-    drawn = _with_drafts(drafts, Path(options.model)).options
+    drawn = with_drafts(drafts, Path(options.model)).options
     likeliest = [drawn[0], json.dumps({**json.loads(drawn[1]), "draft_sample_method": "greedy"})]
     plain: dict[int, float] = {}
     for name, more in {"plain": [], "drawn drafts": drawn, "likeliest drafts": likeliest}.items():

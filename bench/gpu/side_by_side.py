@@ -26,7 +26,7 @@ from proof_report import report
 
 from offbook.config import VllmConfig
 from offbook.engine.vllm import Server
-from offbook.engine.vllm.engine import LORA_RANKS
+from offbook.engine.vllm.weights import LORA_RANKS
 
 TRIES = 2
 CACHE_BYTES = 7_000_000_000  # for a lane. Said, since vLLM takes what others allocate meanwhile for its own

@@ -17,7 +17,7 @@ def vllm_engine(config: Config, model: Path, stop_ids: frozenset[int], progress:
     """For the model in a folder, or the adapter."""
     settings, base = config.engine, chat_folder(model)
     context, logs = min(config.harness.context, positions(base)), Path(config.out) / "logs"
-    servers = servers_of(base, _with_drafts(settings, model), context, logs, progress, mixture_in(base))
+    servers = servers_of(base, with_drafts(settings, model), context, logs, progress, mixture_in(base))
     engines = [VllmEngine(server, stop_ids, settings.temperature, settings.timeout_s) for server in servers]
     vllm = SeveralEngines(engines) if len(engines) > 1 else engines[0]
     if is_adapter(model):
@@ -25,7 +25,7 @@ def vllm_engine(config: Config, model: Path, stop_ids: frozenset[int], progress:
     return vllm
 
 
-def _with_drafts(settings: EngineConfig, model: Path) -> VllmConfig:
+def with_drafts(settings: EngineConfig, model: Path) -> VllmConfig:
     """With a draft head, as vLLM takes it. By default that drafts the likeliest token alone, of which few are kept."""
     if not settings.draft_tokens:
         return settings.vllm
