@@ -93,6 +93,26 @@ def test_the_loss_is_the_one_that_was_asked_for(loss: str) -> None:
     assert found["mtp/kept_1"] == pytest.approx(float(1 - apart.mean()), rel=1e-4)
 
 
+def test_a_row_of_samples_teaches_what_each_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them too short to draft anything in."""
+    monkeypatch.setattr(train_draft, "WINDOW", 8)
+    model, learned = tiny_model(), [*samples(3, 24), *samples(1, 2)]
+    for number, one in enumerate(learned):
+        one.temperature = 1.0 - 0.2 * number
+    found = []
+    for rows in ([learned], [[one] for one in learned]):
+        torch.manual_seed(0)
+        trainer = DraftTrainer(model, moved(DraftHead(model)), MtpConfig(depth=3))
+        for row in rows:
+            batch = Batch.collate(row, CPU)
+            with torch.no_grad():
+                hidden, _ = Decoder(model).hidden(batch.row)
+            trainer.learn(batch, hidden)
+        found.append(torch.cat([parameter.grad.flatten() for parameter in trainer.head.parameters()]))
+        assert trainer._tokens[0] == 22 + 21 + 20
+    assert (found[0] - found[1]).norm() < 1e-5 * found[1].norm()
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_beside_training_the_model_learns_what_it_would_without(precision: str) -> None:
     """And the head learns: nothing of it reaches the base."""
