@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,14 +35,7 @@ from offbook.types import Sample
 NAME = "offbook_draft"  # of the attention function
 WINDOW = 512  # tokens of a sample, at depths above 1
 CLIP = 1.0  # the most that the gradient's norm may be
-
-
-class Draft(NamedTuple):
-    """Of a sample at one depth: the states that predict, and what."""
-
-    state_ND: Tensor
-    place_N: Tensor  # in the micro-batch's row
-    temperature_N: Tensor
+Draft = tuple[Tensor, Tensor]  # of a sample: states that predict, and the places in the row of what they do
 
 
 @dataclass(slots=True)
@@ -100,15 +93,14 @@ class DraftTrainer:
     def learn(self, batch: Batch, hidden_1FD: Tensor, differentiate: bool = True) -> None:
         """Adds a micro-batch to the step: its gradients and what it says. `hidden_1FD` are the model's last states."""
         began, hidden_1FD = self._now(), hidden_1FD.detach()
-        drafts: list[list[Draft]] = [[] for _ in range(self.settings.depth)]
+        drafts: list[list[Draft]] = [[] for _ in range(self.settings.depth)]  # of each depth
         with torch.set_grad_enabled(differentiate):
             for begin, sample in zip(batch.row.starts, batch.samples, strict=True):
                 own = slice(begin, begin + len(sample.ids))
                 states = self.states(batch.row.ids_1F[:, own], hidden_1FD[:, own]) if len(sample.ids) > 2 else []
                 for depth, (state_1WD, first) in enumerate(states):
                     place_N = _predicted(sample, first, state_1WD.shape[1])
-                    temperature_N = torch.full(place_N.shape, sample.temperature)
-                    drafts[depth].append(Draft(state_1WD[0, place_N - 2 - first], begin + place_N, temperature_N))
+                    drafts[depth].append((state_1WD[0, place_N - 2 - first], begin + place_N))
             losses = [self._loss(batch, hidden_1FD, each, depth) for depth, each in enumerate(drafts) if each]
         if differentiate and (there := [loss for loss in losses if loss is not None]):
             torch.stack(there).sum().backward()
@@ -137,11 +129,12 @@ class DraftTrainer:
 
     def _loss(self, batch: Batch, hidden_1FD: Tensor, drafts: list[Draft], depth: int) -> Tensor | None:
         """The sum over the tokens that were sampled, or are to be imitated."""
-        state_ND, place_N, temperature_N = (torch.cat(each) for each in zip(*drafts, strict=True))
-        count = len(place_N)
-        if not count:
+        state_ND, place_N = (torch.cat(each) for each in zip(*drafts, strict=True))
+        if not (count := len(place_N)):
             return None
-        place_N, temperature_N = place_N.to(state_ND.device), temperature_N.to(state_ND.device)
+        temperatures = torch.tensor([sample.temperature for sample in batch.samples])
+        temperature_F = temperatures.repeat_interleave(torch.tensor(batch.row.lengths))
+        place_N, temperature_N = place_N.to(state_ND.device), temperature_F[place_N].to(state_ND.device)
         teacher_ND, ids_N = hidden_1FD[0, place_N - 1], batch.row.ids_1F[0, place_N]
 
         def losses_of(logits_NV: Tensor, part: slice) -> dict[str, Tensor]:

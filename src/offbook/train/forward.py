@@ -131,18 +131,20 @@ class Decoder:
         self, row: Packed, branches: BranchBatch | None, only_targets: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         base, context = self.model.base_model, self.context
-        ids_1F, positions_1F, length = row.ids_1F, row.positions_1F, row.ids_1F.shape[1]
+        ids_1F, positions_1F, length, device = row.ids_1F, row.positions_1F, row.ids_1F.shape[1], row.ids_1F.device
+        filled = length
         if context is not None:
             assert len(row.lengths) == 1
             ids_1F = context.filled(ids_1F)
-            positions_1F = context.own(ids_1F.shape[1], ids_1F.device)[None]
-        filled, device = ids_1F.shape[1], ids_1F.device
-        hidden_1FD, rotary = _embed(base, ids_1F[:, positions_1F[0]] if context else ids_1F, positions_1F)
+            filled = ids_1F.shape[1]
+            positions_1F = context.own(filled, device)[None]
+            ids_1F = ids_1F[:, positions_1F[0]]
+        hidden_1FD, rotary = _embed(base, ids_1F, positions_1F)
         if self.compiled and torch.is_grad_enabled():
             hidden_1FD.requires_grad_()  # under adapters it does not; the first layer would be compiled as another one
         if branches is None:
             for layer in base.layers:
-                hidden_1FD = self._base_layer(layer, hidden_1FD, rotary, None, row)
+                hidden_1FD = self._base_layer(layer, hidden_1FD, rotary, packed=row, context=context)
                 _give_up(layer)
             return self._whole(base.norm(hidden_1FD), length), None
         with torch.no_grad():
@@ -150,7 +152,7 @@ class Decoder:
         groups = blocks = None
         for layer in base.layers:
             kv = LayerKV(only=only_targets and layer is base.layers[-1])
-            hidden_1FD = self._base_layer(layer, hidden_1FD, rotary, kv, row)
+            hidden_1FD = self._base_layer(layer, hidden_1FD, rotary, kv=kv, packed=row, context=context)
             if groups is None and blocks is None:  # now, while a GPU is busy with the first layer
                 if self.compiled and ids_1F.is_cuda:
                     blocks = attention.branch_blocks(branches.rows, filled, device)
@@ -158,7 +160,7 @@ class Decoder:
                     groups = attention.branch_groups(branches.rows, filled, device)
             kv.groups, kv.blocks = groups, blocks
             with torch.no_grad(), self.free_routing():
-                hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, kv, True)
+                hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, kv=kv, reads=True)
             self.plain = self.plain and kv.plain
             kv.close()
             _give_up(layer)
@@ -169,13 +171,13 @@ class Decoder:
     def _whole(self, hidden_1FD: Tensor, length: int) -> Tensor:
         return hidden_1FD if self.context is None else self.context.gathered(hidden_1FD, 1)[:, :length]
 
-    def _base_layer(self, layer: nn.Module, hidden: Tensor, rotary: Rotary, kv: LayerKV | None, row: Packed) -> Tensor:
+    def _base_layer(self, layer: nn.Module, hidden: Tensor, rotary: Rotary, **how: Any) -> Tensor:
         if self.recompute == "none" or not torch.is_grad_enabled():
-            return self.run_layer(layer, hidden, rotary, kv, False, row, self.context)
+            return self.run_layer(layer, hidden, rotary, **how)
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         if self.recompute == "layers":
             options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
-        return checkpoint(self.run_layer, layer, hidden, rotary, kv, False, row, self.context, **options)
+        return checkpoint(self.run_layer, layer, hidden, rotary, **how, **options)
 
 
 def _run(work: Callable[[], T]) -> T:
@@ -211,17 +213,8 @@ def _embed(base: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rot
     return hidden, base.rotary_emb(hidden, positions)
 
 
-def _run_layer(
-    layer: nn.Module,
-    hidden: Tensor,
-    rotary: Rotary,
-    kv: LayerKV | None,
-    reads: bool,
-    packed: Packed | None = None,
-    context: Context | None = None,
-) -> Tensor:
-    """As a module, so that hooks on it (sharding, adapters) are run too."""
-    how = {"kv": kv, "reads": reads, "packed": packed, "context": context}
+def _run_layer(layer: nn.Module, hidden: Tensor, rotary: Rotary, **how: Any) -> Tensor:
+    """As a module, so that hooks on it (sharding, adapters) are run too. `how` goes to attention."""
     return layer(hidden, attention_mask=None, position_embeddings=rotary, **how)
 
 
