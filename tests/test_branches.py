@@ -132,7 +132,7 @@ def test_hinted_logits_equal_reencoding(kind: str, teacher: str, device: str) ->
     hinted, reference = hinted_logp(trainer, batch), reference_logp(trainer, samples)
     assert hinted.shape == reference.shape
     assert (hinted - reference).abs().max() < 1e-4
-    student = trainer.model(input_ids=batch.ids_BT[:1], use_cache=False).logits[0, 25:32].log_softmax(-1)
+    student = trainer.model(input_ids=batch.row.ids_1F[:, :60], use_cache=False).logits[0, 25:32].log_softmax(-1)
     assert (hinted[7:14] - student).abs().max() > 0.1, "the hint must matter, or the test shows nothing"
 
 
@@ -143,7 +143,7 @@ def test_rounded_lengths_change_nothing(monkeypatch: pytest.MonkeyPatch, teacher
     samples = [sample_with_branches(rng, 60), sample_with_branches(rng, 52), plain_sample(rng, 57)]
     found = []
     for step in (1, 64):
-        for module in ("attention", "batches", "forward"):
+        for module in ("attention", "batches"):
             monkeypatch.setattr(
                 f"offbook.train.{module}.round_length", lambda length, _, step=step: -(-length // step) * step
             )
@@ -151,8 +151,8 @@ def test_rounded_lengths_change_nothing(monkeypatch: pytest.MonkeyPatch, teacher
         with torch.no_grad():
             hinted = hinted_logp(trainer, batch := Batch.collate(samples, torch.device("cpu")))
             assert (hinted - reference_logp(trainer, samples)).abs().max() < 1e-4
-        assert (batch.ids_BT.shape[1], BranchBatch.collate(batch, batch.branches).ids_1L.shape[1]) == (
-            (60, 92) if step == 1 else (64, 128)
+        assert (batch.row.ids_1F.shape[1], BranchBatch.collate(batch, batch.branches).ids_1L.shape[1]) == (
+            (169, 92) if step == 1 else (192, 128)
         )
         found.append(trainer.step(samples).metrics["gradient_norm"])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
@@ -173,10 +173,10 @@ def test_on_a_gpu_the_fused_branches_equal_reencoding() -> None:
     trainer = Trainer(model, TrainConfig(compile=True), TEACHERS["live"])
     batch = Batch.collate(samples, torch.device("cuda"))
     branches = BranchBatch.collate(batch, batch.branches)
-    hidden, found = trainer.student.hidden(batch.ids_BT, branches)
-    reference = naive(model, batch.ids_BT, branches)
+    hidden, found = trainer.student.hidden(batch.row, branches)
+    reference = naive(model, batch.row, branches)
     assert (found - reference).float().norm() < 0.03 * reference.float().norm()
-    without = torch.cat([hidden[row, [place - 1 for place in places_of(b)]] for row, b in batch.branches])
+    without = hidden[0, batch.tokens(10_000).predictor_N]
     assert (found - without).float().norm() > 0.3 * reference.float().norm()
 
 
@@ -190,12 +190,12 @@ def test_in_bfloat16_hidden_states_equal_reencoding_to_its_rounding(teacher: str
     assert trainer.student.plain
     batch = Batch.collate(samples, torch.device("cpu"))
     branches = BranchBatch.collate(batch, batch.branches)
-    hidden, _ = trainer.student.hidden(batch.ids_BT, branches)
+    hidden, _ = trainer.student.hidden(batch.row, branches)
     _, (scorers,) = trainer._forward(batch)
     found = scorers.models[0][1]
-    reference = naive(teacher_model(trainer), batch.ids_BT, branches)
+    reference = naive(teacher_model(trainer), batch.row, branches)
     assert (found - reference).float().norm() < 0.03 * reference.float().norm()
-    without = torch.cat([hidden[row, [place - 1 for place in places_of(b)]] for row, b in batch.branches])
+    without = hidden[0, batch.tokens(10_000).predictor_N[: len(found)]]
     assert (found - without).float().norm() > 0.3 * reference.float().norm()
 
 
@@ -268,17 +268,17 @@ def test_chunks_change_nothing_and_no_logits_are_ever_whole(
 @given(st.data())
 @settings(max_examples=30)
 def test_blocks_of_the_fused_kernel_are_those_of_the_mask(data: st.DataObject) -> None:
-    rows, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 400))
+    length = data.draw(st.integers(1, 1200))
     branches, start = [], 0
     for _ in range(data.draw(st.integers(1, 4))):
-        row, insert = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, length))
-        size = data.draw(st.integers(1, 300))
-        branches.append(BranchRow(row, insert, start, start + size))
+        base = data.draw(st.integers(0, length - 1))
+        insert, size = data.draw(st.integers(0, length - base)), data.draw(st.integers(1, 300))
+        branches.append(BranchRow(base, insert, start, start + size))
         start += size
-    blocks = branch_blocks(branches, rows, length, torch.device("cpu"))
-    far, near = torch.zeros(start, rows * length, dtype=torch.bool), torch.zeros(start, start, dtype=torch.bool)
+    blocks = branch_blocks(branches, length, torch.device("cpu"))
+    far, near = torch.zeros(start, length, dtype=torch.bool), torch.zeros(start, start, dtype=torch.bool)
     for b in branches:
-        far[b.start : b.end, b.base_row * length : b.base_row * length + b.insert] = True
+        far[b.start : b.end, b.base : b.base + b.insert] = True
         near[b.start : b.end, b.start : b.end] = torch.ones(b.end - b.start, b.end - b.start).tril().bool()
     check_blocks(blocks.far, far)
     check_blocks(blocks.near, near)
@@ -305,27 +305,26 @@ def check_blocks(blocks: BlockMask, mask: Tensor) -> None:
 @torch.no_grad()
 def test_the_fused_kernel_reads_what_the_plain_one_reads() -> None:
     torch.manual_seed(0)
-    rows = [BranchRow(1, 30, 0, 20), BranchRow(0, 7, 33, 50), BranchRow(1, 0, 20, 33)]
-    base_key, base_value = torch.randn(2, 2, 2, 40, 12).unbind()
+    rows = [BranchRow(40, 30, 0, 20), BranchRow(0, 7, 33, 50), BranchRow(40, 0, 20, 33)]
+    base_key, base_value = torch.randn(2, 1, 2, 70, 12).unbind()
     query, key, value = torch.randn(1, 4, 50, 12), torch.randn(1, 2, 50, 12), torch.randn(1, 2, 50, 12)
-    groups = attention.branch_groups(rows, 40, torch.device("cpu"))
+    groups = attention.branch_groups(rows, 70, torch.device("cpu"))
     plain = attention._read(query, key, value, None, LayerKV(groups, keys=base_key, values=base_value))
-    far = attention._flat(base_key), attention._flat(base_value)
-    blocks = branch_blocks(rows, 2, 40, torch.device("cpu"))
-    fused = attention.in_parts(query, far, (key, value), blocks, None, {})
+    blocks = branch_blocks(rows, 70, torch.device("cpu"))
+    fused = attention.in_parts(query, (base_key, base_value), (key, value), blocks, None, {})
     assert (plain - fused).abs().max() < 1e-5
 
 
 @torch.no_grad()
 def test_branches_that_are_read_side_by_side_are_read_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    rows = [BranchRow(1, 30, 0, 20), BranchRow(0, 7, 33, 50), BranchRow(1, 0, 20, 33), BranchRow(0, 29, 50, 51)]
-    base_key, base_value = torch.randn(2, 2, 2, 40, 12).unbind()
+    rows = [BranchRow(40, 30, 0, 20), BranchRow(0, 7, 33, 50), BranchRow(40, 0, 20, 33), BranchRow(0, 29, 50, 51)]
+    base_key, base_value = torch.randn(2, 1, 2, 70, 12).unbind()
     query, key, value = torch.randn(1, 4, 51, 12), torch.randn(1, 2, 51, 12), torch.randn(1, 2, 51, 12)
 
     def read(most: int) -> tuple[int, Tensor]:
         monkeypatch.setattr(attention, "MASK_SIZE", most)
-        groups = attention.branch_groups(rows, 40, torch.device("cpu"))
+        groups = attention.branch_groups(rows, 70, torch.device("cpu"))
         return len(groups), attention._read(query, key, value, None, LayerKV(groups, keys=base_key, values=base_value))
 
     calls, alone = read(1)
@@ -530,7 +529,7 @@ def test_a_refreshed_teacher_takes_the_students_weights_every_so_many_steps() ->
     assert equal == [False, True, False, True]
 
 
-def test_a_padded_row_does_not_change_its_neighbour() -> None:
+def test_a_sample_does_not_change_its_neighbour() -> None:
     rng = random.Random(5)
     short, long = sample_with_branches(rng, 50), sample_with_branches(rng, 64)
     for branch in long.branches:
@@ -634,9 +633,9 @@ def test_logits_are_those_of_the_model_whatever_it_does_to_them(family: str, tea
     batch = Batch.collate(samples, torch.device("cpu"))
     with torch.no_grad():
         untouched = model_with_logits_of_its_own(family)
-        wanted = untouched(input_ids=batch.ids_BT, use_cache=False).logits
-        assert (wanted - untouched.get_output_embeddings()(trainer.student.hidden(batch.ids_BT)[0])).abs().max() > 0.01
-        assert (trainer.student.head(trainer.student.hidden(batch.ids_BT)[0]) - wanted).abs().max() < 1e-5
+        wanted = untouched(input_ids=batch.row.ids_1F, use_cache=False).logits
+        assert (wanted - untouched.get_output_embeddings()(trainer.student.hidden(batch.row)[0])).abs().max() > 0.01
+        assert (trainer.student.head(trainer.student.hidden(batch.row)[0]) - wanted).abs().max() < 1e-5
         reference = torch.cat([reencoded(untouched, samples[0], branch) for branch in samples[0].branches])
         assert (hinted_logp(trainer, batch) - reference).abs().max() < 1e-4
     assert trainer.step(samples).metrics["gradient_norm"] > 0

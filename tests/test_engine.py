@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from offbook.config import TrainConfig
 from offbook.engine import LocalEngine
 from offbook.engine.local import LocalSession
+from offbook.train.attention import Packed
 from offbook.train.trainer import Trainer
 from offbook.types import Completion, ModelLost, Prompt, PromptTooLong, Sample
 from offbook.weights import Weights
@@ -54,7 +55,7 @@ def prompts_of_different_lengths() -> dict[str, list[int]]:
 def trainer_logprobs(model: PreTrainedModel, ids: list[int], temperature: float) -> list[float]:
     """What the trainer computes for these tokens in its own forward."""
     trainer = Trainer(model, TrainConfig())
-    hidden, _ = trainer.student.hidden(torch.tensor([ids]))
+    hidden, _ = trainer.student.hidden(Packed.of([ids], torch.device("cpu")))
     logits = trainer.model.get_output_embeddings()(hidden[0, :-1]) / temperature
     return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
 

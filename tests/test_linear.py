@@ -25,6 +25,7 @@ from offbook.linear.formats import E2M1, E4M3, Grid, approximate_division, e8m0,
 from offbook.linear.layers import LowLinear, fp8_product, mxfp8_product
 from offbook.loop.plan import Device, make_plan
 from offbook.routers import routers_of
+from offbook.train.attention import Packed
 from offbook.train.lora import make_trainable
 from offbook.train.teachers import sharing_copy
 from offbook.train.trainer import Trainer, weights_of
@@ -286,8 +287,8 @@ def test_the_engine_agrees_with_the_trainer_by_a_scale_a_token(
 
 @torch.no_grad()
 def logprobs(trainer: Trainer, ids_BT: Tensor) -> Tensor:
-    hidden, _ = trainer.student.hidden(ids_BT)
-    logits = trainer.student.head(hidden[:, :-1])
+    hidden, _ = trainer.student.hidden(Packed.of(ids_BT.tolist(), ids_BT.device))
+    logits = trainer.student.head(hidden[0].unflatten(0, ids_BT.shape)[:, :-1])
     return logits.log_softmax(-1).gather(2, ids_BT[:, 1:, None])[..., 0]
 
 

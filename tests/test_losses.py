@@ -149,4 +149,8 @@ def test_micro_batches_hold_every_sample_once_within_the_budget(lengths: list[in
     batches = micro_batches(samples, budget)
     assert sorted(id(sample) for batch in batches for sample in batch) == sorted(id(sample) for sample in samples)
     for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(len(sample.ids) for sample in batch) <= budget
+        assert len(batch) == 1 or sum(len(sample.ids) for sample in batch) <= budget
+    shortest = [min(len(sample.ids) for sample in batch) for batch in batches]
+    left = [budget - sum(len(sample.ids) for sample in batch) for batch in batches]
+    for number, size in enumerate(shortest):
+        assert all(room < size for room in left[:number]), "nothing goes into a later one that fits into an earlier"

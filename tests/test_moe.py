@@ -317,7 +317,7 @@ def test_load_is_told_layer_by_layer() -> None:
     batch = Batch.collate([Sample(random_ids(random.Random(0), 50))], torch.device("cpu"))
     replay.begin(batch)
     with torch.no_grad():
-        model(input_ids=batch.ids_BT)
+        model(input_ids=batch.row.ids_1F)
     figures = figures_of([replay.counted()])
     assert figures.keys() == {"moe/replayed", "moe/implausible", "moe/load.00", "moe/load.01"}
     assert 1.0 < figures["moe/load.00"] <= EXPERTS / TOP

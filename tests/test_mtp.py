@@ -55,11 +55,11 @@ def test_it_learns_on_what_it_sees_when_it_drafts(kind: str, window: int, monkey
     monkeypatch.setattr(train_draft, "WINDOW", window)
     model = tiny_model(kind).double()
     trainer = DraftTrainer(model, moved(DraftHead(model)), MtpConfig(depth=4))
-    batch = Batch.collate(samples(2, 24), CPU)
+    row = Batch.collate(samples(1, 24), CPU).row
     with torch.no_grad():
-        hidden, _ = Decoder(model).hidden(batch.ids_BT)
-        embedded = model.get_input_embeddings()(batch.ids_BT)[:, 1:]
-        found = trainer.states(batch.ids_BT, hidden)
+        hidden, _ = Decoder(model).hidden(row)
+        embedded = model.get_input_embeddings()(row.ids_1F)[:, 1:]
+        found = trainer.states(row.ids_1F, hidden)
         assert len(found) == 4
         for depth, (states, start) in enumerate(found):
             assert states.shape[1] == (23 if not depth else min(23, found[1][1] + window) - start)
@@ -81,8 +81,8 @@ def test_the_loss_is_the_one_that_was_asked_for(loss: str) -> None:
     trainer = DraftTrainer(model, moved(DraftHead(model)), MtpConfig(loss=loss, depth=1))
     batch = Batch.collate([one], CPU)
     with torch.no_grad():
-        hidden, _ = Decoder(model).hidden(batch.ids_BT)
-        ((states, _),) = trainer.states(batch.ids_BT, hidden)
+        hidden, _ = Decoder(model).hidden(batch.row)
+        ((states, _),) = trainer.states(batch.row.ids_1F, hidden)
         q, p = ((model.lm_head(x)[0] / 0.7).log_softmax(-1) for x in (states[:, 4:8], hidden[:, 5:9]))
     trainer.learn(batch, hidden)
     found = trainer.step()
@@ -91,6 +91,26 @@ def test_the_loss_is_the_one_that_was_asked_for(loss: str) -> None:
     wanted = {"kl": (p.exp() * (p - q)).sum(-1), "tv": apart, "ce": -q.gather(1, tokens)}[loss]
     assert found["mtp/loss_1"] == pytest.approx(float(wanted.mean()), rel=1e-4)
     assert found["mtp/kept_1"] == pytest.approx(float(1 - apart.mean()), rel=1e-4)
+
+
+def test_a_row_of_samples_teaches_what_each_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them too short to draft anything in."""
+    monkeypatch.setattr(train_draft, "WINDOW", 8)
+    model, learned = tiny_model(), [*samples(3, 24), *samples(1, 2)]
+    for number, one in enumerate(learned):
+        one.temperature = 1.0 - 0.2 * number
+    found = []
+    for rows in ([learned], [[one] for one in learned]):
+        torch.manual_seed(0)
+        trainer = DraftTrainer(model, moved(DraftHead(model)), MtpConfig(depth=3))
+        for row in rows:
+            batch = Batch.collate(row, CPU)
+            with torch.no_grad():
+                hidden, _ = Decoder(model).hidden(batch.row)
+            trainer.learn(batch, hidden)
+        found.append(torch.cat([parameter.grad.flatten() for parameter in trainer.head.parameters()]))
+        assert trainer._tokens[0] == 22 + 21 + 20
+    assert (found[0] - found[1]).norm() < 1e-5 * found[1].norm()
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from offbook.config import LoraConfig, RanksConfig, TrainConfig
+from offbook.train.attention import Packed
 from offbook.train.lora import make_trainable
 from offbook.train.measure import measure_branches
 from offbook.train.optim.muon import Muon
@@ -210,8 +211,8 @@ def read_without_what_is_shared(kind: str, layout: tuple[int, ...], samples: lis
         if not parameter.requires_grad:
             local(parameter).zero_()
     (own,) = trainer.own_weights().values()
-    ids_BT = torch.tensor([samples[0].ids])
-    return own.decoder.read(lambda decoder: float(decoder.hidden(ids_BT)[0].abs().max()))
+    row = Packed.of([samples[0].ids], torch.device("cpu"))
+    return own.decoder.read(lambda decoder: float(decoder.hidden(row)[0].abs().max()))
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("lora", (1, 4)), ("moe lora", (2, 2, 1, 2, 2))])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import in_bfloat16, tiny_model
+from conftest import in_bfloat16, random_ids, tiny_model
 from torch.profiler import ProfilerActivity, profile
 from transformers import (
     BertConfig,
@@ -43,6 +43,7 @@ from offbook.loop.plan import Device, as_planned, make_plan, meta_shapes, refuse
 from offbook.loop.resume import computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder
 from offbook.train import head
+from offbook.train.attention import Packed
 from offbook.train.batches import Batch
 from offbook.train.forward import Decoder
 from offbook.train.lora import make_trainable
@@ -99,14 +100,15 @@ def held(run: Callable[[], object]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_what_a_layer_saves_is_what_autograd_counts(kind: str, precision: str) -> None:
+@pytest.mark.parametrize("lengths", [[200], [50, 50, 50, 50], [90, 70, 40]])
+def test_what_a_layer_saves_is_what_autograd_counts(kind: str, precision: str, lengths: list[int]) -> None:
     model = tiny_model(kind)
     model = model if precision == "float32" else in_bfloat16(model)
     shapes = meta_shapes(model.config, TrainConfig(precision=precision))
-    ids = torch.randint(0, 300, (1, 200))
+    row = Packed.of([random_ids(random.Random(0), length) for length in lengths], torch.device("cpu"))
     decoder = Decoder(model, plain=True)
     with saved_storages(model.parameters()) as found:
-        decoder.hidden(ids)
+        decoder.hidden(row)
     behind = (4 + 2 * (precision == "bfloat16")) * 48 + 4
     assert sum(found.values()) == pytest.approx(200 * (3 * shapes.saved + behind), rel=0.1)
     assert shapes.parameters == sum(parameter.numel() for parameter in model.parameters())

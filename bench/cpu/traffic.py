@@ -116,7 +116,7 @@ def counted(
         trainer.step(samples)
     work = Work(
         tokens=SAMPLES * TOKENS // rows,
-        micro_batches=-(-SAMPLES * TOKENS // settings.micro_tokens),
+        micro_batches=SAMPLES if rows > 1 else -(-SAMPLES * TOKENS // settings.micro_tokens),
         backwards=len(PARTS) if settings.log_parts else 1,
         recomputes=settings.recompute != "none",
     )

@@ -31,6 +31,7 @@ from torch.autograd import DeviceType
 from transformers import PreTrainedModel
 
 from offbook.config import LoraConfig, TrainConfig
+from offbook.train.attention import Packed
 from offbook.train.batches import Batch, BranchAt, BranchBatch
 from offbook.train.targets import Scorers
 from offbook.train.teachers import Ema, Frozen, Live, Mix, make_teachers
@@ -78,11 +79,11 @@ class NaiveTeacher:
     def own_scorers(self, batch: Batch, branches: list[BranchAt], plain: bool) -> Scorers:
         """Its reading without the hint is the student's."""
         hidden = []
-        for row, branch in branches:
-            ids = [*batch.samples[row].ids[: branch.insert], *branch.inserted]
-            ids += batch.samples[row].ids[branch.insert : branch.end]
-            states = self.student.hidden(torch.tensor([ids], device=DEVICE))[0]
-            hidden.append(states[0, -branch.num_targets - 1 : -1])
+        for number, branch in branches:
+            sample = batch.samples[number]
+            ids = [*sample.ids[: branch.insert], *branch.inserted, *sample.ids[branch.insert : branch.end]]
+            states = self.student.hidden(Packed.of([ids], torch.device(DEVICE)))[0]
+            hidden.append(states[0, len(ids) - branch.num_targets - 1 : len(ids) - 1])
         return Scorers([(self.student.head, torch.cat(hidden))])
 
 
@@ -234,7 +235,7 @@ def bench(shape: Shape, arms: list[str], settings: TrainConfig, repeats: int, ce
 def difference(trainer: Trainer, shape: Shape) -> float:
     """How far the hidden states of hinted targets are from those of re-encoding, as a share of their norm."""
     batch = Batch.collate(make_samples(shape, "live"), torch.device(DEVICE))
-    _, found = trainer.student.hidden(batch.ids_BT, BranchBatch.collate(batch, batch.branches))
+    _, found = trainer.student.hidden(batch.row, BranchBatch.collate(batch, batch.branches))
     ((_, wanted),) = NaiveTeacher(trainer).own_scorers(batch, batch.branches, plain=False).models
     assert found is not None
     return float((found - wanted).float().norm() / wanted.float().norm())

@@ -123,7 +123,7 @@ def _traffic(config: Config, needs: Needs, meshes: Meshes, way: Way, training: i
     rollouts = -(-settings.groups * settings.group_size * meshes.rows // training)  # of ranks that share rows
     work = Work(
         tokens=rollouts * needs.context // meshes.rows,
-        micro_batches=-(-rollouts // max(1, way.micro_tokens // needs.context)),
+        micro_batches=rollouts if meshes.rows > 1 else -(-rollouts // max(1, way.micro_tokens // needs.context)),
         backwards=needs.gradients,
         recomputes=way.recompute != "none",
         width_bytes=shapes.width_bytes,

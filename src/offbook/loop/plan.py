@@ -269,7 +269,7 @@ def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> 
 def trainer_parts(config: Config, run: Needs, way: Way, context: int) -> dict[str, float]:
     """Bytes of one rank."""
     rows, optimizer = run.share.rows, config.train.optimizer
-    tokens = -(-max(way.micro_tokens, context) // rows)
+    tokens = max(way.micro_tokens, context) if rows == 1 else -(-context // rows)  # one sample, where it is shared
     held = static_parts(run.shapes, optimizer, run.teachers, run.gradients)
     held |= {"other teacher": run.other} if run.other else {}
     branches = -(-run.branch_tokens // rows)

@@ -25,7 +25,7 @@ from offbook.runfolder import RunFolder, whole_folder, write_atomic
 from offbook.stages.conversations import Writing
 from offbook.stages.sources import read_sources, refuse_missing_data
 from offbook.tokens import Chat
-from offbook.train.batches import Batch, micro_batches
+from offbook.train.batches import Batch
 from offbook.train.draft import DraftTrainer
 from offbook.train.forward import Decoder
 from offbook.train.schedule import learning_rate_share
@@ -82,7 +82,7 @@ def train_head(
     batches = _batches(samples, settings.batch_tokens, config.seed)
     for step in range(1, settings.steps + 1):
         began, drawn = time.monotonic(), next(batches)
-        for micro in micro_batches(drawn, micro_tokens):
+        for micro in decoder.micro_batches(drawn, micro_tokens):
             _learn(trainer, decoder, micro, differentiate=True)
         row = trainer.step(learning_rate_share(schedule, step))
         tokens = sum(len(sample.ids) for sample in drawn)
@@ -91,7 +91,7 @@ def train_head(
 
 def measure(trainer: DraftTrainer, decoder: Decoder, samples: list[Sample], micro_tokens: int) -> dict[str, float]:
     """What `DraftTrainer.measured` says of samples that it does not learn from."""
-    for micro in micro_batches(samples, micro_tokens):
+    for micro in decoder.micro_batches(samples, micro_tokens):
         _learn(trainer, decoder, micro, differentiate=False)
     found = {name.removeprefix("mtp/"): value for name, value in trainer.measured().items()}
     trainer.forget()
@@ -101,8 +101,8 @@ def measure(trainer: DraftTrainer, decoder: Decoder, samples: list[Sample], micr
 def _learn(trainer: DraftTrainer, decoder: Decoder, micro: list[Sample], differentiate: bool) -> None:
     batch = Batch.collate(micro, decoder.model.device)
     with torch.no_grad():
-        hidden_BTD, _ = decoder.hidden(batch.ids_BT)
-    trainer.learn(batch, hidden_BTD, differentiate)
+        hidden_1FD, _ = decoder.hidden(batch.row)
+    trainer.learn(batch, hidden_1FD, differentiate)
 
 
 def split(samples: list[Sample], seed: int) -> tuple[list[Sample], list[Sample]]:

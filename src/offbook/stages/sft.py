@@ -1,8 +1,4 @@
-"""Imitation: conversations, and cross-entropy on what agents wrote.
-
-Left out: packing several conversations into one row. Each has a row of its own, those of like length share a batch, and
-so none can see another.
-"""
+"""Imitation: conversations, and cross-entropy on what agents wrote."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Attention for base sequences that hand their KV cache on, and for branches that read it.
 
-The base is a forward of whole samples: right-padded rows under a plain causal mask, which needs no mask tensor,
-because padding lies after everything that looks back. A branch scores what it inserts and the tokens after
-that against the base's rows up to there and its own rows, at continued positions: exactly what re-encoding all of it
-computes, without the prefix. Axes: B rows, T base tokens, L branch tokens of all branches in one flat row.
+The base is a forward of whole samples that lie end to end in one row, each under a causal mask of its own, which needs
+no mask tensor. A branch scores what it inserts and the tokens after that against its sample's keys up to there and its
+own, at continued positions: exactly what re-encoding all of it computes, without the prefix. Axes: F base tokens, L
+branch tokens of all branches in one row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import itertools
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -44,13 +44,39 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class BranchRow:
-    """Where one branch lies: tokens start:end of the flat branch input, grown from `insert` tokens of a base row.
+class Packed:
+    """Sequences end to end in one row. Positions begin anew with each, and none of them sees another.
 
-    Behind the message of the last there may be filler.
+    On a GPU there may be filler behind the last, which counts as its own: nothing looks at it.
     """
 
-    base_row: int
+    ids_1F: Tensor
+    positions_1F: Tensor
+    lengths: list[int]
+    bounds: Tensor  # where each begins, and the end
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]], device: torch.device) -> Packed:
+        lengths = [len(ids) for ids in sequences]
+        filler = round_length(sum(lengths), device) - sum(lengths)
+        lengths[-1] += filler
+        ids = torch.tensor([*itertools.chain(*sequences), *[0] * filler])
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        both = sent(torch.stack([ids, positions]), device)
+        bounds = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+        return cls(both[:1], both[1:], lengths, sent(bounds, device))
+
+    @property
+    def starts(self) -> list[int]:
+        return [0, *itertools.accumulate(self.lengths[:-1])]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRow:
+    """Where one branch lies: tokens start:end of the flat branch input, grown from `insert` tokens of the base that
+    begin at its token `base`. Behind the message of the last there may be filler."""
+
+    base: int
     insert: int
     start: int
     end: int
@@ -60,7 +86,7 @@ class BranchGroup(NamedTuple):
     """Branches that are read side by side, filled up to the longest. N branches, L of their tokens, K of the base's."""
 
     own_NL: Tensor  # places in the flat branch input; filler is the branch's last token once more
-    base_NK: Tensor  # places in the base, whose rows lie one after the other; filler is not seen
+    base_NK: Tensor  # places in the base; filler is not seen
     mask_N1LS: Tensor  # what each token sees: K of the base, L of its own branch
     is_own_M: Tensor  # which of the N * L are no filler
 
@@ -68,13 +94,13 @@ class BranchGroup(NamedTuple):
 class BranchBlocks(NamedTuple):
     """What all branches together see, as masks for the fused kernel."""
 
-    far: BlockMask  # of the base, whose rows lie one after the other; in parts
+    far: BlockMask  # of the base, in parts
     near: BlockMask  # of the branches themselves
 
 
 @dataclass(slots=True)
 class LayerKV:
-    """One layer's keys and values [B, kv heads, T, head width], rotary positions applied, on their way to its branches.
+    """One layer's keys and values [1, kv heads, F, head width], rotary positions applied, on their way to its branches.
 
     Only while they are `wanted`: recomputation in the backward pass must not keep them again.
     """
@@ -92,7 +118,7 @@ class LayerKV:
 
 
 def install(model: PreTrainedModel) -> None:
-    """Make the layers of `model` take the keyword arguments `kv` and `reads`. transformers knows attention functions by
+    """Make the layers of `model` take the keyword arguments of `_attention`. transformers knows attention functions by
     names that all models share, so each model gets a name of its own. A copy of one keeps its name: a compiled layer is
     compiled anew for each that it meets."""
     if model.config._attn_implementation.startswith(PREFIX):
@@ -117,11 +143,12 @@ def _attention(
     scaling: float | None = None,
     kv: LayerKV | None = None,
     reads: bool = False,
+    packed: Packed | None = None,
     context: Context | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """`reads`: the rows are branches, and `kv` holds what their base left for them. `context`: the queries are some
-    of a row's, and other ranks have the rest of its keys."""
+    """`reads`: the row is branches, and `kv` holds what their base left for them. `packed`: what lies in the row.
+    `context`: the queries are some of a sequence's, and other ranks have the rest of its keys."""
     if kv is not None and any(others.get(name) is not None for name in NOT_PLAIN):
         kv.plain = False
     if reads:
@@ -142,9 +169,41 @@ def _attention(
                 [attend(part, key[:, :, :upto], value[:, :, :upto], mask, scaling) for part, (upto, mask) in parts],
                 dim=2,
             )
+        elif packed is not None:
+            out = attend_apart(query, key, value, packed, scaling)
         else:
             out = attend(query, key, value, None, scaling)
     return out.transpose(1, 2).contiguous(), None
+
+
+def attend_apart(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scaling: float | None) -> Tensor:
+    """Causal, each sequence of a row [1, H, F, D] by itself: all in one call where a kernel takes their bounds, else
+    neighbours of one length, as rows."""
+    whole, longest = (query, key, value), max(packed.lengths)
+    runs = [(length, len(list(alike))) for length, alike in itertools.groupby(packed.lengths)]
+    if len(runs) == 1:
+        out_FHD = _attend_rows(whole, len(packed.lengths), scaling)
+    elif _takes_bounds(query, key, value):
+        flat = (tensor[0].transpose(0, 1) for tensor in whole)
+        told = packed.bounds, packed.bounds, longest, longest, 0.0, True, False
+        out_FHD = torch.ops.aten._flash_attention_forward(*flat, *told, scale=scaling)[0]
+    else:
+        parts = zip(*(tensor.split([length * count for length, count in runs], dim=2) for tensor in whole), strict=True)
+        each = zip(parts, runs, strict=True)
+        out_FHD = torch.cat([_attend_rows(part, count, scaling) for part, (_, count) in each])
+    return out_FHD.transpose(0, 1)[None]
+
+
+def _attend_rows(whole: tuple[Tensor, ...], count: int, scaling: float | None) -> Tensor:
+    query, key, value = (tensor[0].unflatten(1, (count, -1)).transpose(0, 1) for tensor in whole)
+    return attend(query, key, value, None, scaling).transpose(1, 2).flatten(0, 1)
+
+
+def _takes_bounds(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether flash attention runs these inputs. Called by itself it does not fill up heads of odd widths."""
+    if query.device.type != "cuda" or query.shape[3] % 8:
+        return False
+    return SDPBackend.FLASH_ATTENTION in fused_kernels(query, key, value, None)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
@@ -196,13 +255,13 @@ def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, kv: 
     assert base_key is not None
     assert base_value is not None
     if kv.blocks is not None:
-        far = _flat(base_key), _flat(base_value)
-        return compile_once(in_parts)(query, far, (key, value), kv.blocks, scaling, _kernel_options(query.device))
+        options = _kernel_options(query.device)
+        return compile_once(in_parts)(query, (base_key, base_value), (key, value), kv.blocks, scaling, options)
     assert kv.groups is not None
     out = query.new_empty(*query.shape[:3], value.shape[3])
     for group in kv.groups:
         keys, values = (
-            torch.cat([_flat(base)[0, :, group.base_NK], own[0, :, group.own_NL]], dim=2).transpose(0, 1)
+            torch.cat([base[0, :, group.base_NK], own[0, :, group.own_NL]], dim=2).transpose(0, 1)
             for base, own in ((base_key, key), (base_value, value))
         )
         read_NHLD = attend(query[0, :, group.own_NL].transpose(0, 1), keys, values, group.mask_N1LS, scaling)
@@ -212,7 +271,7 @@ def _read(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, kv: 
 
 
 def branch_groups(branches: list[BranchRow], length: int, device: torch.device) -> list[BranchGroup]:
-    """Branches of like prefixes together, so that a layer takes few calls with little filler; `length`: of a row."""
+    """Branches of like prefixes together, so that a layer takes few calls with little filler; `length`: of the base."""
     groups: list[list[BranchRow]] = []
     for row in sorted(branches, key=lambda row: -row.insert):
         if not groups or _mask_size([*groups[-1], row]) > MASK_SIZE:
@@ -227,7 +286,7 @@ def _mask_size(rows: list[BranchRow]) -> int:
 
 
 def _group(rows: list[BranchRow], length: int, device: torch.device) -> BranchGroup:
-    bounds = torch.tensor([[row.start, row.end - row.start, row.insert, row.base_row * length] for row in rows])
+    bounds = torch.tensor([[row.start, row.end - row.start, row.insert, row.base] for row in rows])
     longest, most = (round_length(int(bounds[:, column].max()), device) for column in (1, 2))
     is_own_M = (torch.arange(longest) < bounds[:, 1:2]).flatten().nonzero()[:, 0]
     if device.type == "cuda":  # few numbers of branches, as few lengths: kernels are planned anew for each
@@ -239,7 +298,7 @@ def _group(rows: list[BranchRow], length: int, device: torch.device) -> BranchGr
     near_NLL = token_L <= at_NL[:, :, None]
     return BranchGroup(
         own_NL=start_N1 + at_NL,
-        base_NK=base_N1 + key_K.clamp(max=length - 1),
+        base_NK=(base_N1 + key_K).clamp(max=length - 1),
         mask_N1LS=torch.cat([far_NLK, near_NLL], dim=2)[:, None],
         is_own_M=sent(is_own_M, device),
     )
@@ -255,12 +314,6 @@ def _kernel_options(device: torch.device) -> dict[str, Any]:
     return {"USE_TMA": hopper, "PRESCALE_QK": True, "IS_DIVISIBLE": True, **tiles}
 
 
-def _flat(keys: Tensor) -> Tensor:
-    """[B, H, T, D] as [1, H, B * T, D], the rows one after the other. Nothing is copied of one row, nor of several that
-    lie token by token in memory, as projections leave them."""
-    return keys.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None]
-
-
 def in_parts(
     query: Tensor, far: Pair, near: Pair, blocks: BranchBlocks, scaling: float | None, options: dict[str, Any]
 ) -> Tensor:
@@ -274,13 +327,13 @@ def in_parts(
     return (far_HLD + share_SHL[-1, ..., None] * near_1HLD[0])[None].to(query.dtype)
 
 
-def branch_blocks(branches: list[BranchRow], rows: int, length: int, device: torch.device) -> BranchBlocks:
+def branch_blocks(branches: list[BranchRow], length: int, device: torch.device) -> BranchBlocks:
     branches = sorted(branches, key=lambda row: row.start)
-    bounds = [[row.base_row * length, row.base_row * length + row.insert, row.start] for row in branches]
+    bounds = [[row.base, row.base + row.insert, row.start] for row in branches]
     sizes = torch.tensor([row.end - row.start for row in branches])
     low_L, high_L, own_L = sent(torch.tensor(bounds).repeat_interleave(sizes, dim=0), device).unbind(1)
     behind_L = torch.arange(1, len(own_L) + 1, device=device)
-    return BranchBlocks(_blocks(low_L, high_L, rows * length, PARTS), _blocks(own_L, behind_L, len(own_L), 1))
+    return BranchBlocks(_blocks(low_L, high_L, length, PARTS), _blocks(own_L, behind_L, len(own_L), 1))
 
 
 def _blocks(low_L: Tensor, high_L: Tensor, num_keys: int, parts: int) -> BlockMask:

@@ -1,8 +1,7 @@
-"""Samples to padded micro-batches, and their branches to one flat row."""
+"""Samples to micro-batches, each one flat row, and their branches to another."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
@@ -10,23 +9,27 @@ from itertools import accumulate, groupby, pairwise
 import torch
 from torch import Tensor
 
-from offbook.train.attention import BranchRow
+from offbook.train.attention import BranchRow, Packed
 from offbook.train.head import Rows
 from offbook.train.host import round_length, sent
 from offbook.types import Branch, Distill, Sample
 
 POLICY, IMITATION = "rl", "ce"  # parts of the loss; the others are named by branches
-BranchAt = tuple[int, Branch]  # and the row of its sample
+BranchAt = tuple[int, Branch]  # and the number of its sample
 
 
 def micro_batches(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
-    """Samples of like length together, padding counted, at most `max_tokens` a batch; a longer sample goes alone."""
+    """At most `max_tokens` in one, the longest first, each where it fits first; a longer sample goes alone."""
     batches: list[list[Sample]] = []
+    room: list[int] = []
     for sample in sorted(samples, key=lambda sample: -len(sample.ids)):
-        if batches and (len(batches[-1]) + 1) * len(batches[-1][0].ids) <= max_tokens:
-            batches[-1].append(sample)
-        else:
-            batches.append([sample])
+        size = len(sample.ids)
+        place = next((number for number, left in enumerate(room) if size <= left), len(room))
+        if place == len(room):
+            batches.append([])
+            room.append(max_tokens)
+        batches[place].append(sample)
+        room[place] -= size
     return batches
 
 
@@ -42,22 +45,22 @@ class BranchGroup:
 
 @dataclass(frozen=True)
 class Batch:
-    """Right-padded rows. A stream's value at t is the weight of *predicting* token t from what stands before it.
+    """Samples end to end. A stream's value at t is the weight of *predicting* token t from what stands before it.
 
     Which tokens count is worked out on the host, so that a GPU is never waited for.
     """
 
     samples: list[Sample]
-    ids_BT: Tensor
+    row: Packed
     branches: list[BranchAt]  # those that teach in the same way are neighbours
 
     @classmethod
     def collate(cls, samples: list[Sample], device: torch.device) -> Batch:
-        branches = [(row, branch) for row, sample in enumerate(samples) for branch in sample.branches]
+        branches = [(number, branch) for number, sample in enumerate(samples) for branch in sample.branches]
         ways = list(dict.fromkeys(branch.distill for _, branch in branches))
         return cls(
             samples=samples,
-            ids_BT=sent(_padded([sample.ids for sample in samples], row_length(samples, device), torch.long), device),
+            row=Packed.of([sample.ids for sample in samples], device),
             branches=sorted(branches, key=lambda item: ways.index(item[1].distill)),
         )
 
@@ -80,12 +83,12 @@ class Batch:
 
     def tokens(self, chunk_rows: int) -> Tokens:
         """What is to be predicted: the targets first, branch after branch, so that few chunks have any."""
-        device, length = self.ids_BT.device, self.ids_BT.shape[1]
+        device, starts = self.row.ids_1F.device, self.row.starts
         weights_2F = torch.stack([self._flat("rl_weight"), self._flat("ce_weight")])
-        weights_2F[:, ::length] = 0  # nothing predicts the first token of a row
+        weights_2F[:, starts] = 0  # nothing predicts the first token of a sample
         places, weights = [torch.empty(0, dtype=torch.long)], [torch.empty(2, 0)]
-        for row, branch in self.branches:
-            places.append(row * length + _positions(branch))
+        for number, branch in self.branches:
+            places.append(starts[number] + _positions(branch))
             weights.append(weights_2F[:, places[-1]])
             weights_2F[:, places[-1]] = 0  # has been counted, also where a message has a second branch
         target_M, other = torch.cat(places), weights_2F.any(0).nonzero()[:, 0]
@@ -96,7 +99,8 @@ class Batch:
             for name, dtype in (("ids", torch.long), ("logprobs", torch.float32), ("advantage", torch.float32))
         )
         of_samples = [[sample.temperature, sample.ce_power] for sample in self.samples]
-        temperature_N, ce_power_N = torch.tensor(of_samples)[place_N // length].T.contiguous()
+        sample_F = torch.arange(len(starts)).repeat_interleave(torch.tensor(self.row.lengths))
+        temperature_N, ce_power_N = torch.tensor(of_samples)[sample_F[place_N]].T.contiguous()
         streams = (ids_N, logprobs_N, advantage_N, rl_weight_N, ce_weight_N, temperature_N, ce_power_N)
         sizes = [branch.num_targets for _, branch in self.branches]
         of_branches = torch.tensor([branch.weight for _, branch in self.branches])
@@ -112,28 +116,26 @@ class Batch:
             chunks=_chunks([group.tokens for group in self.groups], sizes, len(place_N), chunk_rows),
         )
 
-    @property
-    def is_real_BT(self) -> Tensor:
-        """What is not padding."""
-        lengths_B = torch.tensor([len(sample.ids) for sample in self.samples])
-        return sent(torch.arange(self.ids_BT.shape[1]) < lengths_B[:, None], self.ids_BT.device)
-
     def routes(self, layers: int) -> Tensor | None:
         """Recorded experts [layers, tokens, experts a token], -1 where there are none; None if nothing was recorded."""
-        known = [(row, sample.routes) for row, sample in enumerate(self.samples) if sample.routes is not None]
+        known = [(number, sample.routes) for number, sample in enumerate(self.samples) if sample.routes is not None]
         if not known:
             return None
-        length, top = self.ids_BT.shape[1], known[0][1].top
-        routes_BTLK = torch.full((len(self.samples), length, layers, top), -1, dtype=torch.int16)
-        for row, routes in known:
+        starts, top = self.row.starts, known[0][1].top
+        routes_FLK = torch.full((self.row.ids_1F.shape[1], layers, top), -1, dtype=torch.int16)
+        for number, routes in known:
             of_sample = torch.frombuffer(bytearray(routes.unpack()), dtype=torch.int16).view(-1, layers, top)
-            count = min(len(of_sample), len(self.samples[row].ids))
-            routes_BTLK[row, :count] = of_sample[:count]
-        return sent(routes_BTLK.flatten(0, 1).transpose(0, 1).contiguous(), self.ids_BT.device)
+            of_sample = of_sample[: len(self.samples[number].ids)]
+            routes_FLK[starts[number] : starts[number] + len(of_sample)] = of_sample
+        return sent(routes_FLK.transpose(0, 1).contiguous(), self.row.ids_1F.device)
 
     def _flat(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A stream of all samples, padded, row after row."""
-        return _padded([getattr(sample, name) for sample in self.samples], self.ids_BT.shape[1], dtype).flatten()
+        """A stream of all samples; 0 where one ends early."""
+        flat_F = torch.zeros(self.row.ids_1F.shape[1], dtype=dtype)
+        for start, sample in zip(self.row.starts, self.samples, strict=True):
+            stream = torch.tensor(getattr(sample, name), dtype=dtype)
+            flat_F[start : start + len(stream)] = stream
+        return flat_F
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class Tokens:
     """The tokens of a batch that are predicted, in chunks; the first M of them are targets."""
 
     rows: Rows
-    predictor_N: Tensor  # the place, all rows of the batch counted through, whose output predicts each
+    predictor_N: Tensor  # the place in the row whose output predicts each
     weight_M: Tensor
     branch_M: Tensor  # the number of each target's branch
     gate_B: Tensor
@@ -175,17 +177,6 @@ def _chunks(groups: list[slice], targets: list[int], num_tokens: int, size: int)
     return [slice(*pair) for pair in pairwise(sorted({*bounds, *range(end, num_tokens, size), num_tokens}))]
 
 
-def row_length(samples: list[Sample], device: torch.device) -> int:
-    return round_length(max(len(sample.ids) for sample in samples), device)
-
-
-def _padded(rows: Sequence[Sequence[float]], length: int, dtype: torch.dtype) -> Tensor:
-    padded = torch.zeros(len(rows), length, dtype=dtype)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = torch.tensor(row, dtype=dtype)
-    return padded
-
-
 def _positions(branch: Branch) -> Tensor:
     """Of its target tokens, in the sample."""
     return torch.cat([torch.arange(start, end) for start, end in branch.spans])
@@ -202,22 +193,22 @@ class BranchBatch:
 
     @classmethod
     def collate(cls, batch: Batch, branches: list[BranchAt]) -> BranchBatch:
-        ids: list[int] = []
+        starts, ids = batch.row.starts, list[int]()
         positions: list[Tensor] = []
         rows: dict[int, BranchRow] = {}
         longest_first = sorted(enumerate(branches), key=lambda item: -item[1][1].insert)  # evens out a GPU's load
-        for number, (base_row, branch) in longest_first:
+        for number, (sample, branch) in longest_first:
             # Where nothing is inserted the token before the first target predicts it, so that is read once more.
             insert = min(branch.insert, branch.spans[0][0] - 1) if not branch.inserted else branch.insert
             start = len(ids)
             ids += branch.inserted
-            ids += batch.samples[base_row].ids[insert : branch.end]
+            ids += batch.samples[sample].ids[insert : branch.end]
             positions.append(torch.arange(insert, insert + len(ids) - start))
-            rows[number] = BranchRow(base_row, insert, start, len(ids))
+            rows[number] = BranchRow(starts[sample], insert, start, len(ids))
         predictors = [
             _positions(branch) - branch.end + rows[number].end - 1 for number, (_, branch) in enumerate(branches)
         ]
-        device = batch.ids_BT.device
+        device = batch.row.ids_1F.device
         if filler := round_length(len(ids), device) - len(ids):  # behind the last message, where nothing reads it
             last = longest_first[-1][0]
             rows[last] = replace(rows[last], end=rows[last].end + filler)

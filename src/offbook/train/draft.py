@@ -5,9 +5,9 @@ At depth 1 the head reads the model's states. At depth d it reads what it made i
 what it will attend to when it drafts: keys of the model's states up to where drafting began, and of its own from there.
 
 Left out: EAGLE's regression on hidden states. What counts is the distribution, and that is compared itself. Depths
-above 1 are trained on a window of each row, which bounds what they cost however long rows are.
+above 1 are trained on a window of each sample, which bounds what they cost however long samples are.
 
-Axes: B rows, T tokens, W of a window, N tokens to predict, D width, V vocabulary.
+Axes: F tokens of a micro-batch, T of a sample, W of a window, N tokens to predict, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from offbook.train.batches import Batch
 from offbook.train.losses import divergence
 from offbook.train.masters import Masters
 from offbook.train.parallel.ranks import total_norm
+from offbook.types import Sample
 
 NAME = "offbook_draft"  # of the attention function
-WINDOW = 512  # tokens of a row, at depths above 1
+WINDOW = 512  # tokens of a sample, at depths above 1
 CLIP = 1.0  # the most that the gradient's norm may be
+Draft = tuple[Tensor, Tensor]  # of a sample: states that predict, and the places in the row of what they do
 
 
 @dataclass(slots=True)
@@ -88,46 +90,52 @@ class DraftTrainer:
         self._loss_K, self._kept_K = torch.zeros(2, depths, device=device)
         self._spent: list[tuple[Any, Any]] = []  # when work began and ended
 
-    def learn(self, batch: Batch, hidden_BTD: Tensor, differentiate: bool = True) -> None:
-        """Adds a micro-batch to the step: its gradients and what it says. `hidden_BTD` are the model's last states."""
-        began = self._now()
+    def learn(self, batch: Batch, hidden_1FD: Tensor, differentiate: bool = True) -> None:
+        """Adds a micro-batch to the step: its gradients and what it says. `hidden_1FD` are the model's last states."""
+        began, hidden_1FD = self._now(), hidden_1FD.detach()
+        drafts: list[list[Draft]] = [[] for _ in range(self.settings.depth)]  # of each depth
         with torch.set_grad_enabled(differentiate):
-            states = self.states(batch.ids_BT, hidden_BTD.detach())
-            losses = [self._loss(batch, hidden_BTD.detach(), *state, depth) for depth, state in enumerate(states)]
+            for begin, sample in zip(batch.row.starts, batch.samples, strict=True):
+                own = slice(begin, begin + len(sample.ids))
+                states = self.states(batch.row.ids_1F[:, own], hidden_1FD[:, own]) if len(sample.ids) > 2 else []
+                for depth, (state_1WD, first) in enumerate(states):
+                    place_N = _predicted(sample, first, state_1WD.shape[1])
+                    drafts[depth].append((state_1WD[0, place_N - 2 - first], begin + place_N))
+            losses = [self._loss(batch, hidden_1FD, each, depth) for depth, each in enumerate(drafts) if each]
         if differentiate and (there := [loss for loss in losses if loss is not None]):
             torch.stack(there).sum().backward()
         self._spent.append((began, self._now()))
 
-    def states(self, ids_BT: Tensor, hidden_BTD: Tensor) -> list[tuple[Tensor, int]]:
+    def states(self, ids_1T: Tensor, hidden_1TD: Tensor) -> list[tuple[Tensor, int]]:
         """What the head makes at each depth, and the first position that it makes it of. At position p it has read the
         token at p + 1, and predicts the one at p + 2."""
-        embedded_BTD = self.model.get_input_embeddings()(ids_BT).detach()[:, 1:]
-        length = embedded_BTD.shape[1]
+        embedded_1TD = self.model.get_input_embeddings()(ids_1T).detach()[:, 1:]
+        length = embedded_1TD.shape[1]
         self._rng.manual_seed(self.steps)
         start = 1 + int(torch.randint(max(1, length - WINDOW), (1,), generator=self._rng))
         depths, found = Depths(start), list[tuple[Tensor, int]]()
-        state_BTD, first, places = hidden_BTD[:, :-1], 0, slice(0, length)
+        state_1TD, first, places = hidden_1TD[:, :-1], 0, slice(0, length)
         for depth in range(self.settings.depth):
             if depth:
                 before, first = first, start + depth - 1
                 places = slice(first, min(length, start + WINDOW))
                 if places.stop <= places.start:
                     break
-                state_BTD = state_BTD[:, places.start - 1 - before : places.stop - 1 - before]
-            position_1T = torch.arange(places.start, places.stop, device=ids_BT.device)[None]
-            state_BTD = self.head(embedded_BTD[:, places], state_BTD, position_1T, depths=depths)
-            found.append((state_BTD, first))
+                state_1TD = state_1TD[:, places.start - 1 - before : places.stop - 1 - before]
+            position_1T = torch.arange(places.start, places.stop, device=ids_1T.device)[None]
+            state_1TD = self.head(embedded_1TD[:, places], state_1TD, position_1T, depths=depths)
+            found.append((state_1TD, first))
         return found
 
-    def _loss(self, batch: Batch, hidden_BTD: Tensor, state_BWD: Tensor, start: int, depth: int) -> Tensor | None:
+    def _loss(self, batch: Batch, hidden_1FD: Tensor, drafts: list[Draft], depth: int) -> Tensor | None:
         """The sum over the tokens that were sampled, or are to be imitated."""
-        at_N2 = _predicted(batch, start, state_BWD.shape[1])
-        if not len(at_N2):
+        state_ND, place_N = (torch.cat(each) for each in zip(*drafts, strict=True))
+        if not (count := len(place_N)):
             return None
-        row_N, place_N = at_N2.to(hidden_BTD.device).unbind(1)  # of the tokens that are predicted
-        teacher_ND, ids_N = hidden_BTD[row_N, place_N - 1], batch.ids_BT[row_N, place_N]
-        temperatures = torch.tensor([sample.temperature for sample in batch.samples], device=row_N.device)
-        temperature_N = temperatures[row_N]
+        temperatures = torch.tensor([sample.temperature for sample in batch.samples])
+        temperature_F = temperatures.repeat_interleave(torch.tensor(batch.row.lengths))
+        place_N, temperature_N = place_N.to(state_ND.device), temperature_F[place_N].to(state_ND.device)
+        teacher_ND, ids_N = hidden_1FD[0, place_N - 1], batch.row.ids_1F[0, place_N]
 
         def losses_of(logits_NV: Tensor, part: slice) -> dict[str, Tensor]:
             with torch.no_grad():
@@ -143,10 +151,9 @@ class DraftTrainer:
             self._kept_K[depth] += (1 - apart_N.detach()).sum()
             return {kind: nats_N.sum()}
 
-        self._tokens[depth] += len(at_N2)
+        self._tokens[depth] += count
         size = max(1, chunked.CHUNK_ENTRIES // 2 // self.model.config.get_text_config().vocab_size)
-        chunks = [slice(first, min(first + size, len(at_N2))) for first in range(0, len(at_N2), size)]
-        state_ND = state_BWD[row_N, place_N - 2 - start]
+        chunks = [slice(first, min(first + size, count)) for first in range(0, count, size)]
         (loss,) = chunked.in_chunks(state_ND, self.output, losses_of, chunks)
         return loss
 
@@ -206,13 +213,9 @@ class _Constant(nn.Module):
         return logits
 
 
-def _predicted(batch: Batch, start: int, count: int) -> Tensor:
-    """Rows and places of the tokens with a weight, of those that states at start:start + count predict."""
-    found = []
-    for row, sample in enumerate(batch.samples):
-        weights = torch.zeros(2, len(sample.ids))
-        for weight_T, stream in zip(weights, (sample.rl_weight, sample.ce_weight), strict=True):
-            weight_T[: len(stream)] = torch.tensor(stream)
-        place = weights[:, start + 2 : start + 2 + count].any(0).nonzero() + start + 2
-        found.append(torch.cat([torch.full_like(place, row), place], dim=1))
-    return torch.cat(found)
+def _predicted(sample: Sample, start: int, count: int) -> Tensor:
+    """Places of the tokens with a weight, of those that states at start:start + count predict."""
+    weights_2T = torch.zeros(2, len(sample.ids))
+    for weight_T, stream in zip(weights_2T, (sample.rl_weight, sample.ce_weight), strict=True):
+        weight_T[: len(stream)] = torch.tensor(stream)
+    return weights_2T[:, start + 2 : start + 2 + count].any(0).nonzero()[:, 0] + start + 2

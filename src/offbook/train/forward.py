@@ -1,8 +1,8 @@
 """Running a decoder over samples while their branches go along, layer by layer.
 
-Each layer runs on the base sequences and, right after, without gradients, on the branch rows against the KV cache that
+Each layer runs on the base sequences and, right after, without gradients, on the branches against the KV cache that
 the base has just filled. So that of one layer at a time is alive, and all branches of a batch cost one pass of their
-own tokens. Models whose layers are not plain attention re-encode each target instead.
+own tokens. Models whose layers are not plain attention run one sample at a time, and re-encode each target.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
@@ -22,9 +23,9 @@ from transformers import PreTrainedModel
 from offbook.linear import plainly
 from offbook.output import output_of
 from offbook.train import attention
-from offbook.train.attention import BranchRow, LayerKV
-from offbook.train.batches import Batch, BranchBatch
-from offbook.train.host import compile_once, round_length
+from offbook.train.attention import LayerKV, Packed
+from offbook.train.batches import Batch, BranchBatch, micro_batches
+from offbook.train.host import compile_once
 from offbook.train.parallel.context import Context
 from offbook.types import Branch, Sample
 
@@ -40,6 +41,7 @@ ATTENTION_KERNELS = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._flash_attention_forward.default,
 }
 
 
@@ -91,82 +93,91 @@ class Decoder:
         finally:
             self.recompute = usual
 
-    def hidden(self, ids_BT: Tensor, branches: BranchBatch | None = None) -> tuple[Tensor, Tensor | None]:
+    def micro_batches(self, samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
+        """Of one sample each where a row cannot hold several: ranks share it, or the layers are not plain attention."""
+        return micro_batches(samples, max_tokens if self.plain and self.context is None else 0)
+
+    def hidden(self, row: Packed, branches: BranchBatch | None = None) -> tuple[Tensor, Tensor | None]:
         """The last hidden states of the samples and, without gradients, those that predict the target tokens."""
         if self.plain:
-            return self._in_lockstep(ids_BT, branches)
-        hidden_BTD = self.model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+            return self._in_lockstep(row, branches)
+        each = [_states(self.model, ids_1T) for ids_1T in row.ids_1F.split(row.lengths, dim=1)]
+        hidden_1FD = torch.cat(each, dim=1)
         if branches is None:
-            return hidden_BTD, None
+            return hidden_1FD, None
         with self.free_routing():
-            return hidden_BTD, reencoded(self.model, ids_BT, branches)
+            return hidden_1FD, reencoded(self.model, row, branches)
 
     @torch.no_grad()
     def targets(self, batch: Batch, branches: BranchBatch) -> Tensor:
         """What `hidden` gives for the targets, for a model that is only a teacher.
 
-        Its base holds the rows that have branches, and ends where the last branch begins.
+        Its base holds the samples that have branches, each up to where its last branch begins.
         """
         if not self.plain:
-            return reencoded(self.model, batch.ids_BT, branches)
-        rows = sorted({row.base_row for row in branches.rows})
-        length = round_length(max(1, *(row.insert for row in branches.rows)), batch.ids_BT.device)
-        base_rows = {row: place for place, row in enumerate(rows)}
-        moved = [BranchRow(base_rows[row.base_row], row.insert, row.start, row.end) for row in branches.rows]
-        short = BranchBatch(branches.ids_1L, branches.positions_1L, moved, branches.predictors)
-        _, hidden_MD = self._in_lockstep(batch.ids_BT[rows, :length], short, only_targets=True)
+            return reencoded(self.model, batch.row, branches)
+        ends: dict[int, int] = {}
+        for row in branches.rows:
+            ends[row.base] = max(1, row.insert, ends.get(row.base, 0))
+        samples = dict(zip(batch.row.starts, batch.samples, strict=True))
+        trunk = Packed.of([samples[base].ids[:end] for base, end in ends.items()], batch.row.ids_1F.device)
+        moved = dict(zip(ends, trunk.starts, strict=True))
+        rows = [replace(row, base=moved[row.base]) for row in branches.rows]
+        _, hidden_MD = self._in_lockstep(trunk, replace(branches, rows=rows), only_targets=True)
         assert hidden_MD is not None
         return hidden_MD
 
     def _in_lockstep(
-        self, ids_BT: Tensor, branches: BranchBatch | None, only_targets: bool = False
+        self, row: Packed, branches: BranchBatch | None, only_targets: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        base = self.model.base_model
-        length, context = ids_BT.shape[1], self.context
+        base, context = self.model.base_model, self.context
+        ids_1F, positions_1F, length, device = row.ids_1F, row.positions_1F, row.ids_1F.shape[1], row.ids_1F.device
+        filled = length
         if context is not None:
-            ids_BT = context.filled(ids_BT)
-        place_T = (context.own if context else torch.arange)(ids_BT.shape[1], device=ids_BT.device)
-        mine_BT = ids_BT[:, place_T] if context else ids_BT
-        hidden_BTD, rotary = _embed(base, mine_BT, place_T[None])
+            assert len(row.lengths) == 1
+            ids_1F = context.filled(ids_1F)
+            filled = ids_1F.shape[1]
+            positions_1F = context.own(filled, device)[None]
+            ids_1F = ids_1F[:, positions_1F[0]]
+        hidden_1FD, rotary = _embed(base, ids_1F, positions_1F)
         if self.compiled and torch.is_grad_enabled():
-            hidden_BTD.requires_grad_()  # under adapters it does not; the first layer would be compiled as another one
+            hidden_1FD.requires_grad_()  # under adapters it does not; the first layer would be compiled as another one
         if branches is None:
             for layer in base.layers:
-                hidden_BTD = self._base_layer(layer, hidden_BTD, rotary, None)
+                hidden_1FD = self._base_layer(layer, hidden_1FD, rotary, packed=row, context=context)
                 _give_up(layer)
-            return self._whole(base.norm(hidden_BTD), length), None
+            return self._whole(base.norm(hidden_1FD), length), None
         with torch.no_grad():
             hidden_1LD, branch_rotary = _embed(base, branches.ids_1L, branches.positions_1L)
         groups = blocks = None
         for layer in base.layers:
             kv = LayerKV(only=only_targets and layer is base.layers[-1])
-            hidden_BTD = self._base_layer(layer, hidden_BTD, rotary, kv)
+            hidden_1FD = self._base_layer(layer, hidden_1FD, rotary, kv=kv, packed=row, context=context)
             if groups is None and blocks is None:  # now, while a GPU is busy with the first layer
-                (num_rows, filled), device = ids_BT.shape, ids_BT.device
-                if self.compiled and ids_BT.is_cuda:
-                    blocks = attention.branch_blocks(branches.rows, num_rows, filled, device)
+                if self.compiled and ids_1F.is_cuda:
+                    blocks = attention.branch_blocks(branches.rows, filled, device)
                 else:
                     groups = attention.branch_groups(branches.rows, filled, device)
             kv.groups, kv.blocks = groups, blocks
             with torch.no_grad(), self.free_routing():
-                hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, kv, True)
+                hidden_1LD = self.run_layer(layer, hidden_1LD, branch_rotary, kv=kv, reads=True)
             self.plain = self.plain and kv.plain
             kv.close()
             _give_up(layer)
         with torch.no_grad():
             hidden_MD = base.norm(hidden_1LD)[0, branches.predictors]
-        return hidden_BTD if only_targets else self._whole(base.norm(hidden_BTD), length), hidden_MD
+        return hidden_1FD if only_targets else self._whole(base.norm(hidden_1FD), length), hidden_MD
 
-    def _whole(self, hidden_BTD: Tensor, length: int) -> Tensor:
-        return hidden_BTD if self.context is None else self.context.gathered(hidden_BTD, 1)[:, :length]
+    def _whole(self, hidden_1FD: Tensor, length: int) -> Tensor:
+        return hidden_1FD if self.context is None else self.context.gathered(hidden_1FD, 1)[:, :length]
 
-    def _base_layer(self, layer: nn.Module, hidden: Tensor, rotary: Rotary, kv: LayerKV | None) -> Tensor:
+    def _base_layer(self, layer: nn.Module, hidden: Tensor, rotary: Rotary, **how: Any) -> Tensor:
         if self.recompute == "none" or not torch.is_grad_enabled():
-            return self.run_layer(layer, hidden, rotary, kv, False, self.context)
+            return self.run_layer(layer, hidden, rotary, **how)
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         if self.recompute == "layers":
             options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
-        return checkpoint(self.run_layer, layer, hidden, rotary, kv, False, self.context, **options)
+        return checkpoint(self.run_layer, layer, hidden, rotary, **how, **options)
 
 
 def _run(work: Callable[[], T]) -> T:
@@ -181,15 +192,20 @@ def _give_up(layer: nn.Module) -> None:
 
 
 @torch.no_grad()
-def reencoded(model: PreTrainedModel, ids_BT: Tensor, branches: BranchBatch) -> Tensor:
+def reencoded(model: PreTrainedModel, base: Packed, branches: BranchBatch) -> Tensor:
     """The reference and the fallback: everything from scratch, one branch at a time."""
     hidden = []
     for row in branches.rows:
-        ids = torch.cat([ids_BT[row.base_row, : row.insert], branches.ids_1L[0, row.start : row.end]])
+        before_1K, own_1L = base.ids_1F[:, row.base : row.base + row.insert], branches.ids_1L[:, row.start : row.end]
         mine = (branches.predictors >= row.start) & (branches.predictors < row.end)
-        states = model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-        hidden.append(states[branches.predictors[mine] - row.start + row.insert])
+        states_1TD = _states(model, torch.cat([before_1K, own_1L], dim=1))
+        hidden.append(states_1TD[0, branches.predictors[mine] - row.start + row.insert])
     return torch.cat(hidden)
+
+
+def _states(model: PreTrainedModel, ids_1T: Tensor) -> Tensor:
+    states_1TD: Tensor = model.base_model(input_ids=ids_1T, use_cache=False).last_hidden_state
+    return states_1TD
 
 
 def _embed(base: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotary]:
@@ -197,11 +213,9 @@ def _embed(base: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rot
     return hidden, base.rotary_emb(hidden, positions)
 
 
-def _run_layer(
-    layer: nn.Module, hidden: Tensor, rotary: Rotary, kv: LayerKV | None, reads: bool, context: Context | None = None
-) -> Tensor:
-    """As a module, so that hooks on it (sharding, adapters) are run too."""
-    return layer(hidden, attention_mask=None, position_embeddings=rotary, kv=kv, reads=reads, context=context)
+def _run_layer(layer: nn.Module, hidden: Tensor, rotary: Rotary, **how: Any) -> Tensor:
+    """As a module, so that hooks on it (sharding, adapters) are run too. `how` goes to attention."""
+    return layer(hidden, attention_mask=None, position_embeddings=rotary, **how)
 
 
 def _keep_attention(_context: Any, operation: Callable[..., Any], *_: Any, **__: Any) -> CheckpointPolicy:
@@ -211,8 +225,8 @@ def _keep_attention(_context: Any, operation: Callable[..., Any], *_: Any, **__:
 
 @torch.no_grad()
 def _is_plain(model: PreTrainedModel) -> bool:
-    """Whether a branch read in lockstep equals re-encoding it. Tried on a few tokens instead of looking names up, and
-    in a few layers, since rounding in bfloat16 grows with each."""
+    """Whether a branch read in lockstep, in a row behind another sample, equals re-encoding it. Tried on a few tokens
+    instead of looking names up, and in a few layers, since rounding in bfloat16 grows with each."""
     base = model.base_model
     described = model.config.to_dict()
     kinds = set(described.get("layer_types") or ["full_attention"])
@@ -222,15 +236,15 @@ def _is_plain(model: PreTrainedModel) -> bool:
         _say_fallback(model.config.model_type)
         return False
     sample = Sample([1, 5, 2, 7, 3, 6, 4, 9], branches=[Branch(5, [8, 2, 6], ((6, 8),))])
-    batch = Batch.collate([sample], model.device)
+    batch = Batch.collate([Sample([9, 3, 8]), sample], model.device)
     branches = BranchBatch.collate(batch, batch.branches)
     native, layers = model.config._attn_implementation, base.layers
     try:
         base.layers = layers[:TRIED_LAYERS]
         with plainly(model):
-            wanted = reencoded(model, batch.ids_BT, branches)
+            wanted = reencoded(model, batch.row, branches)
             tried = Decoder(model, plain=True)
-            _, found = tried.hidden(batch.ids_BT, branches)
+            _, found = tried.hidden(batch.row, branches)
     except (AttributeError, TypeError, AssertionError):  # other arguments, or no keys
         tried, found = None, None
     finally:

@@ -8,8 +8,8 @@ from itertools import accumulate
 import torch
 
 from offbook.train import head
-from offbook.train.attention import BranchRow
-from offbook.train.batches import Batch, BranchBatch, micro_batches
+from offbook.train.attention import BranchRow, Packed
+from offbook.train.batches import Batch, BranchBatch
 from offbook.train.forward import Decoder
 from offbook.train.targets import BranchReport, Compared, Measured, Scorers, sampled_logp
 from offbook.types import Direction, Sample
@@ -19,7 +19,7 @@ def measure_branches(
     decoder: Decoder, samples: list[Sample], micro_tokens: int, direction: Direction = "forward"
 ) -> Iterator[dict[str, Measured]]:
     """By the branch's key, micro-batch by micro-batch. Teacher and student are the same model."""
-    for micro in micro_batches(samples, micro_tokens):
+    for micro in decoder.micro_batches(samples, micro_tokens):
         yield decoder.together(_measured, micro, direction)
 
 
@@ -27,10 +27,10 @@ def measure_branches(
 def token_logprobs(decoder: Decoder, ids: list[int], temperature: float) -> list[float]:
     """What the model makes of each token, after all those before it; 0 for the first."""
     device, chunk_rows = decoder.model.device, max(1, head.CHUNK_ENTRIES // decoder.model.config.vocab_size)
-    ids_BT = torch.tensor([ids], device=device)
-    hidden_BTD, _ = decoder.hidden(ids_BT)
-    temperature_N = torch.full((len(ids) - 1,), temperature, device=device)
-    logp_N = sampled_logp((decoder.head, hidden_BTD[0, :-1]), ids_BT[0, 1:], temperature_N, chunk_rows)
+    row = Packed.of([ids], device)
+    hidden_1FD, _ = decoder.hidden(row)
+    temperature_N, ids_N = torch.full((len(ids) - 1,), temperature, device=device), row.ids_1F[0, 1 : len(ids)]
+    logp_N = sampled_logp((decoder.head, hidden_1FD[0, : len(ids) - 1]), ids_N, temperature_N, chunk_rows)
     return [0.0, *logp_N.tolist()]
 
 
@@ -47,7 +47,7 @@ def answer_logprobs(decoder: Decoder, before: list[int], answers: list[list[int]
         rows=rows,
         predictors=torch.arange(ends[-1], device=device),
     )
-    _, hidden_MD = decoder.hidden(torch.tensor([before], device=device), branches)
+    _, hidden_MD = decoder.hidden(Packed.of([before], device), branches)
     assert hidden_MD is not None
     ids_M = torch.tensor([token for ids in answers for token in ids], device=device)
     logp_M = sampled_logp((decoder.head, hidden_MD), ids_M, torch.ones(ends[-1], device=device), chunk_rows)
@@ -58,10 +58,10 @@ def _measured(decoder: Decoder, samples: list[Sample], direction: Direction) -> 
     batch = Batch.collate(samples, decoder.model.device)
     chunk_rows = max(1, head.CHUNK_ENTRIES // 2 // decoder.model.config.vocab_size)
     tokens = batch.tokens(chunk_rows)
-    hidden_BTD, branch_MD = decoder.hidden(batch.ids_BT, BranchBatch.collate(batch, batch.branches))
+    hidden_1FD, branch_MD = decoder.hidden(batch.row, BranchBatch.collate(batch, batch.branches))
     assert branch_MD is not None
     targets = slice(len(tokens.weight_M))  # what else a sample is to learn does not matter here
-    student = decoder.head, hidden_BTD.flatten(0, 1)[tokens.predictor_N[targets]]
+    student = decoder.head, hidden_1FD[0, tokens.predictor_N[targets]]
     streams = tokens.rows.ids_N[targets], tokens.rows.temperature_N[targets]
     compared = Compared(student, Scorers([(decoder.head, branch_MD)]), *streams, direction)
     scores = compared.scores(chunk_rows)

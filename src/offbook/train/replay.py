@@ -6,7 +6,7 @@ router (R3, 2510.11370). A token without a record, or with one that cannot be ri
 all of it, so that no expert comes twice. Choices are kept by layer and token for as long as the micro-batch lasts:
 recomputation in the backward pass runs a layer again. Branches route freely.
 
-Axes: L layers with a router, N tokens of a micro-batch (padding too), K experts a token, E experts.
+Axes: L layers with a router, N tokens of a micro-batch (filler too), K experts a token, E experts.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Replay:
         self.routers = routers_of(model)
         self.gates, self.top = _find_gates(model, self.routers) if self.routers else ([], 0)
         self.routes_LNK: Tensor | None = None
-        self.is_real_N = torch.empty(0)  # else it is padding
+        self.is_real_N = torch.empty(0)  # else it is filler
         self._free = True
         self._counted: set[int] = set()  # layers of this micro-batch
         self._figures: dict[str, Tensor] = {}
@@ -77,16 +77,15 @@ class Replay:
             return
         self._counted.clear()
         self._free = False
-        routes_LNK, is_real_BT = batch.routes(len(self.routers)), batch.is_real_BT
+        routes_LNK, length = batch.routes(len(self.routers)), batch.row.ids_1F.shape[1]
+        place_N = torch.arange(length, device=batch.row.ids_1F.device)
         if context is not None:
-            filler = -is_real_BT.shape[1] % (2 * context.size)
-            own_T = context.own(is_real_BT.shape[1] + filler, is_real_BT.device)
+            filler = -length % (2 * context.size)
+            place_N = context.own(length + filler, place_N.device)
             if routes_LNK is not None:
-                routes_LBTK = routes_LNK.unflatten(1, tuple(is_real_BT.shape))
-                routes_LBTK = torch.nn.functional.pad(routes_LBTK, (0, 0, 0, filler), value=NONE)
-                routes_LNK = routes_LBTK[:, :, own_T].flatten(1, 2)
-            is_real_BT = torch.nn.functional.pad(is_real_BT, (0, filler))[:, own_T]
-        self.routes_LNK, self.is_real_N = routes_LNK, is_real_BT.flatten()
+                routes_LNK = torch.nn.functional.pad(routes_LNK, (0, 0, 0, filler), value=NONE)[:, place_N]
+        self.routes_LNK = routes_LNK
+        self.is_real_N = place_N < sum(len(sample.ids) for sample in batch.samples)
 
     def end(self) -> None:
         """What is read from now on belongs to no micro-batch, and is not counted."""

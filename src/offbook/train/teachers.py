@@ -119,7 +119,7 @@ class Teacher:
         as branches that insert nothing: the same base, and the targets' own tokens once more."""
         if self.own is None:
             return Scorers([], self.shares)
-        decoder, bare = self.own.decoder, [(row, replace(branch, inserted=[])) for row, branch in branches]
+        decoder, bare = self.own.decoder, [(number, replace(branch, inserted=[])) for number, branch in branches]
         read = BranchBatch.collate(batch, [*branches, *(bare if plain else [])])
         hidden_MD = decoder.inside(lambda: decoder.targets(batch, read))
         size = sum(branch.num_targets for _, branch in branches)

@@ -25,9 +25,10 @@ from offbook.draft import travelling
 from offbook.linear import compute_linears
 from offbook.train import head
 from offbook.train.balance import PartGradients, scales_of
-from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens, micro_batches, row_length
+from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens
 from offbook.train.draft import DraftTrainer
 from offbook.train.forward import Decoder
+from offbook.train.host import round_length
 from offbook.train.lora import adapter_of, fingerprint
 from offbook.train.masters import Masters
 from offbook.train.optim.muon import Muon
@@ -140,8 +141,8 @@ class Trainer:
             raise WeightsLost(f"the norm of the weights is {float(norm)} after it, of the gradient {gradient_norm:.3g}")
         for weights in self.own_weights().values():
             weights.follow(self.model)
-        padded = sum(len(micro) * row_length(micro, self.model.device) for micro in batches)
-        used = sum(len(sample.ids) for micro in batches for sample in micro)
+        tokens = [sum(len(sample.ids) for sample in micro) for micro in batches]
+        used, padded = sum(tokens), sum(round_length(count, self.model.device) for count in tokens)
         padding = 1 - used / max(1, padded)
         shares = {**ledger.means(), "train_tokens": used, "padding_share": padding}
         metrics = {**self._of_all(shares), "gradient_norm": gradient_norm}
@@ -159,7 +160,7 @@ class Trainer:
         """Of the loss over all ranks' samples, in the masters. None where there is nothing to learn from."""
         counts, fault = Counts.of(samples), self._fault_of(samples)
         samples = [one for one in samples if one.branches or any(one.rl_weight) or any(one.ce_weight)]
-        batches = micro_batches(samples, self.settings.micro_tokens)
+        batches = self.student.micro_batches(samples, self.settings.micro_tokens)
         plan = self.ranks.agreed(self._plan(counts, batches, fault))
         if not plan.counts.tokens.total():
             return None
@@ -298,11 +299,11 @@ class Trainer:
     def _losses(self, batch: Batch, ledger: Ledger, micro: Micro, apart: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
         """The sum of its parts, or some of them one by one."""
         output, settings = self.student.head, self.settings
-        hidden_BTD, teachers = self._forward(batch, micro)
+        hidden_1FD, teachers = self._forward(batch, micro)
         if self.draft is not None and torch.is_grad_enabled():
-            self.draft.learn(batch, hidden_BTD)
+            self.draft.learn(batch, hidden_1FD)
         tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
-        hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
+        hidden_ND = hidden_1FD[0].index_select(0, tokens.predictor_N)
         student: Scorer = output, hidden_ND.detach()[: len(tokens.weight_M)]
         if settings.reference_kl:
             tokens = self._with_reference(batch, tokens)
@@ -322,8 +323,8 @@ class Trainer:
         own = self.teachers[REFERENCE].own
         assert own is not None
         with self.replay.free():
-            hidden_BTD, _ = own.decoder.inside(lambda: own.decoder.hidden(batch.ids_BT))
-        scorer = own.decoder.head, hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
+            hidden_1FD, _ = own.decoder.inside(lambda: own.decoder.hidden(batch.row))
+        scorer = own.decoder.head, hidden_1FD[0].index_select(0, tokens.predictor_N)
         reference_N = sampled_logp(scorer, tokens.rows.ids_N, tokens.rows.temperature_N, self._chunk_rows)
         return replace(tokens, rows=tokens.rows._replace(reference_N=reference_N))
 
@@ -347,12 +348,12 @@ class Trainer:
             along = [(0, IDLE)]
         branches = BranchBatch.collate(batch, along) if along else None
         self.replay.begin(batch, self.ranks.context)
-        hidden_BTD, branch_MD = self.student.hidden(batch.ids_BT, branches)
+        hidden_1FD, branch_MD = self.student.hidden(batch.row, branches)
         if branch_MD is not None and riding:
             sizes = [sum(branch.num_targets for _, branch in batch.groups[number].branches) for number in riding]
             for number, part_MD in zip(riding, branch_MD.split(sizes), strict=True):
                 scorers[number].models.append((self.student.head, part_MD))
-        return hidden_BTD, scorers
+        return hidden_1FD, scorers
 
     @torch.no_grad()
     def _ask_idly(self, name: str) -> None:

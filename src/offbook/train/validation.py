@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offbook.train.batches import Batch, micro_batches
+from offbook.train.batches import Batch
 from offbook.train.forward import Decoder
 from offbook.train.head import CHUNK_ENTRIES
 from offbook.train.targets import sampled_logp
@@ -12,7 +12,7 @@ from offbook.types import Sample
 
 def imitation_loss(trainer: Trainer, samples: list[Sample]) -> float:
     """Nats a token: a mean over all tokens with a weight, each counted with it."""
-    micro = micro_batches(samples, trainer.settings.micro_tokens)
+    micro = trainer.student.micro_batches(samples, trainer.settings.micro_tokens)
     sums = [trainer.student.together(_loss_and_weight, one) for one in micro]
     return sum(loss for loss, _ in sums) / sum(weight for _, weight in sums)
 
@@ -21,8 +21,8 @@ def _loss_and_weight(decoder: Decoder, samples: list[Sample]) -> tuple[float, fl
     chunk_rows = max(1, CHUNK_ENTRIES // decoder.model.config.vocab_size)
     batch = Batch.collate(samples, decoder.model.device)
     tokens = batch.tokens(chunk_rows)
-    hidden_BTD, _ = decoder.hidden(batch.ids_BT)
-    scorer = decoder.head, hidden_BTD.flatten(0, 1).index_select(0, tokens.predictor_N)
+    hidden_1FD, _ = decoder.hidden(batch.row)
+    scorer = decoder.head, hidden_1FD[0].index_select(0, tokens.predictor_N)
     logp_N = sampled_logp(scorer, tokens.rows.ids_N, tokens.rows.temperature_N, chunk_rows)
     weight_N = tokens.rows.ce_weight_N.double()
     return -float((logp_N.double() * weight_N).sum()), float(weight_N.sum())

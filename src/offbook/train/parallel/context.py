@@ -34,9 +34,9 @@ class Context:
         self.group = init_device_mesh(device, (world // size, size), mesh_dim_names=("data", "context")).get_group(1)
         self.rank = dist.get_rank(self.group)
 
-    def filled(self, ids_BT: Tensor) -> Tensor:
+    def filled(self, ids_1T: Tensor) -> Tensor:
         """To chunks of one length."""
-        return pad(ids_BT, (0, -ids_BT.shape[1] % (2 * self.size)))
+        return pad(ids_1T, (0, -ids_1T.shape[1] % (2 * self.size)))
 
     def places(self, length: int, rank: int, device: torch.device) -> Tensor:
         """Of the tokens that a rank has."""

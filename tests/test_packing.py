@@ -1,0 +1,182 @@
+"""Samples that lie end to end in one row: each is read and learned from as if it were alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from conftest import TEACHERS, random_ids, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_branches import Sizes, other_model, sample_with_branches, trainer_for
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from offbook.config import TrainConfig
+from offbook.train import attention
+from offbook.train.attention import Packed, attend, attend_apart
+from offbook.train.batches import Batch, BranchBatch
+from offbook.train.forward import ATTENTION_KERNELS, _keep_attention
+from offbook.train.trainer import Trainer
+from offbook.types import Distill, Sample
+
+CPU = torch.device("cpu")
+LENGTHS = (64, 52, 60, 52)
+WAYS = {
+    "plain": Distill(),
+    "gate": Distill(gate=0.02, cap=1.5, token_gate=0.001, top=3),
+    "bound": Distill(by_policy=True, bound=0.2),
+}
+
+
+def mixed_samples(way: str) -> list[Sample]:
+    """With branches and without, to imitate and to reinforce, hot and cold; two are of one length."""
+    samples = []
+    for number, length in enumerate(LENGTHS):
+        sample = sample_with_branches(random.Random(number), length)
+        branches = [replace(one, distill=WAYS[way], key=f"{number} {one.key}") for one in sample.branches]
+        ce_weight = [float(place % 5 == number) for place in range(length - number)]
+        temperature = 1.0 + 0.1 * number
+        samples.append(replace(sample, branches=branches, ce_weight=ce_weight, temperature=temperature))
+    samples[2].branches.clear()
+    return samples
+
+
+def learned(teacher: str, way: str, recompute: str, micro_tokens: int) -> tuple[int, Tensor, dict[str, float]]:
+    """How many micro-batches there were, the gradient of all weights, and the losses."""
+    trainer = Trainer(tiny_model(), TrainConfig(micro_tokens=micro_tokens, recompute=recompute), TEACHERS[teacher])
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.mul_(1.1)  # so that live and frozen differ
+    found = trainer.gradients(mixed_samples(way))
+    assert found is not None
+    gradient = torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
+    return trainer.micro_batches, gradient, {**found.ledger.means(), **found.of_parts}
+
+
+@pytest.mark.parametrize("recompute", ["none", "layers", "all"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("teacher", ["live", "frozen", "trust_region"])
+def test_a_row_teaches_what_its_samples_teach_alone(teacher: str, way: str, recompute: str) -> None:
+    together, gradient, losses = learned(teacher, way, recompute, 1000)
+    alone, wanted, told = learned(teacher, way, recompute, 1)
+    assert (together, alone) == (1, len(LENGTHS))
+    assert (gradient - wanted).norm() < 1e-6 * wanted.norm()
+    assert losses.keys() == told.keys()
+    for name, value in told.items():
+        assert losses[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    if way == "gate":
+        assert 0 < losses["distill/taught"] < 1, "it has to refuse some and let others through"
+    if way == "bound":
+        assert losses["distill/scale"] < 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("changed", range(len(LENGTHS)))
+def test_what_one_sample_says_does_not_reach_the_others(changed: int) -> None:
+    """Nor what is read behind them."""
+    trainer, samples = trainer_for(tiny_model(), "live"), mixed_samples("plain")
+
+    def read() -> tuple[Batch, list[Tensor], Tensor]:
+        batch = Batch.collate(samples, CPU)
+        hidden_1FD, branch_MD = trainer.student.hidden(batch.row, BranchBatch.collate(batch, batch.branches))
+        logp_FV = trainer.student.head(hidden_1FD[0]).log_softmax(-1)
+        return batch, list(logp_FV.split(batch.row.lengths)), branch_MD
+
+    _, before, branch_before = read()
+    samples[changed] = replace(samples[changed], ids=random_ids(random.Random(99), LENGTHS[changed]))
+    batch, after, branch_after = read()
+    for number, (one, other) in enumerate(zip(before, after, strict=True)):
+        apart = float((one - other).abs().max())
+        assert apart > 0.1 if number == changed else apart < 1e-6
+    sizes = [branch.num_targets for _, branch in batch.branches]
+    both = zip(batch.branches, branch_before.split(sizes), branch_after.split(sizes), strict=True)
+    for (number, _), one, other in both:
+        apart = float((one - other).abs().max())
+        assert apart > 0.1 if number == changed else apart < 1e-6
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_attention_is_that_of_each_sequence(lengths: list[int], in_order: bool) -> None:
+    torch.manual_seed(0)
+    lengths = sorted(lengths) if in_order else lengths  # neighbours of one length are read in one call
+    row = Packed.of([[0] * length for length in lengths], CPU)
+    inputs = [torch.randn(1, heads, sum(lengths), 8, requires_grad=True) for heads in (4, 2, 2)]
+    outer = torch.randn(1, 4, sum(lengths), 8)
+    found = attend_apart(*inputs, row, 0.3)
+    parts = zip(*(tensor.split(lengths, dim=2) for tensor in inputs), strict=True)
+    wanted = torch.cat([attend(*part, None, 0.3) for part in parts], dim=2)
+    assert (found - wanted).abs().max() < 1e-6
+    for one, other in zip(*(torch.autograd.grad(out, inputs, outer) for out in (found, wanted)), strict=True):
+        assert (one - other).abs().max() < 1e-5
+
+
+def test_a_row_says_where_its_sequences_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "round_length", lambda length, _: -(-length // 8) * 8)
+    row = Packed.of([[5, 6, 7], [8], [9, 4]], CPU)
+    assert row.ids_1F.tolist() == [[5, 6, 7, 8, 9, 4, 0, 0]]
+    assert row.positions_1F.tolist() == [[0, 1, 2, 0, 0, 1, 2, 3]]
+    assert (row.starts, row.lengths, row.bounds.tolist()) == ([0, 3, 4], [3, 1, 4], [0, 3, 4, 8])
+
+
+def test_the_kernel_that_takes_bounds_is_called_once_and_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors without data: that it can be called so, and what `recompute = "layers"` makes of it."""
+    monkeypatch.setattr(attention, "_takes_bounds", lambda *_: True)
+    row = Packed.of([[0] * 5, [0] * 7], CPU)
+    row = replace(row, bounds=row.bounds.to("meta"))
+    made = {"device": "meta", "dtype": torch.bfloat16, "requires_grad": True}
+    inputs = [torch.empty(1, heads, 12, 16, **made) for heads in (4, 2, 2)]
+    kept = partial(create_selective_checkpoint_contexts, _keep_attention)
+    with Calls() as calls:
+        out = checkpoint(attend_apart, *inputs, row, None, use_reentrant=False, context_fn=kept)
+        assert out.shape == (1, 4, 12, 16)
+        grads = torch.autograd.grad(out, inputs, torch.empty_like(out))
+    assert [grad.shape for grad in grads] == [tensor.shape for tensor in inputs]
+    assert calls.attentions == 1
+
+
+class Calls(Sizes):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.attentions += function in ATTENTION_KERNELS
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel needs a GPU")
+@pytest.mark.parametrize("heads", [(4, 4), (9, 3)])
+def test_on_a_gpu_bounds_keep_sequences_apart(heads: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    lengths = [700, 33, 1, 400]
+    row = Packed.of([[0] * length for length in lengths], torch.device("cuda"))
+    made = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+    inputs = [torch.randn(1, count, sum(row.lengths), 64, **made) for count in (heads[0], heads[1], heads[1])]
+    assert attention._takes_bounds(*inputs)
+    found = attend_apart(*inputs, row, None)
+    parts = zip(*(tensor.float().split(row.lengths, dim=2) for tensor in inputs), strict=True)
+    wanted = torch.cat([attend(*part, None, None) for part in parts], dim=2)
+    outer = torch.randn_like(found)
+    grads = torch.autograd.grad(found, inputs, outer), torch.autograd.grad(wanted, inputs, outer.float())
+    for one, other in ((found, wanted), *zip(*grads, strict=True)):
+        assert (one.float() - other.float()).norm() < 0.01 * other.float().norm()
+
+
+def test_a_teacher_reads_samples_only_as_far_as_their_branches_need() -> None:
+    trainer, samples, seen = trainer_for(tiny_model(), "frozen"), mixed_samples("plain"), []
+    own = trainer.teachers["live"].own
+    assert own is not None
+    own.decoder.model.base_model.layers[0].register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].shape[1]))
+    samples[1].branches[2:] = []
+    batch = Batch.collate(samples, CPU)
+    trainer._forward(batch)
+    assert seen[0] == 45 + 24 + 45, "up to the last insert of each, and nothing of the one without branches"
+
+
+@pytest.mark.parametrize(("kind", "count"), [("", 1), ("convolutions", 3)])
+def test_layers_that_are_not_plain_attention_run_one_sample_at_a_time(kind: str, count: int) -> None:
+    model = other_model(kind) if kind else tiny_model()
+    trainer = Trainer(model, TrainConfig(), TEACHERS["live"])
+    trainer.step([sample_with_branches(random.Random(number), 50 + number) for number in range(3)])
+    assert trainer.micro_batches == count
