@@ -25,8 +25,6 @@ from offbook.thoughts import answer_start
 from offbook.tokens import Chat, has_no_thoughts, is_in, telling, written_again
 from offbook.types import Rollout, Segment
 
-WINDOW = 16  # batches' worth of conversations, of which those of like length go together
-
 
 @dataclass(frozen=True, slots=True)
 class Writing:
@@ -193,27 +191,16 @@ def split(conversations: list[Conversation], share: float, seed: int) -> tuple[l
 
 
 def batches_of(lengths: list[int], tokens: int, rng: random.Random) -> list[list[int]]:
-    """Numbers of conversations, at most `tokens` a batch. Those of like length go together, because padding is wasted
-    work; batches come in random order within a window."""
-    order = rng.sample(range(len(lengths)), len(lengths))
-    batches = []
-    for window in _cut(order, lengths, WINDOW * tokens):
-        inside = _cut(sorted(window, key=lambda number: lengths[number]), lengths, tokens)
-        batches += rng.sample(inside, len(inside))
-    return batches
-
-
-def _cut(numbers: list[int], lengths: list[int], tokens: int) -> list[list[int]]:
-    """Pieces of at most so many tokens; what is longer is one alone."""
-    pieces: list[list[int]] = []
+    """Numbers of conversations in random order, at most `tokens` a batch; what is longer is one alone."""
+    batches: list[list[int]] = []
     room = 0
-    for number in numbers:
-        if not pieces or lengths[number] > room:
-            pieces.append([])
+    for number in rng.sample(range(len(lengths)), len(lengths)):
+        if not batches or lengths[number] > room:
+            batches.append([])
             room = tokens
-        pieces[-1].append(number)
+        batches[-1].append(number)
         room -= lengths[number]
-    return pieces
+    return batches
 
 
 def fingerprint(conversations: Iterable[Conversation]) -> str:
