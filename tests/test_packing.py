@@ -33,12 +33,13 @@ WAYS = {
 
 
 def mixed_samples(way: str) -> list[Sample]:
-    """With branches and without, to imitate and to reinforce, hot and cold; two are of one length."""
+    """With branches and without, to imitate and to reinforce, hot and cold; two are of one length. Their first tokens
+    have a weight too: the sample before must not be taken to predict them."""
     samples = []
     for number, length in enumerate(LENGTHS):
         sample = sample_with_branches(random.Random(number), length)
         branches = [replace(one, distill=WAYS[way], key=f"{number} {one.key}") for one in sample.branches]
-        ce_weight = [float(place % 5 == number) for place in range(length - number)]
+        ce_weight = [float(place % (5 + number) == 0) for place in range(length - number)]
         temperature = 1.0 + 0.1 * number
         samples.append(replace(sample, branches=branches, ce_weight=ce_weight, temperature=temperature))
     samples[2].branches.clear()
