@@ -193,8 +193,8 @@ def split(conversations: list[Conversation], share: float, seed: int) -> tuple[l
 
 
 def batches_of(lengths: list[int], tokens: int, rng: random.Random) -> list[list[int]]:
-    """Numbers of conversations, at most `tokens` a batch. Those of like length go together, because padding is wasted
-    work; batches come in random order within a window."""
+    """Numbers of conversations, at most `tokens` a batch. Those of like length go together, which the trainer, that
+    packs them, does not ask for; batches come in random order within a window."""
     order = rng.sample(range(len(lengths)), len(lengths))
     batches = []
     for window in _cut(order, lengths, WINDOW * tokens):
