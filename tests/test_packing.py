@@ -33,8 +33,8 @@ WAYS = {
 
 
 def mixed_samples(way: str) -> list[Sample]:
-    """With branches and without, to imitate and to reinforce, hot and cold; two are of one length. Their first tokens have
-    a weight, which must not be that of being predicted by the sample before."""
+    """With branches and without, to imitate and to reinforce, hot and cold; two are of one length. Their first tokens
+    have a weight too: the sample before must not be taken to predict them."""
     samples = []
     for number, length in enumerate(LENGTHS):
         sample = sample_with_branches(random.Random(number), length)
