@@ -4,11 +4,11 @@
     python bench/cpu/asynchronous.py slots --rollouts 10000 --json slots.json
 
 `wall`: the same steps of the pocket model four ways, each in a process of its own: synchronous in lockstep,
-synchronous with the continuous engine, asynchronous with either. Seconds are from the first request to the end of the
-last step; models are not loaded in them. CPU seconds, by part, and `floor`, the seconds in which this machine's cores
-can do as much, are of the steps behind the first, as `behind_s` is. No way finds the grades of another: all would be
-there for the second. `slots`: rollouts that are there already go through the reconciler, its files and its journal,
-and no model, box or trainer is in the way.
+synchronous with the continuous engine, asynchronous with either. Seconds, also those of processors by part, are from
+the first request to the end of the last step; models are not loaded in them. `floor` is the seconds in which this
+machine's cores can do as much. No way finds the grades of another: all would be there for the second. `slots`:
+rollouts that are there already go through the reconciler, its files and its journal, and no model, box or trainer is
+in the way.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+LOOK_S = 0.1
 WAYS = {
     "lockstep": {"engine.mode": "lockstep"},
     "continuous": {"engine.mode": "continuous"},
@@ -49,10 +51,16 @@ def one_run(settings: dict[str, str], evaluated: bool) -> dict[str, Any]:
     times: list[float] = []
     used: list[dict[str, float]] = []
 
+    def at_first_request() -> None:
+        while not any(line["state"] == "requested" for line in read_journal(Path(config.out))):
+            time.sleep(LOOK_S)
+        used.append(_cpu_s())
+
     def on_step(row: dict[str, Any]) -> None:
         times.append(time.time())
         used.append(_cpu_s())
 
+    threading.Thread(target=at_first_request, daemon=True).start()
     folder = train(config, on_step)
     began = next(line["at"] for line in read_journal(folder.path) if line["state"] == "requested")
     rows, _ = folder.metrics()
@@ -60,7 +68,6 @@ def one_run(settings: dict[str, str], evaluated: bool) -> dict[str, Any]:
         "seconds": times[-1] - began,
         "rollout_s": sum(row["rollout_s"] for row in rows),
         "train_s": sum(row["train_s"] for row in rows),
-        "behind_s": times[-1] - times[0],
         "floor": (sum(used[-1].values()) - sum(used[0].values())) / (os.cpu_count() or 1),
         **{f"cpu_s/{part}": seconds - used[0][part] for part, seconds in used[-1].items()},
         "look_s": sum(row.get("look_s", 0.0) for row in rows),
