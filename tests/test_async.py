@@ -32,6 +32,7 @@ from offbook.harness import Harness, run_agent
 from offbook.loop import reconcile
 from offbook.loop.collector import Collector
 from offbook.loop.slots import Seat, Slots, holds_boxes, read_journal
+from offbook.loop.tasks import Selected, task_order
 from offbook.loop.train import train
 from offbook.monitors.worker import Worker
 from offbook.runfolder import RunFolder, latest_checkpoint
@@ -276,6 +277,17 @@ def test_a_checkpoint_that_hangs_ends_the_run(
         go_on.set()
 
 
+def test_a_store_that_hangs_is_named(given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, store = threading.Event(), tmp_path / "store"
+    monkeypatch.setattr(waiting, "TELL_S", 0.05)
+    monkeypatch.setattr("offbook.sync.publisher.Publisher._publish", lambda *_: go_on.wait())
+    try:
+        with pytest.raises(Hung, match=rf"nothing has happened for \d+ s .*waiting for the store {store} to take"):
+            run(given, tmp_path / "run", **{"loop.deadline_s": "2", "loop.store": str(store)})
+    finally:
+        go_on.set()
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -299,8 +311,18 @@ def flat(task, rollout):
 """
 
 
-def test_a_group_without_signal_is_replaced_if_asked_and_not_for_ever(given: dict[str, str], tmp_path: Path) -> None:
-    """One of seven tasks teaches something. Two of a batch are replaced at most, and none comes twice."""
+def test_a_group_without_signal_is_replaced_if_asked_and_not_for_ever(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of seven tasks teaches something. Two of a batch are replaced at most, and none comes twice. What they showed
+    is known to a run that goes on."""
+    orders = list[Selected]()
+
+    def order_of(*arguments: Any) -> Any:
+        orders.append(task_order(*arguments))
+        return orders[-1]
+
+    monkeypatch.setattr("offbook.loop.train.task_order", order_of)
     (first,) = (Path(given["tasks.source"]) / "train").iterdir()
     for number in range(6):
         other = first.with_name(f"{first.name}-{number}")
@@ -319,6 +341,9 @@ def test_a_group_without_signal_is_replaced_if_asked_and_not_for_ever(given: dic
     with pytest.raises(Stopped):
         run(given, tmp_path / "run", stop, **asked)
     folder = run(given, tmp_path / "run", **asked)
+    shown = [{id: record.rollouts for id, record in order._history.records.items()} for order in orders]
+    assert {*shown[0].values(), *shown[1].values()} == {2}
+    assert shown[0].items() <= shown[1].items()
     drawn, taught = list[str](), list[set[float]]()
     for step in folder.steps():
         rollouts, _ = folder.rollouts(step)

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from offbook.harness import Midway
 from offbook.loop.pace import LEAST, LOOK_S, Pace
 from offbook.loop.reconcile import choose
-from offbook.loop.slots import Group, Slots, add_length, forget_other_work, quantile, read_journal, recall
+from offbook.loop.slots import Aside, Group, Slots, add_length, forget_other_work, quantile, read_journal, recall
 from offbook.runfolder import RunFolder
+from offbook.tasks.select import Record
 from offbook.types import Rollout, Segment, Task, Usage
 
 
@@ -53,7 +54,16 @@ def test_a_group_that_another_took_the_place_of_does_not_come_back(slots: Slots)
         ("step1/c", 2, [0]),
     ]
     assert (found.refills[1], found.tasks()) == (1, {"a", "b", "c"})
+    shown = Aside("a", Record(rollouts=2, turns=4))
+    assert (found.aside, found.learned) == ([shown], {}), "no step has learned from it"
+    second, new = found.groups
+    later.scored(new, 1, rollout_of(new, 1))
+    later.given(1, [over(later, second), new])
     later.close()
+    last = Slots(slots.run, 2, claim="c")
+    found = recall(last, 1, {id: task(id) for id in "abc"})
+    assert (found.aside, found.learned) == ([], {1: [shown]})
+    last.close()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from test_tasks import run_script
 
 from offbook.config import Config
 from offbook.loop.beside import Harder, harder_tasks
-from offbook.loop.slots import Slots, read_journal
+from offbook.loop.slots import Aside, Slots, read_journal
 from offbook.loop.tasks import Selected
 from offbook.runfolder import RunFolder
 from offbook.sandbox import BoxSpec, open_box
@@ -55,6 +55,7 @@ from offbook.tasks.folder import instructions_of, write_files, write_whole
 from offbook.tasks.git import applied, gold_patch
 from offbook.tasks.grade import grade
 from offbook.tasks.perturbed import FEWEST, read_cases
+from offbook.tasks.select import Record
 from offbook.types import OffbookError, Reward, Rollout, Task
 
 __all__ = ["deps", "small"]
@@ -636,13 +637,15 @@ def test_easy_tasks_are_made_harder_during_a_run(made: tuple[Path, Path, list[Ma
 
     solved = group("plural", 4)
 
-    def begun(done: int = 0) -> Harder:
-        return Harder(config, Slots(run, 4), dict(tasks), added.extend, done)
+    def begun(done: int = 0, *aside: Aside) -> Harder:
+        return Harder(config, Slots(run, 4), dict(tasks), added.extend, done, {done: aside})
 
     first = begun()
     first.look_at([solved])
     assert first._easy.empty(), "one group says little"
     run.write_rollouts(1, [*solved, *group("runs", 1)])
+    told = begun(1, *(Aside(task.id, Record(4, 4)) for _ in range(9)))
+    assert told._rate(task.origin) == pytest.approx((10 + 1 / 4) / 11), "also by groups that no step was given"
     second = begun(done=1)
     second.look_at([group("squeeze", 3)])
     assert second._easy.empty(), "lately two of three are solved"

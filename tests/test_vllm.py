@@ -203,6 +203,30 @@ def test_a_server_goes_down_with_whoever_started_it(state: str, tmp_path: Path) 
     assert _is_gone(str(tmp_path))
 
 
+TRAINER = """
+import json, sys
+from offbook.config import load_config
+from offbook.loop.train import train
+train(load_config(["standard"], json.loads(sys.argv[1])))
+"""
+
+
+def test_ctrl_c_while_it_comes_up_is_answered_at_once(small: dict[str, str], tmp_path: Path) -> None:
+    python = interpreter(tmp_path / "vllm", "0.32.0+cpu", seconds=100)
+    settings = {**small, "engine.kind": "vllm", "engine.vllm.python": python, "out": str(tmp_path / "run")}
+    run = subprocess.Popen([sys.executable, "-c", TRAINER, json.dumps(settings)], stderr=subprocess.PIPE, text=True)
+    child, deadline = f"{tmp_path}/vllm/child", time.monotonic() + 60
+    while not _running(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    run.send_signal(signal.SIGINT)
+    try:
+        _, said = run.communicate(timeout=15)
+    finally:
+        run.kill()
+    assert said.strip().endswith("KeyboardInterrupt"), said
+    assert _is_gone(child)
+
+
 # A server that plays answers
 
 

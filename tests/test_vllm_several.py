@@ -22,7 +22,7 @@ from test_vllm import Played, interpreter, tokens
 
 from offbook.config import VllmConfig, load_config
 from offbook.engine import VllmEngine
-from offbook.engine.vllm import SeveralEngines, gpus, refuse_missing_engine, servers_of
+from offbook.engine.vllm import SeveralEngines, gpus, refuse_missing_engine, servers_of, several
 from offbook.engine.vllm import engine as one_engine
 from offbook.engine.vllm.gpus import gpus_of_copies
 from offbook.engine.vllm.several import FAR, Balance
@@ -272,6 +272,24 @@ def test_a_run_of_two_steps(small: dict[str, str], tmp_path: Path) -> None:
         assert {version for segment in segments for version in segment.versions} == {-1, step - 1}
     assert [len(one.of(LOADED)) for one in played] == [2, 2]
     assert not played[1].of(TOKENS), "the one group of a step is at one server"
+
+
+def test_each_server_has_deaths_of_its_own(
+    small: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of each between two steps are four, and none has three."""
+    monkeypatch.setattr(several, "FAR", 1)
+    monkeypatch.setattr(one_engine, "PAUSE_S", 0.05)
+
+    def dying(left: list[int]) -> Played:
+        return Played(
+            lambda path, body: (500, b"gone") if path == TOKENS and left and left.pop() else playing(path, body)
+        )
+
+    urls = [one.url for one in (dying([1, 1]), dying([1, 1]))]
+    more = {"engine.kind": "vllm", "engine.vllm.urls": json.dumps(urls), "train.lora.rank": "2", "train.steps": "1"}
+    folder = train(load_config(["standard"], {**small, **more, "out": str(tmp_path / "run")}))
+    assert folder.metrics()[0][0]["deaths"] == 4
 
 
 # Configuration

@@ -3,31 +3,37 @@
     python bench/cpu/asynchronous.py wall --seeds 0 1 2 --steps 20 --json wall.json
     python bench/cpu/asynchronous.py slots --rollouts 10000 --json slots.json
 
-`wall`: the same steps of the pocket model three ways, each in a process of its own: synchronous in lockstep,
-synchronous with the continuous engine, asynchronous. Seconds are from the first request to the end of the last step;
-models are not loaded in them. No way finds the grades of another: all would be there for the second. `slots`: rollouts
-that are there already go through the reconciler, its files and its journal, and no model, box or trainer is in the way.
+`wall`: the same steps of the pocket model four ways, each in a process of its own: synchronous in lockstep,
+synchronous with the continuous engine, asynchronous with either. Seconds, also those of processors by part, are from
+the first request to the end of the last step; models are not loaded in them. `floor` is the seconds in which this
+machine's cores can do as much. No way finds the grades of another: all would be there for the second. `slots`:
+rollouts that are there already go through the reconciler, its files and its journal, and no model, box or trainer is
+in the way.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+LOOK_S = 0.1
 WAYS = {
     "lockstep": {"engine.mode": "lockstep"},
     "continuous": {"engine.mode": "continuous"},
+    "ahead": {"engine.mode": "lockstep", "loop.max_staleness": "1"},
     "asynchronous": {"engine.mode": "continuous", "loop.max_staleness": "1"},
 }
 
@@ -43,13 +49,27 @@ def one_run(settings: dict[str, str], evaluated: bool) -> dict[str, Any]:
 
     config = load_config(["pocket"], settings)
     times: list[float] = []
-    folder = train(config, on_step=lambda row: times.append(time.time()))
+    used: list[dict[str, float]] = []
+
+    def at_first_request() -> None:
+        while not any(line["state"] == "requested" for line in read_journal(Path(config.out))):
+            time.sleep(LOOK_S)
+        used.append(_cpu_s())
+
+    def on_step(row: dict[str, Any]) -> None:
+        times.append(time.time())
+        used.append(_cpu_s())
+
+    threading.Thread(target=at_first_request, daemon=True).start()
+    folder = train(config, on_step)
     began = next(line["at"] for line in read_journal(folder.path) if line["state"] == "requested")
     rows, _ = folder.metrics()
     found = {
         "seconds": times[-1] - began,
         "rollout_s": sum(row["rollout_s"] for row in rows),
         "train_s": sum(row["train_s"] for row in rows),
+        "floor": (sum(used[-1].values()) - sum(used[0].values())) / (os.cpu_count() or 1),
+        **{f"cpu_s/{part}": seconds - used[0][part] for part, seconds in used[-1].items()},
         "look_s": sum(row.get("look_s", 0.0) for row in rows),
         "staleness": sum(row["staleness"] for row in rows) / len(rows),
         "too_old": sum(row["staleness/too_old"] for row in rows),
@@ -63,6 +83,25 @@ def one_run(settings: dict[str, str], evaluated: bool) -> dict[str, Any]:
         )
         found |= {key: result[key] for key in ("solved", "invalid_per_100")}
     return found
+
+
+def _cpu_s() -> dict[str, float]:
+    """So far: of this process, of boxes and gradings that are over, and of processes that go on beside it."""
+    own = Path("/proc/self")
+    now = {"run": _times(own / "stat", 11), "boxes": _times(own / "stat", 13), "engine": 0.0, "judge": 0.0}
+    for task in own.glob("task/*/children"):
+        for child in task.read_text().split():
+            with contextlib.suppress(OSError):  # gone
+                command = Path(f"/proc/{child}/cmdline").read_text()
+                for part, words in (("engine", "offbook.engine"), ("judge", "offbook.monitors")):
+                    now[part] += _times(Path(f"/proc/{child}/stat"), 11) if words in command else 0.0
+    return now
+
+
+def _times(stat: Path, first: int) -> float:
+    """Of user and system, by their place behind the name of the command."""
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[first]) + int(fields[first + 1])) / os.sysconf("SC_CLK_TCK")
 
 
 def wall(arguments: argparse.Namespace) -> list[dict[str, Any]]:

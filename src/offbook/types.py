@@ -27,7 +27,9 @@ class ModelLost(OffbookError):
 
 
 class ServerLost(ModelLost):
-    """The one behind a URL."""
+    """The one behind a URL. `server` is its name, where there may be several."""
+
+    server = ""
 
 
 class Hung(OffbookError):

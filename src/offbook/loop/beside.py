@@ -12,17 +12,19 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
+from types import MappingProxyType
 
 from offbook.config import Config
-from offbook.loop.slots import Slots, read_journal
+from offbook.loop.slots import Aside, Slots, read_journal
 from offbook.runfolder import RunFolder, write_atomic
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.harden import THERE, harden, workshop_of
 from offbook.tasks import load_task
+from offbook.tasks.select import Record
 from offbook.train.checkpoint import checkpoint_path
 from offbook.types import OffbookError, Rollout, Task
 
@@ -135,13 +137,21 @@ class Harder:
     """
 
     def __init__(
-        self, config: Config, slots: Slots, tasks: dict[str, Task], added: Callable[[list[Task]], None], done: int = 0
+        self,
+        config: Config,
+        slots: Slots,
+        tasks: dict[str, Task],
+        added: Callable[[list[Task]], None],
+        done: int = 0,
+        aside: Mapping[int, Iterable[Aside]] = MappingProxyType({}),
     ):
+        """`aside` is what steps from before learned of groups that they were not given."""
         self.share, self.slots, self.tasks, self.added = config.tasks.harden, slots, tasks, added
         self._recent: deque[list[_Shown]] = deque(maxlen=RECENT)  # by step
         for step in [step for step in slots.run.steps() if step <= done][-RECENT:]:
             rollouts, _ = slots.run.rollouts(step)
-            self._recent.append(self._shown([list(group) for _, group in groupby(rollouts, lambda one: one.group)]))
+            groups = [list(group) for _, group in groupby(rollouts, lambda one: one.group)]
+            self._recent.append(self._shown(groups, aside.get(step, ())))
         self.spec = BoxSpec(**config.sandbox.model_dump())
         self.folder = slots.run.path / "harder"
         self._easy: asyncio.Queue[Task] = asyncio.Queue()
@@ -153,9 +163,9 @@ class Harder:
             if line["state"] == "easy" and line["task"] not in over and line["task"] in tasks:
                 self._easy.put_nowait(tasks[line["task"]])
 
-    def look_at(self, groups: Iterable[list[Rollout]]) -> None:
+    def look_at(self, groups: Iterable[list[Rollout]], aside: Iterable[Aside] = ()) -> None:
         """Those of the next step."""
-        self._recent.append(self._shown(groups))
+        self._recent.append(self._shown(groups, aside))
         for one in chain(*self._recent):
             task, rate = self.tasks[one.task], self._rate(one.origin)
             if task.deleted and min(one.solved, rate) >= self.share and task.id not in self._seen:
@@ -163,14 +173,11 @@ class Harder:
                 self.slots.note("easy", task=task.id, solved=one.solved, recent=rate)
                 self._easy.put_nowait(task)
 
-    def _shown(self, groups: Iterable[list[Rollout]]) -> list[_Shown]:
-        """Without rollouts that broke off for no fault of the agent's."""
+    def _shown(self, groups: Iterable[list[Rollout]], aside: Iterable[Aside]) -> list[_Shown]:
         found = []
-        for group in groups:
-            whole, task = [rollout for rollout in group if not rollout.fault], self.tasks.get(group[0].task)
-            if whole and task is not None:
-                solved = sum(rollout.solved for rollout in whole) / len(whole)
-                found.append(_Shown(task.id, task.origin, solved))
+        for id, shown in chain(((group[0].task, Record.of(group)) for group in groups), aside):
+            if shown.rollouts and (task := self.tasks.get(id)):
+                found.append(_Shown(id, task.origin, shown.solved / shown.rollouts))
         return found
 
     def _rate(self, origin: str) -> float:

@@ -36,8 +36,13 @@ def published(publisher: Publisher) -> Iterator[None]:
 
 def publish(publisher: Publisher | None, trainer: Trainer, version: int) -> None:
     """To engines elsewhere, which take it when they look. It is copied here and written beside what follows."""
-    if publisher is None:
-        return
-    with published(publisher):
-        publisher.wait()
-    publisher.publish(trainer.publish(version))
+    stored(publisher)
+    if publisher is not None:
+        publisher.publish(trainer.publish(version))
+
+
+def stored(publisher: Publisher | None) -> None:
+    """Waits for the last that was given to it."""
+    if publisher is not None:
+        with published(publisher):
+            publisher.wait()

@@ -27,10 +27,10 @@ from offbook.config import Config
 from offbook.engine import AnyVllm, Trainable
 from offbook.loop.collector import FREE, Collector, Job
 from offbook.loop.pace import Pace, use_of
-from offbook.loop.slots import Group, Recalled, Slots, State
+from offbook.loop.slots import Aside, Group, Recalled, Slots, State
 from offbook.loop.tasks import Selected, Shuffled
-from offbook.tasks.select import TasksUsedUp
-from offbook.types import ModelLost, OffbookError, Rollout, Task
+from offbook.tasks.select import Record, TasksUsedUp
+from offbook.types import ModelLost, OffbookError, Rollout, ServerLost, Task
 from offbook.waiting import Patience, told
 from offbook.weights import Weights
 
@@ -60,8 +60,8 @@ class Reconciler:
         self.stored, self.next_batch = recalled.stored, recalled.next_batch
         self.waiting = recalled.groups  # that no step was given yet, the oldest first
         self.deaths, self.restarts = recalled.deaths, recalled.restarts
-        self.refills, self.aside = recalled.refills, list[list[Rollout]]()  # of batches; since the last step
-        self._in_a_row = Counter[str]()  # deaths since the last step
+        self.refills, self.aside = recalled.refills, recalled.aside  # of batches; since the last step
+        self._in_a_row = Counter[tuple[str, str]]()  # deaths since the last step
         self._lost: list[ModelLost] = list(self.engine.losses) if isinstance(self.engine, AnyVllm) else []  # counted
         self._worker_deaths = 0
         self.pace = Pace(use_of(collector.engine))
@@ -148,12 +148,16 @@ class Reconciler:
 
     async def publish(self, weights: Weights) -> None:
         """To the engine. In lockstep between two batches, else at once, in the middle of rollouts."""
-        weights = self.to_keep(weights)
         if self.in_lockstep:
             await self.until(lambda: not self._jobs, lambda: "the batch that is being sampled, to apply new weights")
-        what = f"the engine to take the weights of {weights.version}"
-        await told(asyncio.to_thread(self.engine.apply, weights), Patience(lambda: what, math.inf, lambda: None))
+        await self.apply(weights)
         self._fill()
+
+    async def apply(self, weights: Weights) -> None:
+        """Beside this thread: an engine that comes up for them takes minutes, and Ctrl-C is answered meanwhile."""
+        what = f"the engine to take the weights of {weights.version}"
+        work = asyncio.to_thread(self.engine.apply, self.to_keep(weights))
+        await told(work, Patience(lambda: what, math.inf, lambda: None))
 
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[None]:
@@ -233,7 +237,7 @@ class Reconciler:
         except TasksUsedUp:
             return
         self.refills[group.batch] += 1
-        self.aside.append(rollouts)
+        self.aside.append(Aside(group.task.id, Record.of(rollouts)))
         self.waiting[self.waiting.index(group)] = self.slots.refill(group, self.num_groups + done, task)
 
     async def _sampled(self, missing: Sequence[tuple[Group, int]]) -> None:
@@ -257,7 +261,7 @@ class Reconciler:
         if any(problem is one for one in self._lost):
             return
         self._lost.append(problem)
-        self._count("model", problem)
+        self._count("model", problem, problem.server if isinstance(problem, ServerLost) else "")
         log.warning("%s; what is lost of what it was writing is asked for again", problem)
 
     def _look_at_worker(self) -> None:
@@ -272,11 +276,12 @@ class Reconciler:
         for loss in self.engine.losses if isinstance(self.engine, AnyVllm) else ():
             self._died(loss)
 
-    def _count(self, who: str, problem: OffbookError) -> None:
+    def _count(self, who: str, problem: OffbookError, server: str = "") -> None:
+        """Of several servers each has deaths of its own."""
         self.deaths[who] += 1
-        self._in_a_row[who] += 1
+        self._in_a_row[who, server] += 1
         self.slots.note("died", who=who, why=str(problem))
-        if self._in_a_row[who] >= DEATHS:
+        if self._in_a_row[who, server] >= DEATHS:
             told = f"the third time between two steps (of {self.deaths[who]} in all)"
             ends = "so the run ends; the same command goes on from what is kept"
             raise type(problem)(f"{problem}; that was {told}, {ends}")

@@ -21,9 +21,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -31,6 +32,7 @@ from offbook.harness import Midway
 from offbook.runfolder import RunFolder, dump_lines, load_lines
 from offbook.sandbox import Box, BwrapBox, open_box
 from offbook.sandbox.folders import remove_tree
+from offbook.tasks.select import Record
 from offbook.types import Rollout, Task
 
 State = Literal["requested", "running", "scored", "grouped", "trained", "failed", "aside"]
@@ -116,6 +118,13 @@ class Group:
 
     def in_order(self) -> list[Rollout]:
         return [self.rollouts[number] for number in range(len(self.seats))]
+
+
+class Aside(NamedTuple):
+    """What a group showed of its task before another one took its place."""
+
+    task: str
+    shown: Record
 
 
 class Slots:
@@ -217,9 +226,11 @@ class Slots:
                     seat.clear()
 
     def refill(self, group: Group, place: int, task: Task) -> Group:
-        """The group that takes this one's place, in one line: a kill leaves both of them or none."""
+        """The group that takes this one's place, in one line: a kill leaves both of them or none. What this one showed
+        is in that line, too."""
         about = {"task": task.id, "aside": group.task.id, "reward": group.rollouts[0].reward.total}
-        self.note("refilled", group=group.name, batch=group.batch, place=place, **about)
+        shown = asdict(Record.of(group.in_order()))
+        self.note("refilled", group=group.name, batch=group.batch, place=place, **about, shown=shown)
         for seat in group.seats:
             self._move(seat, "aside")
             seat.clear()
@@ -318,12 +329,14 @@ class Recalled:
     deaths: Counter[str] = field(default_factory=Counter)  # by who died
     restarts: int = 0  # of the run
     refills: Counter[int] = field(default_factory=Counter)  # by batch
-    aside: set[str] = field(default_factory=set)  # tasks of groups that others took the place of
+    aside: list[Aside] = field(default_factory=list)  # groups that others took the place of, for the next step to learn
+    learned: dict[int, list[Aside]] = field(default_factory=dict)  # from them, by steps up to the last checkpoint
 
     def tasks(self) -> set[str]:
         """That are taken."""
         stored = {group[0].task for groups in self.stored.values() for group in groups}
-        return stored | self.aside | {group.task.id for group in self.groups}
+        aside = {one.task for one in chain(self.aside, *self.learned.values())}
+        return stored | aside | {group.task.id for group in self.groups}
 
 
 def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
@@ -340,7 +353,8 @@ def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
         used.update(group[0].group for group in found.stored[step])
     refilled = [line for line in lines if line["state"] == "refilled"]
     used.update(line["group"] for line in refilled)
-    found.refills, found.aside = Counter(line["batch"] for line in refilled), {line["aside"] for line in refilled}
+    found.refills, found.learned = Counter(line["batch"] for line in refilled), _learned(lines, done)
+    found.aside = found.learned.pop(done + 1, [])
     trained = Counter((line["group"], line["step"]) for line in lines if line["state"] == "trained")
     for step, groups in found.stored.items():
         unsaid = Counter((group[0].group, step) for group in groups) - trained
@@ -377,4 +391,17 @@ def recall(slots: Slots, done: int, tasks: Mapping[str, Task]) -> Recalled:
         for number, seat in enumerate(group.seats):
             if rollout := seat.scored():
                 slots.scored(group, number, rollout, known=seat.folder.name in lengths)
+    return found
+
+
+def _learned(lines: Iterable[dict[str, Any]], done: int) -> dict[int, list[Aside]]:
+    """By the step that learned from a group that was set aside, which is the one that was given its own next. Steps
+    beyond the last checkpoint are done again, and their first learns it all."""
+    found, given = dict[int, list[Aside]](), 0
+    for line in lines:
+        if line["state"] == "trained":
+            given = max(given, line["step"])
+        elif line["state"] == "refilled":
+            one = Aside(line["aside"], Record(**line.get("shown", {})))
+            found.setdefault(min(given, done) + 1, []).append(one)
     return found

@@ -15,6 +15,7 @@ from typing import Any
 
 from offbook.config import Config, cache_folder
 from offbook.loop.models import Progress, pocket_cache, quiet
+from offbook.loop.slots import Aside
 from offbook.pocket.tasks import level_named, make_pocket_tasks
 from offbook.runfolder import RunFolder, write_atomic
 from offbook.sandbox import BoxSpec
@@ -164,7 +165,7 @@ class Shuffled:
         """Which pass over the tasks a step ends in, from 1."""
         return (step * groups - 1) // len(self._tasks) + 1
 
-    def learn(self, groups: Iterable[Iterable[Rollout]]) -> None:
+    def learn(self, groups: Iterable[Iterable[Rollout]], aside: Iterable[Aside] = ()) -> None:
         """The order is settled, whatever happens."""
 
 
@@ -181,9 +182,11 @@ class Selected:
     def epoch(self, step: int, groups: int) -> int:
         return 1
 
-    def learn(self, groups: Iterable[Iterable[Rollout]]) -> None:
+    def learn(self, groups: Iterable[Iterable[Rollout]], aside: Iterable[Aside] = ()) -> None:
         for group in groups:
             self._history.add(group)
+        for one in aside:
+            self._history.shown(*one)
 
     def add(self, task: Task) -> None:
         self._sampler.add(task)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +48,7 @@ from offbook.loop.models import (
     weights_in,
 )
 from offbook.loop.plan import as_planned, make_plan, refuse_too_large, this_device
-from offbook.loop.publish import publish, published, publisher_of
+from offbook.loop.publish import publish, published, publisher_of, stored
 from offbook.loop.ranks import (
     HOST,
     follow,
@@ -167,7 +168,7 @@ def _train(
 async def _circle(run: _Run, on_step: OnStep) -> None:
     last = run.lessons.config.train.steps
     async with aclosing(run.collector), aclosing(run.reconciler):
-        run.engine.apply(run.reconciler.to_keep(_first_weights(run)))
+        await run.reconciler.apply(_first_weights(run))
         publish(run.publisher, run.lessons.trainer, run.done)
         run.reconciler.start()
         run.reconciler.beside(run.evaluations.run())
@@ -184,7 +185,8 @@ async def _circle(run: _Run, on_step: OnStep) -> None:
                 return
             on_step(row)
         await run.reconciler.until(lambda: run.evaluations.are_over, lambda: "the last evaluation")
-        await _in_thread(run, "the last checkpoint and weights to be written", _all_written, run)
+        await _in_thread(run, "the last checkpoint to be written", run.checkpoints.wait)
+        await _in_thread(run, f"{_store(run)} to take the last weights", stored, run.publisher)
 
 
 def _prepared(
@@ -243,6 +245,7 @@ def _prepared(
     recalled = recall(slots, done, tasks)
     judge = judge or local_judge(config, engine, chat, progress)
     order = task_order(config, to_train, folder, done, recalled.tasks())
+    order.learn((), chain(*recalled.learned.values()))
     kept = folder.path / "ckpt", chat_folder(start), config.checkpoint, config.loop.deadline_s
     checkpoints = Checkpoints(trainer, *kept)
     tell(str(checkpoints))
@@ -251,7 +254,7 @@ def _prepared(
     recall_look(lessons, folder.looks(done))
     reconciler = Reconciler(config, collector, engine, slots, order, recalled)
     evaluations = Evaluations(config, folder, slots, tell)
-    harder = Harder(config, slots, tasks, reconciler.added, done) if config.tasks.harden else None
+    harder = Harder(config, slots, tasks, reconciler.added, done, recalled.learned) if config.tasks.harden else None
     thread = ThreadPoolExecutor(1, "train", torch.set_num_threads, (config.threads,))
     together = lessons, collector, engine, judge, order, reconciler, evaluations, harder, checkpoints
     return _Run(*together, tell, done, thread, publisher)
@@ -289,9 +292,9 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
         run.checkpoints.check()
         collected = time.monotonic()
         aside, run.reconciler.aside = run.reconciler.aside, []
-        run.order.learn([*groups, *aside])
+        run.order.learn(groups, aside)
         if run.harder:
-            run.harder.look_at([*groups, *aside])
+            run.harder.look_at(groups, aside)
         read = [(rollout, lessons.tasks.get(rollout.task)) for group in groups for rollout in group]
         judgement = Judgement() if run.judge is None else await run.judge.read(read)
         began = time.monotonic()
@@ -315,6 +318,8 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
     row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected - looked_s}
     row["groups_refilled"] = len(aside)
     row |= ({"look_s": looked_s} if is_look else {}) | counts
+    taken = f"{_store(run)} to take the weights before those of step {step}"
+    await _in_thread(run, taken, publish, run.publisher, trainer, step)
     await _in_thread(run, f"the checkpoint before that of step {step}", _keep, run, step, row)
     run.evaluations.saved(step)
     if stopped:
@@ -350,15 +355,11 @@ async def _in_thread(run: _Run, what: str, work: Callable[..., T], *arguments: A
     return await told(job, Patience(lambda: what, deadline_s, signs, "train"))
 
 
-def _all_written(run: _Run) -> None:
-    run.checkpoints.wait()
-    if run.publisher:
-        with published(run.publisher):
-            run.publisher.wait()
+def _store(run: _Run) -> str:
+    return f"the store {run.lessons.config.loop.store}"
 
 
 def _keep(run: _Run, step: int, row: dict[str, Any]) -> None:
-    publish(run.publisher, run.lessons.trainer, step)
     is_due = run.checkpoints.is_due(step) or run.evaluations.is_due(step) or step == run.lessons.config.train.steps
     if is_due and (waited := run.checkpoints.wait()):
         row["checkpoint_wait_s"] = waited

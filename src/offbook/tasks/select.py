@@ -29,6 +29,23 @@ class Record:
     turns: int = 0
     thinking: int = 0
 
+    @classmethod
+    def of(cls, rollouts: Iterable[Rollout]) -> Record:
+        """Without those that broke off for no fault of the agent's: the task was used, and nothing is known of it."""
+        whole = [rollout for rollout in rollouts if not rollout.fault]
+        record = cls(len(whole))
+        for rollout in whole:
+            record.solved += rollout.solved
+            record.turns += rollout.usage.turns
+            record.thinking += rollout.usage.thinking_tokens
+        return record
+
+    def add(self, other: Record) -> None:
+        self.rollouts += other.rollouts
+        self.solved += other.solved
+        self.turns += other.turns
+        self.thinking += other.thinking
+
     @property
     def effort(self) -> float:
         """Turns and thinking tokens a rollout, on one scale: a turn for every hundred tokens."""
@@ -54,13 +71,10 @@ class History:
 
     def add(self, rollouts: Iterable[Rollout]) -> None:
         for rollout in rollouts:
-            record = self.records.setdefault(rollout.task, Record())
-            if rollout.fault:  # the task was used, and nothing is known of it
-                continue
-            record.rollouts += 1
-            record.solved += rollout.solved
-            record.turns += rollout.usage.turns
-            record.thinking += rollout.usage.thinking_tokens
+            self.shown(rollout.task, Record.of([rollout]))
+
+    def shown(self, task: str, record: Record) -> None:
+        self.records.setdefault(task, Record()).add(record)
 
 
 class TasksUsedUp(OffbookError):

@@ -141,7 +141,7 @@ def options_of(suite: Suite, per_test_s: float = PER_TEST_S) -> list[str]:
         "--assert=plain",  # rewriting the assertions of a test file takes longer than most of its tests
     ]
     if suite.environment is None:
-        return [*every, "--noconftest", "-c", os.devnull, *suite.options]
+        return [*every, "--noconftest", "-c", os.devnull, "--confcutdir=.", *suite.options]
     return [
         *(*every, "--confcutdir=.", "-o", "required_plugins=", "-o", "log_cli=false"),
         *("-W", "ignore::pytest.PytestConfigWarning", "-W", "ignore::pytest.PytestUnknownMarkWarning"),

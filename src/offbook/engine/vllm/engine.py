@@ -195,7 +195,7 @@ class VllmEngine:
             if shared.starts != starts:
                 return
             assert shared.sender is not None
-            shared.lost = problem
+            shared.lost, problem.server = problem, shared.server.name
             shared.losses.append(problem)
             shared.server.start()
             shared.sender.forget()
@@ -372,6 +372,7 @@ class VllmEngine:
         """Whoever asks after this has it brought back once more."""
         shared = self._shared
         shared.restarts, shared.given_up, shared.ended = 0, shared.given_up + 1, ServerLost(why)
+        shared.ended.server = shared.server.name
         return shared.ended
 
     async def _line(self) -> Line:
@@ -396,8 +397,16 @@ class VllmEngine:
                 await asyncio.to_thread(self._call, "/v1/unload_lora_adapter", {"lora_name": shared.adapter})
         if shared.sender is not None:
             shared.sender.close()
-        await asyncio.to_thread(shared.server.stop)
+        await asyncio.to_thread(self._stop)
         shared.starts, shared.adapter = 0, ""
+
+    def _stop(self) -> None:
+        """Also one that is coming up: whoever waits for that is told, and nothing starts it meanwhile."""
+        shared = self._shared
+        shared.server.is_unwanted = True
+        shared.server.stop()
+        with shared.changing:
+            shared.server.is_unwanted = False
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

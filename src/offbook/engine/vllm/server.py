@@ -93,6 +93,7 @@ class Server:
         self.url = settings.url.rstrip("/").removesuffix("/v1")
         self.headers = {"Authorization": f"Bearer {os.environ[KEY]}"} if self.url and os.environ.get(KEY) else {}
         self.on_cpu = False
+        self.is_unwanted = False  # whoever starts it gives that up
         self._process: subprocess.Popen[bytes] | None = None
         self._http = httpx2.Client(timeout=CALL_S, trust_env=not self.is_ours)
         self._log_start = 0
@@ -108,9 +109,12 @@ class Server:
     def start(self) -> None:
         """Returns when it answers."""
         deadline = time.monotonic() + self.settings.start_s
-        if self.is_ours:
+        if self.is_ours and not self.is_unwanted:
             self._launch()
         while not self._answers():
+            if self.is_unwanted:
+                self.stop()  # it may have been started in the same moment
+                raise ServerLost(f"{self.name} was ended while it came up")
             if self._process is not None and self._process.poll() is not None:
                 self.stop()
                 if DISTURBED not in self._said():
