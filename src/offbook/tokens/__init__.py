@@ -12,25 +12,3 @@ from offbook.tokens.rendered import RenderedChat
 from offbook.tokens.strict import CALL_END, CALL_START
 from offbook.tokens.template import BLOCK_END, BLOCK_START, as_json
 from offbook.tokens.usage import count_tokens
-
-__all__ = [
-    "BLOCK_END",
-    "BLOCK_START",
-    "CALL_END",
-    "CALL_START",
-    "HERMES",
-    "SUBMIT",
-    "Chat",
-    "ChatFormat",
-    "RenderedChat",
-    "Transcript",
-    "as_json",
-    "byte_chat",
-    "chat_for",
-    "count_tokens",
-    "has_no_thoughts",
-    "is_in",
-    "render_call",
-    "telling",
-    "written_again",
-]
