@@ -74,12 +74,12 @@ def make(
     brings. The same command goes on where it was stopped."""
     from offbook.monitors.gold import annotated
     from offbook.sandbox import BoxSpec
+    from offbook.taskgen.factory import held_out
     from offbook.taskgen.make import MakeSettings
     from offbook.taskgen.on_ray import make_on_ray
     from offbook.taskgen.pipeline import make_tasks
     from offbook.taskgen.prepare.prepare import PrepareSettings
     from offbook.taskgen.proposals import proposer, read_proposals
-    from offbook.taskgen.splits import held_out
     from offbook.taskgen.told.instruct import rewriter
     from offbook.taskgen.workers import workers as started
 

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from offbook.client import NoAnswer
-from offbook.harness.context import first_message
 from offbook.harness.tool import TodoItem, Tool, ToolFailed, Workbench
 from offbook.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.sandbox import HISTORY, Box, PathRefused
@@ -373,3 +372,15 @@ def diff_of(task: Task, changed: dict[str, str | None]) -> str:
         before, after = old.splitlines(keepends=True), (new or "").splitlines(keepends=True)
         lines += difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
+
+
+def first_message(task: Task) -> str:
+    """The request and, where the task has it, what the user's editor shows."""
+    context = task.context
+    if context is None:
+        return task.instruction
+    parts = {"Open files": context.open, "Recent edits": context.edits, "Linter": context.lint}
+    shown = [f"{title}:\n" + "\n".join(f"- {line}" for line in lines) for title, lines in parts.items() if lines]
+    if not shown:
+        return task.instruction
+    return "\n\n".join([task.instruction, "My editor, as it is now (not all of it has to do with this):", *shown])

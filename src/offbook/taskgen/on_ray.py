@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.factory import settle
 from offbook.taskgen.make import MakeSettings
 from offbook.taskgen.pipeline import Made, OnOutcome, make_tasks, prepare_all
 from offbook.taskgen.prepare.prepare import Told
 from offbook.taskgen.prepare.source import one_spelling
 from offbook.taskgen.releases.jumps import jumps
-from offbook.taskgen.splits import settle
 from offbook.types import OffbookError
 
 RETRIES = 3  # of a task whose machine went away
