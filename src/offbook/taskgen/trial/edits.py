@@ -26,7 +26,7 @@ MAX_SHARED = 8  # other tests that an edit reaches: all of them are run again wi
 CHECKS = re.compile(r"(assert|eq|check|expect|verify|compare|ensure)_?\w*|are_equal", re.I)
 # Calls whose arguments are as good as literals.
 PLAIN = frozenset(
-    [
+    {
         "list",
         "tuple",
         "set",
@@ -40,23 +40,9 @@ PLAIN = frozenset(
         "bytearray",
         "range",
         "iter",
-        "approx",
-        "OrderedDict",
-        "Decimal",
-        "Fraction",
-        "deque",
-        "Counter",
-        "date",
-        "datetime",
-        "time",
-        "timedelta",
-        "Path",
-        "complex",
-        "all",
-        "any",
-        "join",
-        "dedent",
-    ]
+    }
+    | {"approx", "OrderedDict", "Decimal", "Fraction", "deque", "Counter", "date", "datetime", "time", "timedelta"}
+    | {"Path", "complex", "all", "any", "join", "dedent"}
 )
 TURNED: dict[type[cst.BaseCompOp], tuple[str, ...]] = {
     cst.Equal: ("==", "!="), cst.NotEqual: ("!=", "=="), cst.Is: ("is", "is not"), cst.IsNot: ("is not", "is"),

@@ -60,10 +60,7 @@ def trial_of(
     return Trial(files, rounds, right, inherited)
 
 
-@lru_cache(maxsize=64)
-def _module(data: bytes) -> Module:
-    """The deletions of a package share its test files."""
-    return Module(data)
+_module = lru_cache(maxsize=64)(Module)  # the deletions of a package share its test files
 
 
 @dataclass(frozen=True, slots=True)
