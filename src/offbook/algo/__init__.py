@@ -8,5 +8,5 @@ from offbook.algo.opsd import opsd_branches, reference_block
 from offbook.algo.response import first_sampled
 from offbook.algo.sdft import demonstration_block, sdft_branches
 from offbook.algo.sdpo import sdpo_branches
-from offbook.algo.sft import dft_sample, in_place, sft_sample, up_to
+from offbook.algo.sft import dft_sample, in_place, sft_sample
 from offbook.algo.targeted import anchor_sample, hint_block, hint_branch, hint_weight, target_key

@@ -33,7 +33,6 @@ from offbook.types import (
     Prompt,
     PromptTooLong,
     Rollout,
-    Segment,
     StopReason,
     Task,
     ToolCall,
@@ -162,12 +161,11 @@ def record_opened(rollout: Rollout, opened: Iterable[Opened], packages: Collecti
         record_at_end(rollout, "opened_unseen", f"{num_cut} opens of files were not kept")
 
 
-def unrecorded(kind: str, detail: str) -> None:
-    """For nobody."""
-
-
 async def run_call(
-    call: ToolCall, toolset: Toolset, bench: Workbench | None, record: Callable[[str, str], None] = unrecorded
+    call: ToolCall,
+    toolset: Toolset,
+    bench: Workbench | None,
+    record: Callable[[str, str], None] = lambda kind, detail: None,
 ) -> tuple[CallStatus, str]:
     """What a call is answered. One that cannot be run needs no workbench."""
     if call.error:
@@ -319,7 +317,8 @@ class _Episode:
         self.transcript.segment.summary = len(self.transcript.segment.messages) - 1
         self.on_turn(self.rollout)
         name = f"segment_{usage.summaries}.md"
-        await self.bench.box.publish(name, _readable(self.transcript.segment))
+        said = [f"## {message.role}\n{message.text}" for message in self.transcript.segment.messages]
+        await self.bench.box.publish(name, "\n\n".join(said))
         self._open_segment(
             prompt("resume").format(
                 task=self._request(),
@@ -358,10 +357,6 @@ class _Episode:
             return text
         self.record("output_cut", f"{len(text)} characters to {len(fitting)}")
         return fitting + OUTPUT_CUT
-
-
-def _readable(segment: Segment) -> str:
-    return "\n\n".join(f"## {message.role}\n{message.text}" for message in segment.messages)
 
 
 def diff_of(task: Task, changed: dict[str, str | None]) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 
 from offbook.monitors.syntax import FUNCTIONS, bound_in, dotted, names_in, nodes
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 Loss = tuple[str, int]  # what, and the line
 OWN_SETUP = frozenset({"setUp", "tearDown", "setUpClass", "tearDownClass", "asyncSetUp", "asyncTearDown", "maxDiff",
                        "longMessage", "__doc__", "__module__", "__slots__"})  # fmt: skip

@@ -214,10 +214,6 @@ def goes_through_all(commands: list[Exchange]) -> bool:
     return any(RECURSIVE.search(text) for one in commands for text in (one.text, *one.python))
 
 
-def places(flags: list[Flag]) -> set[At]:
-    return {(flag.segment, flag.message) for flag in flags}
-
-
 def _sources(tree: Path, package: str) -> list[Path]:
     for folder in (tree, tree / "src", tree / "lib"):
         if (folder / package).is_dir():

@@ -33,7 +33,7 @@ def rollout(run: RunIndex, source: str, number: int) -> dict[str, Any]:
         "weights": whole.reward.weights,
         "advantage": _advantages(run, source, whole.group).get(number),
         "versions": _versions(whole),
-        "outline": [_outline(segment, s, m) for s, segment in enumerate(whole.segments) for m in _indices(segment)],
+        "outline": [_outline(whole.segments[s], s, m) for s, m in sorted(known)],
         "flag_list": [{"kind": f.kind, "segment": f.segment, "message": f.message, "text": f.evidence}
                       for f in whole.flags],
         "events": [{"kind": e.kind, "segment": e.segment, "message": e.message, "text": e.detail}
@@ -44,10 +44,6 @@ def rollout(run: RunIndex, source: str, number: int) -> dict[str, Any]:
         "diff_left_out": max(0, len(whole.diff) - MAX_DIFF),
         "changed": {path: text is None for path, text in whole.changed.items()},
     }  # fmt: skip
-
-
-def _indices(segment: Segment) -> range:
-    return range(len(segment.messages))
 
 
 def _versions(whole: Rollout) -> list[int]:

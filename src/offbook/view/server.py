@@ -97,15 +97,9 @@ def no_outcome(runs: list[RunIndex]) -> str:
     return ""
 
 
-def _with_lock(run: RunIndex, what: Answer, query: Query) -> dict[str, Any]:
-    """One request at a time looks at a run, so none sees a file half read."""
-    with run.lock:
-        run.refresh()
-        return what(run, query)
-
-
 def answer(runs: list[RunIndex], address: str, outcome: Outcome = no_outcome) -> dict[str, Any]:
-    """The data at an address such as api/runs or api/run/0/rollout?source=step_00003&number=4."""
+    """The data at an address such as api/runs or api/run/0/rollout?source=step_00003&number=4. One request at a time
+    looks at a run, so none sees a file half read."""
     parts = urlsplit(address)
     match [unquote(part) for part in parts.path.split("/")]:
         case ["api", "runs"]:
@@ -117,7 +111,10 @@ def answer(runs: list[RunIndex], address: str, outcome: Outcome = no_outcome) ->
                 return {"runs": every, "sentence": about.sentence(runs), "outcome": outcome(runs)}
         case ["api", "run", number, what] if what in OF_A_RUN and number.isascii() and number.isdigit():
             if int(number) < len(runs):
-                return _with_lock(runs[int(number)], OF_A_RUN[what], Query(parts.query))
+                run = runs[int(number)]
+                with run.lock:
+                    run.refresh()
+                    return OF_A_RUN[what](run, Query(parts.query))
     raise OffbookError("there is nothing at this address")
 
 
