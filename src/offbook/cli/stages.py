@@ -55,14 +55,11 @@ def stages(
         return
     table = Table("stage", "steps", "tokens", "seconds", "loss", "validation", "solved", "run")
     for row in rows:
-        shown = [_change(row.get(key)) for key in ("ce/loss", "validation/loss", "solved")]
+        ends = [row.get(key) for key in ("ce/loss", "validation/loss", "solved")]
+        shown = [f"{one[0]:.3f} -> {one[1]:.3f}" if one else "" for one in ends]
         counted = [str(row[key]) for key in ("steps", "train_tokens", "seconds")]
         table.add_row(row["stage"], *counted, *shown, row["run"])
     results.print(table)
     for row in rows:
         if left := ", ".join(f"{count} {what}" for what, count in row.get("left_out", {}).items()):
             say(f"{row['stage']} left out: {left}", to=results)
-
-
-def _change(values: list[float] | None) -> str:
-    return f"{values[0]:.3f} -> {values[1]:.3f}" if values else ""

@@ -24,7 +24,6 @@ from offbook.config import load_config
 from offbook.types import OffbookError, Task
 
 if TYPE_CHECKING:
-    from offbook.taskgen.make import Outcome
     from offbook.taskgen.pipeline import Made
     from offbook.tasks.select import History
 
@@ -357,14 +356,10 @@ def harden(
     if as_json:
         print(json.dumps([asdict(outcome) for outcome in outcomes]))
         return
-    for name, outcome in zip(ways, outcomes, strict=True):
-        print(f"{name:8}{_said(outcome, out or task.parent)}")
-
-
-def _said(outcome: Outcome, out: Path) -> str:
-    if outcome.refused:
-        return f"none: {outcome.refused} ({outcome.evidence})"
-    return f"{out / outcome.id}: {outcome.lines} lines in {outcome.files} files, {outcome.num_tests} tests"
+    for name, one in zip(ways, outcomes, strict=True):
+        size = f"{one.lines} lines in {one.files} files, {one.num_tests} tests"
+        made = f"{(out or task.parent) / one.id}: {size}"
+        print(f"{name:8}{f'none: {one.refused} ({one.evidence})' if one.refused else made}")
 
 
 @app.command("export", epilog="For example: offbook tasks export tasks --out tasks.jsonl")

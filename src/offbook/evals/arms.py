@@ -205,10 +205,6 @@ def said_of(arms: Arms) -> list[str]:
     return [*said, *(f"{number} unreadable: {what} skipped" for what, number in arms.unreadable.items())]
 
 
-def curves(arms: Arms, key: str = "solved") -> dict[str, list[Points]]:
-    return {arm: [run.series(key) for run in members] for arm, members in arms.members.items()}
-
-
 def as_json(arms: Arms) -> dict[str, Any]:
     return {
         "kind": "training runs",
