@@ -239,11 +239,8 @@ class Cutter:
         if self.rounds + len(sets) > MAX_ROUNDS - self.reserved:
             raise OutOfRounds
         self.rounds += len(sets)
-        found: list[SuiteRun] = []
-        step = AT_A_TIME
-        for start in range(0, len(sets), step):
-            found += await self._run(sets[start : start + step], tests)
-        return found
+        parts = [sets[start : start + AT_A_TIME] for start in range(0, len(sets), AT_A_TIME)]
+        return [run for part in parts for run in await self._run(part, tests)]
 
     async def _run(self, sets: Sequence[frozenset[int]], tests: Sequence[str]) -> list[SuiteRun]:
         release, repository = self.release, self.release.repository
