@@ -132,11 +132,9 @@ async def make_tasks(
     return result
 
 
-async def prepare_all(
-    sources: Sequence[str], out: Path, spec: BoxSpec, settings: MakeSettings, progress: Told = lambda message: None
-) -> list[Made]:
+async def prepare_all(sources: Sequence[str], out: Path, spec: BoxSpec, settings: MakeSettings) -> list[Made]:
     """Only that. `settle` comes next, for all of them."""
-    run = _Run(out, spec, settings, progress, lambda made: None)
+    run = _Run(out, spec, settings, lambda message: None, lambda made: None)
     result = [Made(one_spelling(source)) for source in sources]
     await run.prepare_each(result)
     return result
