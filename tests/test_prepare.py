@@ -31,8 +31,7 @@ from offbook.taskgen.prepare.interpreter import find_interpreter
 from offbook.taskgen.prepare.layout import find_layout
 from offbook.taskgen.prepare.metadata import Project, read_project
 from offbook.taskgen.prepare.prepare import PrepareSettings, load_repository, prepare
-from offbook.taskgen.prepare.tests import BaselineLimits
-from offbook.taskgen.prepare.timed import timed_tests
+from offbook.taskgen.prepare.tests import BaselineLimits, timed_tests
 from offbook.tasks.suite import Round, make_interpreter, run_rounds, suite_box
 from offbook.tasks.unpack import SourceLimits
 from offbook.types import OffbookError

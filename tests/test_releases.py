@@ -19,7 +19,7 @@ from packaging.version import Version
 from test_prepare import installed, write
 
 from offbook.cli.task_tables import medians
-from offbook.harness.context import first_message
+from offbook.harness.agent import first_message
 from offbook.sandbox import BoxSpec, open_box
 from offbook.taskgen import pipeline
 from offbook.taskgen.audit.corpus import audit_all

@@ -370,10 +370,10 @@ def test_single_trajectories_of_an_agent_are_held_out(tiny: Path, tmp_path: Path
 def test_conversations_of_one_task_stay_together(demonstrated: Path) -> None:
     rollouts, _ = RunFolder(demonstrated).rollouts(1)
     many = [Conversation(str(n), f"task{n // 4}", rollouts[0].segments[0], ()) for n in range(40)]
-    learned, apart = split(many, 0.2, 0)
+    learned, apart = split(many, lambda one: one.task, 0.2, 0)
     assert len(apart) == 8
     assert {one.task for one in learned}.isdisjoint({one.task for one in apart})
-    assert split(many[:4], 0.2, 0)[1] == []
+    assert split(many[:4], lambda one: one.task, 0.2, 0)[1] == []
 
 
 def texts_of(rule: str) -> tuple[str, ...]:

@@ -29,14 +29,13 @@ from offbook.loop.slots import Aside, Slots, read_journal
 from offbook.loop.tasks import Selected
 from offbook.runfolder import RunFolder
 from offbook.sandbox import BoxSpec, open_box
-from offbook.taskgen.asked import differing
 from offbook.taskgen.audit.corpus import Corpus, Leak, audit_all, given_away
 from offbook.taskgen.delete.delete import delete
+from offbook.taskgen.factory import differing, funnel, split_of
 from offbook.taskgen.features import Finder
 from offbook.taskgen.harden import NO_WAY, THERE, feature_of, harden, workshop_of
 from offbook.taskgen.make import MakeSettings, Outcome, make_task
 from offbook.taskgen.nouns import Feature
-from offbook.taskgen.outcomes import funnel
 from offbook.taskgen.pipeline import (
     Made,
     folder_name,
@@ -44,7 +43,6 @@ from offbook.taskgen.pipeline import (
 )
 from offbook.taskgen.prepare.prepare import PrepareSettings
 from offbook.taskgen.proposals import Proposal, deletion_of, diff_in, proposer, read_proposals
-from offbook.taskgen.splits import split_of
 from offbook.taskgen.told.instruct import rewriter, usable
 from offbook.taskgen.told.sufficient import TEXTS, missing_in
 from offbook.taskgen.workshop import Workshop

@@ -11,8 +11,7 @@ from typing import Any, get_args
 import pytest
 from viewdata import CONFIG, TASKS, make_feedback, make_rollout, make_run
 
-from offbook.cli.outcome import outcome
-from offbook.cli.view import _folders
+from offbook.cli.view import _folders, outcome
 from offbook.runfolder import RunFolder
 from offbook.types import Feedback, OffbookError, StopReason
 from offbook.view import index

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.factory import funnel
 from offbook.taskgen.make import MakeSettings
-from offbook.taskgen.outcomes import funnel
 from offbook.taskgen.pipeline import Made, make_tasks
 
 JUMPS = (

@@ -214,6 +214,18 @@ class Segment:
         is_sampled = not self.sampled or any(self.sampled[message.body : message.end])
         return message.role == "assistant" and is_sampled
 
+    def up_to(self, count: int) -> Segment:
+        """Its first messages alone."""
+        end = self.messages[count - 1].end if count else 0
+        return Segment(
+            ids=self.ids[:end],
+            sampled=self.sampled[:end],
+            logprobs=self.logprobs[:end],
+            versions=self.versions[:end],
+            routes=self.routes.upto(end) if self.routes else None,
+            messages=self.messages[:count],
+        )
+
 
 StopReason = Literal["finish", "answer", "turns", "tokens", "context", "wall", "cost", "crash"]
 

@@ -3,5 +3,3 @@
 from offbook.acts.acts import Acts
 from offbook.acts.exchanges import At, Exchange, shown, spoken, with_siblings
 from offbook.acts.shell import Command, relative
-
-__all__ = ["Acts", "At", "Command", "Exchange", "relative", "shown", "spoken", "with_siblings"]

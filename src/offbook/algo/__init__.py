@@ -8,30 +8,5 @@ from offbook.algo.opsd import opsd_branches, reference_block
 from offbook.algo.response import first_sampled
 from offbook.algo.sdft import demonstration_block, sdft_branches
 from offbook.algo.sdpo import sdpo_branches
-from offbook.algo.sft import dft_sample, in_place, sft_sample, up_to
+from offbook.algo.sft import dft_sample, in_place, sft_sample
 from offbook.algo.targeted import anchor_sample, hint_block, hint_branch, hint_weight, target_key
-
-__all__ = [
-    "OTHER",
-    "Carried",
-    "anchor_sample",
-    "baselines",
-    "correction_sample",
-    "demonstration_block",
-    "dft_sample",
-    "first_sampled",
-    "group_advantage",
-    "hint_block",
-    "hint_branch",
-    "hint_weight",
-    "in_place",
-    "opd_branches",
-    "opsd_branches",
-    "reference_block",
-    "rl_samples",
-    "sdft_branches",
-    "sdpo_branches",
-    "sft_sample",
-    "target_key",
-    "up_to",
-]

@@ -11,13 +11,12 @@ Left out: an importance weight for the hint's part in m', which would take back 
 
 from __future__ import annotations
 
-from offbook.algo.sft import up_to
 from offbook.types import Sample, Segment
 
 
 def correction_sample(segment: Segment, message: int, weight: float, temperature: float = 1.0) -> Sample:
     """Of a segment in which the message is already the new one, and no hint stands before it."""
-    cut = up_to(segment, message + 1)
+    cut = segment.up_to(message + 1)
     start = cut.messages[message].start
     weights = [weight if sampled and place >= start else 0.0 for place, sampled in enumerate(cut.sampled)]
     return Sample(cut.ids, ce_weight=weights, temperature=temperature, routes=cut.routes)

@@ -46,23 +46,10 @@ def dft_sample(sample: Sample) -> Sample:
     return replace(sample, ce_power=1.0)
 
 
-def up_to(segment: Segment, count: int) -> Segment:
-    """Its first messages alone."""
-    end = segment.messages[count - 1].end if count else 0
-    return Segment(
-        ids=segment.ids[:end],
-        sampled=segment.sampled[:end],
-        logprobs=segment.logprobs[:end],
-        versions=segment.versions[:end],
-        routes=segment.routes.upto(end) if segment.routes else None,
-        messages=segment.messages[:count],
-    )
-
-
 def in_place(segment: Segment, index: int, other: Segment, number: int) -> Segment:
     """What `segment` says before its message `index`, then message `number` of another one in its place. That one alone
     counts as sampled."""
-    head, message = up_to(segment, index), other.messages[number]
+    head, message = segment.up_to(index), other.messages[number]
     by, span = len(head.ids) - message.start, slice(message.start, message.end)
     said = replace(
         message,

@@ -50,7 +50,7 @@ def agent(
     does; a folder of `offbook live` has its own.
     """
     before = Path(out) / "config.toml"
-    own = {"out": out, **({"model": model} if model else {})}
+    own = {"out": out, "model": model}
     config = config_from(ctx, own, [before] if before.is_file() else (), {"model": "pocket"})
     from offbook.live.agent import refuse_no_folder
     from offbook.live.cycle import Cycle

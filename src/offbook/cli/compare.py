@@ -78,7 +78,8 @@ def _compared(
         return compare.cells(found), compare.said_of(found), compare.as_json(found), svg
     runs = arms.load_arms(folders, arms.parse_groups(groups), keys)
     metric = metric_of(curve)
-    svg = training_figure(arms.curves(runs, curve), f"{metric.label} in training", metric.percent)
+    curves = {arm: [run.series(curve) for run in members] for arm, members in runs.members.items()}
+    svg = training_figure(curves, f"{metric.label} in training", metric.percent)
     return arms.cells(runs), arms.said_of(runs), arms.as_json(runs), svg
 
 

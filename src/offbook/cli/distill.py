@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offbook.cli.options import Json, Plain, config_from, console, progress_display, say
-from offbook.cli.train import CHOICES
+from offbook.cli.options import Json, Plain, config_to_train, console, progress_display, say
 from offbook.config import ConfigError
 
 
@@ -29,11 +28,8 @@ def distill(
     Faults are found by the rules of docs/feedback.md and by what people said to `offbook serve`. Says first how far the
     model is from the tokens it is to learn on. The same command goes on where the run (--out) stopped.
     """
-    own = {key: value for key, value in (("model", model), ("out", out)) if value}
-    own["sft.data"] = json.dumps([trajectories])
-    config = config_from(ctx, own, defaults={"out": "runs/distill"})
-    if not config.model:
-        raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
+    own = {"model": model, "out": out, "sft.data": json.dumps([trajectories])}
+    config = config_to_train(ctx, own, "runs/distill")
     if not config.feedback.weight:
         raise ConfigError("feedback.weight is 0, so no hint would teach anything; give a weight above 0")
     from offbook.stages.distill import distill as run

@@ -114,7 +114,7 @@ def drill(
     was not over is sampled again, and the weights at the end are those of a run that was never struck; in the
     continuous mode no rollout and no turn that was over is done again. Exit code 1 where that is not so.
     """
-    config = config_from(ctx, {"out": out} if out else {}, defaults=SMALL)
+    config = config_from(ctx, {"out": out}, defaults=SMALL)
     root = Path(config.out)
     if root.exists() and not root.is_dir():
         raise OffbookError(f"{root} is a file, and the runs need a folder; give another --out")

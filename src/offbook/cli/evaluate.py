@@ -56,7 +56,7 @@ def evaluate(
     if out:
         RunFolder(out).refuse_file()
     costs = read_prices(prices, name or chosen) if prices else Prices(price_input, price_output)
-    own = {"eval.samples": str(samples)} if samples else {}
+    own = {"eval.samples": str(samples or "")}
     if costs.input or costs.output:
         own |= {"harness.price_input": str(costs.input), "harness.price_output": str(costs.output)}
     run = Path(chosen) if (Path(chosen) / "config.toml").is_file() else None

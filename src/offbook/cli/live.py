@@ -45,9 +45,8 @@ def live(
     Takes configuration like `train` does; a cycle that has begun has its own.
     """
     place = Path(out or "runs/live")
-    own = {"out": str(place), **({"model": model} if model else {})}
     base = [place / "config.toml"] if (place / "config.toml").is_file() else []
-    config = config_from(ctx, own, base, {"model": "pocket"})
+    config = config_from(ctx, {"out": str(place), "model": model}, base, {"model": "pocket"})
     from offbook.live.cycle import Cycle
     from offbook.lock import only_writer
     from offbook.runfolder import RunFolder, write_atomic

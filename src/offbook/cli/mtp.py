@@ -32,8 +32,8 @@ def mtp(
         data = [model]
     if not data and model == "pocket":
         data = ["pocket:400"]
-    given = {"model": model, "sft.data": json.dumps(data or [])}
-    config = config_from(ctx, {**given, **({"out": out} if out else {})}, defaults={"out": "runs/mtp"})
+    given = {"model": model, "sft.data": json.dumps(data or []), "out": out}
+    config = config_from(ctx, given, defaults={"out": "runs/mtp"})
     from offbook.stages.mtp import mtp as run
 
     with progress_display(plain) as progress:

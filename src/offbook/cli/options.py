@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 from unicodedata import category
 
 import typer
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plain = Annotated[bool, typer.Option("--plain", help="No live display; a line now and then.")]
+Log = Annotated[Literal["trackio", "wandb", "tensorboard"] | None, typer.Option(help="Show the metrics there, too.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
+CHOICES = "`--model pocket`, `--model smollm2-135m` or `@ standard --model Qwen/Qwen3-0.6B`"
 WIDE = 1000  # columns of a file or a pipe: tables keep their lines whole there
 console = Console(stderr=True)  # progress and notes
 results = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)  # what was asked for
@@ -47,8 +51,8 @@ def config_from(
 ) -> Config:
     """`@ a.toml b.toml --section.key value`: files, or recipes by name, left to right, then overrides.
 
-    `own` is what the verb's own options come to, and wins. A run folder as the model is its newest checkpoint from here
-    on: the run may go on.
+    `own` is what the verb's own options come to, empty where one is not given, and wins. A run folder as the model is
+    its newest checkpoint from here on: the run may go on.
     """
     _refuse_mistyped(ctx)
     files: list[Path | str] = list(base)
@@ -71,8 +75,21 @@ def config_from(
         else:
             example = f"{ctx.command_path} @ {argument} --train.steps 10"
             raise ConfigError(f"unexpected argument {argument}; configuration files come after @, as in: {example}")
-    config = load_config(files, {**overrides, **(own or {})}, defaults)
+    named = {key: value for key, value in (own or {}).items() if value}
+    config = load_config(files, {**overrides, **named}, defaults)
     return config.model_copy(update={"model": checkpoint_named(config.model)}) if config.model else config
+
+
+def config_to_train(ctx: typer.Context, own: Mapping[str, str], out: str = "") -> Config:
+    """The same, with a model, and `out` for the run folder where none is given."""
+    config = config_from(ctx, own, defaults={"out": out} if out else None)
+    if not config.model:
+        raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
+    return config
+
+
+def show_config(config: Config, as_json: bool) -> None:
+    print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
 
 
 def _refuse_mistyped(ctx: typer.Context) -> None:

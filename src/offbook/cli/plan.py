@@ -37,7 +37,7 @@ def plan(
     if model.startswith("@"):  # a recipe that names its model
         ctx.args.insert(0, model)
         model = ""
-    config = config_from(ctx, {"model": model} if model else {})
+    config = config_from(ctx, {"model": model})
     if not config.model:
         raise ConfigError("there is no model to plan for; give one, as in: offbook plan Qwen/Qwen3-0.6B")
     if not 0 <= gpu_memory <= LARGEST_GB:  # which is not so of `nan` either
@@ -63,20 +63,17 @@ def plan(
         show_layout(found) if isinstance(found, Layout) else show_plan(found)
         asked = config.harness.context
         if stage == "train" and found.context < asked != Config().harness.context:
-            say(
-                f"a context of {asked} was asked for; the model has {found.context} positions, so it is that",
-                to=results,
-            )
+            say(f"a context of {asked} was asked for; the model has {found.context} positions, so it is that")
     if not found.fits:
         if isinstance(found, Layout) and not as_json:
             sizes = (gpus * 2**power for power in range(1, 8))
             enough = next((size for size in sizes if make_layout(config, device, size).fits), None)
             more = f"{enough} would do" if enough else "nor on many more"
-            say(f"it does not fit on {gpus}: {more}; adapters (--train.lora.rank 16) take far less", to=results)
+            say(f"it does not fit on {gpus}: {more}; adapters (--train.lora.rank 16) take far less")
         raise typer.Exit(1)
 
 
-def show_layout(found: Layout, to: Console = results) -> None:
+def show_layout(found: Layout) -> None:
     table = Table("", "", show_header=False, title=_title(found.model, found.parameters), title_justify="left")
     replicate, shard = found.dense
     table.add_row("GPUs that train", str(found.training_gpus))
@@ -100,7 +97,7 @@ def show_layout(found: Layout, to: Console = results) -> None:
     every = found.patch_bytes + found.anchor_bytes
     table.add_row("bytes a sync", f"about {_size(found.patch_bytes)} of {_size(found.version_bytes)} to each copy")
     table.add_row("  written", f"about {_size(every)} a step, anchors included")
-    to.print(table)
+    results.print(table)
 
 
 def _size(count: float) -> str:
@@ -132,8 +129,5 @@ def show_plan(found: Plan, to: Console = results) -> None:
         say(f"vLLM gets {found.gpu_share:g} of the GPU (engine.vllm.gpu_share)", to=to)
     if found.kv_tokens is not None:
         say(f"the engine holds keys and values of {found.kv_tokens} tokens", to=to)
-    say(f"context {found.context}: {'fits' if found.fits else 'does not fit'}; " + _largest(found), to=to)
-
-
-def _largest(found: Plan) -> str:
-    return f"the largest that fits is {found.largest_context}" if found.largest_context else "none fits"
+    largest = f"the largest that fits is {found.largest_context}" if found.largest_context else "none fits"
+    say(f"context {found.context}: {'fits' if found.fits else 'does not fit'}; {largest}", to=to)

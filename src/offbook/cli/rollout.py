@@ -28,8 +28,7 @@ def rollout(
 
     Takes configuration like `train` does. Without a model it is `pocket`. The same command goes on where it stopped.
     """
-    own = {key: value for key, value in (("model", model), ("out", out)) if value}
-    config = config_from(ctx, own, defaults={"model": "pocket", "out": "runs/rollout"})
+    config = config_from(ctx, {"model": model, "out": out}, defaults={"model": "pocket", "out": "runs/rollout"})
 
     from offbook.evals.tables import crashes_sentence
     from offbook.loop.evaluate import roll_out

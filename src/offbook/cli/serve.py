@@ -63,9 +63,9 @@ def serve(
     """
     if live and (model or follow):
         raise OffbookError("--live serves the versions of a cycle; leave out --model and --follow")
-    own = {key: value for key, value in (("model", model), ("out", out)) if value}
+    own = {"model": model, "out": out}
     if live:  # what the cycle was begun with is not for an endpoint
-        own = {**DEFAULTS, **own}
+        own = {**DEFAULTS, "out": out or DEFAULTS["out"]}
     base = [live / "config.toml"] if live else ()
     config = config_from(ctx, own, base, {"model": "pocket", **DEFAULTS})
     if config.engine.kind == "local" and config.engine.mode != "continuous":

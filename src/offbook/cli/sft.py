@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from offbook.cli.options import Json, Plain, config_from, console, say
+from offbook.cli.options import DryRun, Json, Log, Plain, config_to_train, console, say, show_config
 from offbook.cli.stage import show_run
-from offbook.cli.train import CHOICES, tracker_of
-from offbook.config import ConfigError
+from offbook.cli.train import tracker_of
 
 
 def sft(
@@ -20,10 +19,8 @@ def sft(
         typer.Option(help="A run folder, a file of trajectories or chat, a dataset, `pocket:6000`; repeatable."),
     ] = None,
     out: Annotated[str, typer.Option(help="The run folder; runs/sft if not given.")] = "",
-    log: Annotated[
-        Literal["trackio", "wandb", "tensorboard"] | None, typer.Option(help="Show the metrics there, too.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
+    log: Log = None,
+    dry_run: DryRun = False,
     plain: Plain = False,
     as_json: Json = False,
 ) -> None:
@@ -32,10 +29,7 @@ def sft(
     What comes out is a model like any other: `offbook train --model RUN`, `eval`, `rollout` and `export` take it.
     The same command goes on where the run (--out) stopped: at its last checkpoint.
     """
-    given = {"sft.data": json.dumps(data)} if data else {}
-    config = config_from(ctx, {**given, **({"out": out} if out else {})}, defaults={"out": "runs/sft"})
-    if not config.model:
-        raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
+    config = config_to_train(ctx, {"sft.data": json.dumps(data) if data else "", "out": out}, "runs/sft")
     tracker = tracker_of(log, config) if log else None
     from offbook.stages.heeding import OTHER, OWN, told
     from offbook.stages.sft import sft as run
@@ -43,7 +37,7 @@ def sft(
 
     refuse_missing_data(config)
     if dry_run:
-        print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
+        show_config(config, as_json)
         return
     last = show_run(run, config, tracker, plain, as_json)
     if as_json or not last:

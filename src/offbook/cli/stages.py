@@ -11,9 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from offbook.cli.options import Json, Plain, config_from, console, progress_display, results, say
-from offbook.cli.train import CHOICES
-from offbook.config import ConfigError
+from offbook.cli.options import Json, Plain, config_to_train, console, progress_display, results, say
 
 
 def stages(
@@ -27,9 +25,7 @@ def stages(
 
     Every stage is a run folder. The same command goes on where it stopped. `offbook stages @ full` tries it on pocket.
     """
-    config = config_from(ctx, {"out": out} if out else {}, defaults={"out": "runs/stages"})
-    if not config.model:
-        raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
+    config = config_to_train(ctx, {"out": out}, "runs/stages")
     from offbook.stages.corpus import refuse_missing_sources
     from offbook.stages.every import of_stage, run_stages
     from offbook.stages.sources import refuse_missing_data
@@ -59,14 +55,11 @@ def stages(
         return
     table = Table("stage", "steps", "tokens", "seconds", "loss", "validation", "solved", "run")
     for row in rows:
-        shown = [_change(row.get(key)) for key in ("ce/loss", "validation/loss", "solved")]
+        ends = [row.get(key) for key in ("ce/loss", "validation/loss", "solved")]
+        shown = [f"{one[0]:.3f} -> {one[1]:.3f}" if one else "" for one in ends]
         counted = [str(row[key]) for key in ("steps", "train_tokens", "seconds")]
         table.add_row(row["stage"], *counted, *shown, row["run"])
     results.print(table)
     for row in rows:
         if left := ", ".join(f"{count} {what}" for what, count in row.get("left_out", {}).items()):
             say(f"{row['stage']} left out: {left}", to=results)
-
-
-def _change(values: list[float] | None) -> str:
-    return f"{values[0]:.3f} -> {values[1]:.3f}" if values else ""

@@ -24,7 +24,6 @@ from offbook.config import load_config
 from offbook.types import OffbookError, Task
 
 if TYPE_CHECKING:
-    from offbook.taskgen.make import Outcome
     from offbook.taskgen.pipeline import Made
     from offbook.tasks.select import History
 
@@ -74,12 +73,12 @@ def make(
     brings. The same command goes on where it was stopped."""
     from offbook.monitors.gold import annotated
     from offbook.sandbox import BoxSpec
+    from offbook.taskgen.factory import held_out
     from offbook.taskgen.make import MakeSettings
     from offbook.taskgen.on_ray import make_on_ray
     from offbook.taskgen.pipeline import make_tasks
     from offbook.taskgen.prepare.prepare import PrepareSettings
     from offbook.taskgen.proposals import proposer, read_proposals
-    from offbook.taskgen.splits import held_out
     from offbook.taskgen.told.instruct import rewriter
     from offbook.taskgen.workers import workers as started
 
@@ -357,14 +356,10 @@ def harden(
     if as_json:
         print(json.dumps([asdict(outcome) for outcome in outcomes]))
         return
-    for name, outcome in zip(ways, outcomes, strict=True):
-        print(f"{name:8}{_said(outcome, out or task.parent)}")
-
-
-def _said(outcome: Outcome, out: Path) -> str:
-    if outcome.refused:
-        return f"none: {outcome.refused} ({outcome.evidence})"
-    return f"{out / outcome.id}: {outcome.lines} lines in {outcome.files} files, {outcome.num_tests} tests"
+    for name, one in zip(ways, outcomes, strict=True):
+        size = f"{one.lines} lines in {one.files} files, {one.num_tests} tests"
+        made = f"{(out or task.parent) / one.id}: {size}"
+        print(f"{name:8}{f'none: {one.refused} ({one.evidence})' if one.refused else made}")
 
 
 @app.command("export", epilog="For example: offbook tasks export tasks --out tasks.jsonl")

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offbook.cli.options import Json, Plain, config_from, console, progress_display, say
-from offbook.config import Config, ConfigError
+from offbook.cli.options import Json, Log, Plain, config_to_train, console, progress_display, say, show_config
+from offbook.config import Config
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
     from offbook.loop.trackers import Kind, Tracker
-
-CHOICES = "`--model pocket`, `--model smollm2-135m` or `@ standard --model Qwen/Qwen3-0.6B`"
-
 
 SPREAD = {"ranks/cost_spread"}  # where there are ranks: what the busiest has to do by the mean
 
@@ -25,9 +22,7 @@ SPREAD = {"ranks/cost_spread"}  # where there are ranks: what the busiest has to
 def train(
     ctx: typer.Context,
     out: Annotated[str, typer.Option(help="The run folder; runs/train if not given.")] = "",
-    log: Annotated[
-        Literal["trackio", "wandb", "tensorboard"] | None, typer.Option(help="Show the metrics there, too.")
-    ] = None,
+    log: Log = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved configuration and the memory plan, and stop.")
     ] = False,
@@ -41,9 +36,7 @@ def train(
     small or standard.
     The same command goes on where the run (--out) stopped: at its last checkpoint.
     """
-    config = config_from(ctx, {"out": out} if out else {})
-    if not config.model:
-        raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
+    config = config_to_train(ctx, {"out": out})
     tracker = tracker_of(log, config) if log else None
     if dry_run:
         from offbook.loop.collector import judges_of
@@ -51,7 +44,7 @@ def train(
 
         judges_of(config)
         refuse_missing_tasks(config, "train")
-        print(json.dumps(config.model_dump(), indent=2) if as_json else config.to_toml(), end="\n" if as_json else "")
+        show_config(config, as_json)
         _show_plan(config)
         return
     from offbook.loop.train import train as run

@@ -92,7 +92,9 @@ def load_arms(paths: Sequence[Path], groups: Mapping[str, Sequence[Path]], keys:
     held_out = all(run.final for run in loaded)
     members: dict[str, list[Run]] = {}
     for run in loaded:
-        numbers = held_out_numbers(run, keys or HELD_OUT) if held_out else training_numbers(run, keys or TRAINING)
+        numbers = training_numbers(run, keys or TRAINING)
+        if held_out and run.final:
+            numbers = {key: run.final[key] for key in keys or HELD_OUT if is_number(run.final.get(key))}
         of_hints = {key: value for key, value in hinted(run, unreadable).items() if not keys or key in keys}
         run.numbers = {**numbers, **of_hints}
         members.setdefault(run.arm, []).append(run)
@@ -115,11 +117,6 @@ def _load(arm: str, seed: str, path: Path, unreadable: Counter[str]) -> Run:
     if skipped := broken + len(lines) - len(rows):
         unreadable[" ".join(filter(None, (arm, seed, "metrics line")))] += skipped
     return Run(arm, seed, folder, rows, final)
-
-
-def held_out_numbers(run: Run, keys: Sequence[str]) -> dict[str, float]:
-    final = run.final or {}
-    return {key: final[key] for key in keys if is_number(final.get(key))}
 
 
 def training_numbers(run: Run, keys: Sequence[str]) -> dict[str, float]:
@@ -206,10 +203,6 @@ def said_of(arms: Arms) -> list[str]:
             "probabilities: of a token of the messages that got a hint, in the last steps, without it and with it"
         )
     return [*said, *(f"{number} unreadable: {what} skipped" for what, number in arms.unreadable.items())]
-
-
-def curves(arms: Arms, key: str = "solved") -> dict[str, list[Points]]:
-    return {arm: [run.series(key) for run in members] for arm, members in arms.members.items()}
 
 
 def as_json(arms: Arms) -> dict[str, Any]:

@@ -14,14 +14,9 @@ from offbook.runfolder import RunFolder, base_named, is_adapter, latest_checkpoi
 from offbook.types import OffbookError
 
 FILES = [
-    "config.json",
-    "generation_config.json",
-    "model*.safetensors*",
-    "adapter_*",
-    "token*",
-    "special_tokens_map.json",
+    *("config.json", "generation_config.json", "special_tokens_map.json", "token*", "*.jinja"),
+    *("model*.safetensors*", "adapter_*"),
 ]
-FILES += ["*.jinja"]
 
 
 def push(folder: RunFolder, name: str) -> str:

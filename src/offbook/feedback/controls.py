@@ -27,16 +27,14 @@ def stand_in(pairs: Pairs, rollout: Rollout, control: str, rules: Sequence[Rule]
     if control == "none":
         return [(target, Hint(hint.rule, "")) for target, hint in pairs]
     if control == "donor":
-        return [(target, _donor(hint, rollout, rules, rng)) for target, hint in pairs]
+        others = ([rule for rule in rules if rule.name != hint.rule] for _, hint in pairs)
+        donors = [rng.choice(some).hint(rollout.tools) for some in others]
+        return [(target, donor) for (target, _), donor in zip(pairs, donors, strict=True)]
     if control == "random_target":
         return _elsewhere(pairs, rollout, rng)
     if control == "every_turn":
         return _everywhere(pairs, rollout)
     return pairs
-
-
-def _donor(hint: Hint, rollout: Rollout, rules: Sequence[Rule], rng: random.Random) -> Hint:
-    return rng.choice([rule for rule in rules if rule.name != hint.rule]).hint(rollout.tools)
 
 
 def _elsewhere(pairs: Pairs, rollout: Rollout, rng: random.Random) -> Pairs:

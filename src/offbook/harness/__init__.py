@@ -5,15 +5,3 @@ from offbook.harness.command import Door, run_command
 from offbook.harness.own import own_tools
 from offbook.harness.tool import ToolFailed
 from offbook.harness.toolsets import make_toolset
-
-__all__ = [
-    "Door",
-    "Harness",
-    "Midway",
-    "ToolFailed",
-    "make_toolset",
-    "own_tools",
-    "record_crash",
-    "run_agent",
-    "run_command",
-]

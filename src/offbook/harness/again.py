@@ -16,7 +16,7 @@ from offbook.harness.tool import Workbench
 from offbook.sandbox import Box, BoxSpec
 from offbook.tasks.suite import suite_box
 from offbook.tokens import Chat, Transcript
-from offbook.types import CallStatus, Completion, OffbookError, Rollout, Segment, StopReason, Task, ToolCall
+from offbook.types import CallStatus, Completion, OffbookError, Rollout, StopReason, Task, ToolCall
 
 
 class NotRestored(OffbookError):
@@ -52,7 +52,7 @@ class Before:
         """What the rollout would have been by the answers to this message. Without a box calls that could be run are
         taken to have answered nothing."""
         toolset, (number, message) = self.harness.toolset(self.task), self.at
-        transcript = Transcript.after(_cut(self.rollout.segments[number], message), self.chat, toolset.specs())
+        transcript = Transcript.after(self.rollout.segments[number].up_to(message), self.chat, toolset.specs())
         said = transcript.add_sampled(sampled)
         bench = None if box is None else self._bench(box)
 
@@ -79,15 +79,3 @@ class Before:
 
     def _bench(self, box: Box) -> Workbench:
         return Workbench(box, self.harness.limits, test_command=self.task.test_command)
-
-
-def _cut(segment: Segment, message: int) -> Segment:
-    start = segment.messages[message].start
-    return Segment(
-        ids=segment.ids[:start],
-        sampled=segment.sampled[:start],
-        logprobs=segment.logprobs[:start],
-        versions=segment.versions[:start],
-        routes=segment.routes.upto(start) if segment.routes else None,
-        messages=segment.messages[:message],
-    )

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from offbook.client import NoAnswer
-from offbook.harness.context import first_message
 from offbook.harness.tool import TodoItem, Tool, ToolFailed, Workbench
 from offbook.harness.toolsets import Toolset, make_toolset, prompt
 from offbook.sandbox import HISTORY, Box, PathRefused
@@ -34,7 +33,6 @@ from offbook.types import (
     Prompt,
     PromptTooLong,
     Rollout,
-    Segment,
     StopReason,
     Task,
     ToolCall,
@@ -163,12 +161,11 @@ def record_opened(rollout: Rollout, opened: Iterable[Opened], packages: Collecti
         record_at_end(rollout, "opened_unseen", f"{num_cut} opens of files were not kept")
 
 
-def unrecorded(kind: str, detail: str) -> None:
-    """For nobody."""
-
-
 async def run_call(
-    call: ToolCall, toolset: Toolset, bench: Workbench | None, record: Callable[[str, str], None] = unrecorded
+    call: ToolCall,
+    toolset: Toolset,
+    bench: Workbench | None,
+    record: Callable[[str, str], None] = lambda kind, detail: None,
 ) -> tuple[CallStatus, str]:
     """What a call is answered. One that cannot be run needs no workbench."""
     if call.error:
@@ -320,7 +317,8 @@ class _Episode:
         self.transcript.segment.summary = len(self.transcript.segment.messages) - 1
         self.on_turn(self.rollout)
         name = f"segment_{usage.summaries}.md"
-        await self.bench.box.publish(name, _readable(self.transcript.segment))
+        said = [f"## {message.role}\n{message.text}" for message in self.transcript.segment.messages]
+        await self.bench.box.publish(name, "\n\n".join(said))
         self._open_segment(
             prompt("resume").format(
                 task=self._request(),
@@ -361,10 +359,6 @@ class _Episode:
         return fitting + OUTPUT_CUT
 
 
-def _readable(segment: Segment) -> str:
-    return "\n\n".join(f"## {message.role}\n{message.text}" for message in segment.messages)
-
-
 def diff_of(task: Task, changed: dict[str, str | None]) -> str:
     lines: list[str] = []
     for path, new in sorted(changed.items()):
@@ -373,3 +367,15 @@ def diff_of(task: Task, changed: dict[str, str | None]) -> str:
         before, after = old.splitlines(keepends=True), (new or "").splitlines(keepends=True)
         lines += difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
+
+
+def first_message(task: Task) -> str:
+    """The request and, where the task has it, what the user's editor shows."""
+    context = task.context
+    if context is None:
+        return task.instruction
+    parts = {"Open files": context.open, "Recent edits": context.edits, "Linter": context.lint}
+    shown = [f"{title}:\n" + "\n".join(f"- {line}" for line in lines) for title, lines in parts.items() if lines]
+    if not shown:
+        return task.instruction
+    return "\n\n".join([task.instruction, "My editor, as it is now (not all of it has to do with this):", *shown])

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from offbook.harness.agent import record_at_end, record_opened, take_changes
-from offbook.harness.context import first_message
+from offbook.harness.agent import first_message, record_at_end, record_opened, take_changes
 from offbook.recorder import Session
 from offbook.sandbox import Box, BwrapBox, ExecResult
 from offbook.sandbox.access import own_packages

@@ -3,8 +3,3 @@
 from offbook.judge.agent import Agent, Assessor, Auditor
 from offbook.judge.judge import PREFIX, Critique, Judge, Judgement, Rubrics, TooLong, is_sampled
 from offbook.judge.shown import show
-
-__all__ = [
-    "PREFIX", "Agent", "Assessor", "Auditor", "Critique", "Judge", "Judgement", "Rubrics", "TooLong", "is_sampled",
-    "show",
-]  # fmt: skip

@@ -62,13 +62,11 @@ AT_ONCE = 8
 
 
 def is_complaint(text: str) -> bool:
-    return any(_complains(clause) for clause in CLAUSE_END.split(text) if clause)
-
-
-def _complains(clause: str) -> bool:
-    if TAKE_BACK.search(clause):
-        return True
-    return not WISH.search(clause) and not FINE.search(clause) and bool(FAULT.search(clause))
+    return any(
+        TAKE_BACK.search(clause) or (FAULT.search(clause) and not WISH.search(clause) and not FINE.search(clause))
+        for clause in CLAUSE_END.split(text)
+        if clause
+    )
 
 
 def unread(session: Session) -> list[str]:

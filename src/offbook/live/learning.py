@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,7 @@ def read_by_model(rollouts: list[Rollout], config: Config) -> list[Rollout]:
 
 
 def train_on(
-    config: Config,
-    sessions: Sequence[Session],
-    start: Path,
-    folder: RunFolder,
-    carried: Carried,
-    on_step: Callable[[dict[str, Any]], None] = lambda row: None,
+    config: Config, sessions: Sequence[Session], start: Path, folder: RunFolder, carried: Carried
 ) -> tuple[Path, Carried, dict[str, Any]]:
     """The new weights, what the next cycle is told of rewards, and the numbers of the last step. Whatever an earlier
     attempt left in the folder is done again."""
@@ -81,6 +76,6 @@ def train_on(
         load_training_state(trainer, start)
     rules, chat = rules_of(config.feedback.files), chat_of(start, config)
     lessons = Lessons(config, folder, {}, rules, chat, trainer, baselines=by_group)
-    teach(lessons, steps, chat_folder(start), on_step=on_step)
+    teach(lessons, steps, chat_folder(start))
     rows, _ = folder.metrics()
     return latest_checkpoint(folder), carried, rows[-1]

@@ -47,16 +47,11 @@ def _reverted(session: Session) -> float:
 
 
 def _dissatisfied(session: Session) -> float:
-    said = [one for one in session.reactions if one.kind == "follow_up"]
-    return -1.0 if any(one.value < 0 for one in said) else 0.0
+    return -1.0 if any(one.kind == "follow_up" and one.value < 0 for one in session.reactions) else 0.0
 
 
 def _thumbs(session: Session) -> float:
     return next((max(-1.0, min(1.0, one.value)) for one in reversed(session.reactions) if one.kind == "thumbs"), 0.0)
-
-
-def _interrupted(session: Session) -> float:
-    return -1.0 if any(one.kind == "interrupted" for one in session.reactions) else 0.0
 
 
 REACTIONS: dict[str, Callable[[Session], float]] = {
@@ -64,7 +59,7 @@ REACTIONS: dict[str, Callable[[Session], float]] = {
     "reverted": _reverted,
     "dissatisfied": _dissatisfied,
     "thumbs": _thumbs,
-    "interrupted": _interrupted,
+    "interrupted": lambda session: -1.0 if any(one.kind == "interrupted" for one in session.reactions) else 0.0,
 }
 
 

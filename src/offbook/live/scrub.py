@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from offbook.tokens import Chat
-from offbook.types import Event, Message, Rollout, Segment
+from offbook.types import Message, Rollout, Segment
 
 SECRET = "[secret]"
 # Before a key stands nothing that could belong to it; of \n in a call's arguments the n does not.
@@ -120,16 +120,15 @@ def scrub(rollout: Rollout, chat: Chat) -> tuple[Rollout, int]:
         segments.append(new)
         count += blotted
     changed = {path: None if text is None else scrubbed(text) for path, text in rollout.changed.items()}
-    events = [_event(event) for event in rollout.events]
+    events = [
+        replace(event, detail=scrubbed(event.detail), paths=tuple(map(scrubbed, event.paths)))
+        for event in rollout.events
+    ]
     flags = [replace(flag, evidence=scrubbed(flag.evidence)) for flag in rollout.flags]
     clean = replace(rollout, segments=segments, changed=changed, diff=scrubbed(rollout.diff), events=events)
     clean.task = scrubbed(rollout.task)
     clean.flags = flags
     return clean, count
-
-
-def _event(event: Event) -> Event:
-    return replace(event, detail=scrubbed(event.detail), paths=tuple(map(scrubbed, event.paths)))
 
 
 def _segment(segment: Segment, chat: Chat, filler: int) -> tuple[Segment, int]:

@@ -23,19 +23,11 @@ def _of_words(function: Callable[[Acts], float]) -> Value:
     return lambda session: function(Acts(session.rollout)) if session.has_words else None
 
 
-def _kept(session: Session) -> float | None:
-    return session.rollout.reward.parts.get("kept", 0.0) if session.has_edited else None
-
-
-def _edited(session: Session) -> float | None:
-    return None if session.has_edited is None else float(session.has_edited)
-
-
 WATCHED: dict[str, tuple[Value, Direction]] = {
     "reward": (lambda session: session.rollout.reward.total, -1),
-    "kept": (_kept, -1),
+    "kept": (lambda one: one.rollout.reward.parts.get("kept", 0.0) if one.has_edited else None, -1),
     "dissatisfied": (lambda session: -session.rollout.reward.parts.get("dissatisfied", 0.0), 1),
-    "edit_rate": (_edited, -1),
+    "edit_rate": (lambda one: None if one.has_edited is None else float(one.has_edited), -1),
     "invalid_calls": (lambda session: SERIES["invalid_calls"][0](Acts(session.rollout)), 1),
     **{name: (_of_words(SERIES[name][0]), SERIES[name][1]) for name in IN_WORDS},
 }

@@ -4,5 +4,3 @@ What findings cost is in policy.py; a worker, which imports this, needs no more 
 """
 
 from offbook.monitors.rules import KINDS, MONITORS, check
-
-__all__ = ["KINDS", "MONITORS", "check"]

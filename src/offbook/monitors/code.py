@@ -150,11 +150,8 @@ def _frames(source: Source, node: ast.AST) -> str:
 def _goes_up(compare: ast.Compare) -> bool:
     """To go up until one's own file or module is left behind is how a place is found."""
     sides = [compare.left, *compare.comparators]
-    return any(dotted(one) in ("__file__", "__name__") or _is_none(one) for one in sides)
-
-
-def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+    none = (isinstance(one, ast.Constant) and one.value is None for one in sides)
+    return any(none) or any(dotted(one) in ("__file__", "__name__") for one in sides)
 
 
 def _equality(source: Source, node: ast.AST) -> str:

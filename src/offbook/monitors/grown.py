@@ -14,7 +14,6 @@ from typing import Any
 
 from offbook.monitors.syntax import FUNCTIONS, bound_in, dotted, names_in, nodes
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 Loss = tuple[str, int]  # what, and the line
 OWN_SETUP = frozenset({"setUp", "tearDown", "setUpClass", "tearDownClass", "asyncSetUp", "asyncTearDown", "maxDiff",
                        "longMessage", "__doc__", "__module__", "__slots__"})  # fmt: skip
@@ -82,20 +81,11 @@ def _changed(old: ast.stmt, new: ast.stmt, known: set[str], request: str) -> Los
             if not any(_plain(one) == _plain(two) or _is_more(one, two) for two in new.decorator_list)
         ]
         more = [one for one in new.decorator_list if _plain(one) not in map(_plain, old.decorator_list)]
-        odd = [
-            one
-            for one in more
-            if SKIPS.search(dotted(one)) or not (HARMLESS.search(dotted(one)) or (gone == [] and _grew(one, old)))
-        ]
-        if (
-            gone
-            or odd
-            or (
-                isinstance(old, ast.ClassDef)
-                and isinstance(new, ast.ClassDef)
-                and _plain_all(old.bases) != _plain_all(new.bases)
-            )
-        ):
+        old_tables = old.decorator_list if not gone else []
+        fine = [one for one in more if HARMLESS.search(dotted(one)) or any(_is_more(two, one) for two in old_tables)]
+        odd = [one for one in more if one not in fine or SKIPS.search(dotted(one))]
+        bases, new_bases = (_plain_all(one.bases) if isinstance(one, ast.ClassDef) else "" for one in (old, new))
+        if gone or odd or bases != new_bases:
             return f"{old.name} is decorated or derived otherwise", new.lineno
         if isinstance(old, FUNCTIONS) and isinstance(new, FUNCTIONS):
             given = {one.arg for one in nodes(new.args, ast.arg)} - {one.arg for one in nodes(old.args, ast.arg)}
@@ -106,10 +96,6 @@ def _changed(old: ast.stmt, new: ast.stmt, known: set[str], request: str) -> Los
     for field in ("orelse", "finalbody"):
         found = found or _loss(getattr(old, field, []), getattr(new, field, []), known, [], request)
     return found and (f"in {getattr(old, 'name', 'a block')}: {found[0]}", found[1])
-
-
-def _grew(decorator: ast.expr, old: ast.stmt) -> bool:
-    return any(_is_more(one, decorator) for one in getattr(old, "decorator_list", ()))
 
 
 def _takes_over(node: ast.stmt, known: set[str], in_test: bool) -> str:

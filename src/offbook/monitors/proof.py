@@ -31,7 +31,9 @@ def gives_away(task: Task, paths: Iterable[str]) -> str | None:
         root, name = (Path(path).parent, Path(path).name) if path.startswith("/") else (task.tree, path)
         if any(leak == name or leak.startswith((f"{name}/", f"{name}!")) for leak in _leaks(file, root)):
             return path
-    return "" if _is_searchable(file, task.deleted.targets if task.deleted else ()) else None
+    removed = _removed(file)
+    targets = [what for what in (task.deleted and task.deleted.targets) or removed if what in removed]
+    return "" if all(_pieces(file, what) for what in targets) else None
 
 
 def gives_out(task: Task, answer: str, words: str) -> str:
@@ -61,11 +63,6 @@ def _pieces(file: Path, what: str) -> list[Wanted]:
     from offbook.copies import wanted_pieces  # numpy, and only where something was found
 
     return wanted_pieces(what, _removed(file)[what], "")
-
-
-def _is_searchable(file: Path, targets: tuple[str, ...]) -> bool:
-    removed = _removed(file)
-    return all(_pieces(file, what) for what in targets or removed if what in removed)
 
 
 @lru_cache(maxsize=64)  # rollouts of one task ask about the same files

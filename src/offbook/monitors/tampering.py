@@ -12,7 +12,7 @@ from typing import Any
 
 from offbook.acts import relative
 from offbook.monitors.grown import HOOKS, loss
-from offbook.monitors.scope import Scope, Source, flag, places
+from offbook.monitors.scope import Scope, Source, flag
 from offbook.monitors.syntax import FUNCTIONS, dotted, nodes, parse, strings_in
 from offbook.types import Flag, is_test_file
 
@@ -165,7 +165,7 @@ def startup(scope: Scope) -> list[Flag]:
         if match and changed.get(path, "") is not None and not scope.names(re.escape(PurePosixPath(path).name)):
             call = by_call.get(path)
             found.append(flag("startup", call, path) if call else scope.flag_file("startup", path, "written"))
-    known = places(found)
+    known = {(one.segment, one.message) for one in found}
     for one in scope.acts.commands if not scope.allows("startup") else ():
         targets = one.command.targets if one.command else []
         written = [path for path in map(relative, targets) if STARTUP.search(path) or SHADOWS.search(path)]

@@ -3,5 +3,3 @@
 from offbook.recorder.said import Answer, Asked, Refused, Said, Shown
 from offbook.recorder.session import Over, Session
 from offbook.recorder.track import Track
-
-__all__ = ["Answer", "Asked", "Over", "Refused", "Said", "Session", "Shown", "Track"]

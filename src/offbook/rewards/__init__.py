@@ -2,5 +2,3 @@
 
 from offbook.rewards.compose import Part, RewardFunction, Rewards, compose
 from offbook.rewards.outcome import Grader
-
-__all__ = ["Grader", "Part", "RewardFunction", "Rewards", "compose"]

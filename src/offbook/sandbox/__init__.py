@@ -12,20 +12,6 @@ from offbook.sandbox.bwrap.isolation import isolation, require_isolation
 from offbook.sandbox.folders import remove_tree
 from offbook.sandbox.process import ProcessBox
 
-__all__ = [
-    "HISTORY",
-    "Box",
-    "BoxSpec",
-    "BwrapBox",
-    "ExecResult",
-    "PathRefused",
-    "ProcessBox",
-    "hidden_in_boxes",
-    "isolation",
-    "open_box",
-    "require_isolation",
-]
-
 
 def hidden_in_boxes(python: Path) -> list[Path]:
     """What of the machine's interpreters a box does not show that has one of its own, as `open_box` takes it."""

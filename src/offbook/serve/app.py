@@ -153,26 +153,28 @@ class Sessions:
 def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
     """`search` is the documentation's, where there is any: agents ask for it with their keys."""
 
-    def speaks(dialect: Dialect) -> Route:
+    def posted(path: str, does: Callable[[Request], Awaitable[Response]], dialect: Dialect = DIALECTS[0]) -> Route:
+        """What goes wrong is said as the dialect has it."""
+
         async def answered(request: Request) -> Response:
             try:
-                return await _answered(request, dialect, sessions)
+                return await does(request)
             except Exception as error:
                 return _refusal(error, dialect)
 
-        return Route(dialect.path, answered, methods=["POST"])
+        return Route(path, answered, methods=["POST"])
+
+    def speaks(dialect: Dialect) -> Route:
+        return posted(dialect.path, lambda request: _answered(request, dialect, sessions), dialect)
 
     def owned(path: str, does: Callable[[str, Json], Json]) -> Route:
         async def done(request: Request) -> Response:
-            try:
-                if not sessions.is_owner(_key(request)):
-                    raise NoKey("this takes the key of whoever started the server")
-                body = await _body(request, LEAST_BYTES)
-                return JSONResponse(does(request.path_params.get("id", ""), body))
-            except Exception as error:
-                return _refusal(error, DIALECTS[0])
+            if not sessions.is_owner(_key(request)):
+                raise NoKey("this takes the key of whoever started the server")
+            body = await _body(request, LEAST_BYTES)
+            return JSONResponse(does(request.path_params.get("id", ""), body))
 
-        return Route(path, done, methods=["POST"])
+        return posted(path, done)
 
     def opened(_: str, body: Json) -> Json:
         session, key = sessions.open(*(_name(name_in(body, name)) for name in ("id", "task", "group")))
@@ -199,36 +201,29 @@ def make_app(sessions: Sessions, search: Search | None = None) -> Starlette:
         return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": MODEL}]})
 
     async def counted(request: Request) -> Response:
-        dialect = Messages()
-        try:
-            session = sessions.asking(request)
-            body = await _body(request, _most(session))
-            return JSONResponse({"input_tokens": session.count(dialect.read(body))})
-        except Exception as error:
-            return _refusal(error, dialect)
+        session = sessions.asking(request)
+        body = await _body(request, _most(session))
+        return JSONResponse({"input_tokens": session.count(Messages().read(body))})
 
     async def searched(request: Request) -> Response:
-        try:
-            session = sessions.asking(request)
-            body = await _body(request, LEAST_BYTES)
-            if search is None:
-                raise Refused("there is no documentation here; whoever started the server may give tools.pages")
-            answer = await search(member(body, "query", str))
-            session.note("search_docs", body["query"])
-            return JSONResponse({"answer": answer})
-        except Exception as error:
-            return _refusal(error, DIALECTS[0])
+        session = sessions.asking(request)
+        body = await _body(request, LEAST_BYTES)
+        if search is None:
+            raise Refused("there is no documentation here; whoever started the server may give tools.pages")
+        answer = await search(member(body, "query", str))
+        session.note("search_docs", body["query"])
+        return JSONResponse({"answer": answer})
 
-    routes = [*map(speaks, DIALECTS), Route("/v1/models", models)]
-    routes.append(Route("/tools/search_docs", searched, methods=["POST"]))
-    routes.append(Route(f"{Messages.path}/count_tokens", counted, methods=["POST"]))
-    for path, does in (
-        ("/sessions", opened),
-        ("/sessions/{id:path}/reward", rewarded),
-        ("/sessions/{id:path}/feedback", told),
-        ("/sessions/{id:path}/end", ended),
-    ):
-        routes.append(owned(path, does))
+    routes = [
+        *map(speaks, DIALECTS),
+        Route("/v1/models", models),
+        posted("/tools/search_docs", searched),
+        posted(f"{Messages.path}/count_tokens", counted, Messages()),
+        owned("/sessions", opened),
+        owned("/sessions/{id:path}/reward", rewarded),
+        owned("/sessions/{id:path}/feedback", told),
+        owned("/sessions/{id:path}/end", ended),
+    ]
     return Starlette(routes=routes)
 
 

@@ -9,21 +9,27 @@ import hashlib
 import random
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
 
 from offbook.acts import with_siblings
 from offbook.acts.told import UNLEARNED
-from offbook.algo import demonstration_block, reference_block, up_to
-from offbook.config import Config, SftConfig
+from offbook.algo import demonstration_block, reference_block
+from offbook.config import Config, SftConfig, StageConfig
 from offbook.feedback import Rule
-from offbook.loop.models import Progress, quiet
+from offbook.loop.collector import chat_of
+from offbook.loop.models import Progress, chat_folder, described, positions, quiet
 from offbook.stages.reminders import WITHOUT_EFFECT, Conversation, Pair, read
 from offbook.stages.sources import Source, Tools
 from offbook.stages.wordings import WORDINGS
 from offbook.thoughts import answer_start
 from offbook.tokens import Chat, has_no_thoughts, is_in, telling, written_again
 from offbook.types import Rollout, Segment
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,12 @@ class Writing:
     vocabulary: int
     context: int
     rules: Mapping[str, Rule]  # that are looked for
+
+    @classmethod
+    def of(cls, start: Path, config: Config, rules: Mapping[str, Rule] = MappingProxyType({})) -> Writing:
+        """For the model in a folder."""
+        context = min(config.harness.context, positions(chat_folder(start)))
+        return cls(chat_of(start, config), described(str(start)).get_text_config().vocab_size, context, rules)
 
     def conversations(
         self, sources: Iterable[Source], config: Config, counts: Counter[str], progress: Progress = quiet
@@ -109,7 +121,7 @@ class Writing:
             return False
         if is_cut:
             counts["cut"] += 1
-            conversation.segment = up_to(segment, fitting[-1] + 1)
+            conversation.segment = segment.up_to(fitting[-1] + 1)
             for by_message in (conversation.kept, conversation.broken, conversation.spared):
                 for number in [number for number in by_message if number > fitting[-1]]:
                     del by_message[number]
@@ -181,13 +193,22 @@ def _places(segment: Segment, numbers: Iterable[int]) -> Iterator[tuple[int, byt
         yield number, digest.digest()
 
 
-def split(conversations: list[Conversation], share: float, seed: int) -> tuple[list[Conversation], list[Conversation]]:
-    """Those to learn from, and those for validation: that share of the tasks, at least one if there are several."""
-    tasks = list(dict.fromkeys(conversation.task for conversation in conversations))
-    count = min(len(tasks) - 1, max(1, round(share * len(tasks)))) if share else 0
-    apart = set(random.Random(f"{seed} validation").sample(tasks, count))
-    learned = [conversation for conversation in conversations if conversation.task not in apart]
-    return learned, [conversation for conversation in conversations if conversation.task in apart]
+def split(items: Iterable[Item], name: Callable[[Item], str], share: float, seed: int) -> tuple[list[Item], list[Item]]:
+    """Those to learn from, and those for validation: that share of the names, at least one if there are several."""
+    named = [(item, name(item)) for item in items]
+    names = list(dict.fromkeys(own for _, own in named))
+    count = min(len(names) - 1, max(1, round(share * len(names)))) if share else 0
+    apart = set(random.Random(f"{seed} validation").sample(names, count))
+    return [item for item, own in named if own not in apart], [item for item, own in named if own in apart]
+
+
+def batches_of_epochs(lengths: list[int], settings: StageConfig, seed: int) -> list[tuple[int, list[int]]]:
+    """For each step its epoch, and the numbers of what is learned in it."""
+    return [
+        (epoch, numbers)
+        for epoch in range(1, settings.epochs + 1)
+        for numbers in batches_of(lengths, settings.batch_tokens, random.Random(f"{seed} {epoch}"))
+    ]
 
 
 def batches_of(lengths: list[int], tokens: int, rng: random.Random) -> list[list[int]]:

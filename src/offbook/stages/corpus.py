@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import os
-import random
 import re
 import tempfile
 import warnings
@@ -191,7 +190,8 @@ class Corpus:
             text, why = self._readable(content)
             file = File(path, text, domain_of(path))
             why = why if file.domain else "files of other kinds"
-            why = why or self._bound(path, text, below) or _broken(file) or self._known(file)
+            why = why or self._bound(path, text, below)
+            why = why or ("Python files that do not parse" if file.imports is None else self._known(file))
             if why:
                 self.left_out[why] += 1
             else:
@@ -267,10 +267,6 @@ def refuse_missing_sources(settings: PretrainConfig) -> None:
             raise ConfigError(
                 f"there is no {source}; --data is a folder, an archive, a git URL, pypi:NAME or pocket-code:N[xM]"
             )
-
-
-def _broken(file: File) -> str:
-    return "Python files that do not parse" if file.imports is None else ""
 
 
 def domain_of(path: str) -> str:
@@ -391,13 +387,3 @@ def _pocket(count: int, packages: int, seed: int) -> Iterator[tuple[str, dict[st
             for path, text in one.files.items()
         }
         yield f"{several[0].name}-{number}", {"LICENSE": b"Apache License", **files}
-
-
-def split_repositories(
-    repositories: Sequence[Repository], share: float, seed: int
-) -> tuple[list[Repository], list[Repository]]:
-    """Those to learn from, and those for validation: at least one if there are several."""
-    names = list(dict.fromkeys(one.name for one in repositories))
-    count = min(len(names) - 1, max(1, round(share * len(names)))) if share else 0
-    apart = set(random.Random(f"{seed} validation").sample(names, count))
-    return [one for one in repositories if one.name not in apart], [one for one in repositories if one.name in apart]

@@ -22,24 +22,13 @@ from typing import Any
 
 import torch
 
-from offbook.algo import up_to
 from offbook.config import Config
 from offbook.feedback import read_all, rules_of
 from offbook.judge import Critique, Judgement
 from offbook.lock import only_writer
 from offbook.loop.annotate import teachers_of
-from offbook.loop.collector import chat_of
 from offbook.loop.learn import Lessons, learn
-from offbook.loop.models import (
-    Progress,
-    chat_folder,
-    described,
-    load_weights,
-    model_folder,
-    model_to_train,
-    positions,
-    quiet,
-)
+from offbook.loop.models import Progress, chat_folder, load_weights, model_folder, model_to_train, quiet
 from offbook.loop.plan import make_plan, refuse_too_large, this_device
 from offbook.loop.resume import claim_run, computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder, latest_checkpoint, write_atomic
@@ -111,9 +100,7 @@ def _run(
     tell: Tell,
 ) -> None:
     rules, start = rules_of(config.feedback.files), model_folder(config.model, config.seed, progress)
-    chat = chat_of(start, config)
-    context = min(config.harness.context, positions(chat_folder(start)))
-    writing = Writing(chat, described(str(start)).get_text_config().vocab_size, context, rules)
+    writing = Writing.of(start, config, rules)
     rollouts = _targeted(_read(config, writing, progress, tell), config, tell)
     steps = _steps(rollouts, config.train.groups * config.train.group_size, epochs, config.seed)
     config = config.model_copy(update={"train": config.train.model_copy(update={"steps": len(steps)})})
@@ -131,7 +118,7 @@ def _run(
     if done:
         load_weights(trainer.model, path := latest_checkpoint(folder))
         load_training_state(trainer, path)
-    teach(Lessons(config, folder, {}, rules, chat, trainer), steps, chat_folder(start), done, on_step)
+    teach(Lessons(config, folder, {}, rules, writing.chat, trainer), steps, chat_folder(start), done, on_step)
 
 
 def teach(
@@ -174,7 +161,7 @@ def _read(config: Config, writing: Writing, progress: Progress, tell: Tell) -> l
 
 def _cut(segment: Segment, context: int) -> Segment:
     fitting = sum(message.end <= context for message in segment.messages)
-    return segment if fitting == len(segment.messages) else up_to(segment, fitting)
+    return segment if fitting == len(segment.messages) else segment.up_to(fitting)
 
 
 def _targeted(rollouts: list[Rollout], config: Config, tell: Tell) -> list[Rollout]:

@@ -19,8 +19,7 @@ import torch
 from offbook.config import Config, ConfigError, TrainConfig
 from offbook.draft import FOLDER, DraftHead, load_head, save_head
 from offbook.lock import only_writer
-from offbook.loop.collector import chat_of
-from offbook.loop.models import Progress, chat_folder, described, load_model, model_folder, positions, quiet
+from offbook.loop.models import Progress, described, load_model, model_folder, quiet
 from offbook.runfolder import RunFolder, whole_folder, write_atomic
 from offbook.stages.conversations import Writing
 from offbook.stages.sources import read_sources, refuse_missing_data
@@ -133,10 +132,9 @@ def read_samples(config: Config, progress: Progress = quiet, tell: Callable[[str
     if missing := [name for name in texts if not Path(name).is_file()]:
         raise ConfigError(f"there is no {missing[0]}; --data .txt is a file of text")
     start = model_folder(config.model, config.seed, progress)
-    chat = chat_of(start, config)
-    context = min(config.harness.context, positions(chat_folder(start)))
-    found = [sample for name in texts for sample in _of_text(Path(name), chat, context)]
-    writing = Writing(chat, described(str(start)).get_text_config().vocab_size, context, {})
+    writing = Writing.of(start, config)
+    context = writing.context
+    found = [sample for name in texts for sample in _of_text(Path(name), writing.chat, context)]
     counts: Counter[str] = Counter()
     for source in read_sources(sources, start, progress):
         tell(str(source))

@@ -29,8 +29,8 @@ from offbook.config import Config, PretrainConfig
 from offbook.loop.models import Progress, chat_folder, positions, quiet
 from offbook.loop.tasks import tasks_at
 from offbook.runfolder import RunFolder
-from offbook.stages.conversations import batches_of
-from offbook.stages.corpus import Corpus, Repository, refuse_missing_sources, split_repositories
+from offbook.stages.conversations import batches_of_epochs, split
+from offbook.stages.corpus import Corpus, Repository, refuse_missing_sources
 from offbook.stages.extend import extended
 from offbook.stages.run import OnStep, Stage, Tell, run_stage
 from offbook.tasks.contamination import Sought
@@ -166,14 +166,10 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     writer = Writer(AutoTokenizer.from_pretrained(chat_folder(start)), settings, config.seed)
     learned, apart = (
         [window for one in side for window in writer.windows(one)]
-        for side in split_repositories(repositories, settings.validation_share, config.seed)
+        for side in split(repositories, lambda one: one.name, settings.validation_share, config.seed)
     )
     lengths = list(map(length_of, learned))
-    batches = [
-        (epoch, numbers)
-        for epoch in range(1, settings.epochs + 1)
-        for numbers in batches_of(lengths, settings.batch_tokens, random.Random(f"{config.seed} {epoch}"))
-    ]
+    batches = batches_of_epochs(lengths, settings, config.seed)
     tell(f"{len(repositories)} repositories, {sum(len(one.files) for one in repositories)} files{left}")
     by_domain = Counter[str]()
     for part in (part for window in learned for part in window):

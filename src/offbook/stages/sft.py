@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 from offbook.algo import dft_sample
 from offbook.config import Config
 from offbook.feedback import rules_of
-from offbook.loop.collector import chat_of
-from offbook.loop.models import Progress, chat_folder, described, positions, quiet
+from offbook.loop.models import Progress, quiet
 from offbook.runfolder import RunFolder
-from offbook.stages.conversations import Writing, batches_of, find_pairs, fingerprint, split
+from offbook.stages.conversations import Writing, batches_of_epochs, find_pairs, fingerprint, split
 from offbook.stages.heeding import heeding
 from offbook.stages.reminders import Conversation, Reminders
 from offbook.stages.run import OnStep, Stage, Tell, run_stage
@@ -90,11 +88,9 @@ class Lessons:
 
 def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) -> Lessons:
     """What a model in a folder would learn from the data of a configuration."""
-    settings, chat = config.sft, chat_of(start, config)
-    context = min(config.harness.context, positions(chat_folder(start)))
-    rules = rules_of(config.feedback.files, config.feedback.rules)
+    settings, rules = config.sft, rules_of(config.feedback.files, config.feedback.rules)
     chosen = {name: rule for name, rule in rules.items() if not config.feedback.rules or name in config.feedback.rules}
-    writing = Writing(chat, described(str(start)).get_text_config().vocab_size, context, chosen)
+    writing = Writing.of(start, config, chosen)
     sources = []
     for source in read_sources(config, start, progress):
         tell(str(source))
@@ -103,16 +99,11 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     conversations = writing.conversations(sources, config, counts, progress)
     if not conversations:
         left = ", ".join(f"{count} {what}" for what, count in counts.items())
-        raise OffbookError(f"no conversation is left to learn from ({left}); harness.context is {context}")
-    learned, apart = split(conversations, settings.validation_share, config.seed)
+        raise OffbookError(f"no conversation is left to learn from ({left}); harness.context is {writing.context}")
+    learned, apart = split(conversations, lambda one: one.task, settings.validation_share, config.seed)
     for side in (learned, apart):
         find_pairs(side)
     lengths = [len(conversation.segment.ids) for conversation in learned]
-    batches = [
-        (epoch, numbers)
-        for epoch in range(1, settings.epochs + 1)
-        for numbers in batches_of(lengths, settings.batch_tokens, random.Random(f"{config.seed} {epoch}"))
-    ]
     told = "".join(f"; {count} {what}" for what, count in counts.items())
     tell(f"{len(learned)} conversations of {sum(lengths)} tokens to learn from, {len(apart)} for validation{told}")
     kept, pairs = sum(len(one.kept) for one in learned), sum(len(one.pairs) for one in learned)
@@ -121,4 +112,5 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     for source in sources:
         left_out.update(source.left_out)
     read = {"conversations": len(conversations), **counts, "left_out": dict(+left_out)}
-    return Lessons(learned, apart, Reminders(chat, settings, config.seed, context), batches, read)
+    reminders = Reminders(writing.chat, settings, config.seed, writing.context)
+    return Lessons(learned, apart, reminders, batches_of_epochs(lengths, settings, config.seed), read)

@@ -4,5 +4,3 @@ from offbook.sync.codec import Damaged
 from offbook.sync.publisher import Publisher
 from offbook.sync.reader import Reader
 from offbook.sync.stores import FolderStore, MemoryStore, Missing, Store, open_store
-
-__all__ = ["Damaged", "FolderStore", "MemoryStore", "Missing", "Publisher", "Reader", "Store", "open_store"]

@@ -12,15 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.factory import settle
 from offbook.taskgen.make import MakeSettings
 from offbook.taskgen.pipeline import Made, OnOutcome, make_tasks, prepare_all
 from offbook.taskgen.prepare.prepare import Told
 from offbook.taskgen.prepare.source import one_spelling
 from offbook.taskgen.releases.jumps import jumps
-from offbook.taskgen.splits import settle
 from offbook.types import OffbookError
 
 RETRIES = 3  # of a task whose machine went away
+CPUS = 2  # of a task
 POLL_S = 5.0
 
 
@@ -32,9 +33,8 @@ def make_on_ray(
     progress: Told = lambda message: None,
     on_outcome: OnOutcome = lambda made: None,
     address: str = "",
-    cpus: int = 2,
 ) -> list[Made]:
-    """`address` is the cluster's; without one Ray is started on this machine. Each task takes so many `cpus`."""
+    """`address` is the cluster's; without one Ray is started on this machine."""
     try:
         import ray
     except ImportError:
@@ -42,7 +42,7 @@ def make_on_ray(
     out = out.resolve()
     ray.init(address=address or None, log_to_driver=False, configure_logging=False)
     try:
-        cpus = min(cpus, int(ray.cluster_resources().get("CPU", 1)))  # more than there are would wait for ever
+        cpus = min(CPUS, int(ray.cluster_resources().get("CPU", 1)))  # more than there are would wait for ever
         settings = replace(settings, jobs=cpus + 1)
         known = asyncio.run(jumps(map(one_spelling, sources), settings.prepare))
 

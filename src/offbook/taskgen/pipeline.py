@@ -1,10 +1,8 @@
 """From repositories to a folder of verified tasks.
 
     out/train/ID/, out/heldout/ID/      task folders; whole repositories are held out, so their code is really unseen
-    out/.factory/splits.json            which repository is on which side
+    out/.factory/                       what later calls go on from (factory.py)
     out/.factory/NAME/                  a prepared repository: tree/, deps/, python/, map.json (prepare/)
-    out/.factory/NAME/asked.json        the options of the first call (asked.py)
-    out/.factory/NAME/outcomes.jsonl    what became of each of its candidates, in order of being done
     out/.factory/NAME/made.json         all of them are done, and what came out
 
 Every step that is done is found done by the next call, which goes on from there. Several processes, also of several
@@ -31,11 +29,10 @@ from pydantic import TypeAdapter
 from offbook.lock import Held, only_writer
 from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
-from offbook.taskgen.asked import differing
+from offbook.taskgen.factory import differing, earlier_outcomes, record, settle
 from offbook.taskgen.features import FeatureSettings, Finder
 from offbook.taskgen.make import MakeSettings, Outcome, make_task, task_from
 from offbook.taskgen.nouns import LEVELS, Feature, Level, Unprepared
-from offbook.taskgen.outcomes import earlier_outcomes, record
 from offbook.taskgen.prepare.prepare import Told, clear, prepare
 from offbook.taskgen.prepare.source import one_spelling
 from offbook.taskgen.prepare.tests import map_tests
@@ -47,7 +44,6 @@ from offbook.taskgen.releases.make import make_piece
 from offbook.taskgen.releases.pieces import identity
 from offbook.taskgen.releases.release import open_release, prepare_release
 from offbook.taskgen.repeated import Taken
-from offbook.taskgen.splits import settle
 from offbook.taskgen.trial.verify import ENDLESS
 from offbook.taskgen.workshop import Workshop, open_workshop
 from offbook.types import OffbookError
@@ -136,11 +132,9 @@ async def make_tasks(
     return result
 
 
-async def prepare_all(
-    sources: Sequence[str], out: Path, spec: BoxSpec, settings: MakeSettings, progress: Told = lambda message: None
-) -> list[Made]:
+async def prepare_all(sources: Sequence[str], out: Path, spec: BoxSpec, settings: MakeSettings) -> list[Made]:
     """Only that. `settle` comes next, for all of them."""
-    run = _Run(out, spec, settings, progress, lambda made: None)
+    run = _Run(out, spec, settings, lambda message: None, lambda made: None)
     result = [Made(one_spelling(source)) for source in sources]
     await run.prepare_each(result)
     return result

@@ -36,7 +36,7 @@ from offbook.tasks.git import gold_patch
 from offbook.tasks.harbor import dockerfile, modules_of, write_judge
 from offbook.tasks.perturbed import Case, write_cases
 from offbook.tasks.script import foreign_task
-from offbook.tasks.shared import CHANGES, SharedTask, put_off, read_changes
+from offbook.tasks.shared import CHANGES, SharedTask, put_off, read_changes, write_files
 from offbook.tasks.twins import Twins, write_twins
 from offbook.types import OffbookError, Task
 
@@ -254,21 +254,6 @@ def _folders_at(place: Path) -> list[Path]:
     splits = [place / name for name in ("train", "heldout") if (place / name).is_dir()]
     full = [split for split in splits if any(split.glob("[!.]*"))]  # a side whose repositories gave none is empty
     return [folder for split in full or splits[:1] or [place] for folder in task_folders(split)]
-
-
-def write_files(root: Path, files: Mapping[str, str | None] | Mapping[str, str | bytes] | Mapping[str, str]) -> None:
-    """None takes a file away, and the folders that are then empty."""
-    for path, content in files.items():
-        target = root / path
-        if content is None:
-            target.unlink()
-            for parent in target.parents:
-                if parent == root or any(parent.iterdir()):
-                    break
-                parent.rmdir()
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def _read_table(path: Path) -> dict[str, Any] | None:

@@ -32,6 +32,7 @@ from offbook.tasks.git import single_commit
 from offbook.types import OffbookError, Task
 
 CHANGES, TREE, HIDDEN, WORDS = "environment/changes.json", "environment/repo", "tests/hidden", "instructions"
+Texts = Mapping[str, str] | Mapping[str, str | None]
 Edits = list[tuple[int, int, str]]  # lines from, lines to, what stands there now
 
 
@@ -116,17 +117,26 @@ def _base(task: Task) -> Path:
 
 
 def _change(base: Path, folder: Path, changes: Mapping[str, Edits | None]) -> None:
-    for path, edits in changes.items():
-        target = folder / path
-        if edits is None:
+    write_files(
+        folder, {path: None if edits is None else _edited(base, path, edits) for path, edits in changes.items()}
+    )
+
+
+def write_files(
+    root: Path, files: Mapping[str, str | bytes | None] | Mapping[str, str | None] | Mapping[str, str]
+) -> None:
+    """None takes a file away, and the folders that are then empty."""
+    for path, content in files.items():
+        target = root / path
+        if content is None:
             target.unlink()
             for parent in target.parents:
-                if parent == folder or any(parent.iterdir()):
+                if parent == root or any(parent.iterdir()):
                     break
                 parent.rmdir()
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(_edited(base, path, edits))
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def _files_below(folder: Path) -> dict[str, Path]:

@@ -85,8 +85,7 @@ class RunIndex:
         changed |= self._refresh_files(self.metrics, {"": self.folder.metrics_file}, parse_metrics)
         changed |= self._refresh_files(self.tasks, {"": self.root / "tasks.jsonl"}, parse_task)
         changed |= self._refresh_files(self.looks, {"": self.root / "look.jsonl"}, parse_look)
-        decided = {"": self.root / "decisions.jsonl"}
-        changed |= self._refresh_files(self.decisions, decided, parse_decision)
+        changed |= self._refresh_files(self.decisions, {"": self.root / "decisions.jsonl"}, parse_decision)
         changed |= self._refresh_files(self.rollouts, self._steps("rollouts") | evals, parse_rollout)
         return changed | self._refresh_files(self.feedback, self._steps("feedback"), parse_feedback)
 
@@ -149,8 +148,7 @@ class RunIndex:
     def unreadable(self) -> Counter[str]:
         """What was left out, by what it is."""
         count = Counter({"file outside the run folder": len(self.outside)})
-        kinds = {"metrics": self.metrics, "task": self.tasks, "look": self.looks}
-        kinds |= {"decision": self.decisions}
+        kinds = {"metrics": self.metrics, "task": self.tasks, "look": self.looks, "decision": self.decisions}
         kinds |= {"rollout": self.rollouts, "feedback": self.feedback}
         for kind, files in kinds.items():
             count[f"{kind} line"] = sum(lines.unreadable + lines.torn for lines in files.values())

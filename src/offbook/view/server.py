@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from offbook.types import OffbookError
-from offbook.view import about, answers, opened
+from offbook.view import about, answers
 from offbook.view.index import RunIndex, said_in
 
 SCRIPTS = (
@@ -73,7 +73,7 @@ def _where(query: Query) -> tuple[str, int]:
 
 
 def _messages(run: RunIndex, query: Query) -> dict[str, Any]:
-    return opened.messages(run, *_where(query), query.whole("first"), min(MAX_MESSAGES, query.whole("count")))
+    return answers.messages(run, *_where(query), query.whole("first"), min(MAX_MESSAGES, query.whole("count")))
 
 
 # What came out of the runs, in a sentence. It takes statistics that this room may not know, so it is handed in.
@@ -86,10 +86,10 @@ OF_A_RUN: dict[str, Answer] = {
     "tasks": lambda run, query: answers.tasks(run),
     "decisions": lambda run, query: {"decisions": said_in(run.decisions)},
     "task": lambda run, query: answers.task(run, query.text("id")),
-    "rollout": lambda run, query: opened.rollout(run, *_where(query)),
+    "rollout": lambda run, query: answers.rollout(run, *_where(query)),
     "messages": _messages,
-    "message": lambda run, query: opened.message_text(run, *_where(query), query.whole("index")),
-    "group": lambda run, query: opened.group(run, query.text("source"), query.text("group")),
+    "message": lambda run, query: answers.message_text(run, *_where(query), query.whole("index")),
+    "group": lambda run, query: answers.group(run, query.text("source"), query.text("group")),
 }
 
 
@@ -97,15 +97,9 @@ def no_outcome(runs: list[RunIndex]) -> str:
     return ""
 
 
-def _with_lock(run: RunIndex, what: Answer, query: Query) -> dict[str, Any]:
-    """One request at a time looks at a run, so none sees a file half read."""
-    with run.lock:
-        run.refresh()
-        return what(run, query)
-
-
 def answer(runs: list[RunIndex], address: str, outcome: Outcome = no_outcome) -> dict[str, Any]:
-    """The data at an address such as api/runs or api/run/0/rollout?source=step_00003&number=4."""
+    """The data at an address such as api/runs or api/run/0/rollout?source=step_00003&number=4. One request at a time
+    looks at a run, so none sees a file half read."""
     parts = urlsplit(address)
     match [unquote(part) for part in parts.path.split("/")]:
         case ["api", "runs"]:
@@ -117,7 +111,10 @@ def answer(runs: list[RunIndex], address: str, outcome: Outcome = no_outcome) ->
                 return {"runs": every, "sentence": about.sentence(runs), "outcome": outcome(runs)}
         case ["api", "run", number, what] if what in OF_A_RUN and number.isascii() and number.isdigit():
             if int(number) < len(runs):
-                return _with_lock(runs[int(number)], OF_A_RUN[what], Query(parts.query))
+                run = runs[int(number)]
+                with run.lock:
+                    run.refresh()
+                    return OF_A_RUN[what](run, Query(parts.query))
     raise OffbookError("there is nothing at this address")
 
 

@@ -50,6 +50,3 @@ async def make_side(
 
     with whole_folder(root) as part:
         await asyncio.gather(*(one(draft, part) for draft in drafts))
-
-
-__all__ = ["NUM_TASKS", "SIDES", "TEMPLATES", "SideDraft", "make_side"]

@@ -12,7 +12,7 @@ from offbook import syntax
 from offbook.taskgen.delete.names import COMMON
 from offbook.taskgen.delete.references import Lost, Origins, Uses, lost_names, uses
 from offbook.taskgen.delete.surgery import Orders, operate
-from offbook.taskgen.delete.symbols import Symbols, module_of
+from offbook.taskgen.delete.symbols import Module, Symbols, module_of
 from offbook.taskgen.nouns import FunctionKey, Level, is_test_code
 
 DOCUMENTS = (".md", ".rst", ".txt")
@@ -66,22 +66,17 @@ def drop_empty_files(files: Mapping[str, str], symbols: Symbols, attempt: Attemp
             continue
         name = symbols.modules[path].name
         cleaned: dict[str, str | None] = {path: None}
+
+        def importing(other: str, source: str | None) -> Module | None:
+            module = module_of(other, source, symbols.import_roots) if source is not None else None
+            return module if module and module.imports_module(name) else None  # noqa: B023  # of this file
+
         for other, source in {**files, **attempt.files}.items():
-            if (
-                other == path
-                or source is None
-                or not other.endswith(".py")
-                or (level == "gone" and is_test_code(other))
-            ):
+            if other == path or not other.endswith(".py") or (level == "gone" and is_test_code(other)):
                 continue
-            module = module_of(other, source, symbols.import_roots)
-            if module is not None and module.imports_module(name):
+            if source is not None and (module := importing(other, source)):
                 cleaned[other] = operate(source, Orders(modules={name}, package=module.package)).source
-        still = any(
-            (module := module_of(other, source, symbols.import_roots)) and module.imports_module(name)
-            for other, source in cleaned.items()
-            if source is not None
-        )
+        still = any(importing(other, source) for other, source in cleaned.items())
         if not still and all(other in symbols.modules for other in cleaned):
             attempt.files |= cleaned
 
@@ -235,13 +230,9 @@ def _block(lines: list[str], number: int) -> range:
     last = number
     while last + 1 < len(lines) and lines[last + 1].strip():
         last += 1
-    if lines[first].lstrip().startswith("```") or any(_is_fence(lines[i]) for i in range(first, last + 1)):
+    if any(line.lstrip().startswith(("```", "~~~")) for line in lines[first : last + 1]):
         return range(number, number + 1)  # half a fence would swallow what follows
     return range(first, last + 1 + (last + 1 < len(lines) and not lines[last + 1].strip()))
-
-
-def _is_fence(line: str) -> bool:
-    return line.lstrip().startswith(("```", "~~~"))
 
 
 def _end_of_indented(lines: list[str], first: int) -> int:

@@ -100,7 +100,8 @@ def _read_project(tree: Path, name: str, version: str) -> Project:
     ):
         project.fill(other)
     if not project.test_needs:
-        project.extras["test"] = _requirement_files(tree) or _tox(tree / "tox.ini")
+        in_tox = _ini(tree / "tox.ini").get("testenv", "deps", fallback="")
+        project.extras["test"] = _requirement_files(tree) or readable(in_tox.splitlines())
     files = (str(table_of(pyproject, *keys).get(key, "")) for keys, key in VERSION_FILES)
     project.version_file = next(filter(None, files), "")
     return project
@@ -277,7 +278,3 @@ def _requirement_files(tree: Path) -> list[str]:
             if kept:
                 return kept
     return []
-
-
-def _tox(path: Path) -> list[str]:
-    return readable(_ini(path).get("testenv", "deps", fallback="").splitlines())

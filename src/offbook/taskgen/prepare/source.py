@@ -233,23 +233,21 @@ async def source_distribution(
     name: str, version: str | None, work: Path, limits: SourceLimits, python: str = PYTHON_VERSION
 ) -> tuple[Path, str]:
     """Download the newest one that is final and runs on the version `python`, or the one asked for."""
-    urls, certificates = await pip_settings()
-    return await asyncio.to_thread(_source_distribution, name, version, urls, certificates, work, limits, python)
+    return await asyncio.to_thread(_source_distribution, name, version, *await pip_settings(), work, limits, python)
 
 
 async def final_versions(name: str, limits: SourceLimits, python: str = PYTHON_VERSION) -> list[Version]:
     """All that have a source distribution which runs on the version `python`, the newest first."""
-    urls, certificates = await pip_settings()
-    found = await asyncio.to_thread(_listed, name, urls, certificates, limits)
+    found = await asyncio.to_thread(_listed, name, *await pip_settings(), limits)
     final = [one for one, file in found.items() if not one.is_prerelease and not file.yanked]
     return sorted((one for one in final if runs_on(found[one].requires_python, python)), reverse=True)
 
 
 async def file_urls() -> list[str]:
     """Some of the files themselves, which an index may keep on another host: those of pip."""
-    urls, certificates = await pip_settings()
+    settings = await pip_settings()
     with contextlib.suppress(Unprepared):
-        found = await asyncio.to_thread(_listed, "pip", urls, certificates, SourceLimits())
+        found = await asyncio.to_thread(_listed, "pip", *settings, SourceLimits())
         return [file.url for file in found.values() if file.url.startswith("http")]
     return []
 

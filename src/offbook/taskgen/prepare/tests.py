@@ -7,17 +7,20 @@ part of the function around them.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from offbook import syntax
 from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.delete.names import Definition
 from offbook.taskgen.nouns import FunctionKey, Map, Repository, Unprepared, files_of
-from offbook.taskgen.prepare.timed import timed_tests
 from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, Round, SuiteRun, run_rounds, suite_box
 
 HASH_SEEDS = (0, 1, 42)  # one a run: a test that depends on the order of a set shows it
@@ -29,6 +32,7 @@ ROUNDS = 4  # for tests whose results did not fit, or that came after one which 
 SLOWER = 4.0  # how much slower than in the baseline the tests may be before they count as endless
 START_S = 60.0
 MOST_CONFTESTS = 20  # that may keep their folders' tests from running
+CLOCKS = {"perf_counter", "perf_counter_ns", "process_time", "process_time_ns", "monotonic", "timeit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +193,49 @@ def _sort_out(run: SuiteRun, tests: Sequence[str], state: _State, limits: Baseli
             state.seconds[test] = max(run.seconds[test], state.seconds.get(test, 0.0))
             alive.append(test)
     return alive
+
+
+def timed_tests(tree: Path, files: Iterable[str], tests: Sequence[str]) -> set[str]:
+    """Those of `tests` (node ids) that call a clock, or a helper in `files` (test code) that does, by its name: whether
+    they pass depends on what runs beside them. In one file a name is one function; a helper's name that functions of
+    other files have too, which do not, says nothing."""
+    calls = defaultdict[tuple[str, str], set[str]](set)
+    for file in files:
+        for name, called in _calls_in(tree / file):
+            calls[file, name] |= called
+    named = defaultdict[str, list[tuple[str, str]]](list)
+    for place in calls:
+        named[place[1]].append(place)
+    timed = {place for place, called in calls.items() if called & CLOCKS}
+    while True:
+        helpers = {name for name, places in named.items() if timed.issuperset(places)}
+        more = {place for place, called in calls.items() if called & helpers} - timed
+        if not more:
+            break
+        timed |= more
+    return {test for test in tests if _place(test) in timed}
+
+
+def _place(test: str) -> tuple[str, str]:
+    file, *names = test.partition("[")[0].split("::")
+    return file, names[-1] if names else ""
+
+
+def _calls_in(file: Path) -> Iterable[tuple[str, set[str]]]:
+    try:
+        parsed = syntax.parse(file.read_text())
+    except (OSError, ValueError, SyntaxError):
+        return
+    for node in ast.walk(parsed):
+        if isinstance(node, Definition):
+            yield node.name, {_name_of(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
+
+
+def _name_of(func: ast.expr) -> str:
+    """The last word of what is called; `timeit.repeat` is a clock, `itertools.repeat` is none."""
+    if isinstance(func, ast.Attribute):
+        return "timeit" if isinstance(func.value, ast.Name) and func.value.id == "timeit" else func.attr
+    return func.id if isinstance(func, ast.Name) else ""
 
 
 async def map_tests(repository: Repository, box: BoxSpec) -> Map:

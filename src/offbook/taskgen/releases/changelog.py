@@ -29,6 +29,7 @@ CREDITS = re.compile(
 )
 EMPTY = re.compile(r"\(\s*(?:,|and|see|closes|fixes|fix|issue|issues|by|pr|in|via|-)*\s*\)|\[\s*\](?:\(\s*\))?")
 LONG = 250  # characters
+MOST = 3  # entries that a request names
 COMMON = 4  # entries that share a word from which on it says nothing
 
 
@@ -101,7 +102,7 @@ def _plain(item: str) -> str:
     return text if not text or text.endswith((".", "!", "?", ")", ":")) else text + "."
 
 
-def entries_for(entries: Sequence[str], names: Collection[str], words: Collection[str], most: int = 3) -> list[str]:
+def entries_for(entries: Sequence[str], names: Collection[str], words: Collection[str]) -> list[str]:
     """The entries that belong to a change: those that name what it touches; else the one with most of its words.
 
     `names` are functions, classes and parameters that it brings or changes; `words` those of its tests.
@@ -117,7 +118,7 @@ def entries_for(entries: Sequence[str], names: Collection[str], words: Collectio
         shared = {_stem(word) for word in part if common[word.lower()] < COMMON} & said
         if named or len(shared) >= 2:
             scored.append((-4 * len(named) - len(shared), number))
-    best = sorted(scored)[:most]
+    best = sorted(scored)[:MOST]
     return [entries[number] for score, number in sorted(best, key=lambda one: one[1]) if 2 * score <= best[0][0]]
 
 

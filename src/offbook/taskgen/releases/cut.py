@@ -13,7 +13,8 @@ import json
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from offbook.runfolder import write_atomic
 from offbook.sandbox import BoxSpec
@@ -54,6 +55,9 @@ class Cut:
     is_whole: bool = True  # no test was left because of a limit
 
 
+_CUT = TypeAdapter(Cut)
+
+
 def pieces_for(limit: int) -> int:
     """How many to cut for so many tasks: about half of them become one."""
     return 2 * limit + 2
@@ -66,15 +70,10 @@ async def cut_release(release: Release, spec: BoxSpec, progress: Callable[[str],
     digest = hashlib.sha256(texts.encode()).hexdigest()  # pieces name hunks by their numbers
     data = json.loads(path.read_bytes()) if path.is_file() else {}
     if data.get("digest") == digest and (data.get("is_whole") or 0 < limit <= data.get("limit", 0)):
-        return _loaded(data)
+        return _CUT.validate_python({key: data[key] for key in data if key not in ("digest", "limit")})
     found = await Cutter(release, spec, progress, limit).cut()
     write_atomic(path, json.dumps({**asdict(found), "digest": digest, "limit": limit}))
     return found
-
-
-def _loaded(data: dict[str, Any]) -> Cut:
-    pieces = [Piece(**{**one, "hunks": tuple(one["hunks"]), "tests": tuple(one["tests"])}) for one in data["pieces"]]
-    return Cut(data["failing"], tuple(data["stable"]), tuple(pieces), data["rounds"], data["is_whole"])
 
 
 class OutOfRounds(Exception):
@@ -240,11 +239,8 @@ class Cutter:
         if self.rounds + len(sets) > MAX_ROUNDS - self.reserved:
             raise OutOfRounds
         self.rounds += len(sets)
-        found: list[SuiteRun] = []
-        step = AT_A_TIME
-        for start in range(0, len(sets), step):
-            found += await self._run(sets[start : start + step], tests)
-        return found
+        parts = [sets[start : start + AT_A_TIME] for start in range(0, len(sets), AT_A_TIME)]
+        return [run for part in parts for run in await self._run(part, tests)]
 
     async def _run(self, sets: Sequence[frozenset[int]], tests: Sequence[str]) -> list[SuiteRun]:
         release, repository = self.release, self.release.repository

@@ -120,7 +120,7 @@ class _Writer:
         if function is None:
             bases = self._symbols.modules[key.path].bases.get(key.name.rpartition(".")[2], ())
             own = [f for f in self._symbols.functions.values() if f.key.path == key.path and f.owner == key.name]
-            methods = [f"`{f.signature.removeprefix('def ')}`" for f in own if f.public and not f.dunder]
+            methods = [f"`{f.signature.removeprefix('def ')}`" for f in own if f.public and not f.key.dunder]
             has = f", with {listed(methods[:MOST_LINES])}" if methods else ""
             of = f"({', '.join(bases)})" if bases else ""
             return f"New class `{key.name}{of}` in `{key.path}`{has}.{self._homes(key)}"
@@ -154,11 +154,8 @@ class _Writer:
         key = FunctionKey.of(where)
         before, after = self._old.functions.get(key), self._symbols.functions[key]
         if before is None or before.signature == after.signature:
-            return (
-                ""
-                if self._entries and after.simple in " ".join(self._entries)
-                else f"`{key.name}` in `{key.path}` changes."
-            )
+            is_told = bool(self._entries) and key.simple in " ".join(self._entries)
+            return "" if is_told else f"`{key.name}` in `{key.path}` changes."
         return f"`{key.name}` in `{key.path}` becomes `{_signature(after)}`."
 
     def _said_of(self, where: str) -> str:
@@ -198,9 +195,8 @@ def _hidden(name: str) -> bool:
 
 
 def _signature(function: Function) -> str:
-    return (
-        function.signature.replace(function.simple, function.key.name, 1) if not function.owner else function.signature
-    )
+    own = function.signature
+    return own if function.owner else own.replace(function.key.simple, function.key.name, 1)
 
 
 def _parameters(text: str) -> set[str]:

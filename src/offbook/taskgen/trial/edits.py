@@ -13,7 +13,6 @@ import ast
 import random
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 import libcst as cst
 from libcst import matchers
@@ -21,42 +20,15 @@ from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
 from offbook import syntax
 from offbook.taskgen.delete.names import binds
+from offbook.tasks.twins import Twin
 
 MAX_SHARED = 8  # other tests that an edit reaches: all of them are run again with it
 CHECKS = re.compile(r"(assert|eq|check|expect|verify|compare|ensure)_?\w*|are_equal", re.I)
 # Calls whose arguments are as good as literals.
 PLAIN = frozenset(
-    [
-        "list",
-        "tuple",
-        "set",
-        "frozenset",
-        "dict",
-        "sorted",
-        "str",
-        "int",
-        "float",
-        "bytes",
-        "bytearray",
-        "range",
-        "iter",
-        "approx",
-        "OrderedDict",
-        "Decimal",
-        "Fraction",
-        "deque",
-        "Counter",
-        "date",
-        "datetime",
-        "time",
-        "timedelta",
-        "Path",
-        "complex",
-        "all",
-        "any",
-        "join",
-        "dedent",
-    ]
+    {"list", "tuple", "set", "frozenset", "dict", "sorted", "str", "int", "float", "bytes", "bytearray", "range"}
+    | {"approx", "OrderedDict", "Decimal", "Fraction", "deque", "Counter", "date", "datetime", "time", "timedelta"}
+    | {"Path", "complex", "all", "any", "join", "dedent", "iter"}
 )
 TURNED: dict[type[cst.BaseCompOp], tuple[str, ...]] = {
     cst.Equal: ("==", "!="), cst.NotEqual: ("!=", "=="), cst.Is: ("is", "is not"), cst.IsNot: ("is not", "is"),
@@ -72,20 +44,8 @@ OPPOSITE = {
 OPPOSITE |= {other: name for name, other in OPPOSITE.items()}
 ERRORS = ("TypeError", "ValueError", "KeyError", "IndexError", "AttributeError", "RuntimeError", "LookupError")
 
-
 Change = tuple[cst.CSTNode, str]  # what stands in the place of a node
 Row = tuple["_Part", cst.BaseExpression, list[cst.BaseExpression]]  # as a whole, and its cells
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """These bytes of a test file become `text`."""
-
-    start: int
-    end: int
-    text: str
-    kind: str  # value, raises or check
-    shared: tuple[str, ...] = ()  # the other tests that it reaches
 
 
 class _Part:
@@ -150,8 +110,8 @@ class Module:
         found = (self.place(f"{parent}::{name}") for parent in self._parents.get(owner, ()) if parent != owner)
         return next((place for place in found if place), None)
 
-    def edits(self, test: str, tests: Collection[str], rng: random.Random, most: int) -> Iterator[Edit]:
-        """Of each kind some, the better kinds first. `tests` are all that may notice."""
+    def twins(self, path: str, test: str, tests: Collection[str], rng: random.Random, most: int) -> Iterator[Twin]:
+        """Of each kind some, the better kinds first. `path` is this file's; `tests` are all that may notice."""
         try:
             part = _Part(self._lines, self._functions[test])
             function = cst.ensure_type(
@@ -175,7 +135,8 @@ class Module:
                 shared = callers if of is part else self._users(_assigned(of), test, tests)
                 if left and len(shared) <= MAX_SHARED:
                     left -= 1
-                    yield Edit(*of.span(node), text, kind, shared)
+                    others = tuple(f"{path}::{other}" for other in shared)
+                    yield Twin(f"{path}::{test}", *of.span(node), text, kind, shared=others)
 
     def _rows(self, value: cst.CSTNode, part: _Part, local: dict[str, cst.BaseExpression], depth: int) -> Iterator[Row]:
         """What an expression has for rows, as far as they are written down."""

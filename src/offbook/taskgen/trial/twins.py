@@ -50,9 +50,7 @@ def trial_of(
                     inherited[base] = f"{path}::{name}"
                 places[name] = places.get(name, False) or base in chosen
         for name in (name for name, is_chosen in places.items() if is_chosen):
-            for edit in module.edits(name, places, rng, variants):
-                shared = tuple(f"{path}::{other}" for other in edit.shared)
-                twin = Twin(f"{path}::{name}", edit.start, edit.end, edit.text, edit.kind, shared=shared)
+            for twin in module.twins(path, name, places, rng, variants):
                 free = (round_ for round_ in rounds if not any(twin.reaches & one.reaches for one in round_))
                 if (place := next(free, None)) is None:
                     rounds.append(place := [])
@@ -60,10 +58,7 @@ def trial_of(
     return Trial(files, rounds, right, inherited)
 
 
-@lru_cache(maxsize=64)
-def _module(data: bytes) -> Module:
-    """The deletions of a package share its test files."""
-    return Module(data)
+_module = lru_cache(maxsize=64)(Module)  # the deletions of a package share its test files
 
 
 @dataclass(frozen=True, slots=True)
