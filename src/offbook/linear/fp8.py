@@ -133,14 +133,15 @@ def _kernels(device: torch.device) -> ModuleType | None:
     except ImportError:
         log.warning("Triton is not installed, so FP8 saves no time: pip install triton")
         return None
-    tried = torch.randn(150, 333, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
-    wanted = *torch_rows(tried), *torch_rows(tried.t())
+    tried = torch.randn(150, 333, generator=torch.Generator().manual_seed(0)).bfloat16()
+    wanted = *torch_rows(tried), *torch_rows(tried.t())  # on the CPU: a GPU divides by a constant's reciprocal
+    tried = tried.to(device)
     try:
         found = *triton_fp8.both_ways(tried), *triton_fp8.by_rows(tried), *triton_fp8.by_columns(tried)
     except Exception as error:  # a compiler's can be of any kind, and torch is always there
         log.warning("quantizing to FP8: %s: %s", type(error).__name__, str(error).splitlines()[:1])
         return None
-    if all(torch.equal(a.float(), b.float()) for a, b in zip(found, wanted * 2, strict=True)):
+    if all(torch.equal(a.float().cpu(), b.float()) for a, b in zip(found, wanted * 2, strict=True)):
         return triton_fp8
     log.warning("quantizing to FP8 is off on %s, so torch does it, and no time is saved", device)
     return None
