@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,13 +18,17 @@ from hypothesis import strategies as st
 from test_branches import sample_with_branches
 from test_moe import make as make_moe
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from offbook.config import ConfigError, LinearConfig, LoraConfig, TrainConfig, load_config
 from offbook.engine import LocalEngine
 from offbook.engine.apart import ApartEngine
 from offbook.linear import compute_linears, plainly, refuse_lacking
 from offbook.linear.formats import E2M1, E4M3, Grid, approximate_division, e8m0, ieee_division, mxfp8, nvfp4
-from offbook.linear.layers import LowLinear, fp8_product, mxfp8_product
+from offbook.linear.fp8 import fp8_linear, quantize
+from offbook.linear.layers import LowLinear, mxfp8_product
 from offbook.loop.plan import Device, make_plan
 from offbook.routers import routers_of
 from offbook.train.attention import Packed
@@ -41,6 +47,10 @@ LOW = {"fp8": FP8, "token": TOKEN, "tensor": TENSOR, "approximate": APPROXIMATE}
 SUBNORMAL = 1e-38  # scales of such numbers lose bits, or are zero
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 ROWS = st.integers(1, 70).flatmap(lambda size: st.lists(NUMBERS, min_size=size, max_size=size))
+
+
+def fp8_product(a_NK: Tensor, b_MK: Tensor) -> Tensor:
+    return fp8_linear(a_NK, b_MK, *quantize(a_NK))
 
 
 def reference(x: float, grid: Grid) -> float:
@@ -312,7 +322,7 @@ def test_a_chip_that_lacks_fp8_is_refused_and_told_what_to_do() -> None:
 def test_layers_that_get_no_gradient_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As FP8 once was on a GPU: finite losses, a gradient of the head alone, and nobody was told."""
     trainer = Trainer(tiny_model(), TrainConfig(linear=FP8), TEACHERS["live"])
-    monkeypatch.setattr("offbook.linear.layers.fp8_product", lambda a, b: torch.zeros(len(a), len(b)))
+    monkeypatch.setattr("offbook.linear.fp8.scaled_product", lambda a, _, b, *__, fast: torch.zeros(len(a), len(b)))
     with pytest.raises(OffbookError, match="layers in fp8 get no gradient on this machine"):
         trainer.step(samples())
 
@@ -376,3 +386,75 @@ def test_layers_can_be_compiled_in_one_piece(kind: str) -> None:
         found.append([x.grad, layer.weight.grad])
         x.grad = layer.weight.grad = None
     assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in zip(*found, strict=True))
+
+
+KERNELS = """
+import numpy as np
+import torch
+from triton.runtime import interpreter
+
+def to_codes(data, given, wanted, rounding, inner=interpreter._convert_float):  # whose own rounds wrongly
+    if wanted.name != "fp8e4nv":
+        return inner(data, given, wanted, rounding)
+    return torch.from_numpy(np.array(data)).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+def fma(self, *handles):  # rounded once, as on a GPU; Triton 3.6 interprets it as two operations
+    x, y, z = (handle.data.astype(np.float64) for handle in handles)
+    return interpreter.TensorHandle((x * y + z).astype(np.float32), handles[0].dtype.scalar)
+
+interpreter._convert_float, interpreter.InterpreterBuilder.create_fma = to_codes, fma
+from offbook.linear import triton_fp8
+from offbook.linear.fp8 import torch_rows
+
+torch.manual_seed(0)
+for rows, columns in ((128, 256), (150, 333), (1, 7), (16, 16), (257, 1030)):  # whole tiles and cut ones
+    for dtype in (torch.bfloat16, torch.float32):
+        x = torch.randn(rows, columns) * torch.randn(rows, 1).mul(4).exp() * torch.randn(columns).mul(4).exp()
+        x[rows // 2], x[:, 3], x[rows // 3] = 0, 0, 1e-29 * x[rows // 3]
+        x = x.to(dtype)
+        wanted = *torch_rows(x), *torch_rows(x.t())
+        found = *triton_fp8.both_ways(x), *triton_fp8.by_rows(x), *triton_fp8.by_columns(x)
+        for place, (one, other) in enumerate(zip(found, wanted * 2, strict=True)):
+            assert torch.equal(one.float(), other.float()), (rows, columns, dtype, place)
+for broken in (float("nan"), float("inf"), float("-inf")):
+    x = torch.randn(20, 40).bfloat16()
+    x[3, 5] = broken
+    by_rows, _, by_columns, _ = (one.float().isnan() for one in triton_fp8.both_ways(x))
+    assert by_rows[3].all() and by_rows.sum() == by_rows.shape[1]
+    assert by_columns[5].all() and by_columns.sum() == by_columns.shape[1]
+    assert torch.equal(triton_fp8.by_rows(x)[0].float().isnan(), by_rows)
+"""
+
+
+def test_kernels_give_the_codes_and_scales_of_torch() -> None:
+    """In a process of its own: whether Triton interprets is settled when it is imported."""
+    pytest.importorskip("triton", reason="Triton's interpreter runs the kernels where there is no GPU")
+    done = subprocess.run(
+        [sys.executable, "-c", KERNELS],
+        env={"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_compiled_layers_that_share_an_input_quantize_it_once_and_keep_codes() -> None:
+    first, second, x = linear(FP8), linear(FP8), torch.randn(32, 40, requires_grad=True)
+    graphs: list[dict[str, int]] = []
+
+    def count(graph: torch.fx.GraphModule, _: object) -> object:
+        called = [str(node.target) for node in graph.graph.nodes if "offbook" in str(node.target)]
+        graphs.append({name: called.count(name) for name in called})
+        return make_boxed_func(graph.forward)
+
+    kept: list[Tensor] = []
+    as_on_a_gpu = aot_autograd(fw_compiler=count, partition_fn=min_cut_rematerialization_partition)
+    run = torch.compile(lambda x: first(x) * second(x), backend=as_on_a_gpu, fullgraph=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: (kept.append(one), one)[1], lambda one: one):
+        out = run(x)
+    out.sum().backward()
+    assert graphs[0] == {"offbook.fp8_quantize_both.default": 1, "offbook.fp8_linear.default": 2}
+    assert graphs[1]["offbook.fp8_quantize_both.default"] == 2
+    assert [tuple(one.shape) for one in kept if one.dtype == torch.float8_e4m3fn] == [(48, 32)]
+    assert not any(one.shape == x.shape for one in kept)

@@ -26,6 +26,7 @@ from torch import Tensor
 Division = Callable[[Tensor, Tensor], Tensor]
 Scope = Literal["tensor", "token"]
 NVFP4_BLOCK, MXFP8_BLOCK = 16, 32
+ALIGNED = 16  # sizes of FP8 matrices that _scaled_mm takes on a GPU are multiples of it
 EXPONENT = 0x7F800000  # the bits of a float32 that hold it
 LEAST_SCALE = 2.0**-126  # E8M0 has 2^-127 too, which float32 has only as a subnormal
 

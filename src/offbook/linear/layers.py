@@ -5,7 +5,7 @@
 
 The layers of the model stay where they are, with their names and parameters: masters, checkpoints, adapters, copies for
 teachers and engines know nothing of it. Nothing is kept from one call to the next, so that a weight is quantized anew
-each time it is used, and the backward pass starts from the same inputs as in plain layers.
+each time it is used.
 
 Left as they are: embeddings and the output head, routers, adapters, and experts that are one fused parameter (as
 transformers has them), which would need grouped products.
@@ -13,47 +13,21 @@ transformers has them), which would need grouped products.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from offbook.config import LinearConfig
-from offbook.linear.formats import E4M3, LEAST_SCALE, Division, Scope, approximate_division, ieee_division, mxfp8, nvfp4
+from offbook.linear.formats import Division, Scope, approximate_division, ieee_division, mxfp8, nvfp4
+from offbook.linear.fp8 import fp8_linear, quantize, quantize_both
 from offbook.routers import routers_of
 from offbook.types import OffbookError
 
-Product = Callable[[Tensor, Tensor], Tensor]  # a_NK and b_MK to their products a @ b.T
-ALIGNED = 16  # sizes of matrices that _scaled_mm takes on a GPU are multiples of it
 FP8_CAPABILITY = (8, 9)
-
-
-def fp8_product(a_NK: Tensor, b_MK: Tensor) -> Tensor:
-    """A GPU adds up in float32 and hands the sums over in bfloat16. Sizes are filled up to what its kernels take."""
-    count, filler = len(b_MK), -a_NK.shape[1] % ALIGNED
-    quantized = _fused_rows() if a_NK.is_cuda else fp8_rows
-    a, a_scale_N1 = quantized(nn.functional.pad(a_NK, (0, filler)))
-    b, b_scale_M1 = quantized(nn.functional.pad(b_MK, (0, filler, 0, -count % ALIGNED)))
-    if not a.is_cuda:  # torch 2.11 has no scales by row there
-        return ((a.float() * a_scale_N1) @ (b.float() * b_scale_M1).t())[:, :count]
-    return torch._scaled_mm(a, b.t(), a_scale_N1, b_scale_M1.t(), out_dtype=torch.bfloat16)[:, :count]
-
-
-def fp8_rows(x_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """No row is too small for a scale of its own: gradients are divided by the tokens of a whole step. One of zeros has
-    the least that there is."""
-    scale_N1 = (x_NK.abs().amax(1, keepdim=True).float() / E4M3.largest).clamp(min=LEAST_SCALE)
-    return (x_NK.float() / scale_N1).to(torch.float8_e4m3fn).contiguous(), scale_N1.contiguous()
-
-
-@functools.cache
-def _fused_rows() -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    return torch.compile(fp8_rows, dynamic=True)
 
 
 def nvfp4_product(a_NK: Tensor, b_MK: Tensor, scope: Scope, divide: Division) -> Tensor:
@@ -65,27 +39,18 @@ def mxfp8_product(a_NK: Tensor, b_MK: Tensor) -> Tensor:
     return mxfp8(a_NK) @ mxfp8(b_MK).t()
 
 
-def products_of(kind: str, scale: Any = "token", division: str = "ieee") -> tuple[Product, Product]:
-    """That of the forward pass, and that of both in the backward pass."""
-    if kind == "fp8":
-        return fp8_product, fp8_product
-    divide = ieee_division if division == "ieee" else approximate_division
-    return partial(nvfp4_product, scope=scale, divide=divide), mxfp8_product
-
-
 # Operators with a gradient of their own, and not an autograd.Function: where both passes of one call the same operator,
 # torch 2.11 compiles its backward pass to zeros, without a word.
-@torch.library.custom_op("offbook::low_linear", mutates_args=())
-def _low_linear(x_NK: Tensor, weight_MK: Tensor, learns: bool, kind: str, scale: str, division: str) -> Tensor:
+@torch.library.custom_op("offbook::nvfp4_linear", mutates_args=())
+def _nvfp4_linear(x_NK: Tensor, weight_MK: Tensor, learns: bool, scale: str, division: str) -> Tensor:
     """`learns`: whether the weight does. If not the input is not kept."""
-    forward, _ = products_of(kind, scale, division)
-    return forward(x_NK, weight_MK).to(x_NK.dtype).contiguous()
+    divide = ieee_division if division == "ieee" else approximate_division
+    return nvfp4_product(x_NK, weight_MK, cast(Scope, scale), divide).to(x_NK.dtype).contiguous()
 
 
-@torch.library.custom_op("offbook::low_gradient", mutates_args=())
-def _low_gradient(a_NK: Tensor, b_MK: Tensor, kind: str) -> Tensor:
-    _, backward = products_of(kind)
-    return backward(a_NK, b_MK).to(a_NK.dtype).contiguous()
+@torch.library.custom_op("offbook::mxfp8_gradient", mutates_args=())
+def _mxfp8_gradient(a_NK: Tensor, b_MK: Tensor) -> Tensor:
+    return mxfp8_product(a_NK, b_MK).to(a_NK.dtype).contiguous()
 
 
 def _like_product(a_NK: Tensor, b_MK: Tensor, *_: object) -> Tensor:
@@ -93,19 +58,19 @@ def _like_product(a_NK: Tensor, b_MK: Tensor, *_: object) -> Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x_NK, weight_MK, ctx.learns, ctx.kind, *_ = inputs
+    x_NK, weight_MK, ctx.learns, *_ = inputs
     ctx.save_for_backward(x_NK if ctx.learns else None, weight_MK)
 
 
 def _gradients(ctx: Any, to_NM: Tensor) -> tuple[Tensor | None, ...]:
     x_NK, weight_MK = ctx.saved_tensors
-    of_weight = _low_gradient(to_NM.t(), x_NK.t(), ctx.kind).to(weight_MK.dtype) if ctx.learns else None
-    return _low_gradient(to_NM, weight_MK.t(), ctx.kind), of_weight, None, None, None, None
+    of_weight = _mxfp8_gradient(to_NM.t(), x_NK.t()).to(weight_MK.dtype) if ctx.learns else None
+    return _mxfp8_gradient(to_NM, weight_MK.t()), of_weight, None, None, None
 
 
-_low_linear.register_fake(_like_product)
-_low_gradient.register_fake(_like_product)
-_low_linear.register_autograd(_gradients, setup_context=_keep)
+_nvfp4_linear.register_fake(_like_product)
+_mxfp8_gradient.register_fake(_like_product)
+_nvfp4_linear.register_autograd(_gradients, setup_context=_keep)
 
 
 class LowLinear(nn.Linear):
@@ -114,8 +79,12 @@ class LowLinear(nn.Linear):
     settings: LinearConfig
 
     def forward(self, input: Tensor) -> Tensor:
-        how, learns = self.settings, self.weight.requires_grad
-        product_NM = _low_linear(input.flatten(0, -2), self.weight, learns, how.kind, how.scale, how.division)
+        how, learns, x_NK = self.settings, self.weight.requires_grad, input.flatten(0, -2)
+        if how.kind == "fp8":
+            quantized = quantize_both if learns and torch.is_grad_enabled() else quantize
+            product_NM = fp8_linear(x_NK, self.weight, *quantized(x_NK.detach()))
+        else:
+            product_NM = _nvfp4_linear(x_NK, self.weight, learns, how.scale, how.division)
         out = product_NM.unflatten(0, input.shape[:-1])
         return out if self.bias is None else out + self.bias
 
