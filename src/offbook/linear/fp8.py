@@ -131,7 +131,7 @@ def _kernels(device: torch.device) -> ModuleType | None:
     try:
         from offbook.linear import triton_fp8
     except ImportError:
-        log.warning("Triton is not installed, so FP8 saves no time: pip install triton")
+        log.warning("Triton is not installed, so FP8 is slower than plain layers: pip install triton")
         return None
     tried = torch.randn(150, 333, generator=torch.Generator().manual_seed(0)).bfloat16()
     wanted = *torch_rows(tried), *torch_rows(tried.t())  # on the CPU: a GPU divides by a constant's reciprocal
@@ -143,5 +143,5 @@ def _kernels(device: torch.device) -> ModuleType | None:
         return None
     if all(torch.equal(a.float().cpu(), b.float()) for a, b in zip(found, wanted * 2, strict=True)):
         return triton_fp8
-    log.warning("quantizing to FP8 is off on %s, so torch does it, and no time is saved", device)
+    log.warning("quantizing to FP8 is off on %s, so torch does it, and FP8 is slower than plain layers", device)
     return None
