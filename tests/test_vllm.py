@@ -22,14 +22,17 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
+import httpx2
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_engines_contract import POSITIONS, STOPS, error, model, prompts
 from test_held import given as small
+from transformers import PreTrainedModel
 
-from offbook.config import VllmConfig, load_config
+from offbook.config import EngineConfig, MtpConfig, VllmConfig, load_config
+from offbook.draft import DraftHead, save_head
 from offbook.engine import VllmEngine
 from offbook.engine.vllm import Server, find_vllm, refuse_missing_engine
 from offbook.engine.vllm.weights import Sender, _buckets, _distinct
@@ -37,7 +40,11 @@ from offbook.engine.vllm.wire import Broken, Wire
 from offbook.loop.collector import Collector, Job
 from offbook.loop.tasks import task_sets
 from offbook.loop.train import train
-from offbook.types import Completion, ModelLost, OffbookError, Prompt, ServerLost
+from offbook.loop.vllm import with_drafts
+from offbook.train.batches import Batch
+from offbook.train.draft import DraftTrainer
+from offbook.train.forward import Decoder
+from offbook.types import Completion, ModelLost, OffbookError, Prompt, Sample, ServerLost
 from offbook.weights import Weights
 
 __all__ = ["small"]  # a fixture
@@ -556,6 +563,8 @@ def test_a_server_that_hangs_while_it_gets_weights_gets_them_again(
 
 # The real one
 
+COUNTED = "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"
+
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmEngine, Server]]:
@@ -607,6 +616,54 @@ def test_adapters_go_by_path_and_each_version_reaches_the_engine(real: tuple[Vll
             assert set(completion.versions) == {version}
             assert error(merged, prompt, completion) < 1e-3
             assert error(model(0), prompt, completion) > 0.05
+
+
+@torch.no_grad()
+def likeliest(network: torch.nn.Module, ids: list[int], count: int) -> list[int]:
+    for _ in range(count):
+        ids = [*ids, int(network(torch.tensor([ids])).logits[0, -1].argmax())]
+    return ids[-count:]
+
+
+def head_for(network: PreTrainedModel, asked: list[list[int]], depth: int) -> DraftHead:
+    """Trained on what the model itself writes, where it is nearly certain."""
+    told = [[*ids, *likeliest(network, ids, 40)] for ids in asked]
+    head = DraftHead(network)
+    trainer = DraftTrainer(network, head, MtpConfig(depth=depth, learning_rate=3e-3))
+    batch = Batch.collate([Sample(ids, ce_weight=[1.0] * len(ids)) for ids in told], network.device)
+    with torch.no_grad():
+        hidden, _ = Decoder(network).hidden(batch.row)
+    for _ in range(150):
+        trainer.learn(batch, hidden)
+        trainer.step()
+    return head
+
+
+@pytest.mark.vllm
+def test_a_draft_head_is_what_vllm_loads_as_eagle(tmp_path: Path) -> None:
+    """Nothing is drawn at temperature 0, so with drafts it is what the model alone would write. (Where drafts are
+    drawn, vLLM's CPU build gives log-probabilities that are no numbers.)"""
+    try:
+        found = find_vllm()
+    except OffbookError as reason:
+        pytest.skip(str(reason))
+    network, asked = model(0), [prompt[:8] for prompt in prompts(24)]
+    network.save_pretrained(tmp_path / "model")
+    save_head(head_for(network, asked, 2), network, tmp_path / "draft")
+    options = ["--enforce-eager"] if found.on_cpu else []
+    how = EngineConfig(draft=str(tmp_path / "draft"), draft_tokens=2, vllm=VllmConfig(options=options))
+    given = [word.replace("probabilistic", "greedy") for word in with_drafts(how, tmp_path).options]
+    running = server(tmp_path, POSITIONS, python=found.python, start_s=240, options=given)
+    engine = VllmEngine(running, frozenset(), temperature=0.0)
+    try:
+        for ids, completion in zip(asked, asyncio.run(all_of(engine, asked)), strict=True):
+            assert completion.ids == likeliest(network, ids, 24)
+        lines = httpx2.get(f"{running.url}/metrics").text.splitlines()
+    finally:
+        asyncio.run(engine.aclose())
+    drafted, kept = (float(line.rsplit(" ", 1)[1]) for name in COUNTED for line in lines if line.startswith(name))
+    assert drafted > 100
+    assert kept / drafted > 0.8
 
 
 @pytest.mark.vllm

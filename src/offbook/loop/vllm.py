@@ -8,6 +8,7 @@ from pathlib import Path
 from offbook.config import Config, EngineConfig, VllmConfig
 from offbook.draft import FOLDER
 from offbook.engine.vllm import AnyVllm, SeveralEngines, VllmEngine, servers_of
+from offbook.engine.vllm.server import DRAFTS
 from offbook.loop.models import Progress, chat_folder, mixture_in, positions
 from offbook.runfolder import is_adapter
 from offbook.train.lora import stored_adapter
@@ -33,4 +34,4 @@ def with_drafts(settings: EngineConfig, model: Path) -> VllmConfig:
     head = head / FOLDER if (head / FOLDER).is_dir() else head
     how = {"method": "eagle", "model": str(head.resolve()), "num_speculative_tokens": settings.draft_tokens}
     option = json.dumps({**how, "draft_sample_method": "probabilistic"})
-    return settings.vllm.model_copy(update={"options": [*settings.vllm.options, "--speculative-config", option]})
+    return settings.vllm.model_copy(update={"options": [*settings.vllm.options, DRAFTS, option]})

@@ -33,6 +33,7 @@ POLL_S = 0.2
 STOP_S = 10.0  # to end by itself
 GONE_S = 5.0  # for what was killed to be gone
 CALL_S = 60.0
+DRAFTS = "--speculative-config"  # of vLLM's options
 BATCHED_TOKENS = 16_384  # in one forward, on a GPU: what vLLM takes for itself where it is not a server
 SHARE = 0.4  # of a GPU, where nobody says how much
 # What its log says on the way up.
@@ -189,7 +190,8 @@ class Server:
             share = SHARE if settings.gpu_share == "auto" else settings.gpu_share
             options |= {"gpu-memory-utilization": share, "tensor-parallel-size": settings.gpus}
             options |= {"max-num-batched-tokens": BATCHED_TOKENS}
-        flags = ["tokens-only", "disable-log-stats", "disable-uvicorn-access-log", "no-enable-log-requests"]
+        flags = ["tokens-only", "disable-uvicorn-access-log", "no-enable-log-requests"]
+        flags += [] if DRAFTS in settings.options else ["disable-log-stats"]  # they say how many drafts are kept
         if self.lora_rank:
             flags.append("enable-lora")
             options |= {"max-lora-rank": self.lora_rank, "max-loras": 1}
