@@ -289,6 +289,41 @@ def test_a_store_that_hangs_is_named(given: dict[str, str], tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
+    ("where", "call"),
+    [("offbook.train.trainer.Trainer.step", 2), ("offbook.loop.train.publish", 3)],  # the first are the start's weights
+)
+def test_ctrl_c_in_a_step_ends_it_first_and_keeps_it(
+    where: str,
+    call: int,
+    given: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """While it is trained, or while its weights go to the store; and those before it, of which none was kept yet."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    calls: list[int] = []
+    room, _, name = where.rpartition(".")
+    usual = getattr(Trainer if name == "step" else sys.modules[room], name)
+
+    def interrupted(*arguments: Any, **more: Any) -> Any:
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+        return usual(*arguments, **more)
+
+    monkeypatch.setattr(where, interrupted)
+    more = {"train.steps": "4", "checkpoint.every": "10", "loop.store": str(tmp_path / "store")}
+    with pytest.raises(KeyboardInterrupt):
+        run(given, tmp_path / "run", **more)
+    folder = RunFolder(tmp_path / "run")
+    assert [row["step"] for row in folder.metrics()[0]] == [1, 2]
+    assert max(folder.checkpoints()) == 2
+
+
+@pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         ({"loop.max_staleness": "2"}, "lockstep samples one batch at a time; give 1, or --engine.mode continuous"),

@@ -488,6 +488,14 @@ def test_a_model_with_windows_is_written_with_its_own_cache() -> None:
         LocalEngine(windowed_model(), STOPS, mode="continuous")
 
 
+def test_positions_that_go_by_a_forwards_length_are_not_read_beside_others() -> None:
+    """Padding, and rows of other lengths, would change how every token is encoded."""
+    plain, stretched = tiny_model("llama"), tiny_model("llama")
+    stretched.config.rope_parameters = {**stretched.config.rope_parameters, "rope_type": "dynamic", "factor": 2.0}
+    assert isinstance(LocalEngine(plain, STOPS).decoder, Decoder)
+    assert isinstance(LocalEngine(stretched, STOPS).decoder, PaddedDecoder)
+
+
 def test_without_places_the_model_does_what_it_did() -> None:
     ids = torch.tensor([random_ids(random.Random(0), 20)])
     engine = LocalEngine(tiny_model(), STOPS)

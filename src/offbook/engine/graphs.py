@@ -15,6 +15,7 @@ class Graphs:
 
     def __init__(self, on: bool):
         self.on = on
+        self._refused: set[tuple[int, ...]] = set()  # sizes that cannot be captured
         self.forget()
 
     def forget(self) -> None:
@@ -24,7 +25,7 @@ class Graphs:
 
     def run(self, size: tuple[int, ...], work: Callable[..., None]) -> None:
         """A size that comes a second time is captured: the first time was the warm-up that a capture needs."""
-        if not self.on or size not in self._captured:
+        if not self.on or size in self._refused or size not in self._captured:
             self._captured[size] = None
             work(*size)
             return
@@ -35,8 +36,8 @@ class Graphs:
                 with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                     work(*size)
             except RuntimeError as error:  # some models ask the device for numbers on their way
-                log.warning("decoding without CUDA graphs: %s", str(error).splitlines()[0])
-                self.on = False
+                log.warning("%s without a CUDA graph: %s", size, str(error).splitlines()[0])
+                self._refused.add(size)
                 work(*size)
                 return
         graph.replay()

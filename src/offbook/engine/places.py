@@ -32,13 +32,17 @@ GPU_CALL, CPU_CALL = 2**20, 2**13
 MASK_ENTRIES = 2**26  # ... in one mask there are at most so many,
 KEY_ENTRIES = 2**27  # and so many of keys, which are copied where places do not lie side by side
 NO_LAYER = -1  # from here down: experts of the layers with a router, which lie and move as keys do
+ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position is encoded otherwise beside a later one, as padding has
 FEWEST = 64  # queries of a part, however long its row is
 RECOMPILED = 64  # times that a layer is compiled before it is left as it is
 
 
 def has_plain_attention(model: PreTrainedModel) -> bool:
-    """Whether every layer reads all tokens before it and nothing else: no windows, no recurrent state, no soft cap."""
+    """Whether every layer reads all tokens before it and nothing else: no windows, no recurrent state, no soft cap. And
+    whether a token's position says how it is encoded, whatever else is in the forward."""
     config = model.config.get_text_config()
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") in ROPE_BY_LENGTH:
+        return False
     kinds = getattr(config, "layer_types", None)
     if kinds is None and getattr(config, "sliding_window", None):
         return False

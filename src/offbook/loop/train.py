@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -318,11 +318,10 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
     row |= {"rollout_s": collected - started, "train_s": time.monotonic() - collected - looked_s}
     row["groups_refilled"] = len(aside)
     row |= ({"look_s": looked_s} if is_look else {}) | counts
-    taken = f"{_store(run)} to take the weights before those of step {step}"
-    await _in_thread(run, taken, publish, run.publisher, trainer, step)
-    await _in_thread(run, f"the checkpoint before that of step {step}", _keep, run, step, row)
+    _, ended = await _to_its_end(_handed_on(run, step, row))
     run.evaluations.saved(step)
-    if stopped:
+    if stopped := stopped or ended:
+        _keep_all_steps(run, step)
         raise stopped
     return row
 
@@ -331,20 +330,31 @@ async def _learned(
     run: _Run, step: int, groups: list[list[Rollout]], judgement: Judgement, corrected: list[Sample]
 ) -> tuple[dict[str, Any], asyncio.CancelledError | None]:
     """The step's metrics, and what would have ended it in the middle: between steps alone the weights are whole."""
-    lessons, stopped = run.lessons, None
     what = f"step {step} to be trained"
-    job = asyncio.ensure_future(_in_thread(run, what, learn, step, groups, judgement, lessons, corrected))
     try:
-        try:
-            row = await asyncio.shield(job)
-        except asyncio.CancelledError as reason:
-            row, stopped = await job, reason
+        row, stopped = await _to_its_end(_in_thread(run, what, learn, step, groups, judgement, run.lessons, corrected))
     except NotFinite as problem:
         _keep_all_steps(run, step - 1)
         raise _stopped(run, step, problem, "--train.on_nonfinite skip goes on without such a step") from None
     except WeightsLost as problem:  # they are not those of any step that can be kept
         raise _stopped(run, step, problem, "try a lower train.learning_rate") from None
     return {"step": step, **row}, stopped
+
+
+async def _handed_on(run: _Run, step: int, row: dict[str, Any]) -> None:
+    """A step that was trained: its weights to the store, its metrics and its checkpoint to the folder."""
+    taken = f"{_store(run)} to take the weights before those of step {step}"
+    await _in_thread(run, taken, publish, run.publisher, run.lessons.trainer, step)
+    await _in_thread(run, f"the checkpoint before that of step {step}", _keep, run, step, row)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledError | None]:
+    """And what would have ended it in the middle, as Ctrl-C."""
+    job = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(job), None
+    except asyncio.CancelledError as reason:
+        return await job, reason
 
 
 async def _in_thread(run: _Run, what: str, work: Callable[..., T], *arguments: Any) -> T:
