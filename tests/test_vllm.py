@@ -221,7 +221,12 @@ train(load_config(["standard"], json.loads(sys.argv[1])))
 def test_ctrl_c_while_it_comes_up_is_answered_at_once(small: dict[str, str], tmp_path: Path) -> None:
     python = interpreter(tmp_path / "vllm", "0.32.0+cpu", seconds=100)
     settings = {**small, "engine.kind": "vllm", "engine.vllm.python": python, "out": str(tmp_path / "run")}
-    run = subprocess.Popen([sys.executable, "-c", TRAINER, json.dumps(settings)], stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, json.dumps(settings)],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a background job
+    )
     child, deadline = f"{tmp_path}/vllm/child", time.monotonic() + 60
     while not _running(child) and time.monotonic() < deadline:
         time.sleep(0.05)
