@@ -36,7 +36,7 @@ class Graphs:
                 with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                     work(*size)
             except RuntimeError as error:  # some models ask the device for numbers on their way
-                log.warning("%s without a CUDA graph: %s", size, str(error).splitlines()[0])
+                log.warning("steps of the size %s run without a CUDA graph: %s", size, str(error).splitlines()[0])
                 self._refused.add(size)
                 work(*size)
                 return
