@@ -67,7 +67,7 @@ def model(shared: Path) -> Path:
     return made
 
 
-def tiny_model(kind: str = "qwen3", vocabulary: int = 300, seed: int = 0) -> PreTrainedModel:
+def tiny_model(kind: str = "qwen3", vocabulary: int = 300, seed: int = 0, head_width: int = 12) -> PreTrainedModel:
     """Random weights, scaled up so that attention is far from uniform and mistakes in it show."""
     torch.manual_seed(seed)
     shape = {
@@ -77,7 +77,7 @@ def tiny_model(kind: str = "qwen3", vocabulary: int = 300, seed: int = 0) -> Pre
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 12,
+        "head_dim": head_width,
         "tie_word_embeddings": kind == "qwen3",
     }
     model = Qwen3ForCausalLM(Qwen3Config(**shape)) if kind == "qwen3" else LlamaForCausalLM(LlamaConfig(**shape))

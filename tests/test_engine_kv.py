@@ -22,11 +22,12 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from offbook.engine import LocalEngine, decode, places
+from offbook.engine import LocalEngine, attention, decode
+from offbook.engine.attention import NewTokens, Part, side_by_side
 from offbook.engine.decode import Decoder, Row
 from offbook.engine.local import LocalSession, Mode
 from offbook.engine.padded import PaddedDecoder
-from offbook.engine.places import NewTokens, Part, Places, side_by_side
+from offbook.engine.places import Places
 from offbook.engine.prefill import plan_fills
 from offbook.engine.sampling import sample, uniforms
 from offbook.types import Completion, ModelLost, OffbookError, Prompt, PromptTooLong
@@ -138,8 +139,8 @@ def test_what_rows_add_is_attended_to_side_by_side(
     for tensor in kept:
         tensor.normal_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(places, "CPU_CALL", call)
-        patch.setattr(places, "MASK_ENTRIES", mask)
+        patch.setattr(attention, "CPU_CALL", call)
+        patch.setattr(attention, "MASK_ENTRIES", mask)
         found = NewTokens(held, parts, torch.device("cpu")).attend(0, query, key, value, None)[0]
     for part in parts:
         keys, values = (tensor[part.place, :, : part.upto].repeat_interleave(shared, 0) for tensor in kept)
@@ -154,7 +155,7 @@ def test_rows_of_like_size_are_one_call_of_attention() -> None:
     far = [*like, Part(64, 30_000, 6400, 6401)]
     assert len(side_by_side(far, 3, 192, on_gpu=True)) == 2
     (long,) = side_by_side([Part(0, 16_384, 0, 4096)], 8, 1024, on_gpu=True)[:1]
-    assert len(long) * 8 * long[0].size * long[0].upto <= places.MASK_ENTRIES
+    assert len(long) * 8 * long[0].size * long[0].upto <= attention.MASK_ENTRIES
 
 
 def test_long_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

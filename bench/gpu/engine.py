@@ -5,9 +5,10 @@ CUDA graphs and without, in both modes; what one prefill and one decode step tak
 float32 forward; and conversations of several turns, in which tools add 20 to 180 tokens, with keys and values
 kept, against reading all of it every turn, each with its seconds of prefill and of decoding (which are waited for, so
 that the sum is a little more than without a clock); `a row at a time` is without rows side by side in attention,
-and GPU_CALL (engine/places.py) is what decides which ones are. `agents` are half as many rows in the continuous mode,
-whose messages end by themselves after about 43 tokens and whose tools take 30 to 250 ms: as rollouts of SmolLM2 on
-pocket-long tasks are, 17 turns each, the second time that they run.
+and GPU_CALL (engine/attention.py) is what decides which ones are. `agents` are half as many rows in the continuous
+mode, whose messages end by themselves after about 43 tokens and whose tools take 30 to 250 ms: as rollouts of SmolLM2 on
+pocket-long tasks are, 17 turns each, the second time that they run. `torch's attention` is without the kernel of
+engine/kernels.py, as it was before there was one.
 Without --model the weights are random, in SmolLM2-135M's shape. --tiny is a shape for a CPU, to try the script itself.
 """
 
@@ -26,7 +27,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from offbook.engine import LocalEngine, places
+from offbook.engine import LocalEngine, attention, places
 from offbook.engine.decode import Decoder, Row
 from offbook.engine.sampling import uniforms
 from offbook.types import Completion, Prompt
@@ -208,12 +209,22 @@ def agents(args: argparse.Namespace, model: PreTrainedModel) -> dict[str, float]
 
 def grouped(args: argparse.Namespace, model: PreTrainedModel, constant: str, value: int) -> dict[str, float]:
     """With another idea of which rows go side by side."""
-    before = getattr(places, constant)
-    setattr(places, constant, value)
+    before = getattr(attention, constant)
+    setattr(attention, constant, value)
     try:
         return conversations(args, model, True)
     finally:
-        setattr(places, constant, before)
+        setattr(attention, constant, before)
+
+
+def by_torch(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """Without the kernel."""
+    before = attention.kernel_for
+    attention.kernel_for = places.kernel_for = lambda keys, values: None
+    try:
+        return measure()
+    finally:
+        attention.kernel_for = places.kernel_for = before
 
 
 class Clock:
@@ -252,12 +263,14 @@ def main() -> None:
         "lockstep, no graphs": lambda: tokens_a_second(args, model, False, "lockstep"),
         "continuous, graphs": lambda: tokens_a_second(args, model, True, "continuous"),
         "parts, graphs": lambda: parts(args, model, True),
+        "parts, graphs, torch's attention": lambda: by_torch(lambda: parts(args, model, True)),
         "parts, no graphs": lambda: parts(args, model, False),
         f"{args.turns} turns, kept": lambda: conversations(args, model, True),
         f"{args.turns} turns, kept, a row at a time": lambda: grouped(args, model, "KEY_ENTRIES", 0),
         f"{args.turns} turns, kept, GPU_CALL 2^17": lambda: grouped(args, model, "GPU_CALL", 2**17),
         f"{args.turns} turns, kept, GPU_CALL 2^23": lambda: grouped(args, model, "GPU_CALL", 2**23),
         "agents": lambda: agents(args, model),
+        "agents, torch's attention": lambda: by_torch(lambda: agents(args, model)),
         f"{args.turns} turns, read again": lambda: conversations(args, model, False),
         f"|logprob - float32 forward|, {low}": lambda: exactness(args, model, low),
         "|logprob - float32 forward|, float32": lambda: exactness(args, make_model(args, torch.float32), torch.float32),

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from offbook.engine.attention import NewTokens, NextTokens, Part
 from offbook.engine.graphs import Graphs
-from offbook.engine.places import NO_LAYER, SHORTEST, NewTokens, NextTokens, Part, Places, bucket, install, unfused
+from offbook.engine.places import NO_LAYER, SHORTEST, Places, bucket, install, unfused
 from offbook.engine.prefill import Fill, common_prefix, plan_fills
 from offbook.engine.rows import Carried, Row
 from offbook.engine.sampling import sample, verify
@@ -194,7 +195,10 @@ class Decoder:
         self._short = ShortReadings(self.model, self.places, self.graphs, self._logits)
 
     def _rounded(self, length: int) -> int:
-        """Keys that a step looks at: in eight sizes from each power of two to the next where each is a graph."""
+        """Keys that a step looks at: all, where each row reads its own alone; else, where each size is a graph, eight
+        from a power of two to the next."""
+        if self.places.own_keys:
+            return self.places.length
         size = max(FEWEST_KEYS, (1 << length.bit_length()) // 16) if self.static else 32
         return min(-(-length // size) * size, self.places.length)
 
@@ -264,7 +268,7 @@ class Decoder:
         logits_PV: Tensor = self.model(
             input_ids=ids_1T,
             position_ids=position_1T,
-            attention_mask=ids_1T.new_zeros(1, 1, 1, 1),  # four axes: taken as it is, looked at by nobody
+            attention_mask=_nobody_looks(ids_1T),
             logits_to_keep=last_P,
             use_cache=False,
             tokens=tokens,
@@ -303,7 +307,7 @@ class Decoder:
         logits_RWV: Tensor = self.model(
             input_ids=ids_RW,
             position_ids=position_RW,
-            attention_mask=tokens.bias_R1WL,
+            attention_mask=_nobody_looks(ids_RW),
             use_cache=False,
             tokens=tokens,
         ).logits
@@ -401,6 +405,11 @@ class Decoder:
             for place in range(self.places.count):
                 if place >= len(self.rows) or self.rows[place] is None:
                     self.places.clean(place)
+
+
+def _nobody_looks(ids: Tensor) -> Tensor:
+    """At this mask: with four axes it is taken as it is, and attention is told otherwise what is seen."""
+    return ids.new_zeros(1, 1, 1, 1)
 
 
 def _size(rows: int) -> int:

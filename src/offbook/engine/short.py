@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from offbook.engine.attention import MASK_ENTRIES, NextTokens
 from offbook.engine.graphs import Graphs
-from offbook.engine.places import MASK_ENTRIES, NextTokens, Places, bucket
+from offbook.engine.places import Places, bucket
 from offbook.engine.prefill import Fill
 
 ROWS, TOKENS = (2, 8), (64, 256)
@@ -41,9 +42,12 @@ class ShortReadings:
             return None
         rows = next(rows for rows in ROWS if rows >= len(fills))
         width = next(width for width in TOKENS if width >= most)
+        if rows * width * self.parameters > WORK:
+            return None
+        if self.places.own_keys:
+            return rows, width, self.places.length
         length = min(bucket(max(FEWEST_KEYS, *(len(fill.ids) for fill in fills))), self.places.length)
-        fits = rows * width * self.parameters <= WORK and rows * width * length * self.shared <= MASK_ENTRIES
-        return (rows, width, length) if fits else None
+        return (rows, width, length) if rows * width * length * self.shared <= MASK_ENTRIES else None
 
     def read(self, fills: list[Fill], size: Size) -> Tensor:
         """The logits behind the last token of each."""

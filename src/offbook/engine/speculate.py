@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from offbook.draft import DraftHead
-from offbook.engine.places import NewTokens, NextTokens, Places
+from offbook.engine.attention import NewTokens, NextTokens
+from offbook.engine.places import Places
 from offbook.engine.sampling import draw, probabilities
 from offbook.output import output_of
 
