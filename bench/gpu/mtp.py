@@ -26,6 +26,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ ON_GPU = torch.cuda.is_available()
 LOSSES = ("kl", "tv", "ce")
 PARTS = ("rollouts", "heads", "rl", "speed")
 VLLM = "vllm"
+CACHE_BYTES = 8_000_000_000  # for the keys and values of a vLLM server
 Row = dict[str, Any]
 
 
@@ -229,32 +231,42 @@ def speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
 
 
 def vllm_speeds(options: argparse.Namespace, place: Path, report: Report) -> None:
+    """Servers come up at the same time, and are asked one after the other."""
+    folder = model_folder(options.model, 0)
     drafts = EngineConfig(draft=str(place / "head-kl"), draft_tokens=options.drafts[0])
-    drawn = with_drafts(drafts, Path(options.model)).options
+    drawn = with_drafts(drafts, folder).options
     likeliest = [drawn[0], json.dumps({**json.loads(drawn[1]), "draft_sample_method": "greedy"})]
+    arms = {"plain": [], "drawn drafts": drawn, "likeliest drafts": likeliest}
+    servers = {name: vllm_server(folder, more, place / f"vllm-{name.split()[0]}.log") for name, more in arms.items()}
+    with ThreadPoolExecutor(len(servers)) as pool:
+        up = {name: pool.submit(server.start) for name, server in servers.items()}
+        wait(up.values())
     plain: dict[int, float] = {}
-    for name, more in {"plain": [], "drawn drafts": drawn, "likeliest drafts": likeliest}.items():
 
-        async def measure(name: str = name, more: list[str] = more) -> None:
-            log = place / f"vllm-{name.split()[0]}.log"
-            settings = VllmConfig(gpu_share=0.4, options=more)
-            folder = model_folder(options.model, 0)
-            server = Server(folder, settings, 4096, log, lambda what, share: None)
-            engine = VllmEngine(server, chat_of(folder, load_config(["pocket"], {})).stop_ids)
-            try:
-                for batch in options.batches:
-                    rate = await fastest(options, engine, place, batch)
-                    faster = {"speedup": rate / plain[batch]} if batch in plain else {}
-                    plain.setdefault(batch, rate)
-                    found = {"policy": name, "batch": batch, "tokens/s": rate, **faster}
-                    report.row("vllm", partial(dict, found, **({} if name == "plain" else counted(server))))
-            finally:
-                await engine.aclose()
+    async def measure(name: str, server: Server) -> None:
+        running = Server(folder, VllmConfig(url=server.url), 4096, server.log, server.progress)
+        engine = VllmEngine(running, chat_of(folder, load_config(["pocket"], {})).stop_ids)
+        for batch in options.batches:
+            rate = await fastest(options, engine, place, batch)
+            faster = {"speedup": rate / plain[batch]} if batch in plain else {}
+            plain.setdefault(batch, rate)
+            found = {"policy": name, "batch": batch, "tokens/s": rate, **faster}
+            report.row("vllm", partial(dict, found, **({} if name == "plain" else counted(server))))
+        await engine.aclose()
 
+    for name, server in servers.items():
         try:
-            asyncio.run(measure())
-        except Exception:
+            up[name].result()
+            asyncio.run(measure(name, server))
+        except Exception:  # the others are worth having
             traceback.print_exc()
+        server.stop()
+
+
+def vllm_server(folder: Path, more: list[str], log: Path) -> Server:
+    """Its memory is said: with others beside it vLLM takes what they allocate meanwhile for its own."""
+    memory = ["--kv-cache-memory-bytes", str(CACHE_BYTES)] if ON_GPU else []
+    return Server(folder, VllmConfig(gpu_share=0.05, options=[*memory, *more]), 4096, log, lambda what, share: None)
 
 
 def counted(server: Server) -> Row:

@@ -92,8 +92,10 @@ ARMS = {
     "donor_bounded": Arm(3, "RL + bounded hint of another rule", hinted(**HINTS["donor"], **BOUNDED)),
     "effort": Arm(3, "RL, effort in the reward", {**hinted(weight="0"), "rewards.effort.on": "true"}),
     "tokens_bounded": Arm(3, "RL + bounded hints, moved tokens", hinted(**HINTS["tokens"], **BOUNDED)),
+    "finishing": Arm(3, "RL, paid for handing in", {**hinted(weight="0"), "rewards.weights.unfinished": "0.5"}),
 }  # fmt: skip
-SAME_RUN = {f"{name}_longer": name for name in ("rl", "hints", "tokens_bounded")}  # trained further
+FURTHER = ("rl", "hints", "tokens_bounded", "constant_negative", "finishing")
+SAME_RUN = {f"{name}_longer": name for name in FURTHER}  # trained further
 ARMS |= {longer: replace(ARMS[name], tier=3) for longer, name in SAME_RUN.items()}
 BEFORE = Arm(1, "before", {})
 
