@@ -1,4 +1,4 @@
-"""Targeted hints on a pretrained model (bench/gpu/proof.py, small): one GPU, about 20 minutes of an H200.
+"""Targeted hints on a pretrained model (bench/gpu/proof.py, small): one GPU, 12 minutes of an H200.
 
     python examples/real_model.py                              # SmolLM2-135M
     python examples/real_model.py --engine vllm                # where it is installed: docs/engines.md
@@ -73,7 +73,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         "eval": {"samples": options.samples},
     }  # fmt: skip
     if torch.cuda.is_available():
-        shared["train"] |= {"precision": "bfloat16", "compile": False}  # to compile takes longer than so few steps
+        shared["train"] |= {"precision": "bfloat16", "compile": False}  # it takes longer than it saves in so few steps
         shared["engine"] = {"mode": "continuous", "kind": options.engine}
     return shared
 

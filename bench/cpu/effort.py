@@ -1,5 +1,5 @@
 """Does effort calibrate, by reward or by hint? RL with the part `effort`, with a hint that says to do no more than is
-needed, with both and with neither, on tasks that need a search and tasks that do not.
+needed, with both and with neither, on tasks that need a search and tasks that do not; and two controls of the hint.
 
     python bench/cpu/effort.py --seeds 0 1 2 --json figures.json --markdown docs/results/effort.md
     python bench/cpu/effort.py --seeds 0 --steps 8 --episodes 2000 --tasks 60 --out runs/effort-short     # a short one
@@ -79,6 +79,8 @@ ARMS: dict[str, dict[str, str]] = {
     "rl_effort": EFFORT,
     "rl_hint": HINT,
     "rl_effort_hint": EFFORT | HINT,
+    "rl_negative": HINT | {"feedback.control": "constant_negative"},
+    "rl_other": HINT | {"feedback.control": "donor"},
 }
 ROWS = {
     "before": "before",
@@ -86,6 +88,8 @@ ROWS = {
     "rl_effort": "RL + effort",
     "rl_hint": "RL + hint",
     "rl_effort_hint": "RL + effort + hint",
+    "rl_negative": "RL + advantage -1 on the same message",
+    "rl_other": "RL + hint of another rule",
 }
 DIFFICULTIES = ("normal", "hard")
 COLUMNS = {"solved": "solved", "tokens": "sampled tokens", "turns": "turns", "searched": "searched"}
@@ -132,7 +136,7 @@ def run_seed(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     common |= {"train.steps": str(arguments.steps), **dict(option.split("=", 1) for option in arguments.set)}
     model = reminded(out, common)
     common["model"] = str(model)
-    for pair in (("rl", "rl_effort"), ("rl_hint", "rl_effort_hint")):
+    for pair in (("rl", "rl_effort"), ("rl_hint", "rl_effort_hint"), ("rl_negative", "rl_other")):
         train_arms(out, common, pair)
     heldout = load_tasks(tasks / "heldout")
     difficulty = {task.id: task.difficulty for split in ("train", "heldout") for task in load_tasks(tasks / split)}
