@@ -264,15 +264,7 @@ class Decoder:
 
     def _logits(self, ids_1T: Tensor, position_1T: Tensor, tokens: NewTokens | NextTokens, last_P: Tensor) -> Tensor:
         """Of a flat row, behind some of its tokens."""
-        self._tokens = tokens
-        logits_PV: Tensor = self.model(
-            input_ids=ids_1T,
-            position_ids=position_1T,
-            attention_mask=_nobody_looks(ids_1T),
-            logits_to_keep=last_P,
-            use_cache=False,
-            tokens=tokens,
-        ).logits[0]
+        logits_PV = self._run(ids_1T, position_1T, tokens, logits_to_keep=last_P)[0]
         if sum(layer >= 0 for layer in self.places.layers) < self.model.config.get_text_config().num_hidden_layers:
             raise RuntimeError(f"{type(self.model).__name__} hides its keys and values from the local engine")
         return logits_PV
@@ -303,15 +295,14 @@ class Decoder:
         self._keep(rows, fate.token_RW, fate.logprob_RW, fate.kept_R + 1)
 
     def _next(self, ids_RW: Tensor, position_RW: Tensor, length: int) -> Tensor:
-        tokens = self._tokens = NextTokens(self.places, position_RW, length, self._dtype)
-        logits_RWV: Tensor = self.model(
-            input_ids=ids_RW,
-            position_ids=position_RW,
-            attention_mask=_nobody_looks(ids_RW),
-            use_cache=False,
-            tokens=tokens,
-        ).logits
-        return logits_RWV
+        return self._run(ids_RW, position_RW, NextTokens(self.places, position_RW, length, self._dtype))
+
+    def _run(self, ids: Tensor, position: Tensor, tokens: NewTokens | NextTokens, **how: Any) -> Tensor:
+        """Logits. The mask has four axes: it is taken as it is, and attention is told otherwise what is seen."""
+        self._tokens, mask = tokens, ids.new_zeros(1, 1, 1, 1)
+        told = {"attention_mask": mask, "use_cache": False, "tokens": tokens, **how}
+        logits: Tensor = self.model(input_ids=ids, position_ids=position, **told).logits
+        return logits
 
     def _keep(self, rows: int, token_RW: Tensor, logprob_RW: Tensor, new_R: Tensor) -> None:
         """What a step gave, until the host looks."""
@@ -405,11 +396,6 @@ class Decoder:
             for place in range(self.places.count):
                 if place >= len(self.rows) or self.rows[place] is None:
                     self.places.clean(place)
-
-
-def _nobody_looks(ids: Tensor) -> Tensor:
-    """At this mask: with four axes it is taken as it is, and attention is told otherwise what is seen."""
-    return ids.new_zeros(1, 1, 1, 1)
 
 
 def _size(rows: int) -> int:
