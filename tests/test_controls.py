@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,15 @@ def test_a_donor_hint_is_about_a_rule_that_the_run_does_not_teach(faulty: Rollou
         assert mine.inserted != other.inserted
         assert item.hint.rule not in FOUR
         assert item.hint.text in chat.decode(other.inserted)
+
+
+def test_a_donor_hint_says_something_else(faulty: Rollout) -> None:
+    """A rule of one's own may say what another one says."""
+    (target,) = read_rollout(faulty, 1, rules=["unknown_tool"])
+    said = replace(write_hint("unknown_tool", faulty.tools), rule="a_rule_of_mine")
+    rules = [RULES["unknown_tool"], RULES["repeated_call"]]
+    found = [stand_in([(target, said)], replace(faulty, id=str(number)), "donor", rules) for number in range(20)]
+    assert {hint.rule for ((_, hint),) in found} == {"repeated_call"}
 
 
 def test_a_single_rule_has_donors_too(faulty: Rollout, chat: ChatFormat) -> None:

@@ -27,9 +27,9 @@ def stand_in(pairs: Pairs, rollout: Rollout, control: str, rules: Sequence[Rule]
     if control == "none":
         return [(target, Hint(hint.rule, "")) for target, hint in pairs]
     if control == "donor":
-        others = ([rule for rule in rules if rule.name != hint.rule] for _, hint in pairs)
-        donors = [rng.choice(some).hint(rollout.tools) for some in others]
-        return [(target, donor) for (target, _), donor in zip(pairs, donors, strict=True)]
+        known = [rule.hint(rollout.tools) for rule in rules]
+        others = ([one for one in known if one.rule != hint.rule and one.text != hint.text] for _, hint in pairs)
+        return [(target, rng.choice(some)) for (target, _), some in zip(pairs, others, strict=True)]
     if control == "random_target":
         return _elsewhere(pairs, rollout, rng)
     if control == "every_turn":
