@@ -10,7 +10,8 @@ import pytest
 
 AGAINST_TORCH = """
 import torch
-from offbook.engine.kernels import by_torch
+from offbook.engine import triton_kernels
+from offbook.engine.kernels import APART, TRIED, _apart, by_torch
 from offbook.engine.triton_kernels import attend
 
 torch.manual_seed(0)
@@ -20,8 +21,9 @@ for rows, heads, shared, width, count, length, size in shapes:
         query = torch.randn(rows, width, heads * shared, size).to(dtype).transpose(1, 2)
         keys, values = torch.randn(2, count, heads, length, size).to(dtype)
         first = torch.randint(0, length - 1 - width, (rows, 1))
-        first[0] = 0
-        for place_R in (None, torch.randperm(count)[:rows]):
+        first[0], first[-1] = 0, length - 1 - width  # the last real one
+        for programs, place_R in ((512, None), (8, torch.randperm(count)[:rows])):  # parts of a tile, and of several
+            triton_kernels.PROGRAMS = programs
             given = first + torch.arange(width), place_R, 0.2
             found = attend(query, keys, values, *given).float()
             wanted = by_torch(query.float(), keys.float(), values.float(), *given)
@@ -30,10 +32,13 @@ for rows, heads, shared, width, count, length, size in shapes:
 # What lies behind a row's own tokens is not looked at, and what lies among them spoils that row alone.
 query, (keys, values) = torch.randn(3, 2, 1, 16), torch.randn(2, 3, 2, 200, 16)
 position_RW = torch.tensor([[90], [120], [199]])  # the last is nobody's
-values[0, :, 91:], keys[1, 0, 70] = float("nan"), float("nan")
+values[0, :, 91:], keys[1, 0, 70], keys[2, :, 1:] = float("nan"), float("nan"), float("nan")
 found = attend(query, keys, values, position_RW, None, 0.2)
 assert found[0].isfinite().all() and found[2].isfinite().all() and found[1, 0, 1].isfinite().all()
 assert found[1, 0, 0].isnan().all()
+
+for width, place_R in TRIED:  # what a GPU is asked before it is used
+    assert _apart(attend, torch.device("cpu"), torch.float32, 16, width, place_R) < APART[torch.float32]
 """
 
 IN_THE_ENGINE = """

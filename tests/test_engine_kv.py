@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 import random
 import time
@@ -15,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
@@ -487,6 +490,30 @@ def test_a_model_with_windows_is_written_with_its_own_cache() -> None:
         assert max(errors(windowed_model(), turns)) < 1e-5
     with pytest.raises(OffbookError, match=r"^mistral has layers that are not plain attention.*to lockstep"):
         LocalEngine(windowed_model(), STOPS, mode="continuous")
+
+
+def test_a_model_with_sinks_is_written_with_its_own_cache() -> None:
+    """What a sink takes of the weights is no token's: attention that is not told of it gives others too much."""
+    torch.manual_seed(0)
+    shape = {
+        "hidden_size": 48,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 12,
+    }
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention"] * 2}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+    config = GptOssConfig(vocab_size=300, num_key_value_heads=2, **shape, **experts, **rope)
+    model = GptOssForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(parameter, std=2.0)
+    model.set_attn_implementation("eager")
+    engine = LocalEngine(copy.deepcopy(model), STOPS)
+    assert isinstance(engine.decoder, PaddedDecoder)
+    for turns in run(engine, *conversations(3)):
+        assert max(errors(model, turns)) < 1e-5
 
 
 def test_positions_that_go_by_a_forwards_length_are_not_read_beside_others() -> None:

@@ -27,14 +27,18 @@ from offbook.engine.kernels import kernel_for
 NAME = "offbook_places"  # of the attention function; not what the trainer's begin with
 SHORTEST = 256
 NO_LAYER = -1  # from here down: experts of the layers with a router, which lie and move as keys do
+OWN_WAYS = ("diffllama", "doge")  # of attention, that they ask the usual function for with other arguments
 ROPE_BY_LENGTH = ("dynamic", "longrope")  # a position is encoded otherwise beside a later one, as padding has
 RECOMPILED = 64  # times that a layer is compiled before it is left as it is
 
 
 def has_plain_attention(model: PreTrainedModel) -> bool:
-    """Whether every layer reads all tokens before it and nothing else: no windows, no recurrent state, no soft cap. And
-    whether a token's position says how it is encoded, whatever else is in the forward."""
+    """Whether every layer reads all tokens before it and nothing else: no windows, no recurrent state, no soft cap, no
+    sinks. And whether a token's position says how it is encoded, whatever else is in the forward."""
     config = model.config.get_text_config()
+    has_sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
+    if has_sinks or config.model_type in OWN_WAYS:
+        return False
     if (getattr(config, "rope_parameters", None) or {}).get("rope_type") in ROPE_BY_LENGTH:
         return False
     kinds = getattr(config, "layer_types", None)

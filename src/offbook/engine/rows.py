@@ -33,7 +33,7 @@ class Row:
 
     @property
     def need(self) -> int:
-        return len(self.prompt_ids) + self.max_tokens
+        return len(self.prompt_ids) + max(1, self.max_tokens)  # one is drawn in any case
 
     @property
     def fed(self) -> list[int]:

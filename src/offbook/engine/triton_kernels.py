@@ -32,7 +32,7 @@ def _read_part(  # type: ignore[no-untyped-def]
     d_D, key_K = tl.arange(0, D), tl.arange(0, KEYS)
     from_Q = row.to(tl.int64) * query_row + query_head_Q * query_head + token_Q * query_token
     query_QD = tl.load(query_ptr + from_Q[:, None] + d_D[None, :], mask=is_query_Q[:, None], other=0.0)
-    base = place * key_place + head * key_head
+    base = place * key_place + head.to(tl.int64) * key_head
     most_Q = tl.full([QUERIES], float("-inf"), tl.float32)
     sum_Q = tl.zeros([QUERIES], tl.float32)
     out_QD = tl.zeros([QUERIES, D], tl.float32)
@@ -74,6 +74,9 @@ def _put_together(parts_ptr, total_ptr, out_ptr, D: tl.constexpr, PARTS: tl.cons
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, position_RW: Tensor, place_R: Tensor | None, scaling: float
 ) -> Tensor:
+    assert position_RW.is_contiguous()
+    assert keys.stride() == values.stride()
+    query = query if query.stride(3) == 1 else query.contiguous()
     rows, query_heads, width, size = query.shape
     heads, length = keys.shape[1:3]
     shared = query_heads // heads
