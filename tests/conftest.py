@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +88,14 @@ def tiny_model(kind: str = "qwen3", vocabulary: int = 300, seed: int = 0, head_w
             if parameter.ndim == 2:
                 parameter.mul_(4)
     return model.eval()
+
+
+def interpreted(check: str) -> None:
+    """Triton on a CPU, in a process of its own: whether it interprets is settled when it is imported."""
+    pytest.importorskip("triton", reason="Triton's interpreter runs the kernels where there is no GPU")
+    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 def in_bfloat16(model: PreTrainedModel) -> PreTrainedModel:

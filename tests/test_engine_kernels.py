@@ -3,10 +3,8 @@ nothing to try."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from conftest import interpreted
 
 AGAINST_TORCH = """
 import torch
@@ -72,13 +70,4 @@ assert {1, 64, 4} <= {*calls}, {*calls}  # steps, short readings, steps with thr
     [pytest.param(AGAINST_TORCH, id="torch"), pytest.param(IN_THE_ENGINE, id="engine", marks=pytest.mark.slow)],
 )
 def test_the_kernel_reads_what_torch_reads(check: str) -> None:
-    """In a process of its own: whether Triton interprets is settled when it is imported."""
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", check],
-        env={"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    interpreted(check)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import TEACHERS, in_bfloat16, random_ids, tiny_model
+from conftest import TEACHERS, in_bfloat16, interpreted, random_ids, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 from test_branches import sample_with_branches
@@ -427,16 +425,7 @@ for broken in (float("nan"), float("inf"), float("-inf")):
 
 
 def test_kernels_give_the_codes_and_scales_of_torch() -> None:
-    """In a process of its own: whether Triton interprets is settled when it is imported."""
-    pytest.importorskip("triton", reason="Triton's interpreter runs the kernels where there is no GPU")
-    done = subprocess.run(
-        [sys.executable, "-c", KERNELS],
-        env={"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    interpreted(KERNELS)
 
 
 def test_compiled_layers_that_share_an_input_quantize_it_once_and_keep_codes() -> None:

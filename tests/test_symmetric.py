@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from conftest import interpreted
 
 CHECK = """
 import torch
@@ -55,13 +53,4 @@ for rows, columns in ((64, 128), (70, 33), (7, 600)):
 
 @pytest.mark.parametrize("check", [CHECK, PASSES], ids=["products", "passes"])
 def test_kernels_compute_what_torch_does(check: str) -> None:
-    """In a process of its own: whether Triton interprets is settled when it is imported."""
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", check],
-        env={"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    interpreted(check)
