@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     MistralConfig,
@@ -25,7 +27,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from offbook.engine import LocalEngine, attention, decode
+from offbook.engine import LocalEngine, attention, decode, places
 from offbook.engine.attention import NewTokens, Part, side_by_side
 from offbook.engine.decode import Decoder, Row
 from offbook.engine.local import LocalSession, Mode
@@ -514,6 +516,33 @@ def test_a_model_with_sinks_is_written_with_its_own_cache() -> None:
     assert isinstance(engine.decoder, PaddedDecoder)
     for turns in run(engine, *conversations(3)):
         assert max(errors(model, turns)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", places.OWN_WAYS)
+def test_a_model_with_a_way_of_its_own_is_written_with_its_own_cache(kind: str) -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AutoConfig.for_model(kind, vocab_size=300, num_key_value_heads=2, pad_token_id=0, **shape)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(".A"):  # doge's mask, which is none as long as this is 0
+            torch.nn.init.normal_(parameter)
+    model.set_attn_implementation("eager")
+    engine = LocalEngine(copy.deepcopy(model), STOPS)
+    for turns in run(engine, *conversations(3)):
+        assert max(errors(model, turns)) < 1e-5
+
+
+def test_the_last_position_of_a_place_is_nobodys_though_nothing_is_asked_for() -> None:
+    """A token is drawn in any case, so a prompt alone may not fill its place."""
+    engine = LocalEngine(tiny_model(), STOPS)
+
+    async def rollout(session: LocalSession) -> list[Turn]:
+        await session.complete(Prompt(random_ids(random.Random(0), 256)), 0)
+        return []
+
+    run(engine, rollout)
+    assert engine.decoder.places.length > 256
 
 
 def test_positions_that_go_by_a_forwards_length_are_not_read_beside_others() -> None:

@@ -2,7 +2,7 @@
 
 What a step reads is a row's own keys and no more, by numbers that the device has: a graph of it serves every length. A
 Triton kernel on a GPU where it gives the right numbers, which is tried once; elsewhere torch's own, with a mask. With
-one query a row that reads all keys in one piece, and most of a GPU waits: on an H200 it was three quarters of a step.
+one query a row that reads all keys in one piece, and most of a GPU waits: on an H200 a step took three times as long.
 """
 
 from __future__ import annotations
