@@ -1,4 +1,4 @@
-"""What low precision does to RL: the pocket model, its linear layers of each kind in trainer and engine.
+"""What low precision does to RL: linear layers of each kind in trainer and engine, of the pocket model or of --model.
 
     python bench/cpu/precision.py --seeds 0 1 --steps 20 --json figures.json
 
@@ -47,8 +47,9 @@ COLLAPSED = 0.5  # of what was solved at first
 
 def config_of(arm: str, seed: int, arguments: argparse.Namespace) -> Config:
     out = arguments.out / arm.replace("; ", "-").replace(", ", "-").replace(" ", "_") / f"seed-{seed}"
-    given = {"seed": str(seed), "train.steps": str(arguments.steps), "out": str(out)}
-    return load_config(["pocket"], {**COMMON, **ARMS[arm], **given})
+    given = {"seed": str(seed), "train.steps": str(arguments.steps), "model": arguments.model, "out": str(out)}
+    more = dict(option.split("=", 1) for option in arguments.set)
+    return load_config(["pocket"], {**COMMON, **ARMS[arm], **given, **more})
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -117,6 +118,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="only these")
+    parser.add_argument("--model", default="pocket", help="`pocket`, `smollm2-135m`, a folder")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of every run")
     parser.add_argument("--out", type=Path, default=Path("runs/precision"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

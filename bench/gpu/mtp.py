@@ -2,7 +2,7 @@
 
 1. Rollouts of the model on pocket tasks, at temperature 1. --sft N lets it imitate N demonstrations first: a model that
    solves nothing has nothing to learn by RL.
-2. A head for each of --losses (KL, total variation, cross-entropy), trained on these rollouts: seconds, and what
+2. A head for each of --losses (KL, total variation, cross-entropy, KL that gives way to total variation), trained on these rollouts: seconds, and what
    sampling keeps by depth on rollouts kept apart.
 3. RL with the head of KL trained along: seconds of the head as a share of the step's.
 4. Tokens a second without and with drafts at batch 1, 8 and 64: messages behind the beginnings of real rollouts, one
@@ -49,7 +49,7 @@ from offbook.stages.sft import sft
 from offbook.types import Prompt, Rollout
 
 ON_GPU = torch.cuda.is_available()
-LOSSES = ("kl", "tv", "ce")
+LOSSES = ("kl", "tv", "ce", "lk", "kl-tv")
 PARTS = ("rollouts", "heads", "rl", "speed")
 VLLM = "vllm"
 CACHE_BYTES = 8_000_000_000  # for the keys and values of a vLLM server

@@ -34,6 +34,7 @@ from offbook.types import Sample
 
 NAME = "offbook_draft"  # of the attention function
 WINDOW = 512  # tokens of a sample, at depths above 1
+LED = 3.0  # how fast KL gives way to total variation as more is kept: exp(-3) is left where all is (2602.23881)
 CLIP = 1.0  # the most that the gradient's norm may be
 Draft = tuple[Tensor, Tensor]  # of a sample: states that predict, and the places in the row of what they do
 
@@ -143,10 +144,17 @@ class DraftTrainer:
             student_NV = chunked.log_probabilities([logits_NV], temperature_N[part])
             apart_N = 0.5 * (student_NV.exp() - teacher_NV.exp()).abs().sum(-1)  # total variation
             kind = self.settings.loss
-            if kind == "kl":
-                nats_N = divergence(student_NV, teacher_NV, "forward")
+            if kind == "ce":
+                nats_N = -student_NV.gather(1, ids_N[part][:, None])[:, 0]
+            elif kind == "tv":
+                nats_N = apart_N
+            elif kind == "lk":
+                nats_N = -torch.minimum(student_NV, teacher_NV).logsumexp(-1)
             else:
-                nats_N = apart_N if kind == "tv" else -student_NV.gather(1, ids_N[part][:, None])[:, 0]
+                nats_N = divergence(student_NV, teacher_NV, "forward")
+            if kind == "kl-tv":  # total variation has no slope where nothing is in common, so KL leads there
+                far_N = torch.exp(-LED * (1 - apart_N.detach()))
+                nats_N = far_N * nats_N + (1 - far_N) * apart_N
             self._loss_K[depth] += nats_N.detach().sum()
             self._kept_K[depth] += (1 - apart_N.detach()).sum()
             return {kind: nats_N.sum()}

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import mul
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -128,7 +129,7 @@ class Trainer:
                 self.draft.forget()
             broken = [name for name, value in self._of_all(ledger.means()).items() if not math.isfinite(value)]
             raise NotFinite(f"the gradient is {float(gradient_norm)} ({', '.join(broken) or 'every loss is finite'})")
-        if self.steps == 0 and self.settings.linear.kind != "plain":
+        if self.steps == 0 and self.settings.linear.kind != "plain" and any(map(_asks, samples)):
             self._refuse_lost()
         self.steps += 1
         self.policy_norm = of_parts.get(f"{POLICY}/gradient_norm", 0.0) or self.policy_norm
@@ -396,6 +397,12 @@ def _split_contests(batches: list[list[Sample]]) -> frozenset[str]:
         for contest in {branch.contest for sample in micro for branch in sample.branches if branch.contest}
     )
     return frozenset(contest for contest, count in places.items() if count > 1)
+
+
+def _asks(sample: Sample) -> bool:
+    """For a gradient: a group whose rewards are all alike has no advantage, and rightly none."""
+    learned = any(map(mul, sample.advantage, sample.rl_weight))
+    return learned or any(sample.ce_weight) or bool(sample.branches)
 
 
 def _optimizer(masters: Masters, model: PreTrainedModel, settings: TrainConfig) -> torch.optim.Optimizer:
