@@ -25,6 +25,7 @@ from offbook.config import ConfigError, LinearConfig, LoraConfig, TrainConfig, l
 from offbook.engine import LocalEngine
 from offbook.engine.apart import ApartEngine
 from offbook.linear import compute_linears, plainly, refuse_lacking
+from offbook.linear.experts import LowExperts, fp8_grouped, low_class
 from offbook.linear.formats import E2M1, E4M3, Grid, approximate_division, e8m0, ieee_division, mxfp8, nvfp4
 from offbook.linear.fp8 import fp8_linear, quantize
 from offbook.linear.layers import LowLinear, mxfp8_product
@@ -32,6 +33,7 @@ from offbook.loop.plan import Device, make_plan
 from offbook.routers import routers_of
 from offbook.train.attention import Packed
 from offbook.train.lora import make_trainable
+from offbook.train.memory import Way, shapes_of, step_parts
 from offbook.train.teachers import sharing_copy
 from offbook.train.trainer import Trainer, weights_of
 from offbook.types import Distill, OffbookError, Prompt, Sample
@@ -267,6 +269,71 @@ def test_what_is_not_a_plain_linear_layer_stays_as_it_is() -> None:
     assert not any(isinstance(layer, LowLinear) for layer in model.modules())
 
 
+def test_experts_in_fp8_are_those_of_single_products() -> None:
+    """Forward and the gradient of the input as a linear layer of each expert by itself, which also has one without
+    tokens; the gradient of the weights as a plain layer's."""
+    rng = torch.Generator().manual_seed(0)
+    x, weight, to = (torch.randn(*shape, generator=rng) for shape in ((20, 32), (4, 48, 32), (20, 48)))
+    both, ends = [x.clone().requires_grad_(), weight.clone().requires_grad_()], [7, 7, 16, 20]
+    out = fp8_grouped(*both, torch.tensor(ends, dtype=torch.int32), True)
+    out.backward(to)
+    for expert, rows in enumerate(map(slice, [0, *ends], ends)):
+        own = x[rows].clone().requires_grad_()
+        alone = fp8_linear(own, weight[expert], *quantize(own.detach())) if len(own) else own.new_zeros(0, 48)
+        assert torch.allclose(out[rows], alone, atol=1e-5)
+        if len(own):
+            alone.backward(to[rows])
+            assert torch.allclose(both[0].grad[rows], own.grad, atol=1e-5)
+        assert torch.allclose(both[1].grad[expert], to[rows].t() @ x[rows], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mixtral", "olmoe", "deepseek"])
+def test_a_layer_of_experts_in_fp8_gives_what_a_plain_one_does(family: str) -> None:
+    experts = next(module for name, module in make_moe(family).named_modules() if name.endswith(".experts"))
+    count, width = experts.gate_up_proj.shape[0], experts.down_proj.shape[1]
+    hidden, gates = torch.randn(30, width), torch.rand(30, 2)
+    chosen = torch.stack([torch.randperm(count - 1)[:2] for _ in range(30)])  # the last one gets no token
+    wanted = experts(hidden, chosen, gates)
+    experts.__class__ = low_class(type(experts))
+    assert (experts(hidden, chosen, gates) - wanted).norm() < 0.08 * wanted.norm()
+
+
+def test_experts_are_in_fp8_where_they_can_be() -> None:
+    model, odd = make_moe("qwen3"), make_moe("qwen3")
+    experts = odd.model.layers[1].mlp.experts
+    experts.gate_up_proj, experts.down_proj = nn.Parameter(torch.ones(8, 56, 48)), nn.Parameter(torch.ones(8, 48, 28))
+    for settings, one, count in ((FP8, model, 2), (FP8, odd, 1), (TOKEN, model, 0), (LinearConfig(), model, 0)):
+        compute_linears(one, settings)
+        assert sum(isinstance(part, LowExperts) for part in one.modules()) == count
+    compute_linears(model, FP8)
+    copy = sharing_copy(model)
+    assert sum(isinstance(part, LowExperts) for part in copy.modules()) == 2
+    ids = torch.tensor([random_ids(random.Random(0), 30)])
+    low = model(input_ids=ids).logits
+    with plainly(model):
+        assert not torch.equal(model(input_ids=ids).logits, low)
+    assert torch.equal(model(input_ids=ids).logits, low)
+    assert torch.equal(copy(input_ids=ids).logits, low)
+
+
+@pytest.mark.parametrize(
+    "lora", [LoraConfig(), LoraConfig(rank=2, targets=["q_proj"], parameters=["mlp.experts.down_proj"])]
+)
+@pytest.mark.parametrize("recompute", ["none", "all"])
+def test_experts_learn_in_fp8(lora: LoraConfig, recompute: str) -> None:
+    gradients = {}
+    for kind in ("plain", "fp8"):
+        model = make_moe("qwen3")
+        make_trainable(model, lora, "", seed=0)
+        settings = TrainConfig(linear=LinearConfig(kind=kind), recompute=recompute)
+        trainer = Trainer(model, settings, TEACHERS["live"])
+        trainer.gradients(samples())
+        named = {name: one.grad for name, one in trainer.masters.named.items() if "experts" in name}
+        gradients[kind] = torch.cat([one.flatten() for one in named.values() if one is not None])
+    assert gradients["plain"].norm() > 0
+    assert torch.cosine_similarity(*gradients.values(), dim=0) > 0.8
+
+
 @pytest.mark.parametrize(("trained", "sampled", "most"), [(TOKEN, TOKEN, 1e-3), (TENSOR, TENSOR, 9), (TOKEN, None, 9)])
 def test_the_engine_agrees_with_the_trainer_by_a_scale_a_token(
     trained: LinearConfig, sampled: LinearConfig | None, most: float
@@ -336,8 +403,12 @@ def test_plan_counts_copies_and_says_the_kind() -> None:
     part = "head, or a layer's backward"
     assert plans["plain"].parts[part] <= plans["fp8"].parts[part] <= plans["nvfp4"].parts[part]
     assert plans["fp8"].to_dict()["linear"] == "fp8"
-    assert "linear layers in nvfp4" in str(plans["nvfp4"])
-    assert "linear" not in str(plans["plain"])
+    shapes = shapes_of(make_moe("qwen3").to("meta"))
+    assert shapes.expert_product == 8 * 64 * 48
+    large = replace(shapes, expert_product=10**9)
+    copied = {kind: step_parts(large, Way("all", True, 64), 64, linear=kind)[part] for kind in plans}
+    assert copied["fp8"] - copied["plain"] > 2.9e9
+    assert copied["nvfp4"] < 1e9
 
 
 def test_options_that_are_never_used_are_refused() -> None:

@@ -2,8 +2,8 @@
 
 1. Rollouts of the model on pocket tasks, at temperature 1. --sft N lets it imitate N demonstrations first: a model that
    solves nothing has nothing to learn by RL.
-2. A head for each of --losses (KL, total variation, cross-entropy, KL that gives way to total variation), trained on these rollouts: seconds, and what
-   sampling keeps by depth on rollouts kept apart.
+2. A head for each of --losses, trained on these rollouts: seconds, and what sampling keeps by depth on rollouts kept
+   apart.
 3. RL with the head of KL trained along: seconds of the head as a share of the step's.
 4. Tokens a second without and with drafts at batch 1, 8 and 64: messages behind the beginnings of real rollouts, one
    after the other, each to its own end, prompts included. Of the model before RL, after it with the head as it was, and
@@ -237,14 +237,17 @@ def vllm_speeds(options: argparse.Namespace, place: Path, report: Report) -> Non
     drawn = with_drafts(drafts, folder).options
     likeliest = [drawn[0], json.dumps({**json.loads(drawn[1]), "draft_sample_method": "greedy"})]
     arms = {"plain": [], "drawn drafts": drawn, "likeliest drafts": likeliest}
-    servers = {name: vllm_server(folder, more, place / f"vllm-{name.split()[0]}.log") for name, more in arms.items()}
+    longest = max(len(prompt) for batch in options.batches for prompt in beginnings(options, place, 4 * batch))
+    context = longest + options.new
+    logs = {name: place / f"vllm-{name.split()[0]}.log" for name in arms}
+    servers = {name: vllm_server(folder, more, context, logs[name]) for name, more in arms.items()}
     with ThreadPoolExecutor(len(servers)) as pool:
         up = {name: pool.submit(server.start) for name, server in servers.items()}
         wait(up.values())
     plain: dict[int, float] = {}
 
     async def measure(name: str, server: Server) -> None:
-        running = Server(folder, VllmConfig(url=server.url), 4096, server.log, server.progress)
+        running = Server(folder, VllmConfig(url=server.url), context, server.log, server.progress)
         engine = VllmEngine(running, chat_of(folder, load_config(["pocket"], {})).stop_ids)
         for batch in options.batches:
             rate = await fastest(options, engine, place, batch)
@@ -263,10 +266,10 @@ def vllm_speeds(options: argparse.Namespace, place: Path, report: Report) -> Non
         server.stop()
 
 
-def vllm_server(folder: Path, more: list[str], log: Path) -> Server:
+def vllm_server(folder: Path, more: list[str], context: int, log: Path) -> Server:
     """Its memory is said: with others beside it vLLM takes what they allocate meanwhile for its own."""
     memory = ["--kv-cache-memory-bytes", str(CACHE_BYTES)] if ON_GPU else []
-    return Server(folder, VllmConfig(gpu_share=0.05, options=[*memory, *more]), 4096, log, lambda what, share: None)
+    return Server(folder, VllmConfig(gpu_share=0.05, options=[*memory, *more]), context, log, lambda what, share: None)
 
 
 def counted(server: Server) -> Row:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
 from offbook.config import LoraConfig, Precision
 from offbook.train.lora import make_trainable
@@ -23,13 +23,19 @@ QWEN3 = {  # width, inner width, layers, heads, heads with keys, width of a head
     "4B": (2560, 9728, 36, 32, 8, 128, True),
     "8B": (4096, 12288, 36, 32, 8, 128, False),
     "32B": (5120, 25600, 64, 64, 8, 128, False),
+    "A3B": (2048, 768, 4, 32, 4, 128, True),  # four layers of 30B-A3B; the inner width is an expert's
+    "tiny-moe": (64, 32, 2, 4, 2, 16, True),
 }
+EXPERTS = {"A3B": (128, 8), "tiny-moe": (8, 2)}  # in a layer, and of a token
 
 
 def make_model(name: str = "0.6B", precision: Precision = "bfloat16", rank: int = 0) -> PreTrainedModel:
     width, inner, layers, heads, shared, head, tied = QWEN3[name]
     torch.manual_seed(0)
-    config = Qwen3Config(
+    experts, top = EXPERTS.get(name, (0, 0))
+    mixture = {"moe_intermediate_size": inner, "num_experts": experts, "num_experts_per_tok": top}
+    config = (Qwen3MoeConfig if experts else Qwen3Config)(
+        **mixture if experts else {},
         vocab_size=VOCABULARY,
         hidden_size=width,
         intermediate_size=inner,

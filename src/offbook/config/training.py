@@ -29,7 +29,7 @@ class LoraConfig(Section):
 
 
 class LinearConfig(Section):
-    """How linear layers multiply: docs/precision.md. Embeddings, output head, routers and fused experts stay plain."""
+    """How linear layers multiply: docs/precision.md. Embeddings, output head and routers stay plain."""
 
     kind: Literal["plain", "fp8", "nvfp4"] = Field(
         default="plain",

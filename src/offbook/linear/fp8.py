@@ -47,7 +47,7 @@ def scaled_product(a_NK: Tensor, a_scale_N1: Tensor, b_MK: Tensor, b_scale_M1: T
 @torch.library.custom_op("offbook::fp8_quantize", mutates_args=())
 def quantize(x_NK: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and scales of rows. Both sizes are filled up to what _scaled_mm takes."""
-    return _by_rows(x_NK)
+    return by_rows(x_NK)
 
 
 @torch.library.custom_op("offbook::fp8_quantize_both", mutates_args=())
@@ -66,7 +66,7 @@ def fp8_linear(
 ) -> Tensor:  # fmt: skip
     """x is here for its gradient alone, and its codes by columns for that of the weight, where this learns. Sums are a
     token's alone, and fast, as in NVIDIA's Transformer Engine."""
-    weight_codes_MK, weight_scale_M1 = _by_rows(weight_MK)
+    weight_codes_MK, weight_scale_M1 = by_rows(weight_MK)
     product = scaled_product(codes_NK, scale_N1, weight_codes_MK, weight_scale_M1, fast=True)
     return _cut(product, len(x_NK), len(weight_MK), x_NK.dtype)
 
@@ -88,7 +88,7 @@ def _gradient_of_weight(
     return _cut(product, len(weight_MK), weight_MK.shape[1], weight_MK.dtype)
 
 
-def _by_rows(x_NK: Tensor) -> tuple[Tensor, Tensor]:
+def by_rows(x_NK: Tensor) -> tuple[Tensor, Tensor]:
     kernels = _kernels(x_NK.device) if x_NK.is_cuda else None
     return torch_rows(x_NK) if kernels is None else kernels.by_rows(x_NK)
 

@@ -7,8 +7,8 @@ The layers of the model stay where they are, with their names and parameters: ma
 teachers and engines know nothing of it. Nothing is kept from one call to the next, so that a weight is quantized anew
 each time it is used.
 
-Left as they are: embeddings and the output head, routers, adapters, and experts that are one fused parameter (as
-transformers has them), which would need grouped products.
+Left as they are: embeddings and the output head, routers, adapters, and in NVFP4 experts that are one fused parameter
+(as transformers has them). In FP8 these are multiplied by grouped products: experts.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from offbook.config import LinearConfig
+from offbook.linear.experts import LowExperts, experts_of, low_class
 from offbook.linear.formats import Division, Scope, approximate_division, ieee_division, mxfp8, nvfp4
 from offbook.linear.fp8 import fp8_linear, quantize, quantize_both
 from offbook.routers import routers_of
@@ -92,22 +93,24 @@ class LowLinear(nn.Linear):
 def compute_linears(model: PreTrainedModel, settings: LinearConfig) -> None:
     """From now on, whatever they did before."""
     for layer in _low(model):
-        layer.__class__ = nn.Linear
+        layer.__class__ = _plain(layer)
     for layer in _linears(model) if settings.kind != "plain" else ():
         layer.__class__, layer.settings = LowLinear, settings
+    for experts in experts_of(model) if settings.kind == "fp8" else ():
+        experts.__class__ = low_class(type(experts))
 
 
 @contextmanager
 def plainly(model: PreTrainedModel) -> Iterator[None]:
     """Meanwhile in the model's own precision: for whoever looks at what a model computes, and not how exactly."""
-    low = _low(model)
-    for layer in low:
-        layer.__class__ = nn.Linear
+    low = [(layer, type(layer)) for layer in _low(model)]
+    for layer, _ in low:
+        layer.__class__ = _plain(layer)
     try:
         yield
     finally:
-        for layer in low:
-            layer.__class__ = LowLinear
+        for layer, kind in low:
+            layer.__class__ = kind
 
 
 def refuse_lacking(settings: LinearConfig, device: str, capability: tuple[int, int] | None) -> None:
@@ -125,5 +128,9 @@ def _linears(model: PreTrainedModel) -> Iterator[nn.Linear]:
             yield layer
 
 
-def _low(model: PreTrainedModel) -> list[LowLinear]:
-    return [layer for layer in model.modules() if isinstance(layer, LowLinear)]
+def _low(model: PreTrainedModel) -> list[nn.Module]:
+    return [layer for layer in model.modules() if isinstance(layer, (LowLinear, LowExperts))]
+
+
+def _plain(low: nn.Module) -> type[nn.Module]:
+    return nn.Linear if isinstance(low, LowLinear) else type(low).__bases__[1]

@@ -53,6 +53,7 @@ CGROUPS = (  # of version 2 and of version 1: limit, use
 KEPT_FILES = ("active_file", "inactive_file")  # counted as used, and given back when somebody needs it
 IN_A_STEP = ("activations", "head, or a layer's backward", "branch pass")  # the parts of `step_parts`
 Mode = Literal["none", "layers", "all"]
+EXPERT_COPY_BYTES = 3  # in FP8, an entry: its code, and turned for the backward pass itself; not held against a GPU yet
 Linear = Literal["plain", "fp8", "nvfp4"]
 MODES: tuple[Mode, ...] = ("none", "layers", "all")  # from the fastest to the smallest
 GATHERED = 2  # layers of a sharded model at a time: one computes, the next is on its way
@@ -81,6 +82,7 @@ class Shapes:
     trained_experts: int  # of those
     product_entries: int  # of the largest matrix of a linear layer
     product_width: int  # what that takes and gives of a token, together
+    expert_product: int  # of all experts of a layer, the entries of their largest matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         trained_experts=sum(one.numel() for one in experts if one.requires_grad),
         product_entries=largest[0],
         product_width=largest[1],
+        expert_product=max((one.numel() for one in experts), default=0),
     )
 
 
@@ -234,6 +237,8 @@ def step_parts(
     at_head = chunk + (4 + shapes.width_bytes) * table + 2 * tokens * given  # a chunk's gradient and their sum
     copied = (COMPILED_COPY_BYTES if way.compile else COPY_BYTES)[linear]
     copies = copied * (tokens * shapes.product_width + shapes.product_entries)
+    if linear == "fp8":
+        copies = max(copies, EXPERT_COPY_BYTES * shapes.expert_product)
     in_layer = tokens * (again + BACKWARD_SHARE * layer) + copies + shapes.width_bytes * table
     # At the end no activations are left. Gradients of a table that is tied meet there: the head's and its own.
     at_end = 2 * shapes.width_bytes * table * shapes.tied - activations
