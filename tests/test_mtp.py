@@ -55,22 +55,27 @@ def test_it_learns_on_what_it_sees_when_it_drafts(kind: str, window: int, monkey
     monkeypatch.setattr(train_draft, "WINDOW", window)
     model = tiny_model(kind).double()
     trainer = DraftTrainer(model, moved(DraftHead(model)), MtpConfig(depth=4))
-    row = Batch.collate(samples(1, 24), CPU).row
+    lengths = [24, 17, 3, 2]
+    ids = torch.tensor([random_ids(random.Random(seed), 24) for seed in range(4)])  # filler behind a row's end
     with torch.no_grad():
-        hidden, _ = Decoder(model).hidden(row)
-        embedded = model.get_input_embeddings()(row.ids_1F)[:, 1:]
-        found = trainer.states(row.ids_1F, hidden)
+        hidden = model.model(input_ids=ids).last_hidden_state
+        embedded = model.get_input_embeddings()(ids)[:, 1:]
+        found = [*trainer.states(ids, hidden, lengths)]
         assert len(found) == 4
-        for depth, (states, start) in enumerate(found):
-            assert states.shape[1] == (23 if not depth else min(23, found[1][1] + window) - start)
-            for number in range(states.shape[1]):
-                begin = start + number - depth  # the last position whose state is the model's
-                read = hidden[:, : begin + 1]
+        for depth, states in enumerate(found):
+            usable, starts = [23, 16, 2, 0], [start - depth + 1 for start in states.first]
+            ends = [min(length, start + window) for length, start in zip(usable, starts, strict=True)]
+            windows = [max(0, end - first) for end, first in zip(ends, states.first, strict=True)]
+            assert states.count == (windows if depth else usable)
+            for row, number in [(row, number) for row, count in enumerate(states.count) for number in range(count)]:
+                begin = states.first[row] + number - depth  # the last position whose state is the model's
+                read = hidden[row : row + 1, : begin + 1]
                 for _ in range(depth + 1):
                     position = torch.arange(read.shape[1])[None]
-                    state = trainer.head(embedded[:, : read.shape[1]], read, position, depths=Depths())
+                    told = embedded[row : row + 1, : read.shape[1]]
+                    state = trainer.head(told, read, position, depths=Depths())
                     read = torch.cat([read, state[:, -1:]], dim=1)
-                assert torch.allclose(states[:, number], read[:, -1], atol=1e-8)
+                assert torch.allclose(states.state_BWD[row, number], read[0, -1], atol=1e-8)
 
 
 @pytest.mark.parametrize("loss", ["kl", "tv", "lk", "kl-tv", "ce"])
@@ -82,8 +87,8 @@ def test_the_loss_is_the_one_that_was_asked_for(loss: str) -> None:
     batch = Batch.collate([one], CPU)
     with torch.no_grad():
         hidden, _ = Decoder(model).hidden(batch.row)
-        ((states, _),) = trainer.states(batch.row.ids_1F, hidden)
-        q, p = ((model.lm_head(x)[0] / 0.7).log_softmax(-1) for x in (states[:, 4:8], hidden[:, 5:9]))
+        (states,) = trainer.states(batch.row.ids_1F, hidden, [12])
+        q, p = ((model.lm_head(x)[0] / 0.7).log_softmax(-1) for x in (states.state_BWD[:, 4:8], hidden[:, 5:9]))
     trainer.learn(batch, hidden)
     found = trainer.step()
     apart = (p.exp() - q.exp()).abs().sum(-1) / 2

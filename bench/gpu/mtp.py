@@ -240,7 +240,9 @@ def vllm_speeds(options: argparse.Namespace, place: Path, report: Report) -> Non
     longest = max(len(prompt) for batch in options.batches for prompt in beginnings(options, place, 4 * batch))
     context = longest + options.new
     logs = {name: place / f"vllm-{name.split()[0]}.log" for name in arms}
-    servers = {name: vllm_server(folder, more, context, logs[name]) for name, more in arms.items()}
+    servers = {
+        name: vllm_server(folder, more, max(options.batches), context, logs[name]) for name, more in arms.items()
+    }
     with ThreadPoolExecutor(len(servers)) as pool:
         up = {name: pool.submit(server.start) for name, server in servers.items()}
         wait(up.values())
@@ -266,10 +268,12 @@ def vllm_speeds(options: argparse.Namespace, place: Path, report: Report) -> Non
         server.stop()
 
 
-def vllm_server(folder: Path, more: list[str], context: int, log: Path) -> Server:
+def vllm_server(folder: Path, more: list[str], rows: int, context: int, log: Path) -> Server:
     """Its memory is said: with others beside it vLLM takes what they allocate meanwhile for its own."""
-    memory = ["--kv-cache-memory-bytes", str(CACHE_BYTES)] if ON_GPU else []
-    return Server(folder, VllmConfig(gpu_share=0.05, options=[*memory, *more]), context, log, lambda what, share: None)
+    given = ["--max-num-seqs", str(rows), *more]  # fewer graphs to record
+    if ON_GPU:
+        given += ["--kv-cache-memory-bytes", str(CACHE_BYTES)]
+    return Server(folder, VllmConfig(gpu_share=0.05, options=given), context, log, lambda what, share: None)
 
 
 def counted(server: Server) -> Row:

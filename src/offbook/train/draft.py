@@ -7,18 +7,23 @@ what it will attend to when it drafts: keys of the model's states up to where dr
 Left out: EAGLE's regression on hidden states. What counts is the distribution, and that is compared itself. Depths
 above 1 are trained on a window of each sample, which bounds what they cost however long samples are.
 
-Axes: F tokens of a micro-batch, T of a sample, W of a window, N tokens to predict, D width, V vocabulary.
+Samples of about one length are rows side by side, with filler behind the shorter ones.
+
+Axes: F tokens of a micro-batch, B rows, T tokens of each, W of a window, N tokens to predict, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, PreTrainedModel
 
 from offbook.config import MtpConfig
@@ -36,30 +41,39 @@ NAME = "offbook_draft"  # of the attention function
 WINDOW = 512  # tokens of a sample, at depths above 1
 LED = 3.0  # how fast KL gives way to total variation as more is kept: exp(-3) is left where all is (2602.23881)
 CLIP = 1.0  # the most that the gradient's norm may be
-Draft = tuple[Tensor, Tensor]  # of a sample: states that predict, and the places in the row of what they do
+Draft = tuple[Tensor, Tensor]  # states that predict, and the places in the row of what they do
 
 
 @dataclass(slots=True)
 class Depths:
-    """Keys and values of the depths so far, of the first for all positions, and of the others from `start` on."""
+    """Keys and values of the depths so far: of the first for all positions, of the others for those of the window."""
 
-    start: int = 0
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
+    place_BW: Tensor | None = None  # positions of the window, at depths above 1
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         depth = len(self.keys)  # from 0
         self.keys.append(key)
         self.values.append(value)
-        if not depth:
+        if self.place_BW is None:
             return attend(query, key, value, None, scaling)
-        place = torch.arange(query.shape[2], device=query.device) + self.start + depth - 1
-        masks = [torch.arange(self.keys[0].shape[2], device=query.device) <= place[:, None] - depth]
-        for number, keys in enumerate(self.keys[1:], 1):  # one of each: that of the same draft
-            there = torch.arange(keys.shape[2], device=query.device) + self.start + number - 1
-            masks.append(there == place[:, None] - depth + number)
-        mask = torch.cat(masks, dim=1)[None, None]
+        first = torch.arange(self.keys[0].shape[2], device=query.device)
+        masks = [first <= self.place_BW[:, :, None] - depth]
+        for keys in self.keys[1:]:  # one of each: that of the same draft
+            same = torch.eye(query.shape[2], keys.shape[2], dtype=torch.bool, device=query.device)
+            masks.append(same.expand(len(query), -1, -1))
+        mask = torch.cat(masks, dim=2)[:, None]
         return attend(query, torch.cat(self.keys, 2), torch.cat(self.values, 2), mask, scaling)
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What the head makes at one depth. At position p it has read the token at p + 1, and predicts the one at p + 2."""
+
+    state_BWD: Tensor
+    first: list[int]  # of each row, the position of its first state
+    count: list[int]  # and how many are its own; behind them is filler
 
 
 def _attention(
@@ -95,38 +109,60 @@ class DraftTrainer:
         """Adds a micro-batch to the step: its gradients and what it says. `hidden_1FD` are the model's last states."""
         began, hidden_1FD = self._now(), hidden_1FD.detach()
         drafts: list[list[Draft]] = [[] for _ in range(self.settings.depth)]  # of each depth
+        rows = sorted(zip(batch.samples, batch.row.starts, strict=True), key=lambda row: len(row[0].ids))
         with torch.set_grad_enabled(differentiate):
-            for begin, sample in zip(batch.row.starts, batch.samples, strict=True):
-                own = slice(begin, begin + len(sample.ids))
-                states = self.states(batch.row.ids_1F[:, own], hidden_1FD[:, own]) if len(sample.ids) > 2 else []
-                for depth, (state_1WD, first) in enumerate(states):
-                    place_N = _predicted(sample, first, state_1WD.shape[1])
-                    drafts[depth].append((state_1WD[0, place_N - 2 - first], begin + place_N))
+            for _, alike in itertools.groupby(rows, key=lambda row: len(row[0].ids).bit_length()):
+                for depth, draft in enumerate(self._drafts(batch, hidden_1FD[0], [*alike])):
+                    drafts[depth].append(draft)
             losses = [self._loss(batch, hidden_1FD, each, depth) for depth, each in enumerate(drafts) if each]
         if differentiate and (there := [loss for loss in losses if loss is not None]):
             torch.stack(there).sum().backward()
         self._spent.append((began, self._now()))
 
-    def states(self, ids_1T: Tensor, hidden_1TD: Tensor) -> list[tuple[Tensor, int]]:
-        """What the head makes at each depth, and the first position that it makes it of. At position p it has read the
-        token at p + 1, and predicts the one at p + 2."""
-        embedded_1TD = self.model.get_input_embeddings()(ids_1T).detach()[:, 1:]
-        length = embedded_1TD.shape[1]
+    def _drafts(self, batch: Batch, hidden_FD: Tensor, rows: list[tuple[Sample, int]]) -> Iterator[Draft]:
+        """Of samples and where they begin in the row, at each depth."""
+        lengths, counted = [len(sample.ids) for sample, _ in rows], [_counted(sample) for sample, _ in rows]
+        parts = [slice(begin, begin + length) for (_, begin), length in zip(rows, lengths, strict=True)]
+        ids_BT = pad_sequence([batch.row.ids_1F[0, part] for part in parts], batch_first=True)
+        hidden_BTD = pad_sequence([hidden_FD[part] for part in parts], batch_first=True)
+        for states in self.states(ids_BT, hidden_BTD, lengths):
+            where, places = [], []
+            for number, (first, count) in enumerate(zip(states.first, states.count, strict=True)):
+                place_N = counted[number]
+                place_N = place_N[(place_N >= first + 2) & (place_N < first + 2 + count)]
+                where.append(number * states.state_BWD.shape[1] + place_N - 2 - first)
+                places.append(parts[number].start + place_N)
+            where_N = torch.cat(where).to(hidden_FD.device)
+            yield states.state_BWD.flatten(0, 1)[where_N], torch.cat(places)
+
+    def states(self, ids_BT: Tensor, hidden_BTD: Tensor, lengths: list[int]) -> Iterator[States]:
+        """Of each depth, as far as samples are long enough."""
+        embedded_BTD = self.model.get_input_embeddings()(ids_BT).detach()[:, 1:]
+        usable = [length - 1 if length > 2 else 0 for length in lengths]
+        starts = [self._start(length) for length in usable]
+        rows_B1 = torch.arange(len(lengths), device=ids_BT.device)[:, None]
+        place_1T = torch.arange(embedded_BTD.shape[1], device=ids_BT.device)[None]
+        depths = Depths()
+        state_BWD = self.head(embedded_BTD, hidden_BTD[:, :-1], place_1T, depths=depths)
+        yield States(state_BWD, [0] * len(lengths), usable)
+        for depth in range(1, self.settings.depth):
+            first = [start + depth - 1 for start in starts]
+            ends = [min(length, start + WINDOW) for length, start in zip(usable, starts, strict=True)]
+            count = [max(0, end - begin) for end, begin in zip(ends, first, strict=True)]
+            if not (width := max(count)):
+                return
+            first_B1 = torch.tensor(first, device=ids_BT.device)[:, None]
+            place_BW = (first_B1 + place_1T[:, :width]).clamp(max=embedded_BTD.shape[1] - 1)
+            # What was made at the position before. From the second depth on that is the one in the same place.
+            state_BWD = state_BWD[rows_B1, place_BW - 1] if depth == 1 else state_BWD[:, :width]
+            depths.place_BW = place_BW
+            state_BWD = self.head(embedded_BTD[rows_B1, place_BW], state_BWD, place_BW, depths=depths)
+            yield States(state_BWD, first, count)
+
+    def _start(self, length: int) -> int:
+        """Of the window, in so many positions."""
         self._rng.manual_seed(self.steps)
-        start = 1 + int(torch.randint(max(1, length - WINDOW), (1,), generator=self._rng))
-        depths, found = Depths(start), list[tuple[Tensor, int]]()
-        state_1TD, first, places = hidden_1TD[:, :-1], 0, slice(0, length)
-        for depth in range(self.settings.depth):
-            if depth:
-                before, first = first, start + depth - 1
-                places = slice(first, min(length, start + WINDOW))
-                if places.stop <= places.start:
-                    break
-                state_1TD = state_1TD[:, places.start - 1 - before : places.stop - 1 - before]
-            position_1T = torch.arange(places.start, places.stop, device=ids_1T.device)[None]
-            state_1TD = self.head(embedded_1TD[:, places], state_1TD, position_1T, depths=depths)
-            found.append((state_1TD, first))
-        return found
+        return 1 + int(torch.randint(max(1, length - WINDOW), (1,), generator=self._rng))
 
     def _loss(self, batch: Batch, hidden_1FD: Tensor, drafts: list[Draft], depth: int) -> Tensor | None:
         """The sum over the tokens that were sampled, or are to be imitated."""
@@ -221,9 +257,9 @@ class _Constant(nn.Module):
         return logits
 
 
-def _predicted(sample: Sample, start: int, count: int) -> Tensor:
-    """Places of the tokens with a weight, of those that states at start:start + count predict."""
+def _counted(sample: Sample) -> Tensor:
+    """Places of the tokens with a weight."""
     weights_2T = torch.zeros(2, len(sample.ids))
     for weight_T, stream in zip(weights_2T, (sample.rl_weight, sample.ce_weight), strict=True):
         weight_T[: len(stream)] = torch.tensor(stream)
-    return weights_2T[:, start + 2 : start + 2 + count].any(0).nonzero()[:, 0] + start + 2
+    return weights_2T.any(0).nonzero()[:, 0]
