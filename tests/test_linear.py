@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from transformers import Llama4ForCausalLM, Llama4TextConfig
 
 from offbook.config import ConfigError, LinearConfig, LoraConfig, TrainConfig, load_config
 from offbook.engine import LocalEngine
 from offbook.engine.apart import ApartEngine
-from offbook.linear import compute_linears, plainly, refuse_lacking
+from offbook.linear import compute_linears, experts_of, plainly, refuse_lacking
 from offbook.linear.experts import LowExperts, fp8_grouped, low_class
 from offbook.linear.formats import E2M1, E4M3, Grid, approximate_division, e8m0, ieee_division, mxfp8, nvfp4
 from offbook.linear.fp8 import fp8_linear, quantize
@@ -35,7 +36,7 @@ from offbook.train.attention import Packed
 from offbook.train.lora import make_trainable
 from offbook.train.memory import Way, shapes_of, step_parts
 from offbook.train.teachers import sharing_copy
-from offbook.train.trainer import Trainer, weights_of
+from offbook.train.trainer import Trainer, _asks, weights_of
 from offbook.types import Distill, OffbookError, Prompt, Sample
 
 FP8, TOKEN, TENSOR, APPROXIMATE = (
@@ -291,17 +292,25 @@ def test_experts_in_fp8_are_those_of_single_products() -> None:
 def test_a_layer_of_experts_in_fp8_gives_what_a_plain_one_does(family: str) -> None:
     experts = next(module for name, module in make_moe(family).named_modules() if name.endswith(".experts"))
     count, width = experts.gate_up_proj.shape[0], experts.down_proj.shape[1]
-    hidden, gates = torch.randn(30, width), torch.rand(30, 2)
+    hidden, gates = torch.randn(30, width), torch.rand(30, 2, requires_grad=True)
     chosen = torch.stack([torch.randperm(count - 1)[:2] for _ in range(30)])  # the last one gets no token
     wanted = experts(hidden, chosen, gates)
+    (of_gates,) = torch.autograd.grad(wanted.pow(2).sum(), gates)
     experts.__class__ = low_class(type(experts))
-    assert (experts(hidden, chosen, gates) - wanted).norm() < 0.08 * wanted.norm()
+    low = experts(hidden, chosen, gates)
+    assert (low - wanted).norm() < 0.08 * wanted.norm()
+    assert (torch.autograd.grad(low.pow(2).sum(), gates)[0] - of_gates).norm() < 0.16 * of_gates.norm()
+    with torch.no_grad():  # so few that only the experts they ask are read
+        assert torch.allclose(experts(hidden[:3], chosen[:3], gates[:3]), low[:3], atol=1e-5)
 
 
 def test_experts_are_in_fp8_where_they_can_be() -> None:
     model, odd = make_moe("qwen3"), make_moe("qwen3")
     experts = odd.model.layers[1].mlp.experts
     experts.gate_up_proj, experts.down_proj = nn.Parameter(torch.ones(8, 56, 48)), nn.Parameter(torch.ones(8, 48, 28))
+    turned = make_moe("qwen3")
+    turned.model.layers[1].mlp.experts.is_transposed = True
+    assert len([*experts_of(turned)]) == 1
     for settings, one, count in ((FP8, model, 2), (FP8, odd, 1), (TOKEN, model, 0), (LinearConfig(), model, 0)):
         compute_linears(one, settings)
         assert sum(isinstance(part, LowExperts) for part in one.modules()) == count
@@ -311,7 +320,7 @@ def test_experts_are_in_fp8_where_they_can_be() -> None:
     ids = torch.tensor([random_ids(random.Random(0), 30)])
     low = model(input_ids=ids).logits
     with plainly(model):
-        assert not torch.equal(model(input_ids=ids).logits, low)
+        assert torch.equal(model(input_ids=ids).logits, make_moe("qwen3")(input_ids=ids).logits)
     assert torch.equal(model(input_ids=ids).logits, low)
     assert torch.equal(copy(input_ids=ids).logits, low)
 
@@ -328,6 +337,7 @@ def test_experts_learn_in_fp8(lora: LoraConfig, recompute: str) -> None:
         settings = TrainConfig(linear=LinearConfig(kind=kind), recompute=recompute)
         trainer = Trainer(model, settings, TEACHERS["live"])
         trainer.gradients(samples())
+        assert sum(isinstance(part, LowExperts) for part in model.modules()) == 2 * (kind == "fp8")
         named = {name: one.grad for name, one in trainer.masters.named.items() if "experts" in name}
         gradients[kind] = torch.cat([one.flatten() for one in named.values() if one is not None])
     assert gradients["plain"].norm() > 0
@@ -392,7 +402,18 @@ def test_layers_that_get_no_gradient_are_refused(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(OffbookError, match="layers in fp8 get no gradient on this machine"):
         trainer.step(samples())
     alike = [replace(one, advantage=[0.0] * len(one.ids), ce_weight=[], branches=[]) for one in samples()]
-    assert other.step(alike).metrics["gradient_norm"] == 0  # asks for none
+    assert other.step(alike).metrics["gradient_norm"] == 0  # asks for none, and the next one does
+    with pytest.raises(OffbookError, match="layers in fp8 get no gradient on this machine"):
+        other.step(samples())
+
+
+def test_what_asks_for_a_gradient() -> None:
+    ids = [5, 6, 7]
+    assert _asks(Sample(ids, advantage=[0.0, 1.0], rl_weight=[0.0, 1.0]))
+    assert _asks(Sample(ids, ce_weight=[0.0, 0.0, 1.0]))
+    assert _asks(replace(samples()[0], advantage=[], rl_weight=[], ce_weight=[]))
+    first = Sample(ids, advantage=[1.0, 1.0], rl_weight=[1.0, 0.0], ce_weight=[1.0])  # which nothing predicts
+    assert not _asks(first)
 
 
 def test_plan_counts_copies_and_says_the_kind() -> None:
@@ -403,6 +424,8 @@ def test_plan_counts_copies_and_says_the_kind() -> None:
     part = "head, or a layer's backward"
     assert plans["plain"].parts[part] <= plans["fp8"].parts[part] <= plans["nvfp4"].parts[part]
     assert plans["fp8"].to_dict()["linear"] == "fp8"
+    assert "linear layers in nvfp4" in str(plans["nvfp4"])
+    assert "linear" not in str(plans["plain"])
     shapes = shapes_of(make_moe("qwen3").to("meta"))
     assert shapes.expert_product == 8 * 64 * 48
     large = replace(shapes, expert_product=10**9)
@@ -521,3 +544,11 @@ def test_compiled_layers_that_share_an_input_quantize_it_once_and_keep_codes() -
     assert graphs[1]["offbook.fp8_quantize_both.default"] == 2
     assert [tuple(one.shape) for one in kept if one.dtype == torch.float8_e4m3fn] == [(48, 32)]
     assert not any(one.shape == x.shape for one in kept)
+
+
+def test_families_that_gate_in_a_way_of_their_own_stay_plain() -> None:
+    config = Llama4TextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, intermediate_size_mlp=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_local_experts=4, moe_layers=[1],
+    )  # fmt: skip
+    assert not [*experts_of(Llama4ForCausalLM(config))]

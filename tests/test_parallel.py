@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from offbook.config import LoraConfig, RanksConfig, TrainConfig
+from offbook.config import LinearConfig, LoraConfig, RanksConfig, TrainConfig
 from offbook.train.attention import Packed
 from offbook.train.lora import make_trainable
 from offbook.train.measure import measure_branches
@@ -262,7 +262,8 @@ def test_a_fault_in_one_rank_is_raised_on_all(said: str) -> None:
 
 
 def anchored(samples: list[list[Sample]]) -> float:
-    settings = TrainConfig(micro_tokens=64, reference_kl=0.1)
+    """In FP8, too: all have to look whether its layers get a gradient."""
+    settings = TrainConfig(micro_tokens=64, reference_kl=0.1, linear=LinearConfig(kind="fp8"))
     teachers: dict[str, Kind] = {"live": Live(), "start": Frozen()}
     trainer = Trainer(tiny_model(), settings, teachers, Ranks(make_mesh(1, 2, "cpu")))
     return trainer.step(samples[dist.get_rank()]).metrics["gradient_norm"]

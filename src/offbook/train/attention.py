@@ -226,9 +226,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scali
 def fused_kernels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> list[SDPBackend]:
     """Those that can run these inputs, the fastest first."""
     params = SDPAParams(query, key, value, mask, 0.0, mask is None, True)
-    odd = query.shape[2] % BLOCK or key.shape[2] % BLOCK  # cuDNN plans each length for 50 ms, and an odd one is rare
-    kernels = FUSED[1:] if odd else FUSED
-    return [kernel for kernel, can_use in kernels if can_use(params)]
+    kernels = [kernel for kernel, can_use in FUSED if can_use(params)]
+    if query.shape[2] % BLOCK or key.shape[2] % BLOCK:  # cuDNN plans 50 ms for each length: these are rare
+        kernels = [kernel for kernel in kernels if kernel != SDPBackend.CUDNN_ATTENTION]
+    return kernels
 
 
 def _why_not(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> str:

@@ -109,7 +109,8 @@ class DraftTrainer:
         """Adds a micro-batch to the step: its gradients and what it says. `hidden_1FD` are the model's last states."""
         began, hidden_1FD = self._now(), hidden_1FD.detach()
         drafts: list[list[Draft]] = [[] for _ in range(self.settings.depth)]  # of each depth
-        rows = sorted(zip(batch.samples, batch.row.starts, strict=True), key=lambda row: len(row[0].ids))
+        rows = [row for row in zip(batch.samples, batch.row.starts, strict=True) if len(row[0].ids) > 2]
+        rows.sort(key=lambda row: len(row[0].ids))
         with torch.set_grad_enabled(differentiate):
             for _, alike in itertools.groupby(rows, key=lambda row: len(row[0].ids).bit_length()):
                 for depth, draft in enumerate(self._drafts(batch, hidden_1FD[0], [*alike])):
@@ -136,9 +137,9 @@ class DraftTrainer:
             yield states.state_BWD.flatten(0, 1)[where_N], torch.cat(places)
 
     def states(self, ids_BT: Tensor, hidden_BTD: Tensor, lengths: list[int]) -> Iterator[States]:
-        """Of each depth, as far as samples are long enough."""
+        """Of each depth, as far as samples are long enough. None has fewer than three tokens."""
         embedded_BTD = self.model.get_input_embeddings()(ids_BT).detach()[:, 1:]
-        usable = [length - 1 if length > 2 else 0 for length in lengths]
+        usable = [length - 1 for length in lengths]
         starts = [self._start(length) for length in usable]
         rows_B1 = torch.arange(len(lengths), device=ids_BT.device)[:, None]
         place_1T = torch.arange(embedded_BTD.shape[1], device=ids_BT.device)[None]

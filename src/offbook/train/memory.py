@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from offbook.linear import experts_of
 from offbook.train import head
 from offbook.train.optim.units import units_of
 
@@ -82,7 +83,7 @@ class Shapes:
     trained_experts: int  # of those
     product_entries: int  # of the largest matrix of a linear layer
     product_width: int  # what that takes and gives of a token, together
-    expert_product: int  # of all experts of a layer, the entries of their largest matrices
+    expert_product: int  # entries of the largest matrices of all experts of a layer, where FP8 takes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         trained_experts=sum(one.numel() for one in experts if one.requires_grad),
         product_entries=largest[0],
         product_width=largest[1],
-        expert_product=max((one.numel() for one in experts), default=0),
+        expert_product=max((one.numel() for low in experts_of(model) for one in low.parameters()), default=0),
     )
 
 

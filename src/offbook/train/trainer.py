@@ -112,6 +112,7 @@ class Trainer:
         self.masters = Masters(model)
         self.optimizer = _optimizer(self.masters, model, settings)
         self.steps = 0
+        self._has_learned = settings.linear.kind == "plain"  # else its layers have to show that they get a gradient
         self.micro_batches = 0  # so far: a sign of life within a step
         self.offered: Mapping[str, Tensor] = {}  # what was published last, where it is sharded
         self.snapshot: dict[str, Tensor] = {}  # the host's memory for what is kept of it, used again and again
@@ -129,8 +130,9 @@ class Trainer:
                 self.draft.forget()
             broken = [name for name, value in self._of_all(ledger.means()).items() if not math.isfinite(value)]
             raise NotFinite(f"the gradient is {float(gradient_norm)} ({', '.join(broken) or 'every loss is finite'})")
-        if self.steps == 0 and self.settings.linear.kind != "plain" and any(map(_asks, samples)):
+        if not self._has_learned and any(self.ranks.gathered(any(map(_asks, samples)))):
             self._refuse_lost()
+            self._has_learned = True
         self.steps += 1
         self.policy_norm = of_parts.get(f"{POLICY}/gradient_norm", 0.0) or self.policy_norm
         for group in self.optimizer.param_groups:
@@ -400,9 +402,10 @@ def _split_contests(batches: list[list[Sample]]) -> frozenset[str]:
 
 
 def _asks(sample: Sample) -> bool:
-    """For a gradient: a group whose rewards are all alike has no advantage, and rightly none."""
-    learned = any(map(mul, sample.advantage, sample.rl_weight))
-    return learned or any(sample.ce_weight) or bool(sample.branches)
+    """For a gradient: a group whose rewards are all alike has no advantage, and rightly none. Nothing predicts a first
+    token."""
+    learned = any(map(mul, sample.advantage[1:], sample.rl_weight[1:]))
+    return learned or any(sample.ce_weight[1:]) or bool(sample.branches)
 
 
 def _optimizer(masters: Masters, model: PreTrainedModel, settings: TrainConfig) -> torch.optim.Optimizer:
