@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from offbook.draft import DraftHead
 from offbook.engine import LocalEngine
+from offbook.engine.attention import NextTokens
 from offbook.engine.local import LocalSession
 from offbook.engine.sampling import draw, verify
 from offbook.engine.speculate import Drafted
@@ -153,10 +154,15 @@ def test_the_same_seed_gives_the_same_tokens_in_every_memory() -> None:
     assert narrow.tokens_prefilled > roomy.tokens_prefilled
 
 
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_drafts_are_those_of_a_head_that_reads_everything_anew(kind: str) -> None:
-    """In the first turn and in one that goes on from what was kept, at every depth."""
-    engine = drafting(lambda: tiny_model(kind).double(), mode="continuous")
+def test_drafts_are_those_of_a_head_that_reads_everything_anew(kind: str, static: bool) -> None:
+    """In the first turn and in one that goes on from what was kept, at every depth; what a turn adds is a short reading
+    where graphs could be."""
+    engine = drafting(lambda: tiny_model(kind).double(), mode="continuous", static=static)
+    read = engine.decoder._ends
+    short: list[bool] = []
+    engine.decoder._ends = lambda *given: (short.append(isinstance(given[2], NextTokens)), read(*given))[1]
     at_work, rng, seen = engine.decoder.drafting, random.Random(0), list[tuple[int, Drafted]]()
     draft = at_work.draft
 
@@ -177,11 +183,14 @@ def test_drafts_are_those_of_a_head_that_reads_everything_anew(kind: str) -> Non
         return done
 
     (done,) = run(engine, turns)
+    assert short == [static] * 3
     plain = tiny_model(kind).double()
     head = head_of(plain)
     for ids, drafts in done:
         assert len(drafts) >= 2
         for place, drafted in drafts:  # of the token that is to be read next
+            if place >= len(ids):  # written behind the message's end, for nobody
+                continue
             with torch.no_grad():
                 read = plain.model(torch.tensor([ids[:place]])).last_hidden_state
                 following = [*ids[1 : place + 1], *drafted.token_RK[0].tolist()]

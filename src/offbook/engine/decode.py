@@ -68,6 +68,7 @@ class Decoder:
         fused = self.graphs.on and hasattr(model.base_model, "layers")
         install(model, fused)
         self.drafting = drafting
+        self._again = 1 if drafting else 0  # what a head keeps of a token depends on the next one
         self._hidden = torch.empty(0)  # the last states of the last forward, for a head
         if drafting:
             drafting.install(fused)
@@ -192,7 +193,7 @@ class Decoder:
         self._new_KS = torch.ones(STEPS, count, dtype=torch.long, device=device)  # how many of the W
         self._number = torch.zeros(1, dtype=torch.long, device=device)  # of the step since the last look
         self.graphs.forget()
-        self._short = ShortReadings(self.model, self.places, self.graphs, self._logits)
+        self._short = ShortReadings(self.model, self.places, self.graphs, self._ends, self._again)
 
     def _rounded(self, length: int) -> int:
         """Keys that a step looks at: all, where each row reads its own alone; else, where each size is a graph, eight
@@ -226,18 +227,17 @@ class Decoder:
         return torch.stack([ends[place][0] for place in places])
 
     def _compute(self, fills: list[Fill], ends: Ends) -> None:
-        """Prefill, in forwards of many rows' tokens side by side. What the head keeps of a token depends on the next
-        one: of what is shared, its last token is read once more."""
-        if self.static and not self.drafting and (size := self._short.size_of(fills)):
-            for fill, logits_V in zip(fills, self._short.read(fills, size), strict=True):
-                ends[fill.place] = logits_V, logits_V[:0]
+        """Prefill, in forwards of many rows' tokens side by side."""
+        if self.static and (size := self._short.size_of(fills)):
+            logits_RV, hidden_RD = self._short.read(fills, size)
+            ends.update({fill.place: (logits_RV[row], hidden_RD[row]) for row, fill in enumerate(fills)})
             self.tokens_prefilled += sum(fill.new for fill in fills)
             return
         ids: list[int] = []
         following: list[int] = []
         parts: list[Part] = []
         for fill in fills:
-            for start in range(max(0, fill.shared - bool(self.drafting)), len(fill.ids), PREFILL_TOKENS):
+            for start in range(fill.start(self._again), len(fill.ids), PREFILL_TOKENS):
                 new = fill.ids[start : start + PREFILL_TOKENS]
                 if len(ids) + len(new) > PREFILL_TOKENS:
                     self._forward(ids, following, parts, ends)
@@ -253,21 +253,26 @@ class Decoder:
         device = self.model.device
         tokens = NewTokens(self.places, parts, device)
         last_P = torch.tensor([part.end - 1 for part in parts], device=device)
+        both_2T = torch.tensor([ids, following], device=device)
         with nullcontext() if len(ids) >= FUSED_TOKENS else unfused(self.model):
-            logits_PV = self._logits(torch.tensor([ids], device=device), tokens.position_T[None], tokens, last_P)
-        hidden_PD = self._hidden[0, last_P] if self.drafting else logits_PV[:, :0]
+            logits_PV, hidden_PD = self._ends(both_2T, tokens.position_T[None], tokens, last_P)
         for part, logits_V, hidden_D in zip(parts, logits_PV, hidden_PD, strict=True):
             ends[part.place] = logits_V, hidden_D
-        if self.drafting:
-            self.drafting.read(torch.tensor([following], device=device), self._hidden, tokens)
         self.tokens_prefilled += len(ids)
 
-    def _logits(self, ids_1T: Tensor, position_1T: Tensor, tokens: NewTokens | NextTokens, last_P: Tensor) -> Tensor:
-        """Of a flat row, behind some of its tokens."""
-        logits_PV = self._run(ids_1T, position_1T, tokens, logits_to_keep=last_P)[0]
+    def _ends(
+        self, both_2T: Tensor, position_1T: Tensor, tokens: NewTokens | NextTokens, last_P: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A flat row and the token behind each of its own, by model and head: logits and, with a head, states behind
+        some of them."""
+        logits_PV = self._run(both_2T[:1], position_1T, tokens, logits_to_keep=last_P)[0]
         if sum(layer >= 0 for layer in self.places.layers) < self.model.config.get_text_config().num_hidden_layers:
             raise RuntimeError(f"{type(self.model).__name__} hides its keys and values from the local engine")
-        return logits_PV
+        if not self.drafting:
+            return logits_PV, logits_PV[:, :0]
+        hidden_1TD = self._hidden
+        self.drafting.read(both_2T[1:], hidden_1TD, position_1T, tokens)
+        return logits_PV, hidden_1TD[0, last_P]
 
     def _step(self, rows: int, length: int) -> None:
         """Nothing here depends on a value of a tensor, and nothing is left behind but in the same memory."""

@@ -26,6 +26,10 @@ class Fill:
         """Tokens that are to be computed."""
         return len(self.ids) - self.shared
 
+    def start(self, again: int) -> int:
+        """Of what is read, where so many of the shared tokens are read once more."""
+        return max(0, self.shared - again)
+
 
 def plan_fills(wanted: Mapping[int, list[int]], kept: Mapping[int, list[int]]) -> list[Fill]:
     """Ids by place, and what lies at places now; in the order of the waves.

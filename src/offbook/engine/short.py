@@ -22,22 +22,25 @@ from offbook.engine.prefill import Fill
 ROWS, TOKENS = (2, 8), (64, 256)
 FEWEST_KEYS = 512  # that are looked at: fewer cost a GPU as much, and each size is a graph more
 WORK = 2**39  # tokens x parameters of one at most: some milliseconds of a GPU, where its calls take the host 30
-Forward = Callable[[Tensor, Tensor, NextTokens, Tensor], Tensor]  # flat ids and positions, and whose logits are wanted
+# Of a flat row its ids and those behind them, positions, and the tokens behind which logits and states are wanted.
+Forward = Callable[[Tensor, Tensor, NextTokens, Tensor], tuple[Tensor, Tensor]]
 Size = tuple[int, int, int]  # rows, tokens, keys
 
 
 class ShortReadings:
-    def __init__(self, model: PreTrainedModel, places: Places, graphs: Graphs, forward: Forward):
+    def __init__(self, model: PreTrainedModel, places: Places, graphs: Graphs, forward: Forward, again: int):
+        """`again`: of the tokens that are there, how many are read once more."""
         config = model.config.get_text_config()
         self.places, self.graphs, self.forward, self.dtype = places, graphs, forward, model.dtype
+        self.again = again
         self.shared = config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or 1)
         self.parameters = sum(one.numel() for one in model.parameters())
-        self.given = torch.zeros(2 * (TOKENS[-1] + 1) * ROWS[-1], dtype=torch.long, device=model.device)
-        self.logits_RV = torch.empty(0, 0)
+        self.given = torch.zeros((3 * TOKENS[-1] + 2) * ROWS[-1], dtype=torch.long, device=model.device)
+        self.found: tuple[Tensor, ...] = ()  # logits and states of each row
 
     def size_of(self, fills: list[Fill]) -> Size | None:
         """The least that these fit in, if there is one that costs little."""
-        most = max((fill.new for fill in fills), default=0)
+        most = max((len(fill.ids) - fill.start(self.again) for fill in fills), default=0)
         if not 0 < most <= TOKENS[-1] or len(fills) > ROWS[-1]:
             return None
         rows = next(rows for rows in ROWS if rows >= len(fills))
@@ -49,30 +52,36 @@ class ShortReadings:
         length = min(bucket(max(FEWEST_KEYS, *(len(fill.ids) for fill in fills))), self.places.length)
         return (rows, width, length) if rows * width * length * self.shared <= MASK_ENTRIES else None
 
-    def read(self, fills: list[Fill], size: Size) -> Tensor:
-        """The logits behind the last token of each."""
+    def read(self, fills: list[Fill], size: Size) -> tuple[Tensor, Tensor]:
+        """Logits and states behind the last token of each."""
         rows, width, _ = size
         top, spare = self.places.length - 1, rows - len(fills)
-        ids, positions = [], []
+        ids, following, positions, last = list[int](), list[int](), list[int](), list[int]()
         for fill in fills:
-            ids += [*fill.ids[fill.shared :], *[fill.ids[-1]] * (width - fill.new)]
-            positions += [*range(fill.shared, len(fill.ids)), *[top] * (width - fill.new)]
+            start = fill.start(self.again)
+            filler = width - (len(fill.ids) - start)
+            last.append(len(ids) + width - filler - 1)
+            ids += [*fill.ids[start:], *[fill.ids[-1]] * filler]
+            following += [*fill.ids[start + 1 :], *[0] * (filler + 1)]  # 0: not known yet
+            positions += [*range(start, len(fill.ids)), *[top] * filler]
         ids += [fills[0].ids[-1]] * (spare * width)
+        following += [0] * (spare * width)
         positions += [top] * (spare * width)
         places = [*(fill.place for fill in fills), *[fills[0].place] * spare]
-        last = [*(number * width + fill.new - 1 for number, fill in enumerate(fills)), *[0] * spare]
-        given = torch.tensor([*ids, *positions, *places, *last])
+        given = torch.tensor([*ids, *following, *positions, *places, *last, *[0] * spare])
         self.given[: len(given)].copy_(given)
         self.graphs.run(size, self._run)
-        return self.logits_RV[: len(fills)].clone()
+        logits_RV, hidden_RD = (found[: len(fills)].clone() for found in self.found)
+        return logits_RV, hidden_RD
 
     def _run(self, rows: int, width: int, length: int) -> None:
         count = rows * width
-        ids_T, position_T, place_R, last_R, _ = self.given.split(
-            [count, count, rows, rows, len(self.given) - 2 * (count + rows)]
+        both_X, position_T, place_R, last_R, _ = self.given.split(
+            [2 * count, count, rows, rows, len(self.given) - 3 * count - 2 * rows]
         )
         tokens = NextTokens(self.places, position_T.view(rows, width), length, self.dtype, place_R)
-        logits_RV = self.forward(ids_T[None], position_T[None], tokens, last_R)
-        if not len(self.logits_RV):  # the first time, which no graph is captured from
-            self.logits_RV = logits_RV.new_zeros(ROWS[-1], logits_RV.shape[1])
-        self.logits_RV[:rows].copy_(logits_RV)
+        found = self.forward(both_X.view(2, count), position_T[None], tokens, last_R)
+        if not self.found:  # the first time, which no graph is captured from
+            self.found = tuple(each.new_zeros(ROWS[-1], each.shape[1]) for each in found)
+        for kept, new in zip(self.found, found, strict=True):
+            kept[:rows].copy_(new)

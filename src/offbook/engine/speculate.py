@@ -49,9 +49,11 @@ class Drafting:
             self.looked_at[depth] += 1
             self.kept[depth] += depth < kept
 
-    def read(self, following_1T: Tensor, hidden_1TD: Tensor, tokens: NewTokens) -> None:
+    def read(
+        self, following_1T: Tensor, hidden_1TD: Tensor, position_1T: Tensor, tokens: NewTokens | NextTokens
+    ) -> None:
         """A prompt: states of its tokens, and the token behind each."""
-        self._head(following_1T, hidden_1TD, tokens.position_T[None], tokens)
+        self._head(following_1T, hidden_1TD, position_1T, tokens)
 
     def draft(
         self,
