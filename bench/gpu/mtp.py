@@ -49,7 +49,7 @@ from offbook.stages.sft import sft
 from offbook.types import Prompt, Rollout
 
 ON_GPU = torch.cuda.is_available()
-LOSSES = ("kl", "tv", "ce", "lk", "kl-tv")
+LOSSES = ("kl", "tv", "ce", "lk")
 PARTS = ("rollouts", "heads", "rl", "speed")
 VLLM = "vllm"
 CACHE_BYTES = 8_000_000_000  # for the keys and values of a vLLM server

@@ -139,10 +139,10 @@ class MtpConfig(Section):
     """A draft head: `offbook mtp` trains one, and `offbook train` goes on with it beside the model: docs/mtp.md."""
 
     along: bool = Field(default=False, description="train the head of the engine along with the model")
-    loss: Literal["kl", "tv", "lk", "kl-tv", "ce"] = Field(
+    loss: Literal["kl", "tv", "lk", "ce"] = Field(
         default="kl",
-        description="to the model's own distribution: KL(model || head), total variation, -log of what sampling keeps, "
-        "or KL where they are far apart and total variation where not; ce: to the tokens",
+        description="to the model's own distribution: KL(model || head), total variation, or -log of what sampling "
+        "keeps; ce: to the tokens",
     )
     depth: int = Field(default=3, ge=1, le=16, description="tokens ahead that it learns to draft")
     learning_rate: float = Field(default=1e-3, gt=0, description="the highest; of `along` all the time")

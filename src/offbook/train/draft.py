@@ -39,7 +39,6 @@ from offbook.types import Sample
 
 NAME = "offbook_draft"  # of the attention function
 WINDOW = 512  # tokens of a sample, at depths above 1
-LED = 3.0  # how fast KL gives way to total variation as more is kept: exp(-3) is left where all is (2602.23881)
 CLIP = 1.0  # the most that the gradient's norm may be
 Draft = tuple[Tensor, Tensor]  # states that predict, and the places in the row of what they do
 
@@ -185,13 +184,10 @@ class DraftTrainer:
                 nats_N = -student_NV.gather(1, ids_N[part][:, None])[:, 0]
             elif kind == "tv":
                 nats_N = apart_N
-            elif kind == "lk":
+            elif kind == "lk":  # of what is kept (2602.23881)
                 nats_N = -torch.minimum(student_NV, teacher_NV).logsumexp(-1)
             else:
                 nats_N = divergence(student_NV, teacher_NV, "forward")
-            if kind == "kl-tv":  # total variation has no slope where nothing is in common, so KL leads there
-                far_N = torch.exp(-LED * (1 - apart_N.detach()))
-                nats_N = far_N * nats_N + (1 - far_N) * apart_N
             self._loss_K[depth] += nats_N.detach().sum()
             self._kept_K[depth] += (1 - apart_N.detach()).sum()
             return {kind: nats_N.sum()}
