@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offbook.config import ConfigError, MtpConfig, TrainConfig, load_config
-from offbook.draft import DraftHead, load_head, save_head
+from offbook.draft import BASE, DraftHead, head_entries, load_head, save_head
 from offbook.engine import LocalEngine
 from offbook.engine.apart import ApartEngine
 from offbook.loop.models import load_model
+from offbook.loop.plan import Device, make_plan
 from offbook.loop.train import train
 from offbook.stages.mtp import measure, mtp, read_samples, split
 from offbook.sync import Publisher, Reader, open_store
@@ -189,10 +190,13 @@ def damaged(folder: Path, *, without: str = "", config: bool = True) -> None:
 
 def test_a_head_of_another_base_and_one_that_is_not_whole_are_refused(tmp_path: Path) -> None:
     model = tiny_model()
-    for name in ("whole", "short", "bare"):
+    for name in ("whole", "short", "bare", "list", "words"):
         save_head(DraftHead(model), model, tmp_path / name)
     damaged(tmp_path / "short", without="fc.weight")
     damaged(tmp_path / "bare", config=False)
+    (tmp_path / "list" / "config.json").write_text("[1]")
+    (tmp_path / "words" / "config.json").write_text(json.dumps({BASE: ["one"]}))
+    model.save_pretrained(tmp_path / "model")
     with torch.no_grad():
         for parameter in model.parameters():  # a long training
             parameter.add_(torch.randn_like(parameter) * parameter.std() * 0.3)
@@ -203,6 +207,9 @@ def test_a_head_of_another_base_and_one_that_is_not_whole_are_refused(tmp_path: 
         "has no fc.weight; train it anew": ("short", model),
         "there is no draft head in .*bare .*offbook mtp MODEL": ("bare", model),
         "there is no draft head in .*nowhere": ("nowhere", model),
+        "there is no draft head in .*list": ("list", model),
+        "there is no draft head in .*words": ("words", model),
+        r"there is no draft head in .*model \(it has a model in it\); .*engine\.draft": ("model", model),
     }
     for said, (name, base) in refused.items():
         with pytest.raises(OffbookError, match=said):
@@ -307,3 +314,14 @@ def test_a_run_drafts_and_trains_the_head_along(model: Path, tmp_path: Path) -> 
     first, second = (load_file(tmp_path / "run" / "ckpt" / f"step_0000{n}" / "draft/model.safetensors") for n in (1, 2))
     assert not first["fc.weight"].equal(second["fc.weight"])
     load_head(tmp_path / "run" / "ckpt" / "step_00002", network)
+
+
+def test_plan_counts_a_head() -> None:
+    device = Device("", 80e9, is_gpu=True, capability=(9, 0))
+    assert head_entries(tiny_model().config) == sum(one.numel() for one in DraftHead(tiny_model()).parameters())
+    plans = [
+        make_plan(load_config(["pocket"], {"engine.draft_tokens": tokens, "mtp.along": along}), device).parts
+        for tokens, along in (("0", "false"), ("3", "false"), ("3", "true"))
+    ]
+    assert "draft head" not in plans[0]
+    assert plans[2]["draft head"] > 4 * plans[1]["draft head"] > 0

@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -178,11 +179,18 @@ async def written(engine: LocalEngine | VllmEngine, prompts: list[list[int]], ba
     return count / (time.perf_counter() - began)
 
 
-async def fastest(options: argparse.Namespace, engine: LocalEngine | VllmEngine, place: Path, batch: int) -> float:
+async def fastest(options: argparse.Namespace, engine: LocalEngine | VllmEngine, place: Path, batch: int) -> Row:
+    """Tokens a second, and of the local engine how much of its time went into reading prompts."""
     prompts = beginnings(options, place, 4 * batch)
     for warm in ("compiles", "captures"):
         await written(engine, prompts, batch, options.new, f"{warm}/{batch}")
-    return max([await written(engine, prompts, batch, options.new, str(number)) for number in range(options.repeat)])
+    spent = engine.work if isinstance(engine, LocalEngine) else {}
+    rates = [await written(engine, prompts, batch, options.new, str(number)) for number in range(options.repeat)]
+    found: Row = {"tokens/s": max(rates)}
+    if isinstance(engine, LocalEngine):
+        read_s, write_s = (engine.work[key] - spent[key] for key in ("engine/read_s", "engine/write_s"))
+        found["read_share"] = read_s / (read_s + write_s)
+    return found
 
 
 async def speed(
@@ -197,7 +205,7 @@ async def speed(
     engine = LocalEngine(network, stops, 1.0, seed=1, mode="continuous", draft=draft, draft_tokens=tokens)
     for batch in options.batches:
         before = [list(counts) for counts in engine.drafts]
-        rate = await fastest(options, engine, place, batch)
+        timed = await fastest(options, engine, place, batch)
         looked_at, kept = (
             [now - then for now, then in zip(counts, earlier, strict=True)]
             for counts, earlier in zip(engine.drafts, before, strict=True)
@@ -205,8 +213,8 @@ async def speed(
         shares = {f"kept_{depth + 1}": kept[depth] / max(1, looked_at[depth]) for depth in range(len(kept))}
         each = {"tokens_a_step": 1 + sum(kept) / looked_at[0]} if draft else {}
         plain = [row["tokens/s"] for row in report.rows if row.get("policy") == "plain" and row["batch"] == batch]
-        faster = {"speedup": rate / plain[0]} if draft and plain else {}
-        found = {"policy": policy, "batch": batch, "drafts": tokens, "tokens/s": rate, **shares, **each, **faster}
+        faster = {"speedup": timed["tokens/s"] / plain[0]} if draft and plain else {}
+        found = {"policy": policy, "batch": batch, "drafts": tokens, **timed, **shares, **each, **faster}
         report.row("speed", partial(dict, found))
 
 
@@ -252,11 +260,15 @@ def vllm_speeds(options: argparse.Namespace, place: Path, report: Report) -> Non
         running = Server(folder, VllmConfig(url=server.url), context, server.log, server.progress)
         engine = VllmEngine(running, chat_of(folder, load_config(["pocket"], {})).stop_ids)
         for batch in options.batches:
-            rate = await fastest(options, engine, place, batch)
+            before = [] if name == "plain" else counted(server)
+            rate = (await fastest(options, engine, place, batch))["tokens/s"]
             faster = {"speedup": rate / plain[batch]} if batch in plain else {}
             plain.setdefault(batch, rate)
             found = {"policy": name, "batch": batch, "tokens/s": rate, **faster}
-            report.row("vllm", partial(dict, found, **({} if name == "plain" else counted(server))))
+            if before:
+                steps, *kept = (now - then for now, then in zip_longest(counted(server), before, fillvalue=0.0))
+                found |= {f"accepted_{depth}": count / steps for depth, count in enumerate(kept, 1)}
+            report.row("vllm", partial(dict, found))
         await engine.aclose()
 
     for name, server in servers.items():
@@ -276,13 +288,13 @@ def vllm_server(folder: Path, more: list[str], rows: int, context: int, log: Pat
     return Server(folder, VllmConfig(gpu_share=0.05, options=given), context, log, lambda what, share: None)
 
 
-def counted(server: Server) -> Row:
-    """Since the server came up: what it has drafted and kept, by depth."""
+def counted(server: Server) -> list[float]:
+    """Since the server came up: steps with drafts, and how many were kept at each depth."""
     lines = [line for line in httpx2.get(f"{server.url}/metrics").text.splitlines() if line.startswith("vllm:spec")]
     found = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
     drafts = sum(value for name, value in found.items() if "num_drafts_total" in name)
     depths = [value for name, value in sorted(found.items()) if "accepted_tokens_per_pos_total" in name]
-    return {f"accepted_{depth}": value / max(1.0, drafts) for depth, value in enumerate(depths, 1)}
+    return [drafts, *depths]
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from offbook.types import OffbookError
@@ -37,7 +37,7 @@ class DraftHead(nn.Module):
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
-        self.config = _shape(model)
+        self.config = _shape(model.config)
         width, text = self.config.hidden_size, model.config.get_text_config()
         self.fc = nn.Linear(2 * width, width, bias=False)
         self.layers = nn.ModuleList([LlamaDecoderLayer(self.config, text.num_hidden_layers)])  # numbered behind its own
@@ -79,19 +79,22 @@ def load_head(folder: Path, model: PreTrainedModel) -> DraftHead:
     """In the precision and the place of its model, or one sentence about why it is not that model's. The folder may be
     the one that a head's is in."""
     folder = folder / FOLDER if (folder / FOLDER).is_dir() else folder
-    try:
-        told = json.loads((folder / "config.json").read_text())
-        tensors = load_file(folder / "model.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        mend = "train one with `offbook mtp MODEL`, or set engine.draft_tokens to 0"
-        raise OffbookError(f"there is no draft head in {folder} ({reason}); {mend}") from None
     head = DraftHead(model)
     own = head.state_dict()
+    try:
+        marks = json.loads((folder / "config.json").read_text()).get(BASE)
+        base = None if marks is None else torch.tensor(marks, dtype=torch.float32)
+        tensors = load_file(folder / "model.safetensors")
+        if not own.keys() & tensors.keys():
+            raise ValueError("it has a model in it")
+    except (OSError, ValueError, TypeError, AttributeError, SafetensorError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        mend = "train one with `offbook mtp MODEL` and give it as engine.draft, or set engine.draft_tokens to 0"
+        raise OffbookError(f"there is no draft head in {folder} ({reason}); {mend}") from None
     if missing := sorted(own.keys() - tensors.keys()):
         raise OffbookError(f"the draft head in {folder} has no {', '.join(missing)}; train it anew with `offbook mtp`")
     other = [name for name in own if own[name].shape != tensors[name].shape]
-    if other or not _is_base(told.get(BASE), model):
+    if other or not _is_base(base, model):
         reason = f"its {other[0]} is {list(tensors[other[0]].shape)}" if other else "their embeddings differ"
         mend = "train one for this model with `offbook mtp`"
         raise OffbookError(f"the draft head in {folder} is of another model ({reason}); {mend}")
@@ -112,8 +115,17 @@ def without_head(weights: Weights) -> Weights:
     return replace(weights, tensors=own, draft=None)
 
 
-def _shape(model: PreTrainedModel) -> LlamaConfig:
-    text = model.config.get_text_config()
+def head_entries(config: PreTrainedConfig) -> int:
+    """Parameters of a head for a model of this configuration."""
+    shape = _shape(config)
+    with torch.device("meta"):
+        layer = LlamaDecoderLayer(shape, 0)
+    own = sum(parameter.numel() for name, parameter in layer.named_parameters() if "input_layernorm" not in name)
+    return 2 * shape.hidden_size**2 + own
+
+
+def _shape(config: PreTrainedConfig) -> LlamaConfig:
+    text = config.get_text_config()
     heads = text.num_attention_heads
     told: Mapping[str, Any] = text.to_dict()
     return LlamaConfig(
@@ -141,9 +153,9 @@ def _marks(model: PreTrainedModel) -> list[float]:
     return [round(number, 6) for number in weight[rows][:, columns].flatten().float().tolist()]
 
 
-def _is_base(told: object, model: PreTrainedModel) -> bool:
+def _is_base(theirs: Tensor | None, model: PreTrainedModel) -> bool:
     """Heads that others have trained do not say."""
-    if told is None:
+    if theirs is None:
         return True
-    ours, theirs = torch.tensor(_marks(model)), torch.tensor(told)
+    ours = torch.tensor(_marks(model))
     return ours.shape == theirs.shape and float(torch.cosine_similarity(ours, theirs, dim=0)) > ALIKE

@@ -217,9 +217,9 @@ def _refuse_unknown(tree: dict[str, Any], section: type[BaseModel], prefix: str)
 
 def _unknown_key(key: str) -> str:
     known = _paths(Config)
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     same_leaf = [path for path in known if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-    for path in (same_leaf or near)[:1]:
+    near = difflib.get_close_matches(key, same_leaf or known, n=1, cutoff=0.0 if same_leaf else 0.5)
+    for path in near:
         return f"unknown configuration key {key}; did you mean {path}{_example(path)}?"
     return f"unknown configuration key {key}; `offbook train --model pocket --dry-run` prints all of them"
 

@@ -39,6 +39,7 @@ from offbook.types import Sample
 
 NAME = "offbook_draft"  # of the attention function
 WINDOW = 512  # tokens of a sample, at depths above 1
+WARM_UP = 10  # steps of a head that goes on beside RL, whose optimizer begins anew
 CLIP = 1.0  # the most that the gradient's norm may be
 Draft = tuple[Tensor, Tensor]  # states that predict, and the places in the row of what they do
 

@@ -27,7 +27,7 @@ from offbook.linear import compute_linears
 from offbook.train import head
 from offbook.train.balance import PartGradients, scales_of
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens
-from offbook.train.draft import DraftTrainer
+from offbook.train.draft import WARM_UP, DraftTrainer
 from offbook.train.forward import Decoder
 from offbook.train.host import round_length
 from offbook.train.lora import adapter_of, fingerprint
@@ -154,7 +154,7 @@ class Trainer:
             metrics |= figures_of(self.ranks.gathered(self.replay.counted()))
         metrics |= self.ranks.spread(sum(cost_of(sample, width) for micro in batches for sample in micro))
         if self.draft is not None:
-            metrics |= self.draft.step()
+            metrics |= self.draft.step(min(1.0, self.steps / WARM_UP))
         if isinstance(self.optimizer, Muon):
             metrics["muon/fallbacks"] = sum(self.ranks.gathered(self.optimizer.fallbacks)[: self.ranks.distinct])
         return StepResult({**metrics, **of_parts}, ledger.measured())
