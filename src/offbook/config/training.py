@@ -145,6 +145,6 @@ class MtpConfig(Section):
         "keeps; ce: to the tokens",
     )
     depth: int = Field(default=3, ge=1, le=16, description="tokens ahead that it learns to draft")
-    learning_rate: float = Field(default=1e-3, gt=0, description="the highest; of `along` all the time")
+    learning_rate: float = Field(default=1e-3, gt=0, description="the highest; of `along` from the tenth step on")
     steps: int = Field(default=400, ge=1, description="`offbook mtp` only, as the next")
     batch_tokens: int = Field(default=8192, ge=1, description="of one step, about")

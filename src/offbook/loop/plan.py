@@ -212,8 +212,7 @@ class Needs:
             targets = context
         held = shown.width_bytes * shown.parameters if shown else 0.0
         head = head_entries(model) if config.engine.draft_tokens and config.engine.kind == "local" else 0
-        branches = min(targets, context) if riding else 0
-        return cls(shapes, len(own), gradients, held, branches, context, head=head)
+        return cls(shapes, len(own), gradients, held, riding * min(targets, context), context, head=head)
 
 
 def meta_shapes(model: PreTrainedConfig, settings: TrainConfig) -> Shapes:

@@ -24,10 +24,10 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
 from offbook.adapters import FIRST, NAME, SECOND, adapters_on
+from offbook.linear.experts import WEIGHTS
 from offbook.types import OffbookError
 
 SUMMED = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients of many ranks vanish in bfloat16
-WEIGHTS = {"gate_up_proj", "down_proj"}
 
 
 def make_expert_mesh(replicate: int, shard: int, ep: int, device: str) -> DeviceMesh:
@@ -51,7 +51,7 @@ def shard_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         if not name.endswith(".experts"):
             continue
         experts, _ = adapters_on(module)
-        is_known = {key for key, _ in experts.named_parameters()} == WEIGHTS
+        is_known = {key for key, _ in experts.named_parameters()} == set(WEIGHTS)
         if not is_known or getattr(experts, "is_transposed", False):
             raise OffbookError(f"the experts of {model.config.model_type} are laid out in a way that is not known here")
         group = mesh["ep"].get_group()
@@ -112,7 +112,7 @@ class _Experts:
     def _run(self, module: nn.Module, rows: Tensor, sizes: list[int]) -> Tensor:
         """All experts of this rank, one after the other, on their rows. One without rows has a gradient of zeros."""
         experts, adapters = adapters_on(module)
-        gate_up, down = (_product(getattr(experts, key), adapters.get(key)) for key in ("gate_up_proj", "down_proj"))
+        gate_up, down = (_product(getattr(experts, key), adapters.get(key)) for key in WEIGHTS)
         outs = []
         for expert, part in enumerate(rows.split(sizes)):
             gate, up = gate_up(part, expert).chunk(2, dim=-1)
