@@ -96,6 +96,13 @@ def test_every_task_counts_the_same_however_often_it_was_tried() -> None:
     assert measure([row("a", 0), row("b", 1), row("b", 1), row("b", 1)])["solved"] == 0.5
 
 
+def test_solved_and_handed_in_leaves_out_what_a_limit_ended() -> None:
+    handed_in = row("a", 1)
+    rollout = Rollout("r", "b", "g", (), stop="turns", reward=Reward({"outcome": 1.0}))
+    result = measure([handed_in, row_of(rollout, None)])
+    assert (result["solved"], result["handed_in"]) == (1.0, 0.5)
+
+
 def test_which_k_there_are() -> None:
     assert [sizes_up_to(count) for count in (1, 2, 3, 4, 10)] == [[], [2], [2, 3], [2, 4], [2, 4, 8, 10]]
 

@@ -1,4 +1,8 @@
-"""The tables of proof.py, from its result files alone: `python bench/gpu/proof_report.py runs/proof/results`."""
+"""The tables of proof.py, from its result files or from the JSON file that it keeps:
+
+python bench/gpu/proof_report.py runs/proof/results
+python bench/gpu/proof_report.py docs/results/real-model.json --markdown docs/results/real-model.md
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cpu"))
 from panels import Lines, mean_curve
 from panels import figure as drawn
 
-from offbook.evals.metrics import Row, metric_of, ratios, show, show_change, show_interval
+from offbook.evals.metrics import Row, handed_in, metric_of, ratios, show, show_change, show_interval
 from offbook.evals.statistics import Ratio, compare_paired, interval, wilson
 
 START, END = "<!-- proof -->", "<!-- end of proof -->"
@@ -24,14 +28,17 @@ BASE = "rl"
 BESIDE = {"hints": ("donor", "constant_negative"), "tokens": ("hints",), "bounded": ("hints",)}
 NOTHING = "-"
 Result = dict[str, Any]
-Arms = dict[tuple[str, int], list[Result]]  # by arm and steps, a result a seed
+Arms = dict[tuple[str, int], list[Result]]  # by arm and steps, one result per seed
 KEPT = ("solved", "reward", "tokens", "turns", "calls", "invalid_calls")  # of a rollout, in the JSON file
 
 
-def load(folder: Path) -> Arms:
-    """Those that are measured, in the order in which they are run."""
+def load(source: Path) -> Arms:
+    """The measured arms of a results folder, or of a JSON file that `report` wrote, in the order in which they ran."""
     found: Arms = {}
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    if source.is_file():
+        results = json.loads(source.read_text())
+    else:
+        results = [json.loads(path.read_text()) for path in sorted(source.glob("*.json"))]
     for result in sorted(results, key=lambda one: (one["order"], one["seed"])):
         if "eval" in result:
             found.setdefault((result["arm"], result["steps"]), []).append(result)
@@ -40,7 +47,13 @@ def load(folder: Path) -> Arms:
 
 def rows_of(results: Iterable[Result]) -> list[Row]:
     """Tasks of different seeds are different tasks, whatever they are called."""
-    return [Row(**{**row, "task": f"{one['seed']}/{row['task']}"}) for one in results for row in one["eval"]]
+    rows = []
+    for one in results:
+        for row in one["eval"]:
+            numbers = {**row["numbers"], "handed_in": handed_in(row["numbers"]["solved"], row["stop"])}
+            unknown = {"id": "", "suite": "", "difficulty": ""}  # the kept JSON file leaves these out
+            rows.append(Row(**{**unknown, **row, "task": f"{one['seed']}/{row['task']}", "numbers": numbers}))
+    return rows
 
 
 def numbers(results: Sequence[Result]) -> dict[str, Ratio]:
@@ -54,7 +67,7 @@ def shown_keys(arms: Arms) -> list[str]:
         for results in arms.values()
     ]
     best = max(set.intersection(*sizes), default=0)
-    return ["solved", *([f"pass@{best}"] if best else []), "invalid_per_100", "turns", "tokens"]
+    return ["handed_in", "solved", *([f"pass@{best}"] if best else []), "invalid_per_100", "turns", "tokens"]
 
 
 def label(results: Sequence[Result]) -> str:
@@ -90,7 +103,9 @@ def main_table(arms: Arms) -> list[str]:
         cells = [label(results), str(len(results))]
         for key in keys:
             metric = metric_of(key)
-            around = show_interval(metric, interval(found[key])) if key in ("solved", "invalid_per_100") else ""
+            around = (
+                show_interval(metric, interval(found[key])) if key in ("handed_in", "solved", "invalid_per_100") else ""
+            )
             cells.append(f"{show(metric, found[key].value)} {around}".strip())
         reached = [step for one in results if (step := steps_to_level(one, arms)) is not None]
         some = f" ({len(reached)} of {len(results)})" if 0 < len(reached) < len(results) else ""
@@ -238,11 +253,11 @@ def cost_table(arms: Arms) -> list[str]:
 
 
 COSTS = {
-    "rollout_s": "s a step: rollouts",
+    "rollout_s": "s per step: rollouts",
     "slowest/model_s": "of its slowest rollout: the model",
     "slowest/tools_s": "tools",
     "slowest/scoring_s": "scoring",
-    "train_s": "s a step: training",
+    "train_s": "s per step: training",
 }
 
 
@@ -276,8 +291,8 @@ def kept(row: dict[str, Any]) -> dict[str, Any]:
     return {"task": row["task"], "stop": row["stop"], "numbers": numbers}
 
 
-def report(folder: Path, json_file: Path | None = None, markdown: Path | None = None) -> None:
-    arms = load(folder)
+def report(source: Path, json_file: Path | None = None, markdown: Path | None = None) -> None:
+    arms = load(source)
     if not arms:
         print("no arm is measured yet")
         return
@@ -300,8 +315,8 @@ def report(folder: Path, json_file: Path | None = None, markdown: Path | None = 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("source", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    report(options.folder, options.json, options.markdown)
+    report(options.source, options.json, options.markdown)

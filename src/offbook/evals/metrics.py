@@ -1,7 +1,7 @@
 """The numbers of an evaluation. A rollout becomes a row of plain numbers; a metric divides two sums of them.
 
-They are shown together: a policy that solves more may have learnt to talk less, to edit what nobody asked for, or to
-live in the terminal.
+They are shown together: a policy that solves more may also have learned to talk less, to make edits that were not asked
+for, to run into the turn limit, or to work in the terminal only.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Metric:
 
 METRICS = (
     Metric("solved", "solved", "solved", better="higher", percent=True),
+    Metric("handed_in", "solved and handed in", "handed_in", better="higher", percent=True),
     Metric("reward", "reward", "reward", better="higher"),
     Metric("invalid_per_100", "invalid calls per 100", "invalid_calls", "calls", 100.0, "lower"),
     Metric("turns", "turns", "turns"),
@@ -68,7 +69,7 @@ METRICS = (
     Metric("final_tokens", "· final", "final_tokens"),
     Metric("summary_tokens", "· summaries", "summary_tokens"),
     Metric("output_tokens", "tool output tokens", "output_tokens"),
-    Metric("tokens_per_solved", "sampled tokens a solution", "tokens", "solved", better="lower"),
+    Metric("tokens_per_solved", "sampled tokens per solution", "tokens", "solved", better="lower"),
     Metric("seconds_each", "wall seconds", "seconds", better="lower"),
     Metric("cost", "cost", "cost", better="lower"),
     Metric("edit_lines", "edit size, lines", "edit_lines"),
@@ -96,6 +97,7 @@ def row_of(rollout: Rollout, task: Task | None, suite: str = UNKNOWN) -> Row:
     code = [line for file in product for line in file.added.values() if line.strip()]
     numbers = {
         "solved": float(rollout.solved),
+        "handed_in": handed_in(float(rollout.solved), rollout.stop),
         "reward": rollout.reward.total,
         "tokens": usage["sampled_tokens"],
         **{name: usage[name] for name in USAGE},
@@ -113,6 +115,11 @@ def row_of(rollout: Rollout, task: Task | None, suite: str = UNKNOWN) -> Row:
     difficulty = task.difficulty if task else UNKNOWN
     flags = Counter(flag.kind for flag in rollout.flags)
     return Row(rollout.id, rollout.task, suite, difficulty, rollout.stop, numbers, dict(flags))
+
+
+def handed_in(solved: float, stop: str) -> float:
+    """Count a solution only where the agent ended the rollout itself, and not where a limit did."""
+    return solved if stop in ("finish", "answer") else 0.0
 
 
 def by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
