@@ -53,7 +53,8 @@ class Before:
         taken to have answered nothing."""
         toolset, (number, message) = self.harness.toolset(self.task), self.at
         transcript = Transcript.after(self.rollout.segments[number].up_to(message), self.chat, toolset.specs())
-        said = transcript.add_sampled(sampled)
+        # It may have been sampled behind a hint that is not here: its own routes would lie at other places.
+        said = transcript.add_sampled(replace(sampled, routes=transcript.segment.routes))
         bench = None if box is None else self._bench(box)
 
         async def answer(call: ToolCall) -> tuple[CallStatus, str]:
