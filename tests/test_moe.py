@@ -39,7 +39,7 @@ from offbook.tokens import Transcript, byte_chat
 from offbook.train.batches import Batch
 from offbook.train.replay import Replay, figures_of
 from offbook.train.teachers import Live
-from offbook.train.trainer import Trainer
+from offbook.train.trainer import Trainer, weights_of
 from offbook.train.validation import imitation_loss
 from offbook.types import Branch, Completion, Prompt, Rollout, Routes, Sample, Segment, Task
 
@@ -129,6 +129,37 @@ def test_the_engine_records_where_each_token_went(mode: Mode) -> None:
         assert found.shape == (len(ids) - 1, 2, TOP)  # the last token was not read; the first layer has no experts
         agree = (found.sort(-1).values == wanted[:-1].sort(-1).values).all(-1)
         assert agree.float().mean() > 0.98
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "continuous"])
+def test_new_weights_leave_the_routes_of_earlier_tokens(mode: Mode) -> None:
+    """A token's routes are those of the forward that sampled the one behind it. New weights come between two messages
+    or, in the continuous mode, within the first one, where all that was read is read again."""
+    models = [make(), make(seed=1)]
+    engine = LocalEngine(make(), frozenset(), mode=mode, kv_tokens=4096)
+    prompt, tools = random_ids(random.Random(0), 30), [7, 8, 9]
+
+    def swap(ids: list[int]) -> None:
+        if len(ids) >= 10 and engine.version == 0:
+            engine.apply(weights_of(models[1], 1))
+
+    async def rollout() -> tuple[list[int], list[int], Completion]:
+        session = engine.open("r")
+        first = await session.complete(Prompt(prompt, heard=swap), 24)
+        swap(first.ids)
+        ids = [*prompt, *first.ids, *tools]
+        last = await session.complete(Prompt(ids), 12)
+        read_by = [0] * (len(prompt) - 1) + first.versions + [1] * (1 + len(tools)) + last.versions[1:]
+        return [*ids, *last.ids], read_by, last
+
+    ids, read_by, last = asyncio.run(rollout())
+    assert last.routes is not None
+    found = as_tensor(last.routes).sort(-1).values
+    both = [chosen_by(model, ids).sort(-1).values for model in models]
+    wanted = torch.stack([both[version][place] for place, version in enumerate(read_by)])
+    assert len(set(read_by)) == 2
+    assert found.shape == wanted.shape
+    assert (found == wanted).all(-1).float().mean() > 0.98
 
 
 def test_a_model_without_experts_records_nothing() -> None:

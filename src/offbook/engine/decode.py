@@ -177,6 +177,8 @@ class Decoder:
         self.places.ids = [[] for _ in range(self.places.count)]
         self.places.lost.clear()
         if self.rows:
+            for place, row in enumerate(self.running):
+                row.routes = self._routes_of(place, row)
             self._read({place: row.fed for place, row in enumerate(self.running)})
             if self.drafting:
                 self._carried.window_SW[:, 0] = self._carried.token_S
@@ -350,7 +352,7 @@ class Decoder:
             self.tokens_sampled += new
             if self._is_whole(row) or row.abandoned:
                 self.rows[place], row.over = None, True
-                row.routes = self._routes_of(place, len(row.fed))
+                row.routes = self._routes_of(place, row)
                 # Of what the last step added, the head has not read the states.
                 sound = len(row.fed) - (self.drafting.count if self.drafting else 0)
                 self.places.ids[place] = row.fed[: max(0, sound)] if math.isfinite(sum(row.logprobs)) else []
@@ -366,13 +368,17 @@ class Decoder:
         if self._tokens is not None:
             self._tokens.keep_routes(layer, output[2])
 
-    def _routes_of(self, place: int, count: int) -> Routes | None:
+    def _routes_of(self, place: int, row: Row) -> Routes | None:
+        """Of what it has fed. A token keeps those of the forward that sampled the one behind it."""
         if not self._routers:
             return None
-        kept = [self.places.layers[NO_LAYER - layer][0][place, 0, :count] for layer in range(len(self._routers))]
+        kept = [
+            self.places.layers[NO_LAYER - layer][0][place, 0, : len(row.fed)] for layer in range(len(self._routers))
+        ]
         routes_TLK = torch.stack(kept, dim=1).cpu()
         _, layers, top = routes_TLK.shape
-        return Routes.pack(layers, top, routes_TLK.numpy().tobytes())
+        known = row.routes.unpack() if row.routes else b""
+        return Routes.pack(layers, top, known + routes_TLK.numpy().tobytes()[len(known) :])
 
     def _close_ranks(self, wholly: bool = False) -> None:
         """Rows that write to the first places. Not for each that ends: moving what it keeps has its price too."""

@@ -40,7 +40,7 @@ from offbook.engine.padded import PaddedDecoder
 from offbook.engine.places import has_plain_attention
 from offbook.engine.sampling import uniforms
 from offbook.engine.speculate import Drafting
-from offbook.types import Completion, ModelHung, ModelLost, OffbookError, Prompt, PromptTooLong
+from offbook.types import Completion, ModelHung, ModelLost, OffbookError, Prompt, PromptTooLong, Routes
 from offbook.weights import Weights
 
 T = TypeVar("T")
@@ -66,6 +66,8 @@ class LocalSession:
     engine: LocalEngine
     key: str
     turn: int = 0
+    fed: list[int] = field(default_factory=list)  # by its messages so far
+    routes: Routes | None = None  # of what was fed
 
     async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
         """A message of at most `max_tokens`, fewer where the model's positions end before."""
@@ -78,6 +80,8 @@ class LocalSession:
             raise PromptTooLong(f"the prompt has {length} tokens and {held}")
         count = min(max_tokens, room)
         row = Row(self, prompt.ids, count, uniforms(engine.seed, self.key, self.turn, count))
+        if prompt.ids[: len(self.fed)] == self.fed:
+            row.routes = self.routes
         if engine.draft is not None:
             row.draws = uniforms(engine.seed, f"{self.key}/draft", self.turn, 2 * count).view(2, count)
         request = _Request(self.key, row, asyncio.get_running_loop().create_future(), prompt.heard)
@@ -85,7 +89,10 @@ class LocalSession:
         engine.waiting.append(request)
         engine.decode_if_due()
         try:
-            return await request.done
+            completion = await request.done
+            self.fed = row.fed
+            self.routes = row.routes
+            return completion
         finally:
             row.abandoned = True
             if request in engine.waiting:  # the rollout ran out of time while it waited

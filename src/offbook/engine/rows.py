@@ -29,7 +29,7 @@ class Row:
     versions: list[int] = field(default_factory=list)
     abandoned: bool = False  # nobody waits any more
     over: bool = False
-    routes: Routes | None = None  # of what was fed
+    routes: Routes | None = None  # of the first tokens, as far as older weights or earlier messages have read them
 
     @property
     def need(self) -> int:
