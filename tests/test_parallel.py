@@ -166,6 +166,8 @@ def test_five_steps_of_muon_are_those_of_one_process(kind: str, layout: tuple[in
         for found, one in zip(metrics, wanted, strict=True):
             assert found["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
             assert found["train_tokens"] == one["train_tokens"]
+            for name in ("rl/ratio_p1", "rl/ratio_p50", "rl/ratio_p99", "rl/mismatch_p99"):
+                assert found[name] == pytest.approx(one[name], rel=1e-3), name
             assert found["ranks/cost_spread"] >= 1.0
 
 

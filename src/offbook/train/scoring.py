@@ -17,9 +17,6 @@ from offbook.train.losses import k1
 from offbook.train.targets import BranchReport, Compared, Measured, Scorer, Scorers
 from offbook.types import Sample
 
-MISMATCH_P99 = "rl/mismatch_p99"
-RATIOS = {percent: f"rl/ratio_p{percent}" for percent in (1, 50, 99)}
-
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -77,12 +74,11 @@ class Ledger:
 
     def means(self) -> dict[str, float]:
         """`rl/loss` is a mean over the tokens of that part, `PART/kl` over those of a part that branches name."""
-        means = {name: sum(torch.stack(values).tolist()) / self.over[name] for name, values in self.sums.items()}
-        apart = torch.cat([values[~values.isnan()] for values in self.apart]) if self.apart else torch.empty(0)
-        if len(apart):
-            means[MISMATCH_P99] = _percentile(apart.abs(), 99)
-            means |= {name: math.exp(_percentile(apart, percent)) for percent, name in RATIOS.items()}
-        return means
+        return {name: sum(torch.stack(values).tolist()) / self.over[name] for name, values in self.sums.items()}
+
+    def log_ratios(self) -> Tensor:
+        """log(pi / mu) of each sampled token, on the host."""
+        return torch.cat([torch.empty(0), *(values[~values.isnan()].cpu() for values in self.apart)])
 
     def measured(self) -> dict[str, Measured]:
         """By the branch's key. After the means, which wait for the device."""
@@ -252,8 +248,16 @@ class Scoring:
                 ledger.entered[branch.contest] += 1
 
 
-def _percentile(values: Tensor, percent: int) -> float:
-    return float(values.kthvalue(max(1, math.ceil(percent / 100 * len(values)))).values)
+def percentiles(log_ratios_N: Tensor) -> dict[str, float]:
+    """Of pi / mu, and of its distance from 1 in nats. Of all ranks' tokens together: theirs cannot be joined later."""
+
+    def at(percent: int, values_N: Tensor) -> float:
+        return float(values_N.kthvalue(max(1, math.ceil(percent / 100 * len(values_N)))).values)
+
+    if not len(log_ratios_N):
+        return {}
+    ratios = {f"rl/ratio_p{percent}": math.exp(at(percent, log_ratios_N)) for percent in (1, 50, 99)}
+    return {"rl/mismatch_p99": at(99, log_ratios_N.abs()), **ratios}
 
 
 def _joined(parts: list[TargetScores]) -> TargetScores:

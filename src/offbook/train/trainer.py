@@ -39,7 +39,7 @@ from offbook.train.parallel.dense import in_common, shard, share_again
 from offbook.train.parallel.gathering import gathered
 from offbook.train.parallel.ranks import ALONE, FILLER, IDLE, Micro, Plan, Ranks, total_norm
 from offbook.train.replay import Replay, figures_of
-from offbook.train.scoring import MISMATCH_P99, RATIOS, Counts, Ledger, Scoring
+from offbook.train.scoring import Counts, Ledger, Scoring, percentiles
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
 from offbook.types import OffbookError, Sample
@@ -128,7 +128,7 @@ class Trainer:
             self.optimizer.zero_grad()
             if self.draft is not None:
                 self.draft.forget()
-            broken = [name for name, value in self._of_all(ledger.means()).items() if not math.isfinite(value)]
+            broken = [name for name, value in self.ranks.summed(ledger.means()).items() if not math.isfinite(value)]
             raise NotFinite(f"the gradient is {float(gradient_norm)} ({', '.join(broken) or 'every loss is finite'})")
         if not self._has_learned and any(self.ranks.gathered(any(map(_asks, samples)))):
             self._refuse_lost()
@@ -145,10 +145,11 @@ class Trainer:
         for weights in self.own_weights().values():
             weights.follow(self.model)
         tokens = [sum(len(sample.ids) for sample in micro) for micro in batches]
-        used, padded = sum(tokens), sum(round_length(count, self.model.device) for count in tokens)
-        padding = 1 - used / max(1, padded)
-        shares = {**ledger.means(), "train_tokens": used, "padding_share": padding}
-        metrics = {**self._of_all(shares), "gradient_norm": gradient_norm}
+        padded = sum(round_length(count, self.model.device) for count in tokens)
+        metrics = self.ranks.summed({**ledger.means(), "train_tokens": sum(tokens), "padded": padded})
+        metrics["padding_share"] = 1 - metrics["train_tokens"] / max(1, metrics.pop("padded"))
+        metrics["gradient_norm"] = gradient_norm
+        metrics |= percentiles(torch.cat(self.ranks.gathered(ledger.log_ratios())[:: self.ranks.sharing]))
         width = self.model.config.get_text_config().hidden_size
         if self.replay.routers:
             metrics |= figures_of(self.ranks.gathered(self.replay.counted()))
@@ -189,9 +190,6 @@ class Trainer:
         """Of a teacher's own weights: the first name that they go by; none is empty."""
         own = self.teachers[teacher].own
         return next((name for name, weights in self.own_weights().items() if weights is own), "")
-
-    def _of_all(self, figures: Mapping[str, float]) -> dict[str, float]:
-        return self.ranks.summed(figures, largest=(MISMATCH_P99, *RATIOS.values(), "padding_share"))
 
     def _clip(self) -> float:
         """Gradients, to the norm that they may have. Returns the norm that they had."""

@@ -109,13 +109,12 @@ class Ranks:
             first = first.joined(other)
         return first
 
-    def summed(self, means: Mapping[str, float], largest: Sequence[str] = ()) -> dict[str, float]:
-        """Figures of all ranks, each a share of the whole already; of some only the largest means anything."""
+    def summed(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Figures of all ranks, each a share of the whole already."""
         total: dict[str, float] = {}
         for each in self.gathered(dict(means))[:: self.sharing]:
             for name, value in each.items():
-                before = total.get(name, 0.0)
-                total[name] = max(before, value) if name in largest else before + value
+                total[name] = total.get(name, 0.0) + value
         return total
 
 
