@@ -22,6 +22,7 @@ from test_remote import reply, serving
 
 from offbook.config import Config, FeedbackConfig, JudgeConfig, load_config
 from offbook.lock import only_writer
+from offbook.loop.judge import SILENT_STEPS
 from offbook.loop.tasks import Shuffled, task_sets
 from offbook.loop.train import train as run_training
 from offbook.pocket.model import Recipe, make_pocket
@@ -112,6 +113,24 @@ def test_a_judge_model_that_would_read_nothing_is_refused(cache: Path, model: Pa
     process = train(cache, model, tmp_path / "run", "--feedback.judge.url", "http://127.0.0.1:9/v1")
     assert (process.returncode, process.stderr.count("\n")) == (2, 1)
     assert "feedback.judge.rate is 0" in process.stderr
+
+
+def test_a_judge_that_does_not_answer_stops_the_run(cache: Path, model: Path, tmp_path: Path) -> None:
+    """Before the first step where it never did, and with a warning per step where it stops answering later."""
+    judge = ["--feedback.judge.name", "coach", "--feedback.judge.rate", "1", "--feedback.judge.url"]
+    process = train(cache, model, tmp_path / "none", *judge, "http://127.0.0.1:9/v1")
+    assert (process.returncode, process.stderr.count("\n")) == (1, 1)
+    assert "the judge of feedback does not answer: the model server 127.0.0.1 cannot be reached" in process.stderr
+    assert not (tmp_path / "none" / "metrics.jsonl").exists()
+    refusal = reply("no")
+    refusal.status = 400
+    with serving(reply("yes"), refusal) as server:
+        process = train(cache, model, tmp_path / "run", *judge, f"http://127.0.0.1:{server.server_port}/v1")
+    assert process.returncode == 1
+    for step in range(1, SILENT_STEPS + 1):
+        assert f"step {step}: the judge of feedback left 42 of 42 questions unanswered (not asked" in process.stderr
+    assert f"and all of the {SILENT_STEPS - 1} steps before; give the same command again" in process.stderr
+    assert [row["step"] for row in RunFolder(tmp_path / "run").metrics()[0]] == [1, 2]
 
 
 def test_a_run_with_the_keys_of_before_differs_in_what_differs_only(tmp_path: Path) -> None:

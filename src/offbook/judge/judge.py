@@ -151,6 +151,7 @@ class Judgement:
     unanswered: Counter[str] = field(default_factory=Counter)  # by reason: questions
     rollouts: int = 0  # that were read
     asked: int = 0  # questions
+    answered: int = 0  # of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,7 @@ class Judge:
                     reply = await self.model.ask(self.rubrics.question(name, rollout, task))
                     silent = 0
                     whole.asked += 1
+                    whole.answered += 1
                 except TooLong:
                     whole.unanswered["longer than the model's context"] += 1
                     return []

@@ -3,18 +3,65 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from offbook.client import Client
+from offbook.client import Client, NoAnswer
 from offbook.config import LOCAL, Config, FeedbackConfig
 from offbook.engine import AnyVllm, Engine, LocalEngine
 from offbook.feedback import MISTAKES
 from offbook.judge import Judge, Judgement, TooLong
 from offbook.loop.models import Progress, chat_folder, load_model, model_folder, quiet
 from offbook.tokens import Chat, Transcript, chat_for
-from offbook.types import Prompt, PromptTooLong
+from offbook.types import OffbookError, Prompt, PromptTooLong, Rollout, Task
 
+SILENT_STEPS = 3  # in a row in which the judge answered no question, after which a run stops
 GREEDY = 1e-6  # a temperature at which the likeliest token is all there is
+log = logging.getLogger(__name__)
+
+
+def refuse_silent_judges(config: Config) -> None:
+    """Ask each judge behind a URL one question: a wrong URL, name or key stops the run before its first step."""
+    is_on = {"feedback": bool(config.feedback.weight), "rewards": True, "monitors": config.monitors.on}
+    for section, settings in (
+        ("feedback", config.feedback.judge),
+        ("rewards", config.rewards.judge),
+        ("monitors", config.monitors.judge),
+    ):
+        if settings.url in ("", LOCAL) or not is_on[section]:
+            continue
+        try:
+            asyncio.run(Client(settings.url, settings.name).ask("Are you there? Answer with one word.", max_tokens=16))
+        except NoAnswer as problem:
+            way_out = f"start the server, correct {section}.judge.url and .name, or leave {section}.judge out"
+            raise OffbookError(f"the judge of {section} does not answer: {problem}; {way_out}") from None
+
+
+@dataclass(slots=True)
+class StepJudge:
+    """The judge of a run, asked once per step. It warns about questions without an answer, and stops the run after
+    SILENT_STEPS steps in a row without any."""
+
+    judge: Judge
+    silent_steps: int = 0
+
+    async def read(self, step: int, rollouts: Iterable[tuple[Rollout, Task | None]]) -> Judgement:
+        judgement = await self.judge.read(rollouts)
+        lost = judgement.unanswered.total()
+        if not lost:
+            self.silent_steps = 0
+            return judgement
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in judgement.unanswered.most_common())
+        told = f"step {step}: the judge of feedback left {lost} of {lost + judgement.answered} questions unanswered"
+        log.warning("%s (%s)", told, reasons)
+        self.silent_steps = 0 if judgement.answered else self.silent_steps + 1
+        if self.silent_steps >= SILENT_STEPS:
+            raise OffbookError(
+                f"{told} ({reasons}), and all of the {SILENT_STEPS - 1} steps before; give the same command again when "
+                "its server answers"
+            )
+        return judgement
 
 
 def judge_of(settings: FeedbackConfig) -> Judge | None:

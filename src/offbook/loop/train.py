@@ -27,12 +27,12 @@ from offbook.config import Config
 from offbook.engine import AnyVllm, LocalEngine, RemoteEngine, Trainable
 from offbook.engine.vllm import refuse_missing_engine
 from offbook.feedback import rules_of
-from offbook.judge import Judge, Judgement
+from offbook.judge import Judgement
 from offbook.lock import only_writer
 from offbook.loop.beside import Evaluations, Harder, harder_tasks
 from offbook.loop.collector import AnyEngine, Collector, judges_of
 from offbook.loop.corrections import correct
-from offbook.loop.judge import judge_of, local_judge
+from offbook.loop.judge import StepJudge, judge_of, local_judge, refuse_silent_judges
 from offbook.loop.learn import Lessons, learn, recall_look
 from offbook.loop.look import Look, NoHintHelps, faults_in
 from offbook.loop.look import table as look_table
@@ -136,7 +136,7 @@ class _Run:
     lessons: Lessons
     collector: Collector
     engine: Trainable
-    judge: Judge | None
+    judge: StepJudge | None
     order: Shuffled | Selected
     reconciler: Reconciler
     evaluations: Evaluations
@@ -199,6 +199,7 @@ def _prepared(
     judges, judge = judges_of(config), judge_of(config.feedback)
     rules = rules_of(config.feedback.files)
     refuse_missing_engine(config)
+    refuse_silent_judges(config)
     config = computed_as_before(folder, config)
     placed = config.loop.ray.samplers > 0
     plan = make_plan(config, this_device(), engine_apart=placed, share=share_in(config.train, orders))
@@ -244,6 +245,7 @@ def _prepared(
         slots.already(before)
     recalled = recall(slots, done, tasks)
     judge = judge or local_judge(config, engine, chat, progress)
+    step_judge = StepJudge(judge) if judge else None
     order = task_order(config, to_train, folder, done, recalled.tasks())
     order.learn((), chain(*recalled.learned.values()))
     kept = folder.path / "ckpt", chat_folder(start), config.checkpoint, config.loop.deadline_s
@@ -256,7 +258,7 @@ def _prepared(
     evaluations = Evaluations(config, folder, slots, tell)
     harder = Harder(config, slots, tasks, reconciler.added, done, recalled.learned) if config.tasks.harden else None
     thread = ThreadPoolExecutor(1, "train", torch.set_num_threads, (config.threads,))
-    together = lessons, collector, engine, judge, order, reconciler, evaluations, harder, checkpoints
+    together = lessons, collector, engine, step_judge, order, reconciler, evaluations, harder, checkpoints
     return _Run(*together, tell, done, thread, publisher)
 
 
@@ -296,7 +298,7 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
         if run.harder:
             run.harder.look_at(groups, aside)
         read = [(rollout, lessons.tasks.get(rollout.task)) for group in groups for rollout in group]
-        judgement = Judgement() if run.judge is None else await run.judge.read(read)
+        judgement = Judgement() if run.judge is None else await run.judge.read(step, read)
         began = time.monotonic()
         if is_look := lessons.config.feedback.is_look_due(step):
             async with run.reconciler.quiet():
