@@ -15,6 +15,7 @@ from conftest import TEACHERS, distilled, random_ids, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 from test_branches import gradients, places_of, reencoded, sample_with_branches
+from torch import Tensor
 
 from offbook.algo import anchor_sample
 from offbook.config import FeedbackConfig, TrainConfig
@@ -281,6 +282,39 @@ def test_a_contest_goes_across_samples_and_micro_batches(micro_tokens: int) -> N
     two = [sample_of(rng, contested(rng, 2)), sample_of(rng, [replace(b, key=f"{b.key}'") for b in contested(rng, 2)])]
     result, _ = step_of(two, micro_tokens, places=3)
     assert Counter(measured.skipped for measured in result.measured.values()) == {"": 3, "over_limit": 1}
+
+
+def windows(teacher: str = "live") -> list[Sample]:
+    """Two rollouts of four context windows each, with eight candidates for two places."""
+    rng = random.Random(6)
+    found = []
+    for number in range(4):
+        for rollout in "ab":
+            branches = contested(rng, 2, f"{rollout}{number}.")
+            branches = [replace(branch, contest=rollout) for branch in branches]
+            found.append(Sample(random_ids(rng, 30 + 5 * number), branches=branches))
+    return distilled(found, places=2, gate=0.002, teacher=teacher)
+
+
+@pytest.mark.parametrize("teacher", ["live", "frozen"])
+@pytest.mark.parametrize("micro_tokens", [1, 60, 100, 130])
+def test_how_samples_are_cut_into_micro_batches_decides_no_contest(micro_tokens: int, teacher: str) -> None:
+    def trained(size: int) -> tuple[dict[str, str], dict[str, Tensor | None]]:
+        trainer = Trainer(tiny_model(), TrainConfig(micro_tokens=size), {"live": Live(), "frozen": Frozen()})
+        found = trainer.gradients(windows(teacher))
+        assert found is not None
+        assert (len(found.batches) > 1) == (size < 8192)
+        verdicts = {key: one.skipped for key, one in found.ledger.measured().items()}
+        return verdicts, {name: master.grad for name, master in trainer.masters.named.items()}
+
+    wanted, whole = trained(8192)
+    found, cut = trained(micro_tokens)
+    assert found == wanted
+    assert Counter(wanted.values())[""] == 4
+    assert Counter(wanted.values())["over_limit"] > 1
+    for name, gradient in whole.items():
+        assert gradient is not None
+        assert (cut[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
 def test_the_likeliest_tokens_are_reported_where_the_two_differ() -> None:

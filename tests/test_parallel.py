@@ -13,6 +13,7 @@ import torch.distributed as dist
 from conftest import distilled, in_bfloat16, tiny_model
 from ranks import on_ranks, whole
 from test_branches import plain_sample, sample_with_branches
+from test_gate import windows
 from test_moe import flat_model as mixture
 from test_moe import forced
 from test_muon import random_gradients, tiny_moe
@@ -142,6 +143,20 @@ def test_gradients_are_those_of_one_process(
         for name in ("rl/loss", "distill/kl", "distill/taught"):
             assert means[name] == pytest.approx(wanted.ledger.means()[name], rel=1e-4)
         assert of_parts == pytest.approx(wanted.of_parts, rel=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("dense", (1, 2)), ("moe", (1, 2, 1, 1, 2, 2))])
+def test_contests_across_micro_batches_are_decided_as_in_one(kind: str, layout: tuple[int, ...]) -> None:
+    """On the first of two ranks, or on two that share rows; other ranks take part in reading what decides them."""
+    samples = [windows(), [plain_sample(random.Random(2), 50)]]
+    alone = Trainer(make(kind), TrainConfig(), KINDS["mix"])
+    wanted = alone.gradients(windows() if layout[5:] else samples[0] + samples[1])
+    assert wanted is not None
+    assert len(wanted.batches) == 1
+    settings = TrainConfig(micro_tokens=64)
+    for found, means, _ in on_ranks(2, sharded_gradients, kind, layout, settings, KINDS["mix"], samples):
+        assert_close(found, whole_gradients(alone))
+        assert means["distill/over_limit"] == pytest.approx(wanted.ledger.means()["distill/over_limit"], rel=1e-6)
 
 
 def five_steps(kind: str, layout: tuple[int, ...], samples: Any) -> Any:

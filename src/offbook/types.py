@@ -426,8 +426,7 @@ Direction = Literal["forward", "reverse", "jsd"]
 class Distill:
     """How branches teach. The trainer knows no algorithm: an annotator says all of it here.
 
-    Branches of one contest compete: at most `places` of them teach, those that move their target most. Where samples of
-    a contest are in several micro-batches, these choose one after the other, that of the longest sample first.
+    Branches of one contest compete: at most `places` of them teach, those that move their target most.
     """
 
     teacher: str = "live"  # by the name that the trainer was given it under

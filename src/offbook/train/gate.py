@@ -11,10 +11,15 @@ Axes: M target tokens, B branches.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from offbook.train.host import sent
+from offbook.types import Branch
 
 VERDICTS = ("", "no_shift", "towards_mistake", "over_limit")  # why a branch does not teach; the first is: it does
 
@@ -59,6 +64,21 @@ def shift_of(scores: TargetScores, branch_M: Tensor, num_branches: int) -> Shift
         mean_B(scores.moved_M),
         mean_B(scores.plain_M - scores.teacher_M),
     )
+
+
+def decided(shift: Shift, branches: Sequence[Branch]) -> Tensor:
+    """The verdict on each branch, where all branches of their contests are here."""
+    names = list(dict.fromkeys(branch.contest for branch in branches))
+    rows = [
+        [
+            branch.distill.gate,
+            names.index(branch.contest),
+            branch.distill.places if branch.contest and branch.distill.places else math.inf,
+        ]
+        for branch in branches
+    ]
+    gate_B, contest_B, places_B = sent(torch.tensor(rows), shift.nats_B.device).unbind(1)
+    return within_places(verdicts(shift, gate_B), shift, contest_B, places_B)
 
 
 def verdicts(shift: Shift, gate_B: Tensor) -> Tensor:

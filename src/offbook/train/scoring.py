@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchGroup, Tokens
-from offbook.train.gate import VERDICTS, Shift, TargetScores, shift_of, verdicts, within_places
+from offbook.train.gate import VERDICTS, Shift, TargetScores, decided, shift_of
 from offbook.train.head import Losses, Objective, Rows, Targets, TeacherLogits, Terms, chunk_terms
 from offbook.train.host import compile_once, sent
 from offbook.train.losses import k1
@@ -64,9 +64,7 @@ class Ledger:
     over: dict[str, int] = field(default_factory=dict)  # what each sum is divided by
     apart: list[Tensor] = field(default_factory=list)  # log(pi / mu) of each sampled token; else NaN
     reports: list[BranchReport] = field(default_factory=list)
-    split: frozenset[str] = frozenset()  # contests whose branches are in several micro-batches
-    entered: Counter[str] = field(default_factory=Counter)  # branches of those so far
-    taken: dict[str, Tensor] = field(default_factory=dict)  # and how many of them teach
+    verdicts: dict[int, int] = field(default_factory=dict)  # by id(branch), of contests across micro-batches
 
     def add(self, name: str, values: Tensor, count: int) -> None:
         self.sums.setdefault(name, []).append(values.detach().sum())
@@ -102,19 +100,23 @@ class Scoring:
 
     @property
     def is_contested(self) -> bool:
-        """Whether there are more branches than places."""
+        """Whether there are more branches than places, here or in the whole step."""
         branches = [branch for _, branch in self.batch.branches if branch.contest and branch.distill.places]
-        sizes = Counter(branch.contest for branch in branches) + self.ledger.entered
-        return any(branch.distill.places < sizes[branch.contest] for branch in branches)
+        sizes = Counter(branch.contest for branch in branches)
+        known = self.ledger.verdicts
+        return any(branch.distill.places < sizes[branch.contest] or id(branch) in known for branch in branches)
 
     def judge(self, chunk_rows: int) -> None:
-        """Score all targets before anything is differentiated. Where branches compete, or a target is cut in two, no
-        chunk can tell by itself which of them may teach."""
+        """Where branches compete, or a target is cut in two, no chunk can tell by itself which of them may teach."""
+        self.judged_B = self._verdicts(self.shift(chunk_rows))
+
+    def shift(self, chunk_rows: int) -> Shift:
+        """Score all targets before anything is differentiated."""
         parts = [
             self._compared(number, group).scores(chunk_rows, self.compile)
             for number, group in enumerate(self.batch.groups)
         ]
-        self.judged_B = self._verdicts(self._shift(_joined(parts)))
+        return self._shift(_joined(parts))
 
     def losses(self, logits_NV: Tensor, part: slice) -> Losses:
         rows = Rows(*(stream_N[part] for stream_N in self.tokens.rows if stream_N is not None))
@@ -179,7 +181,6 @@ class Scoring:
         scores = _joined(self.scores)
         shift = self._shift(scores)
         verdict_B = self._verdicts(shift) if self.judged_B is None else self.judged_B
-        self._take_places(verdict_B)
         for number, group in enumerate(self.batch.groups):
             of_group = TargetScores(*(values_M[group.tokens] for values_M in scores))
             self._record_group(number, group, of_group, shift, verdict_B[group.numbers], chunk_rows)
@@ -220,32 +221,12 @@ class Scoring:
         return shift_of(scores, self.tokens.branch_M, len(self.tokens.sizes))
 
     def _verdicts(self, shift: Shift) -> Tensor:
-        verdict_B = verdicts(shift, self.tokens.gate_B)
         branches = [branch for _, branch in self.batch.branches]
-        if not any(branch.contest for branch in branches):
+        verdict_B, known = decided(shift, branches), self.ledger.verdicts
+        if not known:
             return verdict_B
-        names = list(dict.fromkeys(branch.contest for branch in branches))
-        rows = [
-            [
-                names.index(branch.contest),
-                branch.distill.places if branch.contest and branch.distill.places else 1 << 30,
-            ]
-            for branch in branches
-        ]
-        contest_B, places_B = sent(torch.tensor(rows), verdict_B.device).unbind(1)
-        for number, name in enumerate(names):
-            if name in self.ledger.taken:
-                places_B = places_B - self.ledger.taken[name] * (contest_B == number)
-        return within_places(verdict_B, shift, contest_B, places_B)
-
-    def _take_places(self, verdict_B: Tensor) -> None:
-        """A contest goes on in later micro-batches with the places that are left."""
-        ledger = self.ledger
-        for number, (_, branch) in enumerate(self.batch.branches):
-            if branch.contest in ledger.split:
-                taught = (verdict_B[number] == 0).long()
-                ledger.taken[branch.contest] = ledger.taken.get(branch.contest, torch.zeros_like(taught)) + taught
-                ledger.entered[branch.contest] += 1
+        known_B = sent(torch.tensor([known.get(id(branch), -1) for branch in branches]), verdict_B.device)
+        return torch.where(known_B < 0, verdict_B, known_B)
 
 
 def percentiles(log_ratios_N: Tensor) -> dict[str, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import mul
@@ -29,6 +29,7 @@ from offbook.train.balance import PartGradients, scales_of
 from offbook.train.batches import IMITATION, POLICY, Batch, BranchBatch, Tokens
 from offbook.train.draft import WARM_UP, DraftTrainer
 from offbook.train.forward import Decoder
+from offbook.train.gate import Shift, decided
 from offbook.train.host import round_length
 from offbook.train.lora import adapter_of, fingerprint
 from offbook.train.masters import Masters
@@ -42,7 +43,7 @@ from offbook.train.replay import Replay, figures_of
 from offbook.train.scoring import Counts, Ledger, Scoring, percentiles
 from offbook.train.targets import Measured, Scorer, Scorers, sampled_logp
 from offbook.train.teachers import Kind, OwnWeights, make_teachers
-from offbook.types import OffbookError, Sample
+from offbook.types import Branch, OffbookError, Sample
 from offbook.weights import Gathered, Weights
 
 T = TypeVar("T")
@@ -165,26 +166,31 @@ class Trainer:
         counts, fault = Counts.of(samples), self._fault_of(samples)
         samples = [one for one in samples if one.branches or any(one.rl_weight) or any(one.ce_weight)]
         batches = self.student.micro_batches(samples, self.settings.micro_tokens)
-        plan = self.ranks.agreed(self._plan(counts, batches, fault))
+        contested = self.student.micro_batches(_across_batches(batches), self.settings.micro_tokens)
+        plan = self.ranks.agreed(self._plan(counts, batches, contested, fault))
         if not plan.counts.tokens.total():
             return None
         if plan.fault is not None:
             raise plan.fault
-        ledger = Ledger(plan.counts, split=_split_contests(batches))
+        ledger = Ledger(plan.counts)
+        ledger.verdicts = self._decide(contested, plan, ledger)
         return Gradients(ledger, batches, self._differentiate(batches, plan, ledger))
 
-    def _plan(self, counts: Counts, batches: list[list[Sample]], fault: Exception | None) -> Plan:
+    def _plan(
+        self, counts: Counts, batches: list[list[Sample]], contested: list[list[Sample]], fault: Exception | None
+    ) -> Plan:
         """What other ranks have to know of these micro-batches."""
         if fault is not None:
-            return Plan(counts, [], {}, fault)
-        micro = []
-        for samples in batches:
-            batch = Batch.collate(samples, torch.device("cpu"))
-            asked = Counter(name for group in batch.groups if (name := self._own_name(group.distill.teacher)))
-            rides = any(self.teachers[group.distill.teacher].rides for group in batch.groups)
-            micro.append(Micro(asked, batch.parts, rides))
+            return Plan(counts, [], [], {}, fault)
         distills = {branch.distill for samples in batches for sample in samples for branch in sample.branches}
-        return Plan(counts, micro, {distill.part: distill.bound for distill in distills if distill.bound})
+        bounds = {distill.part: distill.bound for distill in distills if distill.bound}
+        return Plan(counts, list(map(self._micro, batches)), list(map(self._micro, contested)), bounds)
+
+    def _micro(self, samples: list[Sample]) -> Micro:
+        batch = Batch.collate(samples, torch.device("cpu"))
+        asked = Counter(name for group in batch.groups if (name := self._own_name(group.distill.teacher)))
+        rides = any(self.teachers[group.distill.teacher].rides for group in batch.groups)
+        return Micro(asked, batch.parts, rides)
 
     def _own_name(self, teacher: str) -> str:
         """Of a teacher's own weights: the first name that they go by; none is empty."""
@@ -207,12 +213,38 @@ class Trainer:
             kind = self.settings.linear.kind
             raise OffbookError(f"layers in {kind} get no gradient on this machine; leave train.linear.kind plain")
 
+    def _collated(self, batches: list[list[Sample]], planned: list[Micro]) -> Iterator[tuple[Batch, Micro]]:
+        """As many as other ranks have."""
+        filled = [*batches, *([FILLER] for _ in planned[len(batches) :])]
+        for samples, micro in zip(filled, planned, strict=True):
+            yield Batch.collate(samples, self.model.device), micro
+
+    def _decide(self, batches: list[list[Sample]], plan: Plan, ledger: Ledger) -> dict[int, int]:
+        """Which branches of contests across micro-batches may teach, by their ids, before anything is differentiated:
+        so how samples are cut into micro-batches does not matter."""
+        branches: list[Branch] = []
+        shifts: list[Shift] = []
+        for batch, micro in self._collated(batches, plan.judged):
+            shift = self.student.read(self._shift, batch, ledger, micro)
+            if shift is not None:
+                shifts.append(shift)
+                branches += [branch for _, branch in batch.branches]
+            self._over()
+        self.replay.counted()  # they are counted when they are trained on
+        if not shifts:
+            return {}
+        verdict_B = decided(Shift(*map(torch.cat, zip(*shifts, strict=True))), branches)
+        return dict(zip(map(id, branches), verdict_B.tolist(), strict=True))
+
+    def _shift(self, _student: Decoder, batch: Batch, ledger: Ledger, micro: Micro) -> Shift | None:
+        """Of all branches, without gradients. On a rank that has none the forward pass is for others."""
+        _, scoring = self._scoring(batch, ledger, micro)
+        return scoring.shift(self._target_rows) if batch.branches else None
+
     def _differentiate(self, batches: list[list[Sample]], plan: Plan, ledger: Ledger) -> dict[str, float]:
         """All micro-batches, one after the other. Returns what is known of the parts, where they are taken apart."""
         every, bounds = self.settings.log_parts, plan.bounds
-        filled = [*batches, *([FILLER] for _ in plan.micro[len(batches) :])]
-        device, both = self.model.device, zip(filled, plan.micro, strict=True)
-        collated = ((Batch.collate(samples, device), micro) for samples, micro in both)
+        collated = self._collated(batches, plan.micro)
         if not bounds and not (every and self.steps % every == 0):
             for batch, micro in collated:
                 self.loss(batch, ledger, micro).backward()
@@ -299,25 +331,28 @@ class Trainer:
 
     def _losses(self, batch: Batch, ledger: Ledger, micro: Micro, apart: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
         """The sum of its parts, or some of them one by one."""
-        output, settings = self.student.head, self.settings
+        hidden_ND, scoring = self._scoring(batch, ledger, micro)
+        if self.settings.reference_kl:
+            scoring.tokens = self._with_reference(batch, scoring.tokens)
+        if batch.branches and (scoring.is_contested or scoring.tokens.has_cut_target):
+            scoring.judge(self._target_rows)
+        losses = head.in_chunks(hidden_ND, self.student.head, scoring.losses, scoring.tokens.chunks, apart)
+        if batch.branches:
+            scoring.record_targets(self._target_rows)
+        return tuple(loss / self.ranks.sharing for loss in losses) if self.ranks.sharing > 1 else losses
+
+    def _scoring(self, batch: Batch, ledger: Ledger, micro: Micro) -> tuple[Tensor, Scoring]:
+        """The forward pass: hidden states before each token that counts, and what scores these."""
+        settings = self.settings
         hidden_1FD, teachers = self._forward(batch, micro)
         if self.draft is not None and torch.is_grad_enabled():
             self.draft.learn(batch, hidden_1FD)
         tokens = batch.tokens(self._chunk_rows)  # on the host, while a GPU is busy with the forward
         hidden_ND = hidden_1FD[0].index_select(0, tokens.predictor_N)
-        student: Scorer = output, hidden_ND.detach()[: len(tokens.weight_M)]
-        if settings.reference_kl:
-            tokens = self._with_reference(batch, tokens)
-        scoring = Scoring(
+        student: Scorer = self.student.head, hidden_ND.detach()[: len(tokens.weight_M)]
+        return hidden_ND, Scoring(
             batch, tokens, student, teachers, settings.ratio_cap, ledger, self.compiled, settings.reference_kl
         )
-        target_rows = -(-self._chunk_rows // 2)  # a teacher's logits lie beside the student's
-        if batch.branches and (scoring.is_contested or tokens.has_cut_target):
-            scoring.judge(target_rows)
-        losses = head.in_chunks(hidden_ND, output, scoring.losses, tokens.chunks, apart)
-        if batch.branches:
-            scoring.record_targets(target_rows)
-        return tuple(loss / self.ranks.sharing for loss in losses) if self.ranks.sharing > 1 else losses
 
     @torch.no_grad()
     def _with_reference(self, batch: Batch, tokens: Tokens) -> Tokens:
@@ -368,6 +403,11 @@ class Trainer:
         entries = head.COMPILED_CHUNK_ENTRIES if self.compiled else head.CHUNK_ENTRIES
         return max(1, entries // self.model.config.vocab_size)
 
+    @property
+    def _target_rows(self) -> int:
+        """A teacher's logits lie beside the student's."""
+        return -(-self._chunk_rows // 2)
+
 
 def weights_of(model: PreTrainedModel, version: int) -> Weights:
     """As an engine takes them; of a model with an adapter that alone, since an engine has the rest."""
@@ -389,14 +429,25 @@ def hand(trainer: Trainer, name: str) -> Tensor | None:
     return dict(gathered({name: trainer.offered[name]}, {name: 0})).get(name)
 
 
-def _split_contests(batches: list[list[Sample]]) -> frozenset[str]:
-    """Those that are not decided within one micro-batch."""
-    places = Counter(
+def _across_batches(batches: list[list[Sample]]) -> list[Sample]:
+    """What has to be read to decide contests that have more branches than places, in several micro-batches."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for number, samples in enumerate(batches):
+        for branch in (branch for sample in samples for branch in sample.branches):
+            if branch.contest and branch.distill.places:
+                found.setdefault(branch.contest, []).append((number, branch.distill.places))
+    undecided = {
         contest
-        for micro in batches
-        for contest in {branch.contest for sample in micro for branch in sample.branches if branch.contest}
-    )
-    return frozenset(contest for contest, count in places.items() if count > 1)
+        for contest, entries in found.items()
+        if len({number for number, _ in entries}) > 1 and any(places < len(entries) for _, places in entries)
+    }
+    cut = []
+    for sample in (sample for samples in batches for sample in samples):
+        branches = [branch for branch in sample.branches if branch.contest in undecided]
+        if branches:
+            ids = sample.ids[: max(branch.end for branch in branches)]
+            cut.append(Sample(ids, branches=branches, temperature=sample.temperature, routes=sample.routes))
+    return cut
 
 
 def _asks(sample: Sample) -> bool:

@@ -50,12 +50,16 @@ class Micro:
 class Plan:
     counts: Counts
     micro: list[Micro]
+    judged: list[Micro]  # before these, without gradients: contests across micro-batches
     bounds: dict[str, float]  # of parts of the loss, where they have one
     fault: Exception | None = None
 
     def joined(self, other: Plan) -> Plan:
-        micro = [one.joined(two) for one, two in zip_longest(self.micro, other.micro, fillvalue=Micro())]
-        return Plan(self.counts + other.counts, micro, self.bounds | other.bounds, self.fault or other.fault)
+        micro, judged = (
+            [one.joined(two) for one, two in zip_longest(*both, fillvalue=Micro())]
+            for both in ((self.micro, other.micro), (self.judged, other.judged))
+        )
+        return Plan(self.counts + other.counts, micro, judged, self.bounds | other.bounds, self.fault or other.fault)
 
 
 @dataclass(frozen=True, slots=True)
