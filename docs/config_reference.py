@@ -19,7 +19,8 @@ HEAD = """\
 Made by `make docs` from src/offbook/config/; a test compares the two. Files are composed left to right, then
 come overrides: `offbook train @ pocket mine.toml --feedback.weight 0.3`. `--dry-run` prints what comes out. The
 defaults here fit a model from the hub. `pocket`, small models and models behind a URL get the recipe that fits them
-(src/offbook/recipes/), unless another one is named.
+(src/offbook/recipes/), unless another one is named. An override that a verb does not read is refused (`distill
+--train.steps 2`); a file or a recipe may have keys of other verbs.
 """
 NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}

@@ -13,6 +13,9 @@ from typer.main import get_command
 
 import offbook
 from offbook.cli import app, main
+from offbook.config import Config
+from offbook.config.files import _paths
+from offbook.config.verbs import INSTEAD, READ
 
 
 def _verbs(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -141,3 +144,42 @@ def test_no_verb_shows_the_help_and_a_process_says_the_same(told: Any) -> None:
     command = [sys.executable, "-m", "offbook", "coach", "--limit", "0", "x", "--debug"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, is_sentence(done.stderr), done.stdout) == (2, True, "")
+
+
+WITHOUT_EFFECT = {
+    "distill logs.jsonl --model pocket --train.steps": "--epochs has",
+    "distill logs.jsonl --model pocket --feedback.look": "which reads keys of train, checkpoint, ",
+    "sft --model pocket --data pocket:2 --train.learning_rate": "--sft.learning_rate has",
+    "pretrain --model pocket --train.steps": "--pretrain.epochs has",
+    "mtp pocket --train.steps": "--mtp.steps has",
+    "train --model pocket --sft.epochs": "which reads keys of engine, harness, ",
+    "train --model pocket --mtp.steps": "leave it out",
+    "eval pocket --train.steps": "which reads keys of engine, harness, ",
+    "rollout pocket --feedback.weight": "leave it out",
+    "rollout pocket --tasks.source": "the argument TASKS has",
+    "serve --monitors.penalty": "leave it out",
+    "live --once --train.steps": "--live.sessions has",
+    "agent . hello --sft.epochs": "leave it out",
+    "stages --model pocket --live.batch": "leave it out",
+}
+
+
+@pytest.mark.parametrize("line", WITHOUT_EFFECT, ids=lambda line: f"{line.split()[0]} {line.split()[-1]}")
+def test_an_option_that_a_verb_does_not_read_is_refused(told: Any, line: str) -> None:
+    """Recipes and files may set more."""
+    value = "true" if line.endswith("look") else "2"
+    status, said = told(*line.split(), value)
+    assert (status, is_sentence(said)) == (2, True), said
+    assert f"{line.split('--')[-1]} has no effect on `offbook {line.split()[0]}`" in said
+    assert WITHOUT_EFFECT[line] in said
+
+
+def test_every_verb_says_which_keys_it_reads() -> None:
+    configured = {verb[0] for verb, command in VERBS.items() if command.context_settings.get("ignore_unknown_options")}
+    assert {*READ, "plan"} == configured
+    keys = _paths(Config)
+    places = [place.lstrip("!") for read in READ.values() for place in read]
+    places += [key for replaced in INSTEAD.values() for key in replaced]
+    places += [name[2:] for of in INSTEAD.values() for name in of.values() if "." in name]
+    for place in places:
+        assert any(f"{key}.".startswith(f"{place}.") for key in keys), place

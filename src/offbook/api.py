@@ -27,7 +27,10 @@ def configure(*files: str | Path, **sections: Any) -> Config:
     """
     from offbook.config import load_config
 
-    return load_config(files, dict(_dotted(sections)))
+    given = dict(_dotted(sections))
+    config = load_config(files, given)
+    config._given = frozenset(given)
+    return config
 
 
 def _dotted(sections: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -62,8 +65,10 @@ def train(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row
 
 def sft(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row: None) -> RunFolder:
     """Run, or go on with, the imitation that the configuration describes, of what `sft.data` names."""
+    from offbook.config import refuse_mistaken
     from offbook.stages.sft import sft as run
 
+    refuse_mistaken("sft", config._given)
     return _in_a_thread(lambda: run(config, on_step))
 
 

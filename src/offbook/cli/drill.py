@@ -110,7 +110,7 @@ def drill(
 ) -> None:
     """Kill -9 engine, trainer and worker in turn during small runs, damage their store, and print what was lost.
 
-    Takes configuration like `train` does; without any it is a few steps of the pocket model. In lockstep a batch that
+    Takes configuration as `train` does; without any it is a few steps of the pocket model. In lockstep a batch that
     was not over is sampled again, and the weights at the end are those of a run that was never struck; in the
     continuous mode no rollout and no turn that was over is done again. Exit code 1 where that is not so.
     """

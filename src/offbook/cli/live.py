@@ -42,7 +42,7 @@ def live(
     """Learn from use: train on settled sessions, gate, try on a share of the users, deploy, roll back. Until Ctrl-C.
 
     `offbook agent` and `offbook serve` make sessions. Every decision is in decisions.jsonl; `offbook view` shows them.
-    Takes configuration like `train` does; a cycle that has begun has its own.
+    Takes configuration as `train` does; a cycle that has begun has its own.
     """
     place = Path(out or "runs/live")
     base = [place / "config.toml"] if (place / "config.toml").is_file() else []

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from offbook.config import Config, ConfigError, load_config
+from offbook.config import Config, ConfigError, load_config, refuse_without_effect
 from offbook.runfolder import checkpoint_named
 from offbook.types import OffbookError, Task
 
@@ -51,8 +51,8 @@ def config_from(
 ) -> Config:
     """`@ a.toml b.toml --section.key value`: files, or recipes by name, left to right, then overrides.
 
-    `own` is what the verb's own options come to, empty where one is not given, and wins. A run folder as the model is
-    its newest checkpoint from here on: the run may go on.
+    An override that the verb does not read is refused. `own` is what the verb's own options come to, empty where one is
+    not given, and wins. A run folder as the model is its newest checkpoint from here on: the run may go on.
     """
     _refuse_mistyped(ctx)
     files: list[Path | str] = list(base)
@@ -77,6 +77,7 @@ def config_from(
             raise ConfigError(f"unexpected argument {argument}; configuration files come after @, as in: {example}")
     named = {key: value for key, value in (own or {}).items() if value}
     config = load_config(files, {**overrides, **named}, defaults)
+    refuse_without_effect(ctx.command.name or "", overrides)
     return config.model_copy(update={"model": checkpoint_named(config.model)}) if config.model else config
 
 

@@ -26,7 +26,7 @@ def rollout(
 ) -> None:
     """Roll out and score, without training. `offbook view` shows the run folder.
 
-    Takes configuration like `train` does. Without a model it is `pocket`. The same command goes on where it stopped.
+    Takes configuration as `train` does. Without a model it is `pocket`. The same command goes on where it stopped.
     """
     config = config_from(ctx, {"model": model, "out": out}, defaults={"model": "pocket", "out": "runs/rollout"})
 

@@ -59,7 +59,7 @@ def serve(
 ) -> None:
     """Serve a model to any agent that takes a base URL, and keep every session as a rollout, until Ctrl-C.
 
-    Speaks OpenAI's chat completions and responses, and Anthropic's messages. Takes configuration like `train` does.
+    Speaks OpenAI's chat completions and responses, and Anthropic's messages. Takes configuration as `train` does.
     """
     if live and (model or follow):
         raise OffbookError("--live serves the versions of a cycle; leave out --model and --follow")

@@ -15,4 +15,5 @@ from offbook.config.section import LOCAL, Precision
 from offbook.config.stages import PretrainConfig, SftConfig, StageConfig
 from offbook.config.training import CheckpointConfig, LinearConfig, LoraConfig, MtpConfig, RanksConfig, TrainConfig
 from offbook.config.tree import Config, cache_folder, is_url
+from offbook.config.verbs import refuse_mistaken, refuse_without_effect
 from offbook.config.world import EngineConfig, HarnessConfig, SandboxConfig, TasksConfig, ToolsConfig, VllmConfig

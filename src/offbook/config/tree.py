@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self, get_args
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from offbook.config.judging import FeedbackConfig, MonitorsConfig, RewardsConfig
 from offbook.config.methods import TeachersConfig
@@ -46,6 +46,7 @@ class Config(Section):
     loop: LoopConfig = LoopConfig()
     eval: EvalConfig = EvalConfig()
     live: LiveConfig = LiveConfig()
+    _given: frozenset[str] = PrivateAttr(frozenset())  # dotted keys that a call of `api.configure` names
 
     @model_validator(mode="before")
     @classmethod
