@@ -464,6 +464,12 @@ def test_warnings_as_errors_and_equal_names_are_tried_another_way(deps: Path, tm
             "Pluggy comes with the test runner, so its tests would run on the very code that is deleted",
         ),
         ({f"{number}.py": "" for number in range(201)}, "holds more than 200 files"),
+        (GOOD | {"pyproject.toml": "[project]\nname='/some/where'"}, "name '/some/where' is not a name by PEP 508"),
+        (GOOD | {"pyproject.toml": "[project]\nname='pkg'\nversion='1/../../x'"}, "is not a version by PEP 440"),
+        (
+            GOOD | {"pyproject.toml": "[project]\nname='pkg'\n[tool.setuptools_scm]\nwrite_to='../version.py'"},
+            "'../version.py' is no path inside",
+        ),
     ],
 )
 def test_refused_before_anything_runs(files: dict[str, str], sentence: str, tmp_path: Path) -> None:

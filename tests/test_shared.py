@@ -162,6 +162,36 @@ def test_another_repository_than_it_was_made_from_is_refused(suite: Path) -> Non
     assert list(Path(os.environ["OFFBOOK_CACHE"]).rglob(".draft-*")) == []
 
 
+@pytest.mark.parametrize("part", ["changed", "tests"])
+@pytest.mark.parametrize("name", ["{outside}", "../../victim", "pkg/../../victim", "away/victim", "link", "a\0b", ""])
+@pytest.mark.parametrize("edits", [[[0, 9, "broken"]], None], ids=["write", "delete"])
+def test_a_task_names_no_file_outside_of_itself(
+    suite: Path, tmp_path: Path, part: str, name: str, edits: list[list[object]] | None
+) -> None:
+    environment = load_task(suite).suite.environment
+    assert environment is not None
+    victim = tmp_path / "victim"
+    victim.write_text("mine\n")
+    (environment / "tree/away").symlink_to(tmp_path)  # as nothing that is unpacked could be
+    share(suite, environment / "tree")
+    changes = json.loads((suite / CHANGES).read_text())
+    changes[part][name.format(outside=victim)] = edits
+    (suite / CHANGES).write_text(json.dumps(changes))
+    with pytest.raises(OffbookError, match=r"is no path inside|leads through a link|cannot be made from"):
+        _ = (load_task(suite).tree, load_task(suite).hidden_tests)
+    assert victim.read_text() == "mine\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "out", "victim"]
+
+
+@pytest.mark.parametrize("key", ["tree", "hidden"])
+def test_a_tree_is_named_by_its_checksum_alone(suite: Path, key: str) -> None:
+    share(suite, load_task(suite).suite.environment / "tree")  # type: ignore[operator]
+    changes = json.loads((suite / CHANGES).read_text())
+    (suite / CHANGES).write_text(json.dumps({**changes, key: "../../../out"}))
+    with pytest.raises(OffbookError, match="which is no checksum"):
+        _ = (load_task(suite).tree, load_task(suite).hidden_tests)
+
+
 LINES = st.lists(st.sampled_from([b"a\n", b"b\n", b"\r\n", b"\xff\n", b"x"]), max_size=12).map(b"".join)
 
 

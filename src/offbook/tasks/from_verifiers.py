@@ -29,6 +29,7 @@ from offbook.runfolder import whole_folder
 from offbook.sandbox import Box, BoxSpec, open_box
 from offbook.tasks.grade import put
 from offbook.tasks.script import RECORD
+from offbook.tasks.shared import write_files
 from offbook.types import OffbookError, Rollout, Task
 
 COMMAND_S = 300.0
@@ -121,10 +122,7 @@ async def _write(id: str, key: str, task: Any, folder: Path, spec: BoxSpec) -> N
     async with await open_box(tree, spec) as box:
         await task.setup(_trace(task), BoxRuntime(box))
         made = await box.changes()
-    for path, content in made.items():
-        if content is not None:
-            (tree / path).parent.mkdir(parents=True, exist_ok=True)
-            (tree / path).write_bytes(content.encode())
+    write_files(tree, {path: content for path, content in made.items() if content is not None})
     (folder / "task.toml").write_text('schema_version = "1.4"\n')
     (folder / "instruction.md").write_text(task.data.prompt_text)
     (folder / RECORD).write_text(json.dumps({"taskset": id, "key": key}) + "\n")

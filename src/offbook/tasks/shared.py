@@ -20,6 +20,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from typing import Any
 
 from offbook.config import cache_folder
 from offbook.tasks.git import single_commit
+from offbook.tasks.unpack import beneath
 from offbook.types import OffbookError, Task
 
 CHANGES, TREE, HIDDEN, WORDS = "environment/changes.json", "environment/repo", "tests/hidden", "instructions"
@@ -79,6 +81,8 @@ def unpacked(folder: Path, base: Path, what: str) -> Path:
     """The task's tree, or its hidden tests: as they are in the cache, or made now."""
     changes = read_changes(folder)
     name = changes["tree" if what == "tree" else "hidden"]
+    if not re.fullmatch("[0-9a-f]{64}", name):
+        raise OffbookError(f"{folder / CHANGES} names a tree {name!r}, which is no checksum")
     place = cache_folder() / "tasks" / what / name[:2] / name
     if place.is_dir():
         return place
@@ -125,9 +129,9 @@ def _change(base: Path, folder: Path, changes: Mapping[str, Edits | None]) -> No
 def write_files(
     root: Path, files: Mapping[str, str | bytes | None] | Mapping[str, str | None] | Mapping[str, str]
 ) -> None:
-    """None takes a file away, and the folders that are then empty."""
+    """Write files below `root`; None deletes one, and the folders that are then empty."""
     for path, content in files.items():
-        target = root / path
+        target = beneath(root, path)
         if content is None:
             target.unlink()
             for parent in target.parents:
@@ -158,7 +162,7 @@ def _differs(here: Mapping[str, Path], there: Mapping[str, Path], path: str) -> 
 
 
 def _lines(base: Path, path: str) -> list[bytes]:
-    file = base / path
+    file = beneath(base, path)
     return file.read_bytes().splitlines(keepends=True) if file.is_file() else []
 
 

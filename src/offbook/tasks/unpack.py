@@ -32,6 +32,19 @@ class BadArchive(OffbookError):
     """What is not taken in, and why, in one sentence."""
 
 
+def beneath(root: Path, name: str) -> Path:
+    """Return `root / name` for a name that comes from a file: refused unless it is relative, plain and behind no link.
+
+    Everything that writes, reads or deletes by such a name goes through here."""
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+        raise BadArchive(f"{name!r} is no path inside {root}; nothing outside of it is touched")
+    for depth in range(1, len(path.parts) + 1):
+        if root.joinpath(*path.parts[:depth]).is_symlink():
+            raise BadArchive(f"{name!r} leads through a link in {root}; links are not followed")
+    return root / path
+
+
 @dataclass(frozen=True, slots=True)
 class SourceLimits:
     """How much of a source is taken before it counts as too large."""

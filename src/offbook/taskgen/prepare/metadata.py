@@ -15,9 +15,11 @@ from typing import Any
 
 from packaging.markers import UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, is_normalized_name
+from packaging.version import InvalidVersion, Version
 
 from offbook.taskgen.nouns import Unprepared
+from offbook.tasks.unpack import BadArchive, beneath
 
 TEST_EXTRAS = frozenset({"test", "tests", "testing", "unittest", "unit", "pytest", "check"})
 DEVELOPER_EXTRAS = frozenset({"dev", "develop", "development", "devel"})
@@ -104,7 +106,22 @@ def _read_project(tree: Path, name: str, version: str) -> Project:
         project.extras["test"] = _requirement_files(tree) or readable(in_tox.splitlines())
     files = (str(table_of(pyproject, *keys).get(key, "")) for keys, key in VERSION_FILES)
     project.version_file = next(filter(None, files), "")
+    _refuse_odd(project, tree)
     return project
+
+
+def _refuse_odd(project: Project, tree: Path) -> None:
+    """Refuse names that would lead out of the folders that are written by them."""
+    if not is_normalized_name(canonicalize_name(project.name)):
+        raise Unprepared(f"the project's name {project.name!r} is not a name by PEP 508")
+    try:
+        Version(project.version)
+    except InvalidVersion:
+        raise Unprepared(f"the project's version {project.version!r} is not a version by PEP 440") from None
+    try:
+        beneath(tree, project.version_file or "none")
+    except BadArchive as error:
+        raise Unprepared(f"the project's version file: {error}") from None
 
 
 def readable(lines: Iterable[Any], extra: str = "") -> list[str]:

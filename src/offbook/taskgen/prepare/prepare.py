@@ -173,7 +173,7 @@ async def fetch_project(
     if removed:
         _log(folder, f"no source, taken out: {', '.join(removed)}")
     if project.version_file:
-        _write_version(fetched.tree / project.version_file, fetched.tree, project.version)
+        _write_version(fetched.tree / project.version_file, project.version)
     fetched.tree.rename(tree)
     (folder / "fetched").rmdir()
     write_atomic(saved, _PROJECT.dump_json(project))
@@ -181,9 +181,9 @@ async def fetch_project(
     return project
 
 
-def _write_version(path: Path, tree: Path, version: str) -> None:
+def _write_version(path: Path, version: str) -> None:
     """Building would write this file, from tags that are not here."""
-    if not path.exists() and path.parent.is_dir() and path.parent.resolve().is_relative_to(tree.resolve()):
+    if not path.exists() and path.parent.is_dir():
         numbers = tuple(int(part) for part in version.split(".") if part.isdigit())
         path.write_text(
             f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = {numbers}\n"
