@@ -22,7 +22,7 @@ from torch import Tensor
 from offbook.sync import Damaged, FolderStore, MemoryStore, Missing, Publisher, Reader, Store, open_store
 from offbook.sync.codec import decode, encode
 from offbook.sync.layout import Layout, dump_layout, load_layout
-from offbook.sync.manifest import HEAD, Manifest, dump, load
+from offbook.sync.manifest import HEAD, Head, Manifest, dump, load
 from offbook.types import OffbookError
 from offbook.weights import Weights
 
@@ -553,6 +553,24 @@ def test_a_head_that_is_junk_is_healed(
         made.append(nudged(made[-1], version))
         published(publisher, version, made[-1])
     assert "cannot be read; it is written anew" in caplog.text
+    new = Reader(store, "late").poll()
+    assert new is not None
+    assert (new.version, bits(new.tensors)) == (2, bits(made[2]))
+
+
+def test_a_head_that_is_deleted_under_its_publisher_is_healed(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """By its next version. Readers meanwhile go by what lies there."""
+    made, publisher = [tensors()], Publisher(store)
+    published(publisher, 0, made[0])
+    for version in (1, 2):
+        store.delete(HEAD)
+        old = Reader(store, f"early{version}").poll()
+        assert old is not None
+        assert bits(old.tensors) == bits(made[-1])
+        made.append(nudged(made[-1], version))
+        published(publisher, version, made[-1])
+        assert load(store.get(HEAD), Head).number == version + 1
+    assert "is gone or cannot be read; it is written anew" in caplog.text
     new = Reader(store, "late").poll()
     assert new is not None
     assert (new.version, bits(new.tensors)) == (2, bits(made[2]))

@@ -60,8 +60,9 @@ class FeedbackConfig(Section):
     weight: float = Field(default=1.0, ge=0, description="lambda, beside an RL loss of weight 1")
     balance: Literal["own", "rl", "bounded"] = Field(
         default="bounded",
-        description="what the hints' sum is divided by: own: the tokens they teach; rl: the step's RL tokens, so that "
-        "it fades as faults get rare; bounded: the same, and the norm of its gradient is at most `bound` times RL's",
+        description="what the hints' sum is divided by: own: the candidates' tokens, taught or not; rl: the step's RL "
+        "tokens, so that it fades as faults get rare; bounded: the same, and the norm of its gradient is at "
+        "most `bound` times RL's",
     )
     bound: float = Field(default=0.3, gt=0, description="`balance` bounded only: times the norm of RL's gradient")
     anneal_steps: int = Field(default=0, ge=0, description="steps over which `weight` moves to `anneal_to`; 0 is never")
@@ -76,12 +77,14 @@ class FeedbackConfig(Section):
     gate: float = Field(
         default=0.002,
         ge=0,
-        description="nats a token by which a hint has to move its message, and away from it; 0 is no gate",
+        description="nats per token of `direction` by which a hint has to move its message, and away from it; 0 is no "
+        "gate. jsd is about a quarter of the others: divide by 4 under it",
     )
     token_gate: float = Field(
         default=0.02,
         ge=0,
-        description="nats by which a hint has to move a token of its message for that token to teach; 0 is all of them",
+        description="nats of `direction` by which a hint has to move a token of its message for that token to teach; 0 "
+        "is all of them. Divide by 4 under jsd",
     )
     look: bool = Field(
         default=True,

@@ -21,7 +21,9 @@ class StageConfig(Section):
         description="after the warm-up; cosine and linear fall over all epochs, wsd over the last fifth of the steps",
     )
     warmup_share: float = Field(default=0.03, ge=0, lt=1, description="of the steps, in which the learning rate rises")
-    final_share: float = Field(default=0.1, ge=0, le=1, description="of the learning rate, where those that fall end")
+    final_share: float = Field(
+        default=0.1, ge=0, le=1, description="of the learning rate, one step after a schedule that falls has ended"
+    )
     validation_share: float = Field(
         default=0.02, ge=0, lt=1, description="of the tasks, conversations or repositories, to measure the loss on"
     )

@@ -76,7 +76,9 @@ class TrainConfig(Section):
         "finished run that is trained further falls anew, from higher up",
     )
     warmup_steps: int = Field(default=3, ge=0, description="over which the learning rate rises in a line")
-    final_share: float = Field(default=0.1, ge=0, le=1, description="of the learning rate, where cosine and linear end")
+    final_share: float = Field(
+        default=0.1, ge=0, le=1, description="of the learning rate, one step after a schedule that falls has ended"
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled, as in AdamW")
     gradient_clip: float = Field(default=1.0, gt=0, description="the most that the gradient's norm may be")
     rl_weight: float = Field(

@@ -152,12 +152,19 @@ class Publisher:
             return None
 
     def _read_head(self) -> tuple[int, str]:
-        """Its number, and its tag. One that cannot be read stands nowhere, and is written anew."""
-        raw, tag = self.store.read(HEAD)
+        """Its number, and its tag. One that was deleted or cannot be read stands nowhere, and is written anew."""
+        try:
+            raw, tag = self.store.read(HEAD)
+        except Missing:
+            self.store.create(HEAD, b"")
+            raw, tag = self.store.read(HEAD)
         try:
             return load(raw, Head).number, tag
         except Damaged:
-            log.warning("HEAD in %s cannot be read; it is written anew, and the next version is an anchor", self.store)
+            log.warning(
+                "HEAD in %s is gone or cannot be read; it is written anew, and the next version is an anchor",
+                self.store,
+            )
             self._is_doubtful = True
             return -1, tag
 

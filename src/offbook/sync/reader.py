@@ -87,12 +87,10 @@ class Reader:
         self.store.delete(self._key)
 
     def _head(self) -> int:
-        """Where HEAD is junk, what lies there tells: the publisher mends it with its next version."""
+        """Where HEAD is junk or gone, the manifests tell: the publisher writes HEAD again with its next version."""
         try:
             return load(self.store.get(HEAD), Head).number
-        except Missing:
-            return 0
-        except Damaged:
+        except (Missing, Damaged):
             return newest(self.store)
 
     def _hold(self, number: int) -> None:
