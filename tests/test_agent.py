@@ -29,6 +29,7 @@ from offbook.live.reactions import score
 from offbook.live.sessions import Decision
 from offbook.loop.collector import Collector
 from offbook.runfolder import write_atomic
+from offbook.sandbox.box import CHANGED_BYTES
 from offbook.tokens import byte_chat, render_call
 
 SHAPES = """def area(width, height):
@@ -186,10 +187,13 @@ def test_nothing_is_lost_where_it_is_ended_in_between(repository: Path, number: 
         ("printf '\\377\\376' > new.bin", "new.bin is not text in UTF-8"),
         ("mkdir -p lib/.git; echo x > lib/.git/config", "lib/.git/config is git's own"),
         ("rm notes.txt; mkdir notes.txt; echo x > notes.txt/a", "notes.txt is no folder"),
+        ("sed -i 1s/name/Name/ large.csv", "large.csv: not text, or too large to be kept whole"),
+        ("printf 'a\\000b' > data.bin", "data.bin: not text, or too large to be kept whole"),
     ],
 )
 def test_what_would_spoil_something_is_not_applied(repository: Path, command: str, says: str) -> None:
     (repository / "latin.txt").write_bytes("name caf\u00e9\n".encode("latin-1"))
+    (repository / "large.csv").write_text("name\n" + "1,2,3\n" * (CHANGED_BYTES // 6 + 1))
     before = contents(repository)
     worked = asked(repository, EDIT, call("run_command", command=command), DONE)
     with pytest.raises(Elsewhere, match=f"{says}.*; nothing was applied"):

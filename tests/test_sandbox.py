@@ -31,6 +31,7 @@ from offbook.sandbox import (
     open_box,
     require_isolation,
 )
+from offbook.sandbox.box import CHANGED_BYTES
 from offbook.sandbox.bwrap.cgroups import find_hierarchy, make_group
 from offbook.sandbox.bwrap.layers import MAX_LAYERS
 from offbook.sandbox.output import OUTPUT_BYTES
@@ -350,13 +351,26 @@ async def test_changes_are_seen_and_the_base_stays_as_it_was(base: Path, box: Bo
     commands = r"printf '\377\000' > binary; mkdir pkg/__pycache__; touch pkg/__pycache__/one.pyc"
     await box.exec(commands + r"; touch $(printf 'odd\377'); touch run.sh; ln -sf nowhere link", 20)
     assert await box.changes() == {
-        "binary": "\ufffd\x00",
+        "binary": "[binary: the content is left out]\n",
         "odd\ufffd": "",
         "pkg/one.py": "ONE = 11\n",
         "pkg/three.py": "THREE = 3\n",
         "pkg/two.py": None,
     }
+    assert (await box.changes()).partial == ["binary"]
     assert (base / "pkg" / "one.py").read_text() == "ONE = 1\n"
+
+
+@in_loop
+async def test_all_changed_text_of_a_rollout_has_one_budget(box: Box) -> None:
+    """Sparse files and many large ones are named and not read into memory."""
+    await box.exec("for n in 1 2 3; do truncate -s 30M sparse$n; done; yes | head -c 9000000 | tee one two > three", 60)
+    changes = await box.changes()
+    text = sum(len(content or "") for content in changes.values())
+    assert text < CHANGED_BYTES + 1000
+    assert len(changes) == 6
+    assert len({*changes.partial} & {"one", "two", "three"}) == 2
+    assert {"sparse1", "sparse2", "sparse3"} < {*changes.partial}
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,7 @@ class Rollout:
     stop: StopReason = "crash"
     usage: Usage = field(default_factory=Usage)
     changed: dict[str, str | None] = field(default_factory=dict)  # path -> new text, None where the file was deleted
+    partial: list[str] = field(default_factory=list)  # changed files whose text is not whole: binary, or too much
     diff: str = ""  # the same changes, for people
     events: list[Event] = field(default_factory=list)
     reward: Reward = field(default_factory=Reward)

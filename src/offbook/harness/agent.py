@@ -122,7 +122,9 @@ async def run_agent(
 
 async def take_changes(rollout: Rollout, task: Task, box: Box) -> None:
     try:
-        rollout.changed = await box.changes()
+        changes = await box.changes()
+        rollout.changed = changes
+        rollout.partial = changes.partial
     except OSError as error:
         record_crash(rollout, error)
     except Exception:  # the box is gone; the rollout is scored for what is left of it, which is nothing

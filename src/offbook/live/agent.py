@@ -90,6 +90,9 @@ def apply(worked: Worked, path: Path) -> list[str]:
 
     What is overwritten lies beside it until all is done (NAME.PID.old): there it is found after a kill -9, too.
     """
+    if worked.rollout.partial:
+        names = ", ".join(worked.rollout.partial[:3])
+        raise Elsewhere(f"{names}: not text, or too large to be kept whole; nothing was applied")
     for name, text in worked.rollout.changed.items():
         _refuse(name, text, worked.before[name], path)
     old = {name: _beside(path / name) for name, before in worked.before.items() if before is not None}

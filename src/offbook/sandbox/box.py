@@ -19,6 +19,9 @@ HOST_ERRORS = frozenset(
 )
 
 
+CHANGED_BYTES = 16 * 1024 * 1024  # of all text that a rollout changed; what comes after is only named
+
+
 class PathRefused(ValueError):
     """A path that leaves the tree or is no regular file. The tool call turns it into a message for the agent."""
 
@@ -63,6 +66,39 @@ class ExecResult:
     opened: Opened | None = None  # None where nobody watched; commands started together share what they opened
 
 
+class Changes(dict[str, str | None]):
+    """What differs from the tree that a box was made from: path -> new text, None where the file is gone.
+
+    `partial` names the files whose content was left out: binary ones, and those beyond CHANGED_BYTES in all. They must
+    not be written back to a user's disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.partial: list[str] = []
+        self.left = CHANGED_BYTES
+
+    def put(self, path: str, content: bytes) -> None:
+        """Record a file. `content` may end one byte after what is `left`, which tells that there is more."""
+        why = ""
+        if b"\0" in content:
+            why = "binary"
+        elif len(content) > self.left:
+            why = f"more than {CHANGED_BYTES >> 20} MB were changed"
+        if why:
+            self.partial.append(path)
+            self[path] = f"[{why}: the content is left out]\n"
+            return
+        self.left -= len(content)
+        self[path] = content.decode(errors="replace")
+
+    def settled(self) -> Self:
+        """The same, sorted by path."""
+        items = sorted(self.items())
+        self.clear()
+        self.update(items)
+        return self
+
+
 class Box(Protocol):
     """A private world around a tree. Paths are relative to the tree, or under /history; a bad one raises PathRefused,
     a missing one OSError. Commands run in the tree, each in processes of its own that do not outlive it.
@@ -88,8 +124,8 @@ class Box(Protocol):
         """The sorted paths of all regular files of the tree."""
         ...
 
-    async def changes(self) -> dict[str, str | None]:
-        """What differs from the tree that the box was made from: path -> new text, None where the file is gone."""
+    async def changes(self) -> Changes:
+        """What differs from the tree that the box was made from."""
         ...
 
     async def publish(self, name: str, text: str) -> None:

@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, Names, PathRefused
+from offbook.sandbox.box import HISTORY, Box, BoxSpec, Changes, ExecResult, Names, PathRefused
 from offbook.sandbox.folders import in_history, publish, refuse_history
 from offbook.sandbox.output import Output, plain_text
 from offbook.types import OffbookError
@@ -167,16 +167,16 @@ class ContainerBox(Box):
     async def files(self) -> Names:
         return sorted(path for path, _ in archived(await must(self._engine, "cp", f"{self._name}:{TREE}", "-")))
 
-    async def changes(self) -> dict[str, str | None]:
+    async def changes(self) -> Changes:
         """Compiled Python is left out: nobody wrote it."""
         gone = set(self._base)
-        changed: dict[str, str | None] = {}
+        changed = Changes()
         for path, content in archived(await must(self._engine, "cp", f"{self._name}:{TREE}", "-")):
             gone.discard(path)
-            if self._base.get(path) != _hash(content):
-                changed[path] = content.decode(errors="replace")
-        changed |= dict.fromkeys(gone)
-        return {path: changed[path] for path in sorted(changed) if "__pycache__" not in path.split("/")}
+            if self._base.get(path) != _hash(content) and "__pycache__" not in path.split("/"):
+                changed.put(path, content)
+        changed.update(dict.fromkeys(path for path in gone if "__pycache__" not in path.split("/")))
+        return changed.settled()
 
     async def publish(self, name: str, text: str) -> None:
         publish(str(self._history), name, text)

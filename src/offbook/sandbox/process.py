@@ -8,6 +8,7 @@ environment, limits on memory, processor time, file size and open files, a deadl
 from __future__ import annotations
 
 import asyncio
+import filecmp
 import math
 import os
 import shutil
@@ -19,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, Names, environment
+from offbook.sandbox.box import HISTORY, Box, BoxSpec, Changes, ExecResult, Names, environment
 from offbook.sandbox.bwrap import edits
 from offbook.sandbox.bwrap.merged import Merged
 from offbook.sandbox.folders import in_history, publish, recordable, refuse_history, regular_files, remove_tree
@@ -114,19 +115,20 @@ class ProcessBox(Box):
     async def files(self) -> Names:
         return sorted("/".join(parts) for parts in regular_files(str(self.root)))
 
-    async def changes(self) -> dict[str, str | None]:
+    async def changes(self) -> Changes:
         before, after = set(regular_files(str(self._base))), set(regular_files(str(self.root)))
-        changed: dict[str, str | None] = {}
-        for parts in before | after:
+        changed = Changes()
+        for parts in sorted(before | after):
             if "__pycache__" in parts:
                 continue
             if parts not in after:
                 changed[recordable(parts)] = None
                 continue
-            content = self.root.joinpath(*parts).read_bytes()
-            if parts not in before or self._base.joinpath(*parts).read_bytes() != content:
-                changed[recordable(parts)] = content.decode(errors="replace")
-        return dict(sorted(changed.items()))
+            path = self.root.joinpath(*parts)
+            if parts not in before or not filecmp.cmp(self._base.joinpath(*parts), path, shallow=False):
+                with path.open("rb") as file:
+                    changed.put(recordable(parts), file.read(changed.left + 1))
+        return changed.settled()
 
     async def publish(self, name: str, text: str) -> None:
         publish(str(self._history), name, text)

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from offbook.sandbox.box import HISTORY, Box, BoxSpec, ExecResult, Names, environment
+from offbook.sandbox.box import HISTORY, Box, BoxSpec, Changes, ExecResult, Names, environment
 from offbook.sandbox.bwrap import edits
 from offbook.sandbox.bwrap.arguments import (
     HOME,
@@ -216,7 +216,7 @@ class BwrapBox(Box):
         await self._settled()
         return sorted("/".join(parts) for parts in self._merged().files())
 
-    async def changes(self) -> dict[str, str | None]:
+    async def changes(self) -> Changes:
         await self._settled()
         return edits.changes(self._merged())
 

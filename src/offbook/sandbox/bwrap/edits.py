@@ -8,12 +8,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from uuid import uuid4
 
-from offbook.sandbox.box import PathRefused
-from offbook.sandbox.bwrap.merged import READ_BYTES, Entry, Folder, Merged, make_folder, make_whiteout, read_regular
+from offbook.sandbox.box import Changes, PathRefused
+from offbook.sandbox.bwrap.merged import Entry, Folder, Merged, make_folder, make_whiteout, read_regular
 from offbook.sandbox.folders import OPEN_FOLDER, recordable
 
 IGNORED = "__pycache__"
@@ -92,10 +92,10 @@ def _make_in_top(folder: Folder, top: int, name: str) -> None:
             make_folder(top, name, stat.S_IMODE(os.fstat(below.descriptors[0]).st_mode), opaque=False)
 
 
-def changes(view: Merged) -> dict[str, str | None]:
+def changes(view: Merged) -> Changes:
     """Looks at what the layers hold and never at the whole tree, so its cost goes with what was written."""
     above, base = Merged(view.roots[:-1]), Merged(view.roots[-1:])
-    changed: dict[tuple[str, ...], str | None] = {}
+    changed = Changes()
     for parts, folder, entries in above.walk(passing=(FileNotFoundError, NotADirectoryError)):
         if IGNORED in parts:
             continue
@@ -106,35 +106,27 @@ def changes(view: Merged) -> dict[str, str | None]:
         with below:
             hidden = below.entries().keys() - entries.keys() if folder.cut else ()
             for name in (*entries, *hidden):
-                changed |= _changes_at((*parts, name), entries.get(name), below, base)
-    return dict(sorted({recordable(place): text for place, text in changed.items() if IGNORED not in place}.items()))
+                if name != IGNORED:
+                    _take_change(changed, (*parts, name), entries.get(name), below, base)
+    return changed.settled()
 
 
-def _changes_at(
-    place: tuple[str, ...], entry: Entry | None, below: Folder, base: Merged
-) -> dict[tuple[str, ...], str | None]:
-    """What an entry of the layers, or one that they hide, means for the tree's own files at its place."""
+def _take_change(changed: Changes, place: tuple[str, ...], entry: Entry | None, below: Folder, base: Merged) -> None:
+    """Record what an entry of the layers, or one that they hide, means for the tree's own files at its place."""
     before = below.find(place[-1])
-    gone: dict[tuple[str, ...], str | None] = {}
+    gone: Iterable[tuple[str, ...]] = ()
     if before is not None and before.kind == "file":
-        gone = {place: None}
+        gone = [place]
     elif before is not None and before.kind == "folder" and (entry is None or entry.kind != "folder"):
-        gone = dict.fromkeys(base.files(place))
+        gone = [path for path in base.files(place) if IGNORED not in path]
+    changed.update(dict.fromkeys(map(recordable, gone)))
     if entry is None or entry.kind != "file":
-        return gone
+        return
     # A command is running and took it away, or it was closed to its own owner, and is nobody's to hand in.
     with suppress(FileNotFoundError, PermissionError):
         content = read_regular(place[-1], entry.descriptor)
         with suppress(OSError, PathRefused):
             if content == below.read(place[-1]):
-                return {}
-        return {**gone, place: _text(content)}
-    return gone
-
-
-def _text(content: bytes) -> str:
-    if len(content) <= READ_BYTES:
-        return content.decode(errors="replace")
-    return (
-        content[:READ_BYTES].decode(errors="replace") + f"\n[more than {READ_BYTES >> 20} MB: the rest is left out]\n"
-    )
+                changed.pop(recordable(place), None)
+                return
+        changed.put(recordable(place), content)
