@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_origin
 
 import tomli_w
+from pydantic import BaseModel
 
 import offbook
 from offbook.config import Config, load_config
@@ -13,6 +14,7 @@ from offbook.evals.tables import markdown, result_cells
 from offbook.runfolder import RunFolder, base_named, is_adapter, latest_checkpoint
 from offbook.types import OffbookError
 
+SHOWN = ("seed", "harness", "engine", "train", "feedback", "rewards")  # of the configuration
 FILES = [
     *("config.json", "generation_config.json", "special_tokens_map.json", "token*", "*.jinja"),
     *("model*.safetensors*", "adapter_*"),
@@ -74,16 +76,24 @@ def card(folder: RunFolder, checkpoint: Path) -> str:
             table,
             "## Configuration",
             "",
-            f"```toml\n{tomli_w.dumps(_public(config))}```",
+            f"```toml\n{tomli_w.dumps({name: public(config)[name] for name in SHOWN})}```",
             "",
         ]
     )
 
 
-def _public(config: Config) -> dict[str, Any]:
-    """What was done, and nothing of the machine it was done on: no paths, no servers."""
-    private = {"feedback": {"judge", "files"}, "rewards": {"files"}}
-    return config.model_dump(include={"seed", "harness", "engine", "train", "feedback", "rewards"}, exclude=private)
+def public(section: BaseModel) -> dict[str, Any]:
+    """What a card may say: numbers, switches, choices from a fixed list. No free text, which may hold a path or a key."""
+    said: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        is_choice = isinstance(value, str) and get_origin(field.annotation) is Literal
+        is_weights = isinstance(value, dict) and all(isinstance(weight, float) for weight in value.values())
+        if isinstance(value, BaseModel):
+            said |= {name: inner} if (inner := public(value)) else {}
+        elif isinstance(value, (int, float)) or is_choice or is_weights:
+            said[name] = value
+    return said
 
 
 def _method(config: Config) -> str:
