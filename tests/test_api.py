@@ -54,7 +54,8 @@ def test_a_run_from_start_to_numbers(cache: Path, model: Path, tmp_path: Path, m
     measured = evaluate(config, run.path)
     assert measured["tasks"] == 2
     assert 0 <= measured["intervals"]["solved"][0] <= measured["solved"] <= measured["intervals"]["solved"][1] <= 1
-    found = rollouts(config, samples=2)
+    found, (at_start, *_) = rollouts(config, samples=2, model=run.path), rollouts(config)
+    assert found[0].segments[0].logprobs != at_start.segments[0].logprobs, "the run's weights, not the start's"
     assert [rollout.id.rpartition("/")[2] for rollout in found] == ["0", "1", "0", "1"]
     assert all("outcome" in rollout.reward.parts for rollout in found)
 

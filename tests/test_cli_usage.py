@@ -183,3 +183,47 @@ def test_every_verb_says_which_keys_it_reads() -> None:
     places += [name[2:] for of in INSTEAD.values() for name in of.values() if "." in name]
     for place in places:
         assert any(f"{key}.".startswith(f"{place}.") for key in keys), place
+
+
+NO_MODEL = "there is no model folder nosuch; give `pocket`"
+WITHOUT_TORCH = [
+    ("train --model pocket --tasks.source my-tasks", "there is no task folder my-tasks"),
+    ("train --model nosuch", NO_MODEL),
+    ("train --model pocket --tools.add nope", "there is no tool nope; did you mean "),
+    ("eval pocket --tasks.source my-tasks", "there is no task folder my-tasks"),
+    ("eval nosuch", NO_MODEL),
+    ("rollout my-tasks", "there is no task folder my-tasks"),
+    ("rollout pocket --model nosuch", NO_MODEL),
+    ("sft --model nosuch --data pocket:2", NO_MODEL),
+    ("distill logs.jsonl --model nosuch", NO_MODEL),
+    ("mtp nosuch", NO_MODEL),
+    ("serve --model nosuch", NO_MODEL),
+    ("agent . hello --model nosuch", NO_MODEL),
+    ("agent nowhere hello", "nowhere is not a folder"),
+    ("agent --say hello", "runs/live has no session of yours"),
+    ("agent --thumb up", "runs/live has no session of yours"),
+    ("agent --forget one", "runs/live has no session one of yours"),
+]
+ONE_BY_ONE = """
+import sys
+from offbook.cli import main
+for line in sys.argv[1:]:
+    sys.argv = ["offbook", *line.split()]
+    try:
+        main()
+    except SystemExit as stopped:
+        print(f"{stopped.code} {'torch' in sys.modules}", file=sys.stderr)
+"""
+
+
+def test_what_needs_no_model_is_said_before_torch_is_imported(tmp_path: Path) -> None:
+    """All in one fresh interpreter."""
+    lines = [line for line, _ in WITHOUT_TORCH]
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_BY_ONE, *lines], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    said = done.stderr.splitlines()
+    assert len(said) == 2 * len(lines), done.stderr
+    for (line, sentence), told, ended in zip(WITHOUT_TORCH, said[::2], said[1::2], strict=True):
+        assert told.startswith(f"offbook: {sentence}"), line
+        assert ended == "1 False", line

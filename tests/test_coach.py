@@ -18,7 +18,8 @@ from test_trajectories import atif, openai, other, written
 from transformers import PreTrainedModel
 
 from offbook.algo import hint_block
-from offbook.cli.coach import pocket_tasks
+from offbook.cli import main
+from offbook.cli.options import pocket_tasks, tasks_in
 from offbook.config import Config, load_config
 from offbook.feedback import MISTAKES, RULES
 from offbook.feedback.coach import (
@@ -324,6 +325,29 @@ def test_the_verb_on_a_run(tmp_path: Path, chat: ChatFormat) -> None:
     quick = coach(run.path, "--no-effect", "--out", tmp_path / "out.jsonl")
     assert "nats a token" not in quick.stdout
     assert len(load_lines(tmp_path / "out.jsonl", Feedback)[0]) == len(kept)
+
+
+def test_the_verbs_that_ask_for_the_tasks_of_pocket_take_them(
+    tmp_path: Path, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the run's own seed and numbers; and a rule that finds nothing is named."""
+    monkeypatch.setenv("OFFBOOK_CACHE", str(tmp_path / "cache"))
+    run = run_with_checkpoint(tmp_path / "run", chat)
+    few = {"tasks.source": "pocket-long-2", "tasks.num_train": "1", "tasks.num_heldout": "1"}
+    run.config_file.write_text(load_config(["pocket"], few).to_toml())
+    known = tasks_in("pocket-long-2", run)
+    assert len(known) == 2
+    (tmp_path / "rules.py").write_text("def no_prints(acts):\n    'Reminder: print nothing.'\n    return []\n")
+    told = run.rollouts(1)[0]
+    run.write_rollouts(1, [replace(rollout, task=min(known)) for rollout in told])
+    for verb, more in (("audit", []), ("coach", ["--no-effect", "--rules", str(tmp_path / "rules.py")])):
+        monkeypatch.setattr(sys, "argv", ["offbook", verb, str(run.path), "--tasks", "pocket-long-2", *more])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0, capsys.readouterr().err
+        said = capsys.readouterr().out
+        assert "--tasks gives it" not in said
+    assert "no_prints: 0 in 5 rollouts\n" in said
 
 
 @pytest.mark.parametrize(("source", "count"), [("pocket-long-2", 2), ("my-tasks", 0)])

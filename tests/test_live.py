@@ -789,6 +789,7 @@ def test_a_cycle_with_a_real_model(cache: Path, model: Path, tmp_path: Path) -> 
     done = offbook("live", "--out", out, "--once", "--plain", "--json")
     (last,) = json.loads(done.stdout)
     assert last["kind"] in ("trial", "refuse"), done.stderr
+    assert f"nothing more is due: {out}: version 0 is deployed, 2 sessions are stored; " in done.stderr
     decisions = LiveFolder(out).decisions()
     assert [one.kind for one in decisions[:2]] == ["start", "train"]
     assert decisions[1].numbers["sessions"] == 2
@@ -800,7 +801,11 @@ def test_a_cycle_with_a_real_model(cache: Path, model: Path, tmp_path: Path) -> 
     assert [item.hint.text for item in taught] == ["The user would say: No, that is wrong: undo shapes.py."]
     assert (trained.path / "ckpt" / "step_00001" / "DONE").is_file()
     report = offbook("live", "--out", out, "--report", code=1)
-    assert "takes two versions" in report.stderr
+    assert "a report compares two versions, and all 2 sessions are of version 0; the next" in report.stderr
+    done = offbook("live", "--model", model, "--out", tmp_path / "none", "--once", "--plain")
+    assert "none: version 0 is deployed, 0 sessions are stored; `offbook agent` and `offbook serve" in done.stderr
+    report = offbook("live", "--out", tmp_path / "none", "--report", code=1)
+    assert f"{tmp_path / 'none'} has no sessions to report on; `offbook agent` and `offbook serve" in report.stderr
     assert time.time() - decisions[0].at < 600
 
 

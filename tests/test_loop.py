@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from starting import Started, run
 from test_remote import reply, serving
 
-from offbook.config import Config, FeedbackConfig, JudgeConfig, load_config
+from offbook.config import Config, FeedbackConfig, JudgeConfig, TasksConfig, load_config
 from offbook.lock import only_writer
 from offbook.loop.judge import SILENT_STEPS
 from offbook.loop.tasks import Shuffled, task_sets
@@ -133,10 +133,27 @@ def test_a_judge_that_does_not_answer_stops_the_run(cache: Path, model: Path, tm
     assert [row["step"] for row in RunFolder(tmp_path / "run").metrics()[0]] == [1, 2]
 
 
+def test_a_second_run_in_a_folder_names_the_mistake_first_and_few_keys(tmp_path: Path) -> None:
+    RunFolder(tmp_path).config_file.write_text(Config(out=str(tmp_path), model="pocket").to_toml())
+    (tmp_path / "ckpt" / "step_00001").mkdir(parents=True)
+    (tmp_path / "ckpt" / "step_00001" / "DONE").touch()
+    other = FeedbackConfig(weight=0.5, gate=0.1, top=9, max_targets=4, look=False)
+    for options, sentence in (
+        ({"model": "nosuch"}, "there is no model folder nosuch"),
+        ({"model": "pocket", "tasks": TasksConfig(source="my-tasks")}, "there is no task folder my-tasks"),
+        (
+            {"model": "pocket", "seed": 3},
+            r"configuration \(seed is 3 now and 0 there; feedback\.weight .*; and 3 more\); ",
+        ),
+    ):
+        with pytest.raises(OffbookError, match=sentence):
+            run_training(Config(out=str(tmp_path), feedback=other, **options))
+
+
 def test_a_run_with_the_keys_of_before_differs_in_what_differs_only(tmp_path: Path) -> None:
     """So with the same configuration it goes on."""
     was, wanted = (FeedbackConfig(judge=JudgeConfig(url="local", rate=rate)) for rate in (0.5, 0.25))
-    tree = Config(out=str(tmp_path), feedback=was).model_dump()
+    tree = Config(out=str(tmp_path), model="pocket", feedback=was).model_dump()
     for section in ("feedback", "monitors"):
         judge = {name: value for name, value in tree[section].pop("judge").items() if name not in ("turns", "tokens")}
         tree[section] |= {f"model_{name}": value for name, value in judge.items()}
@@ -144,7 +161,7 @@ def test_a_run_with_the_keys_of_before_differs_in_what_differs_only(tmp_path: Pa
     (tmp_path / "ckpt" / "step_00001").mkdir(parents=True)
     (tmp_path / "ckpt" / "step_00001" / "DONE").touch()
     with pytest.raises(OffbookError, match=r"configuration \(feedback\.judge\.rate is 0\.25 now and 0\.5 there\)"):
-        run_training(Config(out=str(tmp_path), feedback=wanted))
+        run_training(Config(out=str(tmp_path), model="pocket", feedback=wanted))
 
 
 def test_a_checkpoint_loads_with_from_pretrained(uninterrupted: Path) -> None:

@@ -72,14 +72,19 @@ def sft(config: Config, on_step: Callable[[dict[str, Any]], None] = lambda row: 
     return _in_a_thread(lambda: run(config, on_step))
 
 
-def rollouts(config: Config, tasks: str | list[Task] = "", samples: int = 1, name: str = "") -> list[Rollout]:
-    """Scored rollouts of `config.model` on tasks: `pocket`, a folder, or loaded ones; without any, the held-out ones of
-    the configuration. Nothing is written. `name` is the model's, where `config.model` is a URL."""
+def rollouts(
+    config: Config, tasks: str | list[Task] = "", samples: int = 1, name: str = "", model: str | Path = ""
+) -> list[Rollout]:
+    """Scored rollouts on tasks: `pocket`, a folder, or loaded ones; without any, the configuration's held-out tasks.
+
+    `model` is a model, or a run for its newest checkpoint; without it `config.model`, which training begins with.
+    Nothing is written. `name` is the model's, where it is behind a URL.
+    """
     from offbook.loop.tasks import task_sets, tasks_at
 
     if isinstance(tasks, str):
         tasks = tasks_at(tasks, config) if tasks else task_sets(config).heldout
-    return _collect(config, config.model, tasks, samples, "rollout", name)
+    return _collect(config, str(model or config.model), tasks, samples, "rollout", name)
 
 
 def evaluate(config: Config, model: str | Path = "") -> dict[str, Any]:
@@ -102,7 +107,8 @@ def _collect(
 
     async def collect() -> list[list[Rollout]]:
         folder = local_or_remote(model, remote_name, config.seed)
-        async with aclosing(Collector(config, folder, remote_name)) as collector:
+        measured = config.model_copy(update={"model": model})
+        async with aclosing(Collector(measured, folder, remote_name)) as collector:
             return await collector.groups(tasks, samples, name, parallel=PARALLEL)
 
     return [rollout for group in _in_a_thread(lambda: asyncio.run(collect())) for rollout in group]

@@ -19,7 +19,7 @@ from offbook.types import OffbookError, Rollout
 if TYPE_CHECKING:
     from offbook.live.agent import Worked
     from offbook.live.cycle import Cycle
-    from offbook.live.sessions import Session
+    from offbook.live.sessions import LiveFolder, Session
     from offbook.loop.collector import Collector
 
 
@@ -52,41 +52,44 @@ def agent(
     before = Path(out) / "config.toml"
     own = {"out": out, "model": model}
     config = config_from(ctx, own, [before] if before.is_file() else (), {"model": "pocket"})
-    from offbook.live.agent import refuse_no_folder
-    from offbook.live.cycle import Cycle
-    from offbook.live.sessions import user_digest
+    from offbook.live.sessions import LiveFolder, folder_of, refuse_no_folder, user_digest
 
-    if not (is_about_earlier := bool(forget or say_ or thumb or kept)):  # before a model is loaded
-        if not request.strip():
-            raise OffbookError('say where and what is to be done, as in: offbook agent . "Fix the failing test"')
-        refuse_no_folder(path)
     who = user_digest(user or getpass.getuser())
+    folder = LiveFolder(folder_of(config, population))
+    if forget or say_ or thumb or kept:
+        _about_earlier(folder, who, session, say_, thumb, kept, forget, as_json)
+        return
+    if not request.strip():
+        raise OffbookError('say where and what is to be done, as in: offbook agent . "Fix the failing test"')
+    refuse_no_folder(path)
+    if not folder.decisions_file.is_file():
+        from offbook.loop.names import refuse_missing_model
+
+        refuse_missing_model(config.model)
+    from offbook.live.cycle import Cycle  # with it comes torch, which takes seconds
+
     with progress_display(plain) as progress:
         cycle = Cycle(config, population, progress=progress)
-        if not is_about_earlier:
-            cycle.begin()
-    if is_about_earlier:
-        _about_earlier(cycle, who, session, say_, thumb, kept, forget, as_json)
-        return
+        cycle.begin()
     _work(cycle, path, request, who, yes, as_json)
 
 
 def _about_earlier(
-    cycle: Cycle, who: str, id: str, said: str, thumb: str | None, kept: bool, forget: str, as_json: bool
+    folder: LiveFolder, who: str, id: str, said: str, thumb: str | None, kept: bool, forget: str, as_json: bool
 ) -> None:
     from offbook.live.kept import kept_in
     from offbook.live.reactions import follow_up
     from offbook.live.sessions import Reaction
 
-    own = [one for one in cycle.folder.sessions() if one.user == who and one.arm != "shadow"]
+    own = [one for one in folder.sessions() if one.user == who and one.arm != "shadow"]
     if forget:
         chosen = [one.id for one in own if forget in ("all", one.id)]
         if not chosen and forget != "all":
-            raise OffbookError(f"{cycle.folder.path} has no session {forget} of yours")
-        print(f"{cycle.folder.forget(chosen)} sessions deleted")
+            raise OffbookError(f"{folder.path} has no session {forget} of yours")
+        print(f"{folder.forget(chosen)} sessions deleted")
         return
     if not id and not own:
-        raise OffbookError(f"{cycle.folder.path} has no session of yours; --session names another")
+        raise OffbookError(f"{folder.path} has no session of yours; --session names another")
     if kept:
         shares = {one.id: kept_in(Path(one.place), one.commit, one.lines) if one.place else None for one in own}
         if as_json:
@@ -95,13 +98,13 @@ def _about_earlier(
             if not as_json:
                 say(f"{name}: {'nothing to measure' if share is None else f'{share:.0%} of its lines are there'}")
             if share is not None:
-                cycle.folder.react(name, Reaction("kept", share))
+                folder.react(name, Reaction("kept", share))
         return
     id = id or own[-1].id
     if said:
-        cycle.folder.react(id, follow_up(said))
+        folder.react(id, follow_up(said))
     if thumb:
-        cycle.folder.react(id, Reaction("thumbs", 1.0 if thumb == "up" else -1.0))
+        folder.react(id, Reaction("thumbs", 1.0 if thumb == "up" else -1.0))
     print(f"{id}: noted")
 
 

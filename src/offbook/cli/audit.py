@@ -21,7 +21,7 @@ PAGE = "report.html"
 
 def audit(
     source: Annotated[Path, typer.Argument(help="A run folder, or a file: ATIF, OpenAI messages, rollouts.")],
-    tasks: Annotated[Path | None, typer.Option(help="The folder of the tasks, to compare with their trees.")] = None,
+    tasks: Annotated[str, typer.Option(help="`pocket`, or the folder of the tasks, to compare with their trees.")] = "",
     page: Annotated[str, typer.Option(help="The page of `offbook view` that links lead into.")] = PAGE,
     as_json: Json = False,
 ) -> None:
@@ -29,9 +29,9 @@ def audit(
     from offbook.monitors.review import review_file, review_run
     from offbook.runfolder import RunFolder
 
-    known = tasks_in(tasks) if tasks else {}
-    if source.is_dir():
-        folder = RunFolder.open(source)
+    folder = RunFolder.open(source) if source.is_dir() else None
+    known = tasks_in(tasks, folder) if tasks else {}
+    if folder:
         review, links = review_run(folder, known), _links(folder, page)
     else:
         review, links = review_file(source, known), {}

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from offbook.cli.options import Plain, progress_display, results, say, tasks_in
+from offbook.cli.options import Plain, pocket_tasks, progress_display, results, say, tasks_in
 from offbook.types import OffbookError
 
 if TYPE_CHECKING:
-    from offbook.config import Config
     from offbook.feedback import Rule
     from offbook.feedback.coach import Found, Stored
     from offbook.judge import Judgement
@@ -36,6 +35,7 @@ KEPT = "coach.jsonl"  # in a run's feedback/, beside what training recorded ther
 @dataclass(slots=True)
 class Result:
     sources: list[Stored]
+    own_rules: list[str] = field(default_factory=list)  # of --rules: named where they find nothing, too
     found: list[Found] = field(default_factory=list)
     judgement: Judgement | None = None
     unchecked: int = 0  # hints of the judge in rollouts whose task is not at hand: nobody knows whether they leak
@@ -56,7 +56,7 @@ class Result:
 
 def coach(
     sources: Annotated[list[Path], typer.Argument(help="Run folders, or files: ATIF, OpenAI messages, rollouts.")],
-    tasks: Annotated[Path | None, typer.Option(help="The folder of the tasks, to check hints for leaks.")] = None,
+    tasks: Annotated[str, typer.Option(help="`pocket`, or the folder of the tasks, to check hints for leaks.")] = "",
     rules: Annotated[list[str] | None, typer.Option(help="A Python file with rules of your own; repeatable.")] = None,
     model: Annotated[str, typer.Option(help="Measure hints on this model; by default a run's last checkpoint.")] = "",
     effect: Annotated[bool, typer.Option("--effect/--no-effect", help="Measure what the hints do.")] = True,
@@ -76,6 +76,7 @@ def coach(
     """Find mistakes in stored work of any agent, and measure what hints would do about them. Nothing is trained."""
     from offbook.feedback import rules_of
     from offbook.feedback.coach import stored_in
+    from offbook.feedback.rules import RULES
 
     for path in filter(None, (out, as_json)):
         _refuse_unwritable(path, sources)
@@ -83,7 +84,7 @@ def coach(
         raise OffbookError("a judge model needs both --url and --judge-model")
     known = rules_of(rules or ())
     with progress_display(plain) as progress:
-        result = Result(stored_in(sources))
+        result = Result(stored_in(sources), own_rules=[name for name in known if name not in RULES])
         _read(result, tasks, known, url, judge_model, rate, progress)
         if effect:
             _measure(result, model, limit, tasks, known, samples, progress)
@@ -110,7 +111,7 @@ def _refuse_unwritable(path: Path, sources: list[Path]) -> None:
 
 
 def _read(
-    result: Result, tasks: Path | None, rules: dict[str, Rule], url: str, name: str, rate: float, progress: Progress
+    result: Result, tasks: str, rules: dict[str, Rule], url: str, name: str, rate: float, progress: Progress
 ) -> None:
     """By rules and, where there is one, by a judge."""
     from offbook.client import Client
@@ -140,17 +141,17 @@ def _read(
         result.notes.append(f"{what}: the tasks are not at hand; --tasks gives them")
 
 
-def _tasks_of(stored: Stored, tasks: Path | None) -> dict[str, Task]:
-    own = Path(str(stored.setting("tasks", "source", "")))  # the folder that the run was made with
-    folder = tasks or (own if own.name and own.is_dir() else None)
-    return tasks_in(folder) if folder else {}
+def _tasks_of(stored: Stored, tasks: str) -> dict[str, Task]:
+    own = str(stored.setting("tasks", "source", ""))  # the folder that the run was made with
+    source = tasks or (own if own and Path(own).is_dir() else "")
+    return tasks_in(source, stored.folder) if source else {}
 
 
 def _measure(
     result: Result,
     model: str,
     limit: int,
-    tasks: Path | None,
+    tasks: str,
     rules: dict[str, Rule],
     samples: int,
     progress: Progress,
@@ -222,17 +223,6 @@ def _look(
     return look.measured(asyncio.run(look.sampled(found, "coach")), found, decoder)
 
 
-def pocket_tasks(config: Config) -> dict[str, Task]:
-    """By their ids, where a run's are ones that can be made again; else none."""
-    from offbook.loop.tasks import task_sets
-    from offbook.pocket.tasks import level_named
-
-    if level_named(config.tasks.source) is None:
-        return {}
-    sets = task_sets(config)
-    return {task.id: task for task in (*sets.train, *sets.heldout)}
-
-
 def _write(result: Result, out: Path | None, as_json: Path | None) -> list[Path]:
     """Targets go to the file that is named, or to a file of its own in each run folder."""
     from offbook.runfolder import dump_lines, write_atomic
@@ -256,6 +246,8 @@ def _as_dict(result: Result) -> dict[str, Any]:
 
     judgement = result.judgement
     counts = {rule: (len(found), num_rollouts(found)) for rule, found in grouped(result.found).items()}
+    for rule in result.own_rules:
+        counts.setdefault(rule, (0, 0))
     return {
         "sources": [stored.source for stored in result.sources],
         "rollouts": result.num_rollouts,
@@ -292,8 +284,12 @@ def _show(result: Result) -> None:
     names = ", ".join(stored.source for stored in result.sources)
     mistakes = f"{_count(len(result.found), 'mistake')} in {faulty} of them ({faulty / of:.0%})"
     say(f"{names}: {_count(of, 'rollout')}, {mistakes}")
-    for rule, found in grouped(result.found).items():
+    by_rule = grouped(result.found)
+    for rule, found in by_rule.items():
         _show_rule(rule, found, of)
+    for rule in result.own_rules:
+        if rule not in by_rule:
+            say(f"\n{rule}: 0 in {_count(of, 'rollout')}", style="bold")
     if result.effects:
         _show_effects(result)
     _show_look(result)

@@ -25,9 +25,9 @@ def distill(
 ) -> None:
     """Train on hints alone, from logs and without an environment.
 
-    Takes configuration as `train` does; --epochs, train.groups and train.group_size give the number of steps. Faults are
-    found by the rules of docs/feedback.md and by what people said to `offbook serve`. Says first how far the model is
-    from the tokens it is to learn on. The same command goes on where the run (--out) stopped.
+    Takes configuration as `train` does; --epochs, train.groups and train.group_size give the number of steps. Faults
+    are found by the rules of docs/feedback.md and by what people said to `offbook serve`. Says first how far the model
+    is from the tokens it is to learn on. The same command goes on where the run (--out) stopped.
     """
     own = {"model": model, "out": out, "sft.data": json.dumps([trajectories])}
     config = config_to_train(ctx, own, "runs/distill")

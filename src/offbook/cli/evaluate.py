@@ -64,18 +64,22 @@ def evaluate(
     if run:
         _refuse_other_adapter(run, config)
 
+    from offbook.loop.names import refuse_missing_model
+    from offbook.loop.tasks import refuse_missing_tasks
+
+    if not run:
+        refuse_missing_model(chosen)
     if suite and BASE in suite:
         if len(suite) > 1:
             raise OffbookError("`--suite base` reads and asks, the others sample rollouts: give it alone")
         _base(chosen, run, config, out, limit, plain, as_json)
         return
+    refuse_missing_tasks(config)
     from offbook.evals.run import Subject, run_eval
     from offbook.evals.suites import load_suites, train_tasks
     from offbook.evals.tables import bucket_cells, result_cells, said_of
     from offbook.loop.models import local_or_remote
-    from offbook.loop.tasks import refuse_missing_tasks
 
-    refuse_missing_tasks(config)
     with progress_display(plain) as progress:
         folder = latest_checkpoint(RunFolder.open(run)) if run else local_or_remote(chosen, name, config.seed, progress)
         # Without a name: what the configuration holds out.

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -75,6 +76,7 @@ def live(
 def _run(cycles: list[Cycle], sources: list[Path], once: bool) -> None:
     from offbook.live.collect import collect
 
+    said: dict[Path, str] = {}
     while True:
         for cycle in cycles:
             for source in sources:
@@ -82,6 +84,10 @@ def _run(cycles: list[Cycle], sources: list[Path], once: bool) -> None:
                     say(f"{count} new sessions from {source}", to=console)
             while cycle.turn():
                 pass
+            told = f"nothing more is due: {cycle.waits_for()}"
+            if said.get(cycle.folder.path) != told:
+                say(told, to=console)
+            said[cycle.folder.path] = told
         if once:
             return
         time.sleep(LOOK_S)
@@ -139,9 +145,15 @@ def _report(cycle: Cycle, versions: str) -> dict[str, Any]:
         if not {base, other} <= {*seen}:
             raise ValueError
     except ValueError:
-        there = ", ".join(map(str, seen)) or "none"
+        if not seen:
+            way_out = f"`offbook agent` and `offbook serve --live {quote(str(cycle.folder.path))}` make them"
+            raise OffbookError(f"{cycle.folder.path} has no sessions to report on; {way_out}") from None
+        if len(seen) == 1:
+            what = f"a report compares two versions, and all {len(sessions)} sessions are of version {seen[0]}"
+            raise OffbookError(f"{what}; the next version comes with `offbook live`") from None
+        there = ", ".join(map(str, seen))
         raise OffbookError(
-            f"a report takes two versions, as in --versions 3,4; with sessions there are {there}"
+            f"a report compares two versions, as in --versions 3,4; there are sessions of {there}"
         ) from None
     found = compare_versions(
         concurrent(sessions, base, other), base, other, cycle.settings.weights, cycle.settings.alpha

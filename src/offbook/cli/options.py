@@ -22,6 +22,7 @@ from offbook.types import OffbookError, Task
 
 if TYPE_CHECKING:
     from offbook.loop.models import Progress as OnProgress
+    from offbook.runfolder import RunFolder
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plain = Annotated[bool, typer.Option("--plain", help="No live display; a line now and then.")]
@@ -86,6 +87,10 @@ def config_to_train(ctx: typer.Context, own: Mapping[str, str], out: str = "") -
     config = config_from(ctx, own, defaults={"out": out} if out else None)
     if not config.model:
         raise ConfigError(f"there is no model to train; give one, such as {CHOICES}")
+    if not ctx.params.get("dry_run"):  # the machine that trains may be another
+        from offbook.loop.names import refuse_missing_model
+
+        refuse_missing_model(config.model)
     return config
 
 
@@ -102,14 +107,29 @@ def _refuse_mistyped(ctx: typer.Context) -> None:
             raise ConfigError(f"there is no option {given}; did you mean {near[0]}?")
 
 
-def tasks_in(folder: Path) -> dict[str, Task]:
-    """All below a folder, by id."""
+def tasks_in(source: str, run: RunFolder | None = None) -> dict[str, Task]:
+    """All tasks below a folder by their ids; of `pocket` and `pocket-long` those of a run's seed and numbers."""
+    from offbook.pocket.tasks import level_named
     from offbook.tasks import load_task
 
-    found = [load_task(path.parent) for path in sorted(folder.rglob("task.toml"))]
+    if level_named(source):
+        files: list[Path | str] = [run.config_file] if run else ["pocket"]
+        return pocket_tasks(load_config(files, {"tasks.source": source}))
+    found = [load_task(path.parent) for path in sorted(Path(source).rglob("task.toml"))]
     if not found:
-        raise OffbookError(f"{folder} has no task in it")
+        raise OffbookError(f"{source} has no task in it")
     return {task.id: task for task in found}
+
+
+def pocket_tasks(config: Config) -> dict[str, Task]:
+    """The pocket tasks of a configuration by their ids; none where its tasks are others."""
+    from offbook.loop.tasks import task_sets
+    from offbook.pocket.tasks import level_named
+
+    if level_named(config.tasks.source) is None:
+        return {}
+    sets = task_sets(config)
+    return {task.id: task for task in (*sets.train, *sets.heldout)}
 
 
 def is_plain(plain: bool) -> bool:

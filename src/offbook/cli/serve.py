@@ -70,6 +70,10 @@ def serve(
     config = config_from(ctx, own, base, {"model": "pocket", **DEFAULTS})
     if config.engine.kind == "local" and config.engine.mode != "continuous":
         raise OffbookError("in lockstep all sessions would wait for the slowest agent: leave engine.mode continuous")
+    from offbook.loop.names import refuse_missing_model
+
+    if not live:
+        refuse_missing_model(config.model)
     from offbook.lock import only_writer
     from offbook.loop.collector import Collector
     from offbook.loop.models import local_or_remote

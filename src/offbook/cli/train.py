@@ -38,15 +38,16 @@ def train(
     """
     config = config_to_train(ctx, {"out": out})
     tracker = tracker_of(log, config) if log else None
-    if dry_run:
-        from offbook.loop.collector import judges_of
-        from offbook.loop.tasks import refuse_missing_tasks
+    from offbook.loop.checks import judges_of, refuse_run
+    from offbook.loop.tasks import refuse_missing_tasks
 
+    refuse_missing_tasks(config, "train")
+    if dry_run:
         judges_of(config)
-        refuse_missing_tasks(config, "train")
         show_config(config, as_json)
         _show_plan(config)
         return
+    refuse_run(config)  # before torch is imported, which takes seconds
     from offbook.loop.train import train as run
 
     with progress_display(plain) as progress:

@@ -121,9 +121,9 @@ def make_toolset(
     could. The profile `bash` is a format of its own: it has the one tool, whatever the names, and does not vary.
     Those of `own`, the user's, come last and do not vary either, so the others are shown as they are without them.
     """
-    _known(profile, PROFILES, "profile")
+    refuse_unknown(profile, PROFILES, "profile")
     for name in names:
-        _known(name, {**TOOLS, **own}, "tool")
+        refuse_unknown(name, {**TOOLS, **own}, "tool")
     if len(set(names)) < len(names):
         raise OffbookError(f"a tool is named twice in {', '.join(names)}")
     if not 0 <= variation <= 1:
@@ -142,7 +142,7 @@ def make_toolset(
     return Toolset({tool.name: tool for tool in shown}, not rng.random() < variation * LENIENT, profile)
 
 
-def _known(name: str, known: Iterable[str], kind: str) -> None:
+def refuse_unknown(name: str, known: Iterable[str], kind: str) -> None:
     if name not in known:
         nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
         raise OffbookError(f"there is no {kind} {name}; did you mean {nearest}?")

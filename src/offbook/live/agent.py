@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.live.kept import git, head, lines_of
-from offbook.live.sessions import Arm, Reaction, Session, kind_of
+from offbook.live.sessions import Arm, Reaction, Session, kind_of, refuse_no_folder
 from offbook.loop.collector import Collector, Job, Watch, unwatched
 from offbook.runfolder import write_atomic
 from offbook.types import OffbookError, Rollout, Task
@@ -36,11 +36,6 @@ class Worked:
 
     rollout: Rollout
     before: Mapping[str, bytes | None]  # of the files that it changed; None where there was none
-
-
-def refuse_no_folder(path: Path) -> None:
-    if not path.is_dir():
-        raise OffbookError(f"{path} is not a folder; give the one that the agent is to work in")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -29,12 +30,11 @@ from offbook.live.gate import compare_rows, measured, told
 from offbook.live.kept import kept_in
 from offbook.live.learning import train_on
 from offbook.live.reactions import score
-from offbook.live.sessions import Arm, Decision, LiveFolder, Reaction, Session, in_share
+from offbook.live.sessions import Arm, Decision, LiveFolder, Reaction, Session, folder_of, in_share
 from offbook.live.trial import compare_shadow, compare_versions, detectable
 from offbook.live.watch import alarms
 from offbook.loop.models import Progress, model_folder, quiet
 from offbook.runfolder import write_atomic
-from offbook.types import OffbookError
 
 Tell = Callable[[str], None]
 DAY_S = 86_400.0
@@ -82,6 +82,20 @@ class Cycle:
             return self._gate(last.version, Path(last.path))
         sessions = [score(self._measured_again(one), self.settings) for one in self._read(every)]
         return self._roll_back(sessions) or self._conclude(sessions) or self._train(sessions)
+
+    def waits_for(self) -> str:
+        """What is stored, and what has to come before the next thing is due."""
+        sessions = [score(one, self.settings) for one in self.folder.sessions()]
+        last, settings = self.last, self.settings
+        told = f"{self.folder.path}: version {last.deployed} is deployed, {len(sessions)} sessions are stored"
+        if not sessions:
+            return f"{told}; `offbook agent` and `offbook serve --live {quote(str(self.folder.path))}` make some"
+        if last.candidate is not None:
+            return f"{told}; version {last.candidate} is on trial until {settings.trial} users of each were heard"
+        chosen, left_out = self.to_learn_from(sessions)
+        told += f"; training waits for {settings.sessions} sessions to learn from (live.sessions) and has {len(chosen)}"
+        reasons = ", ".join(f"{count} {why}" for why, count in left_out.items() if count)
+        return f"{told}; left out: {reasons}" if reasons else told
 
     def put(self, weights: Path, why: str) -> Decision:
         """Deploy weights from elsewhere as a new version, past the gate. Drift is watched as always."""
@@ -267,11 +281,3 @@ class Cycle:
         decision = self.folder.decide(Decision(kind, why, deployed, at=self._clock(), **more))
         self._tell(f"{kind.replace('_', ' ')}: {why}")
         return decision
-
-
-def folder_of(config: Config, population: str) -> Path:
-    known = config.live.populations
-    if population not in (known or [""]):
-        there = f"there are {', '.join(known)}" if known else "this cycle has none (live.populations)"
-        raise OffbookError(f"there is no population {population or 'without a name'!r}: {there}")
-    return Path(config.out) / population

@@ -25,7 +25,7 @@ from offbook.live.reactions import FOLLOW_UP, with_hints
 from offbook.live.sessions import Session
 from offbook.loop.annotate import teachers_of
 from offbook.loop.collector import chat_of
-from offbook.loop.judge import judge_of
+from offbook.loop.judge import StepJudge, judge_of
 from offbook.loop.learn import Lessons
 from offbook.loop.models import chat_folder, model_to_train
 from offbook.loop.plan import make_plan, this_device
@@ -42,7 +42,7 @@ def read_by_model(rollouts: list[Rollout], config: Config) -> list[Rollout]:
     judge = judge_of(config.feedback)
     if judge is None:
         return rollouts
-    found = asyncio.run(judge.read([(rollout, None) for rollout in rollouts])).found
+    found = asyncio.run(StepJudge(judge).read("this cycle", [(rollout, None) for rollout in rollouts])).found
     said = {rollout.id: [*rollout.events] for rollout in rollouts}
     for one in found:
         said[one.rollout.id].append(Event(one.message, FOLLOW_UP, one.note, one.segment))

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from offbook.acts import Acts
-from offbook.config import LiveConfig
+from offbook.config import Config, LiveConfig
 from offbook.live.kept import Lines
 from offbook.live.scrub import scrub, scrubbed
 from offbook.runfolder import RunFolder, dump_lines, load_lines, read_lines, write_atomic
@@ -281,3 +281,16 @@ def _numbers_alone(session: Session) -> Session:
     return replace(
         session, rollout=bare, has_words=False, reactions=[replace(one, text="") for one in session.reactions]
     )
+
+
+def folder_of(config: Config, population: str) -> Path:
+    known = config.live.populations
+    if population not in (known or [""]):
+        there = f"there are {', '.join(known)}" if known else "this cycle has none (live.populations)"
+        raise OffbookError(f"there is no population {population or 'without a name'!r}: {there}")
+    return Path(config.out) / population
+
+
+def refuse_no_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise OffbookError(f"{path} is not a folder; give the one that the agent is to work in")

@@ -23,19 +23,19 @@ from offbook.engine import AnyVllm, LocalEngine, RemoteEngine, Session
 from offbook.engine.apart import ApartEngine, ApartSession
 from offbook.engine.local import LocalSession
 from offbook.engine.vllm import AnyVllmSession
-from offbook.feedback import rules_of
 from offbook.harness import Door, Harness, own_tools, record_crash, run_agent, run_command
 from offbook.harness.pages import NAME as SEARCH
 from offbook.harness.pages import Pages
 from offbook.linear import compute_linears
+from offbook.loop.checks import Judges, judges_of
 from offbook.loop.models import Progress, chat_folder, load_model, pocket_cache, positions, quiet
 from offbook.loop.samplers import Samplers
 from offbook.loop.slots import Seat
 from offbook.loop.vllm import vllm_engine
-from offbook.monitors.policy import Monitors, monitors_of, withhold
+from offbook.monitors.policy import withhold
 from offbook.pocket.tasks import level_named
 from offbook.recorder import Session as Recorder
-from offbook.rewards import Grader, Rewards, compose
+from offbook.rewards import Grader
 from offbook.sandbox import Box, BoxSpec, BwrapBox
 from offbook.tasks.grade import Grade
 from offbook.tasks.suite import suite_box
@@ -52,19 +52,12 @@ from offbook.types import (
 )
 
 Watch = Callable[[Rollout, bool], None]  # a rollout as it stands, and whether it is over
-Judges = tuple[Rewards, Monitors | None]
 AnyEngine = LocalEngine | ApartEngine | Samplers | AnyVllm | RemoteEngine
 FREE: AbstractAsyncContextManager[Any] = nullcontext()  # as many at once as there are
 
 
 def unwatched(rollout: Rollout, over: bool) -> None:
-    """For nobody."""
-
-
-def judges_of(config: Config) -> Judges:
-    """Rewards and monitors, or one sentence about the rule, part, file or kind that there is not. Needs no model."""
-    rules_of(config.feedback.files, config.feedback.rules, config.feedback.rule_weights)
-    return compose(config.rewards, config.harness), monitors_of(config.monitors)
+    """No-op watch callback."""
 
 
 def rollout_ids(name: str, task: Task, size: int) -> list[str]:

