@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from operator import mul
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -431,19 +432,15 @@ def hand(trainer: Trainer, name: str) -> Tensor | None:
 
 def _across_batches(batches: list[list[Sample]]) -> list[Sample]:
     """What has to be read to decide contests that have more branches than places, in several micro-batches."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    found: dict[str, list[int]] = {}
     for number, samples in enumerate(batches):
-        for branch in (branch for sample in samples for branch in sample.branches):
-            if branch.contest and branch.distill.places:
-                found.setdefault(branch.contest, []).append((number, branch.distill.places))
-    undecided = {
-        contest
-        for contest, entries in found.items()
-        if len({number for number, _ in entries}) > 1 and any(places < len(entries) for _, places in entries)
-    }
+        for sample in samples:
+            for branch in sample.branches:
+                found.setdefault(branch.contest, []).append(number)
+    undecided = {contest: len(numbers) for contest, numbers in found.items() if contest and len(set(numbers)) > 1}
     cut = []
-    for sample in (sample for samples in batches for sample in samples):
-        branches = [branch for branch in sample.branches if branch.contest in undecided]
+    for sample in chain.from_iterable(batches):
+        branches = [one for one in sample.branches if 0 < one.distill.places < undecided.get(one.contest, 0)]
         if branches:
             ids = sample.ids[: max(branch.end for branch in branches)]
             cut.append(Sample(ids, branches=branches, temperature=sample.temperature, routes=sample.routes))
