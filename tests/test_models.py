@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Iterator
@@ -183,3 +185,15 @@ def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path: Path) -> None:
     for name in ("step_00002", "step_00010"):
         (run / "ckpt" / name / "DONE").touch()
     assert model_folder(str(run), 0) == run / "ckpt" / "step_00010"
+
+
+def test_code_that_a_model_brings_along_is_not_run(tmp_path: Path) -> None:
+    """transformers would ask, and take a yes from standard input."""
+    ran = tmp_path / "ran"
+    (tmp_path / "config.json").write_text('{"model_type": "odd", "auto_map": {"AutoConfig": "brought.Config"}}')
+    code = f"open({str(ran)!r}, 'w')\nfrom transformers import PretrainedConfig as Config\n"
+    (tmp_path / "brought.py").write_text(code)
+    ask = f"from offbook.loop.models import described\ndescribed({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", ask], input="y\n" * 3, capture_output=True, text=True, timeout=120)
+    assert "OffbookError: cannot read what" in done.stderr
+    assert not ran.exists()

@@ -262,7 +262,9 @@ class _Served:
         settings = config.engine
         torch.set_num_threads(config.threads)
         transformers_logging.disable_progress_bar()
-        model = AutoModelForCausalLM.from_pretrained(order["model"], dtype=settings.precision).eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            order["model"], dtype=settings.precision, trust_remote_code=False
+        ).eval()
         compute_linears(model, config.engine_linear)
         stops, context = frozenset(order["stop_ids"]), config.harness.context
         draft = load_head(Path(settings.draft or order["model"]), model) if settings.draft_tokens else None

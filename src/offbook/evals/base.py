@@ -55,7 +55,7 @@ class Asked:
     def __init__(self, folder: Path, precision: Precision = "float32"):
         self.decoder = Decoder(load_model(folder, precision))  # first: it says so where there is no model
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(chat_folder(folder))
+            self.tokenizer = AutoTokenizer.from_pretrained(chat_folder(folder), trust_remote_code=False)
         except (OSError, ValueError):
             raise OffbookError(f"{folder} has no tokenizer that can be read; save it beside the model") from None
         self.positions = positions(chat_folder(folder))

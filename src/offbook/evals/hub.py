@@ -83,7 +83,7 @@ def card(folder: RunFolder, checkpoint: Path) -> str:
 
 
 def public(section: BaseModel) -> dict[str, Any]:
-    """What a card may say: numbers, switches, choices from a fixed list. No free text, which may hold a path or a key."""
+    """What a card may say: numbers, switches and fixed choices. Free text may hold a path, a server or a key."""
     said: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

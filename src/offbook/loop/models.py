@@ -78,7 +78,7 @@ def described(name: str) -> PreTrainedConfig:
     if place.is_dir() and not (place / "config.json").is_file():
         raise OffbookError(f"{place} has no config.json, so it is not a model folder")
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(place)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise OffbookError(f"cannot read what {name} is: {str(error).splitlines()[0]}") from None
     reads_both_ways = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
@@ -111,7 +111,9 @@ def load_model(folder: Path, precision: Precision | Literal["auto"] = "float32",
     if not (folder / "config.json").is_file():
         raise OffbookError(f"{folder} has no config.json, so it is not a model folder")
     transformers_logging.disable_progress_bar()
-    model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=precision, output_loading_info=True)
+    model, told = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=precision, output_loading_info=True, trust_remote_code=False
+    )
     if missing := sorted(told["missing_keys"]):  # they would be random
         raise OffbookError(f"{folder} lacks {len(missing)} of the model's tensors: {', '.join(missing[:3])} ...")
     return model.to(device or _best_device()).eval()
@@ -196,13 +198,13 @@ def write_merged(checkpoint: Path, out: Path) -> None:
 
 def positions(folder: Path) -> int:
     """How many tokens the model in this folder can read."""
-    found: int = AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings
+    found: int = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config().max_position_embeddings
     return found
 
 
 def mixture_in(folder: Path) -> Mixture | None:
     """What is known of its experts, if it has any."""
-    return mixture_of(AutoConfig.from_pretrained(folder))
+    return mixture_of(AutoConfig.from_pretrained(folder, trust_remote_code=False))
 
 
 def _named_on_hub(name: str, config_alone: bool = False) -> Path:

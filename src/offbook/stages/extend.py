@@ -25,7 +25,7 @@ PLAIN = "default"  # what transformers calls positions that are not stretched
 
 def extended(start: Path, folder: Path, context: int, rope: str, tell: Callable[[str], None]) -> Path:
     """The model's folder, or one with the same weights that reads `context` tokens."""
-    config = AutoConfig.from_pretrained(chat_folder(start))
+    config = AutoConfig.from_pretrained(chat_folder(start), trust_remote_code=False)
     known = config.get_text_config().max_position_embeddings
     if context <= known:
         return start

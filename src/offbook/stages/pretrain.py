@@ -163,7 +163,7 @@ def make_lessons(config: Config, start: Path, progress: Progress, tell: Tell) ->
     left = "".join(f"; {count} {what} left out" for what, count in sorted(corpus.left_out.items()))
     if not repositories:
         raise OffbookError(f"nothing is left to pretrain on{left}")
-    writer = Writer(AutoTokenizer.from_pretrained(chat_folder(start)), settings, config.seed)
+    writer = Writer(AutoTokenizer.from_pretrained(chat_folder(start), trust_remote_code=False), settings, config.seed)
     learned, apart = (
         [window for one in side for window in writer.windows(one)]
         for side in split(repositories, lambda one: one.name, settings.validation_share, config.seed)
