@@ -274,3 +274,21 @@ def test_readers_find_each_mistake_and_nothing_else(tree: Path, chat: ChatFormat
 def test_hints_state_the_rule_and_not_the_answer() -> None:
     hint = write_hint("unknown_tool", ("read_file", "finish"))
     assert hint.text == "Reminder: available tools are read_file, finish."
+
+
+def test_a_message_of_300_calls_is_answered_call_by_call(tree: Path, chat: ChatFormat) -> None:
+    calls = "".join(render_call("run_command", {"command": f"sleep 0.05; echo {number}"}) for number in range(300))
+    limits = replace(LIMITS, tokens=400_000, context=400_000, message_tokens=100_000, command_s=20)
+    rollout = rollout_of(tree, Says(chat, calls), chat, limits=limits)
+    answers = [message for message in rollout.segments[0].messages if message.role == "tool"]
+    assert rollout.stop == "finish"
+    assert [answer.status for answer in answers[:300]] == ["ok"] * 300
+    assert [answer.text.strip().splitlines()[-1] for answer in answers[:300]] == [str(n) for n in range(300)]
+
+
+def test_a_timeout_of_thousands_of_digits_is_the_longest_one(tree: Path, chat: ChatFormat) -> None:
+    call = render_call("run_command", {"command": "echo done", "timeout": 10**4000})
+    limits = replace(LIMITS, tokens=90_000, context=90_000, message_tokens=20_000)
+    rollout = rollout_of(tree, Says(chat, call), chat, limits=limits)
+    (answer, *_) = [message for message in rollout.segments[0].messages if message.role == "tool"]
+    assert (answer.status, "done" in answer.text) == ("ok", True)

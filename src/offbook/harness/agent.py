@@ -40,6 +40,7 @@ from offbook.types import (
 
 OUTPUT_CUT = "\n[the rest was cut: the context is nearly full]"
 ENDED_FROM_OUTSIDE = {None, errno.EPIPE, errno.ECONNRESET, *HOST_ERRORS}  # what no command brings about by itself
+CALLS_AT_ONCE = 8  # of one message: hundreds of commands would starve one another
 OnTurn = Callable[[Rollout], None]
 
 
@@ -294,9 +295,13 @@ class _Episode:
 
     async def _answer(self, message: Message) -> bool:
         """Run the message's calls side by side; their answers keep the order of the calls. True if it was the end."""
-        answers = await asyncio.gather(
-            *(run_call(call, self.toolset, self.bench, self.record) for call in message.calls)
-        )
+        slots = asyncio.Semaphore(CALLS_AT_ONCE)
+
+        async def answered(call: ToolCall) -> tuple[CallStatus, str]:
+            async with slots:
+                return await run_call(call, self.toolset, self.bench, self.record)
+
+        answers = await asyncio.gather(*map(answered, message.calls))
         opened, self.bench.opened = self.bench.opened, []
         record_opened(self.rollout, opened, self.packages)
         finished = False

@@ -137,7 +137,7 @@ async def _execute(bench: Workbench, command: str, timeout: int | None) -> tuple
         raise ToolFailed("a command cannot hold a null character")
     if timeout is not None and timeout < 1:
         raise ToolFailed("the time for a command must be at least 1 second")
-    limit_s = bench.limits.command_s if timeout is None else min(float(timeout), bench.limits.command_s)
+    limit_s = bench.limits.command_s if timeout is None else float(min(timeout, bench.limits.command_s))
     result = await bench.box.exec(command, limit_s)
     if result.opened is not None:
         bench.opened.append(result.opened)
