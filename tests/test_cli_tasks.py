@@ -17,10 +17,13 @@ from typer.testing import CliRunner
 
 from offbook.cli import app
 from offbook.cli.tasks import read_sources
+from offbook.cli.train import what_next
 from offbook.config import Config, load_config
-from offbook.evals.suites import tasks_of
+from offbook.evals.suites import tasks_of, train_tasks
+from offbook.evals.tables import contamination_sentence
 from offbook.loop.tasks import task_sets
 from offbook.tasks import load_task, load_tasks
+from offbook.tasks.contamination import contamination
 from offbook.tasks.git import gold_patch, touched_by
 from offbook.types import OffbookError
 
@@ -222,15 +225,38 @@ def test_one_repository_is_enough_to_train_and_it_is_said_that_nothing_is_held_o
     assert [record.getMessage() for record in caplog.records] == [
         f"{made} has no held-out tasks: all of them are trained on, and there are none to measure with"
     ]
-    with pytest.raises(OffbookError, match=f"{made} has no held-out tasks; `--suite {made / 'train'}` measures on the"):
+    with pytest.raises(OffbookError, match=f"{made} has no held-out tasks to measure on; add another repository "):
         tasks_of(str(made), config_of(made))
     assert len(tasks_of(str(made / "train"), config_of(made))) == 2
     options = ("--limit", "2", "--level", "stub")
     last = here("make", made.parent / "little", "--out", made, *options).splitlines()[-1]
-    assert (
-        last
-        == f"none is held out, because whole repositories are: make another one into tasks in {made}, and it will be"
-    )
+    assert last.startswith("no task is held out: repositories are held out as a whole. To measure on unseen code, add ")
+    assert f"offbook tasks make ANOTHER --out {made}. Or train with --tasks.heldout_share 0.2, which" in last
+
+
+def test_some_tasks_of_one_repository_can_be_held_out(made: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config([], {"model": "pocket", "tasks.source": str(made), "tasks.heldout_share": "0.2"})
+    sets = task_sets(config)
+    assert (len(sets.train), len(sets.heldout)) == (1, 1)
+    assert "1 tasks are held out of repositories that are trained on, where agents could read the code" in caplog.text
+    assert tasks_of(str(made), config) == sets.heldout
+    assert train_tasks(str(made), config) == sets.train
+    found = contamination(sets.heldout, sets.train)
+    assert found["same_repository"] == 1
+    assert "tasks of the same repository were trained on, where agents could" in contamination_sentence(found)
+    with pytest.raises(OffbookError, match="no task left to train on; give a smaller "):
+        task_sets(load_config([], {"tasks.source": str(made), "tasks.heldout_share": "0.999"}))
+    assert what_next(config) == "offbook eval runs/train, or offbook view runs/train"
+    assert "offbook eval" not in what_next(config_of(made))
+    assert f"offbook tasks make ANOTHER --out {made})" in what_next(config_of(made))
+
+
+def test_a_run_is_not_measured_on_other_tasks_than_it_held_out(tmp_path: Path) -> None:
+    """Those that it was trained on would be among them."""
+    (tmp_path / "config.toml").write_text(load_config(["pocket"], {"tasks.source": "tasks"}).to_toml())
+    line = ["eval", str(tmp_path), "--tasks.heldout_share", "0.2"]
+    result = CliRunner().invoke(app, line)
+    assert "held out a share of 0 of its tasks; leave tasks.heldout_share out" in str(result.exception)
 
 
 def test_a_task_to_train_on_that_is_held_out_too_is_refused(made: Path) -> None:
@@ -243,7 +269,7 @@ def test_a_task_to_train_on_that_is_held_out_too_is_refused(made: Path) -> None:
         assert str(error.value) == f"the task {task.id} is in {made / 'train'} and in {held}; remove one of the two"
         assert [one.id for one in tasks_of(str(made), config_of(made))] == [task.id]
         options = ("--limit", "2", "--level", "stub")
-        assert "none is held out" not in here("make", made.parent / "little", "--out", made, *options)
+        assert "no task is held out" not in here("make", made.parent / "little", "--out", made, *options)
     finally:
         subprocess.run(["rm", "-r", held], check=True)
 

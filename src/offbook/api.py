@@ -91,9 +91,11 @@ def evaluate(config: Config, model: str | Path = "") -> dict[str, Any]:
     """Numbers of a model, a run's newest checkpoint or, without one, `config.model` on the held-out tasks of the
     configuration, with 95% intervals over tasks under `intervals`."""
     from offbook.evals.metrics import measure, row_of
-    from offbook.loop.tasks import task_sets
+    from offbook.loop.tasks import refuse_no_heldout, task_sets
 
     tasks = {task.id: task for task in task_sets(config).heldout}
+    if not tasks:
+        refuse_no_heldout(config.tasks.source)
     found = _collect(config, str(model or config.model), list(tasks.values()), config.eval.samples, "eval")
     return {"tasks": len(tasks), **measure([row_of(rollout, tasks[rollout.task]) for rollout in found])}
 

@@ -62,7 +62,7 @@ def evaluate(
     run = Path(chosen) if (Path(chosen) / "config.toml").is_file() else None
     config = config_from(ctx, own, [run / "config.toml"]) if run else config_from(ctx, {**own, "model": chosen})
     if run:
-        _refuse_other_adapter(run, config)
+        _refuse_other_run(run, config)
 
     from offbook.loop.names import refuse_missing_model
     from offbook.loop.tasks import refuse_missing_tasks
@@ -134,9 +134,13 @@ def _base(
     print(path)
 
 
-def _refuse_other_adapter(run: Path, config: Config) -> None:
-    """What was trained is measured as it is."""
-    own, asked = load_config([run / "config.toml"], {}).train.lora.model_dump(), config.train.lora.model_dump()
+def _refuse_other_run(run: Path, config: Config) -> None:
+    """A run is measured as it was trained, and not on tasks that it was trained on."""
+    trained = load_config([run / "config.toml"], {})
+    share = trained.tasks.heldout_share
+    if config.tasks.heldout_share != share:
+        raise ConfigError(f"{run} held out a share of {share:g} of its tasks; leave tasks.heldout_share out")
+    own, asked = trained.train.lora.model_dump(), config.train.lora.model_dump()
     differing = [name for name in own if asked[name] != own[name]]
     told = [f"train.lora.{name} is {asked[name]!r} and the run's {own[name]!r}" for name in differing]
     if told:

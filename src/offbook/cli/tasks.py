@@ -149,10 +149,12 @@ def make(
         raise typer.Exit(1)
     if heldout and not any((out / "heldout").glob("[!.]*")):
         names = ", ".join(held_out(out))
-        why = (
-            f"{names} should be, and gave no task" if names else f"make another one into tasks in {out}, and it will be"
+        why = f"{names} was to be held out and gave no task" if names else "repositories are held out as a whole"
+        print(
+            f"no task is held out: {why}. To measure on unseen code, add another repository: offbook tasks make "
+            f"ANOTHER --out {shlex.quote(str(out))}. Or train with --tasks.heldout_share 0.2, which holds some of "
+            "these tasks out"
         )
-        print(f"none is held out, because whole repositories are: {why}")
 
 
 def read_sources(path: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -70,7 +71,20 @@ def train(
         return
     done, wanted = rows[-1]["step"], config.train.steps
     print(f"{config.out}: {done} steps done" if done >= wanted else f"{config.out}: {done} of {wanted} steps done")
-    say(f"next: offbook eval {config.out}, or offbook view {config.out}", to=console)
+    say(f"next: {what_next(config)}", to=console)
+
+
+def what_next(config: Config) -> str:
+    """The commands that work now."""
+    from offbook.loop.tasks import has_heldout
+
+    out, source = quote(config.out), quote(config.tasks.source)
+    if has_heldout(config):
+        return f"offbook eval {out}, or offbook view {out}"
+    return (
+        f"offbook view {out}; there is no held-out task to measure on: make tasks of another repository (offbook tasks "
+        f"make ANOTHER --out {source}), or train into another --out with --tasks.heldout_share 0.2"
+    )
 
 
 def _show_plan(config: Config) -> None:

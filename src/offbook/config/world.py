@@ -22,6 +22,13 @@ class TasksConfig(Section):
     )
     num_train: int = Field(default=120, ge=1, description="pocket only: how many to make")
     num_heldout: int = Field(default=48, ge=1, description="pocket only: how many to make")
+    heldout_share: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="of the tasks of a folder without `heldout/`, as of one repository, that are not trained on; they "
+        "share its code with the others; 0 is none",
+    )
     wording: Literal["", "terse", "normal", "detailed"] = Field(
         default="", description="which of a task's instructions the agent gets; empty: the one it was made with"
     )

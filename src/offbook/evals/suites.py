@@ -11,7 +11,7 @@ import offbook
 from offbook.config import Config, cache_folder
 from offbook.evals.sides import NUM_TASKS, SIDES, make_side
 from offbook.loop.models import Progress, quiet
-from offbook.loop.tasks import held_out, task_sets, tasks_at, with_source
+from offbook.loop.tasks import held_out, refuse_no_heldout, task_sets, tasks_at, with_source
 from offbook.pocket.tasks import level_named
 from offbook.tasks import load_tasks
 from offbook.types import OffbookError, Task
@@ -55,7 +55,9 @@ def tasks_of(name: str, config: Config, progress: Progress = quiet, limit: int =
     if any((Path(name) / split).is_dir() for split in ("train", "heldout")):
         if tasks := held_out(Path(name), config.tasks.wording):
             return tasks
-        raise OffbookError(f"{name} has no held-out tasks; `--suite {Path(name) / 'train'}` measures on the others")
+        if name == config.tasks.source and config.tasks.heldout_share:
+            return task_sets(config).heldout
+        refuse_no_heldout(name)
     if not Path(name).is_dir():
         made = f"`pocket`, `pocket-long`, {', '.join(SIDES)} or `sides`"
         raise OffbookError(f"there is no suite {name}; give a folder of tasks, {made}")
@@ -66,6 +68,8 @@ def train_tasks(source: str, config: Config) -> list[Task]:
     """What was trained on: the train/ part of a folder that has one, else all of it."""
     if level_named(source):
         return task_sets(with_source(config, source)).train
+    if source == config.tasks.source and config.tasks.heldout_share:
+        return task_sets(config).train
     folder = Path(source) / "train" if (Path(source) / "train").is_dir() else Path(source)
     if not folder.is_dir():
         raise OffbookError(f"there is no folder {source} with training tasks")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offbook.evals.metrics import metric_of, show, show_interval, shown_keys
+from offbook.loop.tasks import SHARED
 
 Cells = list[list[str]]  # the first row is the header
 
@@ -65,6 +66,7 @@ def contamination_sentence(found: Mapping[str, Any] | None) -> str:
         f"function body {found['tasks_equal_body']}); mean share of 13 words {found['words_13']:.1%}, of 8 code tokens "
         f"{found['code_8']:.1%}"
         + (f"; {found['too_short']} tasks are too short to tell" if found.get("too_short") else "")
+        + (f"; tasks of the same repository were trained on, {SHARED}" if found["same_repository"] else "")
     )
 
 

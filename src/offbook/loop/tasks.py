@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from shlex import quote
+from typing import Any, NoReturn
 
 from offbook.config import Config, cache_folder
 from offbook.loop.names import Progress, pocket_cache, quiet
@@ -26,6 +27,8 @@ from offbook.types import OffbookError, Rollout, Task
 
 TASKSET = "verifiers:"
 HELD_OUT = 0.2  # of a source that does not say
+# What a number on tasks of a repository that is trained on is worth.
+SHARED = "where agents could read the code that these lack: numbers on them are no measure of unseen code"
 MAX_PATCH = 60_000  # characters
 MAX_TESTS = 300  # names of each kind
 log = logging.getLogger(__name__)
@@ -58,9 +61,16 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
             told = partial(progress, "making tasks")
             asyncio.run(make_pocket_tasks(root, config.seed, *wanted, told, level))
     if _is_whole(config.tasks.source):
-        sets = _cut(tasks_at(config.tasks.source, config))
+        sets = _cut(tasks_at(config.tasks.source, config), HELD_OUT)
     else:
         sets = TaskSets(load_tasks(root / "train", config.tasks.wording), held_out(root, config.tasks.wording))
+    if not sets.heldout and config.tasks.heldout_share:
+        sets = _cut(sets.train, config.tasks.heldout_share, least=1)
+        log.warning(
+            "%s: %d tasks are held out of repositories that are trained on, %s", root, len(sets.heldout), SHARED
+        )
+        if not sets.train:
+            raise OffbookError(f"{root} has no task left to train on; give a smaller tasks.heldout_share")
     refuse_leaking_pages(config, [*sets.train, *sets.heldout])
     if both := {task.id for task in sets.train} & {task.id for task in sets.heldout}:
         raise OffbookError(
@@ -69,6 +79,19 @@ def task_sets(config: Config, progress: Progress = quiet) -> TaskSets:
     if not sets.heldout:
         log.warning("%s has no held-out tasks: all of them are trained on, and there are none to measure with", root)
     return sets
+
+
+def has_heldout(config: Config) -> bool:
+    source = config.tasks.source
+    is_cut = bool(config.tasks.heldout_share or level_named(source)) or _is_whole(source)
+    return is_cut or any((Path(source) / "heldout").glob("[!.]*"))
+
+
+def refuse_no_heldout(source: str) -> NoReturn:
+    raise OffbookError(
+        f"{source} has no held-out tasks to measure on; add another repository (offbook tasks make ANOTHER --out "
+        f"{quote(source)}), or train again with --tasks.heldout_share 0.2, which holds some of its tasks out"
+    )
 
 
 def refuse_leaking_pages(config: Config, tasks: Iterable[Task]) -> None:
@@ -95,9 +118,11 @@ def _is_whole(source: str) -> bool:
     )
 
 
-def _cut(tasks: list[Task]) -> TaskSets:
-    """About a fifth is held out, by the digest of the name: the same ones whatever else comes or goes."""
-    kept = {task.id for task in tasks if hashlib.sha256(task.id.encode()).digest()[0] < 256 * HELD_OUT}
+def _cut(tasks: list[Task], share: float, least: int = 0) -> TaskSets:
+    """About this share is held out, by the digest of the name: the same ones whatever else comes or goes."""
+    digests = {task.id: hashlib.sha256(task.id.encode()).digest() for task in tasks}
+    kept = {name for name, digest in digests.items() if digest[0] < 256 * share}
+    kept |= {*sorted(digests, key=digests.__getitem__)[:least]}
     return TaskSets([one for one in tasks if one.id not in kept], [one for one in tasks if one.id in kept])
 
 
