@@ -33,7 +33,7 @@ READ = {  # `plan` takes what any verb does; a `!` leaves a part of a section ou
     "distill": (*TRAINING, *NO_SAMPLES, "feedback", "harness", "engine.temperature", "sft.min_reward"),
     "stages": (*RL, "pretrain", "sft", "stages"),
     "train": RL,
-    "eval": (*ROLLOUTS, "eval", "train.lora"),
+    "eval": (*ROLLOUTS, "eval", "train.lora", "loop.max_staleness"),  # the last decides which engines are allowed
     "drill": RL,
 }
 
