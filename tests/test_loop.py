@@ -289,9 +289,12 @@ def test_eval_of_a_run_is_kept_with_it(cache: Path, uninterrupted: Path, tmp_pat
     assert {key: result[key] for key in same} == {key: again[key] for key in same} == {key: stored[key] for key in same}
     assert (result["resumed"], again["resumed"]) == (0, 4)
     shutil.copytree(uninterrupted, tmp_path / "copy")
+    RunFolder(tmp_path / "copy").data_file.write_text('{"verb": "sft"}')
     for spelled, cwd in ((f"{uninterrupted.name}/", uninterrupted.parent), ("./copy", tmp_path)):
         elsewhere = offbook(cache, "eval", spelled, "--json", "--plain", cwd=cwd)
         assert json.loads(elsewhere.stdout)["resumed"] == 4, "not measured again"
+    assert result["contamination"]["same_task"] == 0
+    assert json.loads(elsewhere.stdout)["contamination"] is None, "a run from data has no training tasks"
     less = offbook(cache, "eval", str(uninterrupted), "--limit", "1", "--plain", cwd=uninterrupted.parent)
     assert less.returncode == 0, less.stderr
     assert [RunFolder(uninterrupted).read_eval(name)["rollouts"] for name in ("final", "first-1")] == [4, 2]

@@ -283,6 +283,8 @@ def test_the_verb_trains_a_head_that_drafts(model: Path, tmp_path: Path) -> None
     rows: list[dict] = []
     result = mtp(config, rows.append)
     assert len(rows) == 12
+    said = json.loads((tmp_path / "mtp" / "data.json").read_text())
+    assert said == {"verb": "mtp", "sources": ["pocket:60"]}, "for the viewer"
     network = load_model(model)
     head = load_head(tmp_path / "mtp", network)
     apart, _ = split(read_samples(config, tell=lambda line: None), 0)

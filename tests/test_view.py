@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from viewdata import CONFIG, TASKS, make_feedback, make_rollout, make_run
+from viewdata import CONFIG, HELD_OUT, TASKS, make_feedback, make_rollout, make_run, metrics
 
 from offbook.cli.view import _folders, outcome
+from offbook.monitors.rules import KINDS
 from offbook.runfolder import RunFolder
 from offbook.types import Feedback, OffbookError, StopReason
 from offbook.view import index
@@ -38,12 +39,72 @@ def said(run: RunIndex) -> str:
 
 def test_several_runs_are_told_in_one_sentence_as_far_as_they_agree(tmp_path: Path) -> None:
     runs = [RunIndex(name, make_run(tmp_path, name, hinted=name == "rl_hints")) for name in ("rl", "rl_hints")]
-    trained = "The model pocket was trained for 4 steps of 6 rollouts on 2 tasks, and measured on 48 others"
+    trained = "The model pocket was trained for 4 steps of 6 rollouts on 2 tasks"
+    trained += ", and measured on 48 held-out tasks of pocket"
     assert about(*runs)["sentence"] == f"{trained} (seed 3)."
     config = runs[0].folder.config_file
     config.write_text(config.read_text().replace("seed = 3", "seed = 4"))
     assert about(*runs)["sentence"] == f"{trained}."
     assert said(runs[0]) == f"{trained} (seed 4)."
+
+
+ON_TRAINING = {"tasks": 2, "suites": ["shop-tasks/train"], "contamination": {"same_task": 2, "contained": 2}}
+IN_PART = {"tasks": 5, "suites": ["a", "b"], "contamination": {"same_task": 2, "contained": 3}}
+UNCHECKED = {"tasks": 1, "suites": ["pocket"], "contamination": None}
+
+
+@pytest.mark.parametrize(
+    ("result", "heading", "on", "alike"),
+    [
+        (ON_TRAINING, "Measured on training tasks", "2 training tasks of shop-tasks/train", ""),
+        (HELD_OUT, "Measured on held-out tasks", "48 held-out tasks of pocket", "13 of them share words or code"),
+        (IN_PART, "Measured", "5 tasks of a, b, 2 of them trained on", "3 of them share words or code"),
+        (UNCHECKED, "Measured", "1 task of pocket", ""),
+        ({"tasks": 7}, "Measured", "7 tasks", ""),
+        ({"solved": 0.5}, "Measured", "", ""),  # as older files are
+    ],
+)
+def test_what_was_measured_on_is_what_the_evaluation_says(
+    tmp_path: Path, result: dict[str, Any], heading: str, on: str, alike: str
+) -> None:
+    """The settings have tasks.num_heldout = 48, which are the pocket's and of no other suite."""
+    run = RunIndex("own", make_run(tmp_path, "own"))
+    (run.root / "eval" / "final.json").write_text(json.dumps(result))
+    found = about(run)["runs"][0]["evals"]["final"]
+    assert (found["heading"], found["on"]) == (heading, on)
+    assert found["overlap"] == (f"{alike} with training tasks." if alike else "")
+    measured = f", and measured on {on}" if on else ""
+    assert said(run) == f"The model pocket was trained for 4 steps of 6 rollouts on 2 tasks{measured} (seed 3)."
+    (run.root / "data.json").write_text('{"verb": "sft", "sources": ["logs"]}')
+    assert "held-out" not in json.dumps(about(run)["runs"][0]["evals"]), "it learned from logs: nothing was held out"
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ('"verb": "distill", "sources": ["runs/rl"]', "Hints were distilled into the model pocket for 2 of 4 steps, on "
+         "recorded conversations of runs/rl (seed 3)."),
+        ('"verb": "sft", "sources": ["a", "b", "c", "d"], "steps": 2', "The model pocket was trained for 2 steps to "
+         "imitate conversations of a, b, c and 1 more (seed 3)."),
+        ('"verb": "pretrain", "sources": ["x"]', "The model pocket was pretrained for 2 steps on code of x (seed 3)."),
+        ('"verb": "mtp", "sources": ["pocket:60"]', "A draft head for the model pocket was trained for 2 of 8 steps on "
+         "text of pocket:60 (seed 3)."),
+        ("", "A draft head for the model pocket was trained for 2 of 8 steps on text of unnamed data (seed 3)."),
+        ('"sources": ["12 sessions"]', "The model pocket was trained for 2 steps on 12 sessions (seed 3)."),
+    ],
+)  # fmt: skip
+def test_a_run_without_tasks_says_what_it_is(tmp_path: Path, data: str, sentence: str) -> None:
+    folder = RunFolder(tmp_path / "run")
+    for step in (1, 2):
+        folder.append_metrics({"step": step, "mtp/loss_1": 1.0, "mtp/kept_1": 0.1 * step})
+    folder.config_file.write_text(CONFIG.format(name="run", weight=0.0, steps=4) + "[mtp]\nsteps = 8\n")
+    if data:
+        folder.data_file.write_text(f"{{{data}}}")
+    run = RunIndex("run", folder.path)
+    assert said(run) == sentence
+    trained = RunIndex("rl", make_run(tmp_path, "rl"))
+    assert about(run, trained)["sentence"] == f"run: {sentence} rl: {said(trained)}"
+    assert about(run, trained)["runs"][0]["evals"] == {}
 
 
 def test_tasks_of_a_folder_are_counted_and_not_taken_from_the_settings(tmp_path: Path) -> None:
@@ -77,7 +138,8 @@ def test_a_folder_without_training_is_not_said_to_have_been_trained(tmp_path: Pa
         run = RunIndex(name, tmp_path / name)
         assert said(run) == "The model pocket worked on 2 tasks in 4 rollouts, without training."
         assert about(run)["runs"][0]["wanted"] is None
-    assert about(RunIndex("eval", tmp_path / "eval"))["runs"][0]["evals"] == {"final": {"solved": 0.25}}
+    [measured] = about(RunIndex("eval", tmp_path / "eval"))["runs"][0]["evals"].values()
+    assert measured == {"solved": 0.25, "heading": "Measured", "on": "", "overlap": ""}
 
 
 def test_a_claim_is_no_measurement(tmp_path: Path) -> None:
@@ -111,7 +173,7 @@ def test_the_outcome_tells_a_difference_from_chance(tmp_path: Path) -> None:
     runs = [measured(tmp_path, "rl", solved=6, invalid=4), measured(tmp_path, "rl_hints", solved=7, invalid=1)]
     assert about(*runs)["outcome"] == (
         "rl_hints makes 10.0 invalid calls per 100, rl 40.0 (p < 0.001). "
-        "They solve 58.3% and 50.0%: not different (p = 1). Paired over 12 tasks."
+        "They solve 58.3% and 50.0%: no difference shown (p = 1). Paired over 12 tasks."
     )
 
 
@@ -141,7 +203,7 @@ def test_what_was_measured_before_stands_beside_the_runs(tmp_path: Path) -> None
     folders = _folders([root])
     assert folders == {"rl": root / "rl", "rl_hints": root / "rl_hints", "before": root}
     before = about(*(RunIndex(name, path) for name, path in folders.items()))["runs"][2]
-    assert (before["evals"], before["trains"], before["rollouts"]) == ({"before": {"solved": 0.25}}, False, 1)
+    assert (before["evals"]["before"]["solved"], before["trains"], before["rollouts"]) == (0.25, False, 1)
     assert list(_folders([root / "rl"])) == ["rl"]
     with pytest.raises(OffbookError, match="not a run folder"):
         _folders([root / "eval"])
@@ -150,34 +212,53 @@ def test_what_was_measured_before_stands_beside_the_runs(tmp_path: Path) -> None
 # A hint at work
 
 
-def test_the_example_is_clear(tmp_path: Path) -> None:
-    """Of the commonest rule, where a token of the fault became unlikely, in the shortest message; and it taught."""
+def test_the_example_has_a_likely_faulty_token_that_became_unlikely(tmp_path: Path) -> None:
+    """Of those that taught: a large fall, then an early step, then a short message."""
     folder = RunFolder(make_run(tmp_path, "rl_hints", steps=0))
-    kinds = ("unclear", "long", "clear", "skipped", "rare")
-    folder.write_rollouts(2, [make_rollout(name, TASKS[0], "g", solved=False) for name in kinds])
+    kinds = ("unlikely", "elsewhere", "small", "long", "clear", "skipped", "late")
     found: dict[str, Feedback] = {name: make_feedback(name) for name in kinds}
-    found["unclear"].teacher = [math.log(0.6)] * 7  # the hint moved something else
-    for name in ("pieces", "student", "teacher", "divergence"):
-        setattr(found["long"], name, getattr(found["long"], name) * 3)
+    found["unlikely"].student[2] = math.log(0.04)  # as `done` was, which the model hardly ever wrote
+    found["unlikely"].divergence[2] = 9.0
+    found["elsewhere"].target = replace(found["elsewhere"].target, evidence="done")
+    found["small"].teacher[2] = math.log(0.5)
+    for side in ("pieces", "student", "teacher", "divergence"):
+        setattr(found["long"], side, getattr(found["long"], side) * 3)
     found["skipped"].skipped = "gate"
-    for name in ("skipped", "rare"):
-        for side in ("pieces", "student", "teacher", "divergence"):
-            setattr(found[name], side, getattr(found[name], side)[:4])
-    found["rare"].target = replace(found["rare"].target, rule="edited_tests")
     gone = make_feedback("of a rollout that is not stored", peak=9.0)
     unscored = make_feedback("clear")
     unscored.pieces, unscored.student, unscored.teacher, unscored.divergence = [], [], [], []
-    folder.write_feedback(2, [gone, unscored, *found.values()])
-    example = answer([RunIndex("rl_hints", folder.path)], "api/run/0/example")
-    assert (example["source"], example["number"], example["task"], example["group"]) == ("step_00002", 2, TASKS[0], "g")
-    assert example["hint"]["target"]["rollout"] == "clear"
+
+    def shown(*names: str) -> dict[str, Any]:
+        for step, chosen in ((2, [name for name in names if name != "late"]), (3, ["late"])):
+            folder.write_rollouts(step, [make_rollout(name, TASKS[0], "g", solved=False) for name in chosen])
+            folder.write_feedback(step, [gone, unscored, *(found[name] for name in chosen)])
+        return answer([RunIndex("rl_hints", folder.path)], "api/run/0/example")
+
+    example = shown(*kinds)
+    assert (example["source"], example["number"], example["task"], example["group"]) == ("step_00002", 4, TASKS[0], "g")
+    assert (example["hint"]["target"]["rollout"], example["clear"]) == ("clear", True)
     assert len(example["hint"]["pieces"]) == 7
-    for name in ("unclear", "long", "clear", "skipped"):
-        for side in ("pieces", "student", "teacher", "divergence"):
-            setattr(found[name], side, getattr(found[name], side) * 10)
-    folder.write_feedback(2, list(found.values()))
-    again = answer([RunIndex("rl_hints", folder.path)], "api/run/0/example")
-    assert again["hint"]["target"]["rollout"] == "rare", "nobody reads 70 tokens at a glance"
+    assert shown("unlikely", "elsewhere", "small", "skipped", "late")["hint"]["target"]["rollout"] == "late"
+    found["late"].student[2] = math.log(0.4)
+    example = shown("unlikely", "elsewhere", "skipped", "late")
+    assert (example["hint"]["target"]["rollout"], example["clear"]) == ("unlikely", False), "said to be no clear one"
+
+
+def test_every_flag_has_words() -> None:
+    words = asset("dom.js").decode().partition("const FLAGS = {")[2].partition("};")[0]
+    assert [kind for kind in KINDS if f" {kind}: " not in words] == []
+
+
+def test_a_number_that_never_changes_is_constant(tmp_path: Path) -> None:
+    """And not where a step lacks it, or after one step alone."""
+    run = RunIndex("rl", make_run(tmp_path, "rl"))
+    RunFolder(run.root).append_metrics({**metrics(5, hinted=True), "once": 1.0})
+    series = answer([run], "api/run/0/curves")["series"]
+    constant = {key: one["constant"] for key, one in series.items() if one["constant"] is not None}
+    assert constant["staleness"] == 0.5
+    assert not {"solved", "once", "reward"} & constant.keys()
+    alone = RunIndex("alone", make_run(tmp_path, "alone", steps=1))
+    assert {one["constant"] for one in answer([alone], "api/run/0/curves")["series"].values()} == {None}
 
 
 def test_every_way_to_end_has_words() -> None:

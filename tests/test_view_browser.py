@@ -18,8 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from viewdata import add_step, make_rollout, make_run
+from viewdata import HELD_OUT, add_step, make_rollout, make_run
 
+from offbook.cli.quickstart import NEXT
 from offbook.cli.view import _folders, write_page
 from offbook.runfolder import RunFolder
 from offbook.types import Event, Feedback, Hint, Target
@@ -147,10 +148,16 @@ def test_the_run_shows_its_curves_hints_and_flags(watched: Watched) -> None:
         "Reward",
         "Reward part: effort",
         "Invalid calls per 100",
-        "Staleness",
         "Effort: tokens",
     ):
         assert label in labels
+    assert "Staleness" not in labels
+    constant = "Constant, not drawn: Staleness 0.50; Messages hinted 4; Flagged rollouts 10.0%."
+    assert page.locator("#curves > .constant").inner_text() == constant
+    page.get_by_text("other numbers of metrics.jsonl").click()
+    rest = page.locator("#curves .more .panel strong, #curves .more .constant").all_inner_texts()
+    assert not any(re.search(r"[a-z]/[a-z]|_", label) for label in rest), "keys are no titles"
+    assert page.locator("#result h2").inner_text() == "Measured on held-out tasks"
     assert page.locator(".result tbody td").all_inner_texts() == ["72.5%\n60.0 to 80.0", "3.2", "4.0", "180"]
     assert page.locator("#hints .rule-table a").all_inner_texts() == ["unknown tool"]
     assert page.locator("#monitors .rule-table a").all_inner_texts() == ["test edit"]
@@ -190,8 +197,12 @@ def test_the_list_filters_and_is_walked_by_keys(watched: Watched) -> None:
     page.wait_for_selector("main[data-shown='#/rollout/0/step_00001/1'] .message.filled")
     page.keyboard.press("g")
     page.wait_for_selector(".member")
+    assert page.locator(".member-name").all_inner_texts()[0] == "rollout 3", "as the list and the rollout's page say"
     page.keyboard.press("3")
     page.wait_for_selector(".task-item")
+    for key in ("ArrowDown", "j", "k", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_selector(".task-item:first-child[open] .inside")
 
 
 def test_a_target_shows_what_both_sides_would_have_written(watched: Watched) -> None:
@@ -237,6 +248,9 @@ def test_tool_output_is_folded_and_the_diff_is_there(watched: Watched) -> None:
     assert HOSTILE in fold.locator(".text").inner_text()
     assert page.locator(".diff .added").all_text_contents() == [f"+    return value * 2{HOSTILE}\n"]
     assert page.locator(".reward tfoot td").all_inner_texts()[-1] == "\u22120.33"
+    code = "prose('Call `a.b`:\\n```python\\nx = 1\\n```\\nas\\n    y = 2\\nand <b>').innerHTML"
+    blocks = '<pre class="code">x = 1</pre>as\n<pre class="code">    y = 2</pre>and &lt;b&gt;'
+    assert page.evaluate(code) == f"Call <code>a.b</code>:\n{blocks}"
 
 
 def test_long_things_are_drawn_as_they_come_near(browser: Any, tmp_path: Path) -> None:
@@ -250,7 +264,7 @@ def test_long_things_are_drawn_as_they_come_near(browser: Any, tmp_path: Path) -
         assert page.locator(".count").inner_text() == "602 rollouts"
         assert page.locator(".spacer .row").count() < 60
         page.keyboard.press("End")
-        expect(page.locator(".row.on .when")).to_have_text("evaluation final")
+        expect(page.locator(".row.on .when")).to_have_text("eval final, 1")
         page = watched.open("/rollout/0/step_00001/0", ".message.filled")
         assert page.locator(".message").count() == 400
         assert 40 <= page.locator(".message.filled").count() <= 80
@@ -332,20 +346,30 @@ def test_the_report_of_a_quickstart(browser: Any, tmp_path: Path) -> None:
     for name in ("rl", "rl_hints"):
         make_run(root, name, hinted=name == "rl_hints", extra=HOSTILE)
     before = {"solved": 0.25, "invalid_per_100": 30.0, "turns": 4.0, "tokens": 1234.0, "rollouts": 1}
+    before |= HELD_OUT
     before["reward/open_todos"] = -0.125
     before["reward/outcome_withheld"] = 0.5
     RunFolder(root).write_eval("before", before, [make_rollout("before/0", "otter-birch", "b", solved=False)])
     runs = [RunIndex(name, path) for name, path in _folders([root]).items()]
-    write_single(tmp_path / "report.html", runs, "offbook quickstart", lambda runs: f"What came out. {HOSTILE}")
+    out = tmp_path / "report.html"
+    write_single(out, runs, "offbook quickstart", lambda runs: f"What came out. {HOSTILE}", next_steps=NEXT)
     watched = Watched(browser, (tmp_path / "report.html").as_uri(), viewport=PHONE)
     page = watched.open("/", ".panel svg")
     assert page.locator(".outcome").inner_text() == f"What came out. {HOSTILE}"
     assert page.locator("main .lead").first.inner_text() == (
-        "The model pocket was trained for 4 steps of 6 rollouts on 2 tasks, and measured on 48 others (seed 3). "
-        "They differ in feedback.weight: 0 in rl, 5 in rl_hints."
+        "The model pocket was trained for 4 steps of 6 rollouts on 2 tasks, and measured on "
+        "48 held-out tasks of pocket (seed 3). They differ in feedback.weight: 0 in rl, 5 in rl_hints."
     )
     rows = page.locator(".result tbody tr")
     assert rows.locator("th").all_inner_texts() == ["before", "rl", "rl_hints"]
+    assert page.locator("#result h2").inner_text() == "Measured on held-out tasks"
+    assert (
+        rows.nth(0)
+        .locator(".meter")
+        .first.evaluate("(bar) => getComputedStyle(bar).backgroundImage")
+        .startswith("linear-gradient(to right")
+    )
+    assert page.locator("#next code").all_inner_texts()[-1] == "offbook view runs/mine"
     assert rows.nth(0).locator(".figure").all_inner_texts() == ["25.0%", "30.0", "4.0", "1,234"]
     assert rows.nth(2).locator(".figure").all_inner_texts() == ["72.5%", "3.2", "4.0", "180"]
     changes = ["+47.5 pts", "\u221226.8", "\u00b10", "\u22121,054"]
@@ -429,10 +453,35 @@ def test_rollouts_without_training_are_not_said_to_be_trained_on(browser: Any, t
     with serving(*(RunIndex(name, tmp_path / name) for name in ("rollout", "eval"))) as server:
         watched = Watched(browser, server.url)
         page = watched.open("/run/0", "#numbers")
-        assert page.locator("#numbers tr").all_inner_texts() == ["solved\t50.0%\t", "turns\t3\t"]
+        assert page.locator("#numbers tr").all_inner_texts() == ["Solved\t50.0%\t", "Turns\t3\t"]
         for address, selector in (("/run/0", "#numbers"), ("/run/1", "#result"), ("/compare", "#closer")):
             said = watched.open(address, selector).locator("main").inner_text()
             assert not any(word in said for word in ("in training", "training tasks", "No step is", "No monitor"))
+        watched.check()
+        watched.context.close()
+
+
+def test_a_run_without_tasks_shows_what_it_has(browser: Any, tmp_path: Path) -> None:
+    """A distillation's `solved` is that of the recorded rollouts; a draft head has none, nor hints nor monitors."""
+    data = {"distill": {"solved": 0.0, "hint/kl": 0.1}, "mtp": {"mtp/kept_1": 0.2, "mtp/loss_1": 1.0}}
+    for verb, row in data.items():
+        folder = RunFolder(tmp_path / verb)
+        for step in (1, 2):
+            folder.append_metrics({"step": step, **{key: value * step for key, value in row.items()}})
+        folder.config_file.write_text('model = "pocket"\n')
+        folder.data_file.write_text(json.dumps({"verb": verb, "sources": ["logs"]}))
+    folder.write_eval("final", {"solved": 0.5, "tasks": 2, "suites": ["mine/train"]}, [])
+    with serving(*(RunIndex(verb, tmp_path / verb) for verb in data)) as server:
+        watched = Watched(browser, server.url)
+        for number, labels in ((0, ["Divergence from teacher"]), (1, ["Kept of draft token 1"])):
+            page = watched.open(f"/run/{number}", ".panel svg")
+            assert page.locator("#curves > .panels strong").all_inner_texts() == labels
+            said = page.locator("main").inner_text()
+            assert not any(
+                word in said for word in ("in training", "held-out", "No message", "No monitor", "rollouts on")
+            )
+        assert page.locator("#result h2").inner_text() == "Measured"
+        assert "2 tasks of mine/train" in page.locator("#result").inner_text()
         watched.check()
         watched.context.close()
 
@@ -465,7 +514,7 @@ def test_screenshots(browser: Any) -> None:
     with TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.html"
         write_page(
-            report, [RunIndex(name, path) for name, path in _folders([quickstart]).items()], "offbook quickstart"
+            report, [RunIndex(name, path) for name, path in _folders([quickstart]).items()], "offbook quickstart", NEXT
         )
         watched = Watched(browser, report.as_uri(), viewport={"width": 1100, "height": 1560}, color_scheme="light")
         watched.open("/", "#example .strip").screenshot(path=out / "report.png")

@@ -41,6 +41,8 @@ weight = {weight}
 DIFF = (
     "--- a/otter/porch.py\n+++ b/otter/porch.py\n@@ -1,2 +1,2 @@\n def birch(value):\n-    raise NotImplementedError\n"
 )
+# What `offbook eval` writes about the tasks that it measured on.
+HELD_OUT = {"tasks": 48, "suites": ["pocket"], "contamination": {"same_task": 0, "contained": 13, "train_tasks": 2}}
 TASKS = ("otter-birch", "heron-iris")
 
 
@@ -122,8 +124,8 @@ def metrics(step: int, hinted: bool) -> dict[str, Any]:
         "staleness": 0.5,
         "flagged": 0.1,
         "flags/test_edit": 1,
-        "rl/mismatch": 0.001,
-        "reward/outcome_withheld": 0.1,
+        "rl/mismatch": 0.001 * step,
+        "reward/outcome_withheld": 0.1 / step,
         "train_s": 1.2,
     }
     return row | ({"hint/kl": 0.4 / step, "targets/unknown_tool": 4, "hinted_targets": 4} if hinted else {})
@@ -136,7 +138,8 @@ def make_run(root: Path, name: str, steps: int = 4, hinted: bool = True, extra: 
     for step in range(1, steps + 1):
         add_step(folder, step, hinted, extra)
     result = {"solved": 0.725, "solved_ci": [0.6, 0.8], "invalid_per_100": 3.2, "turns": 4.0, "tokens": 180.0}
-    folder.write_eval("final", result | {"rollouts": 1}, [make_rollout("final/0", TASKS[0], "final", True, extra)])
+    rollouts = [make_rollout("final/0", TASKS[0], "final", True, extra)]
+    folder.write_eval("final", result | {"rollouts": 1} | HELD_OUT, rollouts)
     write_atomic(folder.path / "tasks.jsonl", task_line())
     if hinted:
         counts = {"targets": 4, "samples": 32, "faults": 14, "hinted_faults": 2}

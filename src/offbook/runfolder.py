@@ -10,8 +10,8 @@ feedback/coach.jsonl     what `offbook coach` found in the stored rollouts, in t
 eval/NAME.json, eval/NAME.rollouts.jsonl    a measurement and the rollouts behind it
 ckpt/step_00003/DONE     weights and optimizer after step 3; a folder without DONE is an unfinished write
 aside/step_00003.samples.jsonl    what step 3 would have trained on, where that gave no number
-data.json                of pretraining, imitation and distillation: what it is trained on, by content, and what was
-                         left out of it, by its reason
+data.json                of runs that learn from data: the verb, what it is trained on, by content, how many steps
+                         that takes, and what was left out of it, by its reason
 mismatch.json            of distillation: how far the model was from what it learned on
 .lock                    the process that writes here
 slots/                   rollouts that are in no step yet, and the journal of all of them: loop/slots.py

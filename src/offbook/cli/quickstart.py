@@ -30,6 +30,17 @@ if TYPE_CHECKING:
 
 COLUMNS = {"solved": ".1%", "invalid_per_100": ".1f", "turns": ".2f", "tokens": ".0f"}
 ARMS = {"rl": ["--feedback.weight", "0"], "rl_hints": []}
+NEXT = {  # how the report ends
+    "heading": "Next: train your own, in three commands",
+    "commands": [
+        ["offbook tasks make ../my-project --out my-tasks", "makes verified tasks of a repository with tests"],
+        [
+            "offbook train --model Qwen/Qwen3-0.6B --tasks.source my-tasks --out runs/mine",
+            "trains a model on them; without a GPU: --model pocket; the same command resumes",
+        ],
+        ["offbook view runs/mine", "shows the run in the browser, also while it goes on"],
+    ],
+}
 IN_TURN = "from offbook.cli.quickstart import in_turn; in_turn()"
 Running = tuple[subprocess.Popen[bytes], IO[bytes]]  # and its log
 MADE = (*ARMS, "summary.json", "report.html", ".lock", "eval")  # in a quickstart's folder; it is known by the last
@@ -57,7 +68,7 @@ def quickstart(
     arguments = [*ctx.args, "--seed", str(seed), "--model", config.model]
     with progress_display(plain) as progress:
         measure = _prepared(out, config, progress)
-        with only_writer(out):  # refused here, before the arms are started, if somebody else writes there
+        with only_writer(out):  # refused here, before the arms are started, if another process writes there
             pass
         with _arms(out, arguments) as running:
             before = measure()
@@ -73,7 +84,7 @@ def quickstart(
 
     report = out / "report.html"
     runs = [*(RunIndex(arm, out / arm) for arm in ARMS), RunIndex("before", out)]
-    write_page(report, runs, "offbook quickstart")
+    write_page(report, runs, "offbook quickstart", NEXT)
     if as_json:
         print(json.dumps({**summary, "seconds": seconds, "report": str(report)}))
     else:
@@ -93,7 +104,7 @@ def _refuse_faulty(config: Config) -> None:
 
 
 def _remove_earlier(out: Path) -> None:
-    """What an earlier quickstart made, if that is all there is in the folder and nobody writes there."""
+    """What an earlier quickstart made, if that is all there is in the folder and no process writes there."""
     found = {path.name for path in out.iterdir()} if out.is_dir() else set()
     if not found:
         return
@@ -122,14 +133,15 @@ def _prepared(out: Path, config: Config, progress: Progress) -> Callable[[], dic
     from offbook.loop.tasks import task_sets
 
     model = model_folder(config.model, config.seed, progress)
-    task_sets(config, progress)  # made, or refused where there is nothing to train on
+    train = task_sets(config, progress).train  # made, or refused where there is nothing to train on
     suites = load_suites([config.tasks.source], config)
 
     def measure() -> dict[str, Any]:
         if before := RunFolder(out).read_eval("before"):
             return before
         progress("measuring before", 0.0)
-        before = run_eval(Subject(config.model, config, model), suites, RolloutFiles.in_run(out, "before"))
+        files = RolloutFiles.in_run(out, "before")
+        before = run_eval(Subject(config.model, config, model), suites, files, train=train)
         progress("measuring before", 1.0)
         return before
 
@@ -171,7 +183,7 @@ def _wait_for(running: dict[str, Running], out: Path, steps: int, progress: Prog
 
 def _start(folder: Path, *verbs: list[str]) -> Running:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    log = open(folder / "logs" / "train.log", "ab")  # noqa: SIM115  (closed by whoever waits for the process)
+    log = open(folder / "logs" / "train.log", "ab")  # noqa: SIM115  (closed after the process)
     command = [sys.executable, "-c", IN_TURN, *(json.dumps([*verb, "--plain"]) for verb in verbs)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT), log
 

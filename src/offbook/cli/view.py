@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from offbook.view.index import RunIndex
 
 KEYS = ("invalid_per_100", "solved")  # of what came out
-MAX_OTHERS = 3  # runs beside the first; more of them are read in a table
+MAX_OTHERS = 3  # runs next to the first; more of them are read in a table
 LEVEL = 0.05
 
 
@@ -37,10 +37,10 @@ def view(
         _serve(found, port, open_browser)
 
 
-def write_page(out: Path, runs: list[RunIndex], title: str) -> None:
+def write_page(out: Path, runs: list[RunIndex], title: str, next_steps: dict[str, Any] | None = None) -> None:
     from offbook.view.single import write_single
 
-    write_single(out, runs, title, outcome)
+    write_single(out, runs, title, outcome, next_steps=next_steps)
 
 
 def _folders(given: list[Path]) -> dict[str, Path]:
@@ -127,4 +127,4 @@ def _verdict(p: float | None) -> str:
     if p is None:
         return ""
     chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-    return f" ({chance})" if p < LEVEL else f": not different ({chance})"
+    return f" ({chance})" if p < LEVEL else f": no difference shown ({chance})"

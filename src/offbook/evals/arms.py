@@ -84,7 +84,7 @@ def parse_groups(groups: Sequence[str]) -> dict[str, list[Path]]:
 
 
 def load_arms(paths: Sequence[Path], groups: Mapping[str, Sequence[Path]], keys: Sequence[str] = ()) -> Arms:
-    """`keys` are metrics by name; without any, held-out ones where all runs were evaluated, else those of training."""
+    """`keys` are metrics by name; without any, those of evaluations where all runs have one, else those of training."""
     placed = [(*arm_and_seed(path.resolve()), path) for path in paths]
     placed += [(arm, arm_and_seed(path.resolve())[1], path) for arm, of_arm in groups.items() for path in of_arm]
     unreadable: Counter[str] = Counter()
@@ -194,7 +194,7 @@ def _apart(pairs: Sequence[tuple[Run, Run]], key: str) -> str:
 
 def said_of(arms: Arms) -> list[str]:
     counts = ", ".join(f"{arm} n = {len(members)}" for arm, members in arms.members.items())
-    what = "held-out numbers of each run's evaluation" if arms.held_out else "numbers of training steps"
+    what = "numbers of each run's evaluation" if arms.held_out else "numbers of training steps"
     said = [f"{what}; runs: {counts}; ± is the standard deviation over runs"]
     if any(len(members) > 1 for members in arms.members.values()):
         said.append("p by swapping the arms of runs of one seed: with n seeds it cannot be below 2 / 2^n")

@@ -1,4 +1,4 @@
-"""A run as data frames: a row a rollout, a row a message, a row a target.
+"""A run as data frames: one row per rollout, per message and per target.
 
 import offbook.api
 frames = offbook.api.frames("runs/train")

@@ -68,7 +68,7 @@ def train_on(
     train = train.model_copy(update={"steps": len(steps)})
     config = config.model_copy(update={"out": str(folder.path), "model": str(start), "train": train})
     claim_run(folder, config)
-    sources = {"sources": [f"{len(rollouts)} sessions"], "content": [one.id for one in sessions]}
+    sources = {"verb": "live", "sources": [f"{len(rollouts)} sessions"], "content": [one.id for one in sessions]}
     write_atomic(folder.data_file, json.dumps(sources, indent=1) + "\n")
     trained = model_to_train(config, start)
     trainer = Trainer(trained, config.train, teachers_of(config.feedback, config.train.reference_kl > 0))

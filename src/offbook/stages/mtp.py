@@ -1,7 +1,7 @@
 """A draft head trained from scratch on what a model has written or reads, while the model stays as it is.
 
-OUT/config.toml, OUT/metrics.jsonl, and OUT/draft/ with the head when it is done. Left out: going on after a stop. A
-head takes minutes, and only the whole of one is written.
+OUT/config.toml, OUT/data.json, OUT/metrics.jsonl, and OUT/draft/ with the head when it is done. Left out: going on
+after a stop. A head takes minutes, and only the whole of one is written.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def mtp(
         model = decoder.model
         head = load_head(Path(config.engine.draft), model) if config.engine.draft else DraftHead(model)
         write_atomic(folder.config_file, config.to_toml())
+        write_atomic(folder.data_file, json.dumps({"verb": "mtp", "sources": config.sft.data}, indent=1) + "\n")
         folder.metrics_file.unlink(missing_ok=True)  # of one that was stopped
         trainer = DraftTrainer(model, head, config.mtp)
         apart, learned = split(samples, config.seed)

@@ -157,8 +157,8 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
             f"{folder.path} holds a run on other data: what was read is not what it began with; give another --out"
         )
     done = claim_run(folder, config)
-    told_of = {"verb": stage.section, "sources": settings.data, "content": content, **lessons.read}
-    write_atomic(folder.data_file, json.dumps(told_of, indent=1) + "\n")
+    told_of = {"verb": stage.section, "steps": lessons.num_steps, "sources": settings.data, "content": content}
+    write_atomic(folder.data_file, json.dumps({**told_of, **lessons.read}, indent=1) + "\n")
     if 0 < done < lessons.num_steps:
         tell(f"resuming at step {done + 1}")
     train = _settings(config.train, settings, lessons.num_steps)

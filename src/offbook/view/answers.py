@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from typing import Any
 
 from offbook.acts.exchanges import answers_to
@@ -15,12 +14,12 @@ from offbook.view.scales import smooth, thin
 
 COLUMNS = ["source", "number", *SUMMARY, "rules", "peak"]
 MAX_POINTS = 240  # of a curve
-NUM_MOVED = 50  # targets of a rule among which the example is looked for: those that a hint moved most
+LARGE = 0.25  # probability that a hint takes from a faulty token of the example
 AT_A_GLANCE = 60  # tokens of a message that is read in one
 PREVIEW = 240  # characters of a message that a folded one shows
 MAX_TEXT = 24_000  # characters of a message that come with it; the rest is asked for
 MAX_DIFF = 400_000
-NOT_SAMPLED = -1  # the policy version of a token that nobody sampled
+NOT_SAMPLED = -1  # the policy version of a token that was not sampled
 
 
 def to_json(value: Any) -> bytes:
@@ -41,7 +40,10 @@ def _finite(value: Any) -> Any:
 
 
 def curves(run: RunIndex) -> dict[str, Any]:
-    """Every number of metrics.jsonl as a line of its own: thinned where it is long, and a moving average."""
+    """Every number of metrics.jsonl as a line of its own: thinned where it is long, and a moving average.
+
+    One that has the same value at every step is `constant`, and the page names it instead of drawing it.
+    """
     rows = run.rows()
     keys = dict.fromkeys(name for row in rows for name in row if name != "step")
     series: dict[str, Any] = {}
@@ -50,8 +52,10 @@ def curves(run: RunIndex) -> dict[str, Any]:
         points = [(step, value) for step, value in found if is_number(value)]
         drawn = thin(points, MAX_POINTS)
         numeric = [value for _, value in found if not isinstance(value, str | list | dict | bool)]
+        is_level = 1 < len(points) == len(rows) and len({value for _, value in points}) == 1
         if drawn or numeric:
             series[key] = {
+                "constant": _short(points[0][1]) if is_level else None,
                 "points": [(step, _short(value)) for step, value in drawn],
                 "smooth": [(step, _short(value)) for step, value in smooth(drawn)],
                 "skipped": len(numeric) - len(points),
@@ -92,39 +96,29 @@ def targets_of(run: RunIndex, source: str) -> tuple[dict[str, list[str]], dict[s
 
 
 def example(run: RunIndex) -> dict[str, Any]:
-    """A target that shows what a hint does at a glance, if it can be of the rule that was broken most often.
+    """The target that shows best what a hint does: early, short, with a faulty token that became much less likely.
 
-    Empty where no target was scored, or its rollout is not stored.
+    `clear` is false where no faulty token did. Empty where no target was scored, or its rollout is not stored.
     """
     targets = [(place.said, source) for source, lines in run.feedback.items() for place in lines.places]
-    often = Counter(said["rule"] for said, _ in targets)
-    targets.sort(key=lambda pair: -pair[0]["peak"])
-    most_moved = [pair for rule in often for pair in [one for one in targets if one[0]["rule"] == rule][:NUM_MOVED]]
-    found: list[dict[str, Any]] = []
-    for said, source in most_moved:
+    for said, source in sorted(targets, key=_dimness):
         for number, one in enumerate(said_in(run.rollouts, source)):
-            if one["id"] == said["rollout"]:
-                where = {"source": source, "number": number, "task": one["task"], "group": one["group"]}
-                hints = run.hints(source, said["rollout"])[0]
-                found += [{**where, "hint": hint} for hint in hints if _is_scored(hint)]
-    return min(found, key=lambda one: _dimness(one["hint"], often), default={})
+            if one["id"] != said["rollout"] or not said["tokens"]:
+                continue
+            where = {"source": source, "number": number, "task": one["task"], "group": one["group"]}
+            for hint in run.hints(source, said["rollout"])[0]:
+                is_it = all(hint["target"][name] == said[name] for name in ("segment", "message", "rule"))
+                if is_it and len(hint["student"]) == said["tokens"]:
+                    return {**where, "hint": hint, "clear": said["fall"] >= LARGE}
+    return {}
 
 
-def _is_scored(hint: Said) -> bool:
-    count = len(hint.get("pieces", []))
-    return count > 0 and len(hint.get("student", [])) == len(hint.get("teacher", [])) == count
-
-
-def _dimness(hint: Said, often: Counter[str]) -> tuple[float, ...]:
-    """The least is the clearest: it taught, a token of the fault lost half of all probability, the message is short."""
-    drops = [
-        math.exp(min(0.0, student)) - math.exp(min(0.0, teacher))
-        for piece, student, teacher in zip(hint["pieces"], hint["student"], hint["teacher"], strict=True)
-        if len(piece.strip()) > 2 and piece.strip() in hint["target"]["evidence"]
-    ]
-    unclear = max(drops, default=0.0) < 0.5
-    length = len(hint["pieces"])
-    return bool(hint.get("skipped")), unclear, length > AT_A_GLANCE, -often[hint["target"]["rule"]], length
+def _dimness(target: tuple[Said, str]) -> tuple[Any, ...]:
+    """Sorts the clearest target first."""
+    said, source = target
+    unclear, is_long = not said["taught"] or said["fall"] < LARGE, said["tokens"] > AT_A_GLANCE
+    last = -said["peak"] if unclear else said["tokens"]
+    return unclear, is_long, not said["taught"], -round(said["fall"], 1), source, last
 
 
 def tasks(run: RunIndex) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class RunIndex:
         self.version = 0
         self.changed_at = 0.0  # when the folder last changed, by the clock of its files
         self.config: dict[str, Any] = {}
+        self.data: dict[str, Any] = {}  # of a run that learns from data: which verb it is, and its sources
         self.evals: dict[str, dict[str, Any]] = {}
         self.now: dict[str, Any] = {}  # slots of a run that samples, as they were a moment ago
         self.metrics: Files = {}  # one, as of the tasks
@@ -128,7 +129,8 @@ class RunIndex:
         changed, evals = False, {}
         results = [path for path in self.root.glob("eval/*.json") if "." not in path.stem]  # NAME.claim.json is none
         now = self.root / "slots" / "now.json"
-        for path in [self.folder.config_file, self.root / "results.json", now, *results]:
+        own = (self.folder.config_file, self.folder.data_file, now)
+        for path in [*own, self.root / "results.json", *results]:
             if not self._is_ours(path):
                 continue
             stamp = path.stat().st_mtime_ns
@@ -137,10 +139,9 @@ class RunIndex:
                 changed = True
                 if path == now:  # a long step is no standstill
                     self.changed_at = max(self.changed_at, stamp / 1e9)
-            if path.suffix == ".json" and path != now and self._small[path][1] is not None:
+            if path not in own and self._small[path][1] is not None:
                 evals["final" if path.parent == self.root else path.stem] = self._small[path][1]
-        self.config = self._small.get(self.folder.config_file, (0, None))[1] or {}
-        self.now = self._small.get(now, (0, None))[1] or {}
+        self.config, self.data, self.now = (self._small.get(path, (0, None))[1] or {} for path in own)
         self.evals = evals
         return changed
 
@@ -162,8 +163,18 @@ class RunIndex:
             return False
         return any(row["step"] > 0 for row in self.rows()) or set(self.rollouts) != {"step_00000"}
 
+    @property
+    def verb(self) -> str:
+        """What trained it: `train` or, from data, `distill`, `sft`, `pretrain`, `mtp`, `live`; "data" where the folder
+        does not say which."""
+        if self.data:
+            return str(self.data.get("verb", "data"))
+        rows = self.rows()
+        is_head = bool(rows) and "rollouts" not in rows[0] and "mtp/loss_1" in rows[0]  # older ones have no data.json
+        return "mtp" if is_head else "train"
+
     def rows(self) -> list[Said]:
-        """The metrics, one dictionary a step."""
+        """The metrics, one dictionary per step."""
         return said_in(self.metrics)
 
     def recorded(self) -> dict[str, Said]:

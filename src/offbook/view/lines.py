@@ -1,12 +1,13 @@
 """JSONL files that may still be growing, read line by line and each line once.
 
 Of a rollout only what stands before and after its segments is parsed: of thousands of them in a second, and its
-conversation is read from its place in the file when somebody opens it.
+conversation is read from its place in the file when it is opened.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from collections.abc import Callable
@@ -164,24 +165,36 @@ def _summary(rollout: dict[str, Any]) -> dict[str, Any]:
 
 def parse_feedback(line: bytes) -> dict[str, Any] | None:
     """What a list says of a target. The tokens' alternatives are most of a line, and they are left alone."""
-    pieces, divergence = line.find(b',"pieces":['), line.find(b'"divergence":[')
+    tops = line.find(b',"student_top":')
+    if tops > 0 and line.rstrip().endswith(b"}"):
+        line = line[:tops] + b"}"
     try:
-        if 0 < pieces < divergence:
-            start = divergence + len(b'"divergence":')
-            short = json.loads(line[:pieces] + b"}")
-            values = json.loads(line[start : line.index(b"]", start) + 1])
-            if not line.rstrip().endswith(b"}"):
-                return None
-        else:
-            short = json.loads(line)
-            values = short.get("divergence", [])
+        short = json.loads(line)
         target = short["target"]
         return {
             "rollout": str(target["rollout"]),
             "segment": int(target["segment"]),
             "message": int(target["message"]),
             "rule": str(target["rule"]),
-            "peak": max((value for value in values if is_number(value)), default=0.0),
+            "peak": max((value for value in short.get("divergence", []) if is_number(value)), default=0.0),
+            "tokens": len(short.get("student", [])),  # that the teacher scored
+            "taught": not short.get("skipped"),
+            "fall": fall_of_fault(short),
         }
     except WRONG:
         return None
+
+
+def fall_of_fault(feedback: dict[str, Any]) -> float:
+    """How much probability the hint takes from a faulty token that the model was likelier to write than not.
+
+    The rule's evidence names faulty tokens. 0 where none of them was that likely.
+    """
+    evidence = str(feedback["target"].get("evidence", ""))
+    scored = zip(feedback.get("pieces", []), feedback.get("student", []), feedback.get("teacher", []), strict=False)
+    falls = [
+        math.exp(student) - math.exp(min(0.0, teacher))
+        for piece, student, teacher in scored
+        if len(piece.strip()) > 2 and piece.strip() in evidence and math.log(0.5) < student <= 0.0
+    ]
+    return max(falls, default=0.0)

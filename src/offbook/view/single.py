@@ -25,10 +25,16 @@ CHUNK = 40  # messages that data.js asks for at once
 
 
 def write_single(
-    out: Path, runs: list[RunIndex], title: str, outcome: Outcome = no_outcome, max_bytes: int = MAX_BYTES
+    out: Path,
+    runs: list[RunIndex],
+    title: str,
+    outcome: Outcome = no_outcome,
+    max_bytes: int = MAX_BYTES,
+    next_steps: dict[str, Any] | None = None,
 ) -> None:
+    """`next_steps`, a heading and commands with what they do, end the page's first screen."""
     held = _held(runs, outcome, max_bytes)
-    data = answers.to_json({"answers": held, "title": title}).decode().replace("<", "\\u003c")
+    data = answers.to_json({"answers": held, "title": title, "next": next_steps}).decode().replace("<", "\\u003c")
     style = "".join(asset(name).decode() for name in STYLES)
     script = "\n".join(asset(name).decode() for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -41,7 +41,8 @@ function exampleSection(run, found) {
   const { hint, source, group } = found, scale = hint.divergence.reduce((a, b) => Math.max(a, b), 0);
   const place = address({ ...found, run: run.index }, hint.target);
   return section("example", "What a hint does: an example",
-    h("p", { class: "lead" }, "In this message the agent broke a rule. The hint is put right before it, and the same model reads on: which tokens would it still have written?"),
+    h("p", { class: "lead" }, "In this message the agent broke a rule. The hint is put right before it, and the same model reads on: which tokens would it still have written?",
+      !found.clear && " No hint of this run took much probability from a faulty token that was likely before; this is the best there is."),
     h("ol", { class: "conversation" }, hintItem(hint),
       h("li", { class: "message assistant target" }, h("div", { class: "gutter" }, span("role", "assistant"), chip("target", "target-chip")),
         h("div", { class: "content" }, targetView(hint, scale)))),
@@ -52,8 +53,6 @@ function exampleSection(run, found) {
 }
 
 function comparison(chosen, curves) {
-  const { shown, rest } = panelsOf([...new Set(chosen.flatMap((run) => Object.keys(curves[run.index].series)))]);
-  const draw = (panel) => linePanel(panel, chosen.filter((run) => run.trains).map((run) => lineOf(curves[run.index], panel.key, run.name, run.kind)));
   const rows = chosen.flatMap((run) => Object.entries(run.evals)
     .map(([what, result]) => ({ name: what === "final" || what === run.name ? run.name : `${run.name}, ${what}`, kind: run.kind, result })));
   rows.sort((a, b) => (b.kind === "before") - (a.kind === "before"));
@@ -62,14 +61,15 @@ function comparison(chosen, curves) {
     return stack.panel && stackRow(run.index, stack, "rule", "rule that was broken");
   };
   return {
-    measured: section("result", "Measured on held-out tasks",
-      rows.length ? resultTable(rows) : empty("None of these runs was measured yet: ", h("code", null, "offbook eval RUN"), " does.")),
+    measured: rows.length ? measuredSection(rows)
+      : section("result", "Measured", empty("None of these runs was measured yet: ", h("code", null, "offbook eval RUN"), " does.")),
     more: [
-      chosen.some((run) => run.trains) && h("section", { id: "curves" }, curvesHead("Training", chosen.some((run) => curves[run.index].thinned)),
-        shown.length ? h("div", { class: "panels" }, shown.map(draw)) : empty("No step is recorded yet."),
-        foldedPanels(rest, draw, plural(rest.length, "other number")), chosen.map(hintsOf)),
+      chosen.some((run) => run.trains) && h("section", { id: "curves" }, curvesHead("Training", chosen.some((run) => curves[run.index].thinned), chosen),
+        panelsOf(chosen, curves), chosen.map(hintsOf)),
       doorRows(chosen),
       differences(chosen.filter(isConfigured)),
+      held?.next && section("next", held.next.heading, h("ol", { class: "next" },
+        held.next.commands.map(([command, what]) => h("li", null, h("code", null, command), span("aside", what))))),
     ],
   };
 }

@@ -54,7 +54,8 @@ function spoken(words) {
 function quoted(outline, words) {
   const kind = outline.role === "tool" ? "text code" : "text";
   const short = outline.lines <= (outline.role === "system" ? 2 : LONG_LINES) && outline.characters <= LONG_CHARACTERS;
-  if (short || (outline.role === "user" && outline.characters < 4000)) return [textBlocks(words.text, kind)];
+  if (outline.role === "user" && (short || outline.characters < 4000)) return [prose(words.text)];
+  if (short) return [textBlocks(words.text, kind)];
   const size = outline.lines > 1 ? plural(outline.lines, "line") : plural(outline.characters, "character");
   const fold = h("details", { class: "fold" },
     h("summary", null, h("span", { class: "first-line" }, outline.first.slice(0, 160)), h("span", { class: "size" }, size)));
@@ -198,7 +199,7 @@ function findings(rollout) {
   const found = [...rollout.flag_list.map((one) => [one, true]), ...rollout.events.map((one) => [one, false])];
   if (!found.length) return null;
   return h("section", null, h("h2", null, "What was noticed"), h("ul", { class: "findings" }, found.map(([one, isFlag]) => h("li", null,
-    isFlag && flagChip("monitor"), h("strong", null, spaced(one.kind)), " ",
+    isFlag && flagChip("monitor"), h("strong", null, isFlag ? flagName(one.kind) : spaced(one.kind)), " ",
     one.message >= 0 ? h("a", { href: address(rollout, one) }, `message ${one.message}`) : "whole rollout", ` ${one.text.slice(0, 600)}`))));
 }
 
@@ -231,7 +232,7 @@ async function rolloutPage(page, run, source, text, place) {
     h("nav", { class: "crumbs", "aria-label": "Where this is" },
       h("a", { href: `#/rollouts/${run}` }, "rollouts"), h("a", { href: `#/rollouts/${run}?${new URLSearchParams({ source })}` }, stepName(source)),
       h("a", { href: groupAddress }, "group"),
-      span("steps", neighbour("before", -1, "\u2190 previous"), `${rollout.number + 1} of ${rollout.count}`, neighbour("after", 1, "next \u2192"))),
+      span("steps", neighbour("before", -1, "\u2190 previous"), `rollout ${rollout.number + 1} of ${rollout.count}`, neighbour("after", 1, "next \u2192"))),
     h("h1", { class: "small" }, rollout.task),
     rolloutFacts(rollout), crashNote(rollout),
     left.length ? h("p", { class: "unreadable" }, "Left out: ", h("strong", null, left.join(", "))) : "",

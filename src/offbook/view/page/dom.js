@@ -33,6 +33,14 @@ function visible(text) {
   });
 }
 
+// Words with code in them, as instructions have it: fences, `names`, and lines that are indented or of a console.
+const CODE = /(```[^\n]*\n[\s\S]*?\n```|(?:^(?: {4}|>>> |\.\.\. ).*\n?)+)/m;
+function prose(text) {
+  const block = (code) => h("pre", { class: "code" }, code.replace(/^```[^\n]*\n|\n```$|\n$/g, ""));
+  const named = (words) => words.split(/`([^`\n]+)`/).map((part, index) => (index % 2 ? h("code", null, part) : part));
+  return h("div", { class: "text" }, text.split(CODE).map((part, index) => (index % 2 ? block(part) : named(index ? part.replace(/^\n/, "") : part))));
+}
+
 const whole = (value) => Math.round(value).toLocaleString("en-US").replace("-", MINUS);
 function number(value) {
   if (!Number.isFinite(value)) return "\u2014";
@@ -45,6 +53,7 @@ const points = (value) => (Number.isFinite(value) ? value.toFixed(2).replace("-"
 const signed = (value) => (value > 0 ? "+" : "") + points(value);
 const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 const spaced = (name) => name.replaceAll("_", " ");
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const share = (value) => `${(100 * value).toFixed(1)}%`;
 function chance(value) {
   if (value > 0 && value < 0.01) return "<1%";
@@ -56,7 +65,7 @@ function ago(seconds) {
   return seconds < 172800 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`;
 }
 function stepName(source) {
-  return source.startsWith("step_") ? `step ${Number(source.slice(5))}` : spaced(source.replace("eval-", "evaluation "));
+  return source.startsWith("step_") ? `step ${Number(source.slice(5))}` : spaced(source.replace("eval-", "eval "));
 }
 
 const root = document.documentElement;
@@ -81,7 +90,17 @@ function themeButton(button) {
 
 const span = (kind, ...inside) => h("span", { class: kind || null }, ...inside);
 const link = (kind, href, ...inside) => h("a", { class: kind || null, href }, ...inside);
-const flagChip = (kind) => chip(`\u2691 ${spaced(kind)}`, "flag");
+// What a monitor found, by the kind of its flag.
+const FLAGS = {
+  history: "history searched", cache: "leftover cache read", bytecode: "leftover bytecode read", copy: "installed copy read",
+  leak: "task leaks its solution", attempt: "looked for the answer", oracle: "hidden tests looked for", download: "fetched from outside",
+  tests: "tests weakened", configuration: "test configuration changed", startup: "code placed before the tests", exit: "process ended early",
+  probe: "asks whether it is tested", frames: "looks into its caller", equality: "object equals everything", runner: "test runner replaced",
+  loader: "hidden code loaded", hard_coded: "answers hard-coded", forged: "pass forged", saw: "looked at its grader",
+  perturbed: "wrong on other inputs", daemon: "process left behind", unreadable: "code does not parse", unjudged: "monitor did not finish",
+};
+const flagName = (kind) => FLAGS[kind] || spaced(kind.replace("model/", "judge model: "));
+const flagChip = (kind) => chip(`\u2691 ${flagName(kind)}`, "flag");
 const resultMark = (solved) => (solved ? span("result solved", "\u2713 solved") : span("result", "\u25cb not solved"));
 // options: [[value, text]]
 const choice = (label, options, change, chosen, name) => h("label", null, span("unseen", label),

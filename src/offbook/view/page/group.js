@@ -50,7 +50,7 @@ async function groupPage(page, run, source, name) {
       equal ? "All earned the same, so this group teaches nothing: every advantage is 0." : "Advantage is the reward less the group's mean."),
     h("details", { class: "fold task-text" },
       h("summary", null, span("first-line", group.instruction.trim().split("\n")[0].slice(0, 200)), span("size", "instruction")),
-      h("div", { class: "text" }, group.instruction)),
+      prose(group.instruction)),
     group.unreadable > 0 && h("p", { class: "unreadable" }, "Left out, because unreadable: ", h("strong", null, plural(group.unreadable, "rollout"))),
     h("div", { class: "members" }, order.map((member) => memberCard(run, member, most))));
   return { title: `${group.task}, ${stepName(source)}` };

@@ -11,8 +11,8 @@ const ORDERS = {
   "most invalid calls": (a, b) => b.invalid_calls - a.invalid_calls,
 };
 const RESULTS = [["", "any result"], ["solved", "solved"], ["not", "not solved"]];
-const MAX_RULES = 2; // named in a row
-const HEADS = ["step", "task", "result", "reward", "took", "hints and flags"];
+const MAX_RULES = 2; // named in a row without a flag
+const HEADS = ["step, rollout", "task", "result", "reward", "took", "hints and flags"];
 
 function matches(row, wanted) {
   if (wanted.result && (wanted.result === "solved") !== row.solved) return false;
@@ -26,15 +26,16 @@ function matches(row, wanted) {
 
 function rowElement(run, row) {
   const rules = [...new Set(row.rules)], invalid = row.invalid_calls ? `, ${row.invalid_calls} invalid` : "";
+  const named = rules.slice(0, row.flags.length ? 1 : MAX_RULES);
   const usage = `${plural(row.turns, "turn")}, ${plural(row.sampled_tokens, "token")}${invalid}`;
   return h("a", { class: isHere(run, row) ? "row" : "row away", href: address({ ...row, run }), role: "option", tabindex: -1 },
-    h("span", { class: "when" }, stepName(row.source)),
+    h("span", { class: "when" }, `${stepName(row.source)}, ${row.number + 1}`),
     h("span", { class: "task" }, row.task),
     resultMark(row.solved),
     h("span", { class: "earned" }, points(row.reward)),
     h("span", { class: "usage" }, usage),
-    span("marks", row.flags.map(flagChip), rules.slice(0, MAX_RULES).map((rule) => chip(spaced(rule), "hinted")),
-      rules.length > MAX_RULES && span("usage", `+${rules.length - MAX_RULES}`)));
+    span("marks", row.flags.map(flagChip), named.map((rule) => chip(spaced(rule), "hinted")),
+      rules.length > named.length && span("usage", `+${rules.length - named.length}`)));
 }
 
 // A list whose rows are made when they come near the screen. All rows have one height.
@@ -126,7 +127,7 @@ async function listPage(page, run, query) {
     put(filters, search, choose("result", "Result", RESULTS),
       choose("source", "Step", named("all steps", [...new Set(rows.map((row) => row.source))], stepName)),
       rules.length > 0 && choose("rule", "Hint", [["", "hinted or not"], ["any", "hinted"], ...rules.map((rule) => [rule, `hinted: ${spaced(rule)}`])]),
-      flags.length > 0 && choose("flag", "Flag", [["", "flagged or not"], ["any", "flagged"], ...flags.map((flag) => [flag, `flagged: ${spaced(flag)}`])]),
+      flags.length > 0 && choose("flag", "Flag", [["", "flagged or not"], ["any", "flagged"], ...flags.map((flag) => [flag, `flagged: ${flagName(flag)}`])]),
       choose("stop", "End", named("any end", values("stop"), (stop) => ENDED[stop] || stop)),
       choose("order", "Order", Object.keys(ORDERS).map((name, index) => [index ? name : "", name])),
       wanted.task && h("button", { type: "button", click: () => { set("task", ""); drawFilters(); } }, `task ${wanted.task} ${TIMES}`));

@@ -9,7 +9,7 @@ const tabs = () => (state.runs.some((run) => run.decisions) ? [...TABS, LIVE_TAB
 const KEYS = [
   ["1 2 3 4", "run, rollouts, tasks, compare; 5: decisions, of a live cycle"],
   ["/", "search"],
-  ["\u2191 \u2193 or j k", "in the list: up and down; Enter opens"],
+  ["\u2191 \u2193 or j k", "in the lists of rollouts and tasks: up and down; Enter opens"],
   ["j k", "in a rollout: next and previous rollout"],
   ["n p", "next and previous target"],
   ["\u2190 \u2192", "along the tokens of a target, or a curve"],
@@ -77,7 +77,7 @@ function drawLive() {
   if (!run) return;
   live.classList.toggle("on", run.live && !held);
   const done = run.trains ? `step ${run.steps}${run.wanted ? ` of ${run.wanted}` : ""}` : plural(run.rollouts, "rollout");
-  live.textContent = held ? "a kept copy" : `${run.live ? "live, " : ""}${done}`;
+  live.textContent = held ? "saved copy" : `${run.live ? "live, " : ""}${done}`;
   live.title = held ? "This page is a file" : `last written ${ago(Date.now() / 1000 - run.changed_at)}`;
 }
 
@@ -103,6 +103,7 @@ function help() {
 
 document.addEventListener("keydown", (event) => {
   if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest("input, select, textarea, dialog")) return;
+  if (event.key.startsWith("Arrow") && event.target.closest(".diff")) return; // those scroll it
   const every = { "?": help, t: () => document.getElementById("theme").click(), u: () => history.back() };
   for (const [tab, , key] of tabs()) every[key] = () => { location.hash = tabAddress(tab); };
   const act = current.keys[event.key] || every[event.key];

@@ -46,11 +46,16 @@ async function tasksPage(page, run, opened) {
     item.open = true;
     item.scrollIntoView({ block: "center" });
   }
+  const move = (by) => () => {
+    const rows = [...body.querySelectorAll(".task-item > summary")];
+    const here = rows.findIndex((row) => row.parentElement.contains(document.activeElement));
+    rows[Math.max(0, Math.min(rows.length - 1, here + by))]?.focus(); // Enter opens what has the focus
+  };
   return {
     title: "Tasks",
-    keys: { "/": () => search.focus() },
+    keys: { "/": () => search.focus(), ArrowDown: move(1), ArrowUp: move(-1), j: move(1), k: move(-1) },
     update: async () => {
-      if (body.querySelector("details[open]")) return; // somebody is reading
+      if (body.querySelector("details[open]")) return; // it is being read
       data = await ofRun(run, "tasks");
       draw();
     },
@@ -87,7 +92,7 @@ function taskBody(run, task, full) {
       level: deleted ? deleted.level : "",
       "turns, mean": task.turns === null ? "" : number(task.turns),
     }),
-    h("h4", null, "Instruction"), h("div", { class: "text" }, full.instruction || "none"),
+    h("h4", null, "Instruction"), prose(full.instruction || "none"),
     full.patch && [h("h4", null, "Deleted code, as the patch that brings it back"), diffBox(full.patch.trimEnd().split("\n"), "Deleted code"),
       full.patch_left_out > 0 && h("p", { class: "aside" }, `${plural(full.patch_left_out, "character")} not recorded here`)],
     full.fail_to_pass && [h("h4", null, "Tests"),
