@@ -25,7 +25,9 @@ def test_quickstart_shows_what_the_readme_says_and_again_the_same(tmp_path: Path
         )
         assert process.returncode == 0, process.stderr
         summaries.append(json.loads((tmp_path / attempt / "summary.json").read_text()))
-        assert (tmp_path / attempt / "report.html").exists()
+        assert '"heading":"Next: train your own' in (tmp_path / attempt / "report.html").read_text()
+        before = json.loads((tmp_path / attempt / "eval" / "before.json").read_text())
+        assert before["contamination"]["same_task"] == 0
     first, second = ({key: value for key, value in summary.items() if key != "seconds"} for summary in summaries)
     assert first == second
     assert first["before"]["invalid_per_100"] >= 20

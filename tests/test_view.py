@@ -18,7 +18,7 @@ from offbook.types import Feedback, OffbookError, StopReason
 from offbook.view import index
 from offbook.view.index import RunIndex
 from offbook.view.scales import smooth, thin
-from offbook.view.server import answer, asset
+from offbook.view.server import SCRIPTS, answer, asset
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +77,7 @@ def test_what_was_measured_on_is_what_the_evaluation_says(
     assert said(run) == f"The model pocket was trained for 4 steps of 6 rollouts on 2 tasks{measured} (seed 3)."
     (run.root / "data.json").write_text('{"verb": "sft", "sources": ["logs"]}')
     assert "held-out" not in json.dumps(about(run)["runs"][0]["evals"]), "it learned from logs: nothing was held out"
+    assert not any(b"held-out" in asset(name) for name in SCRIPTS), "the page has no such words of its own"
 
 
 @pytest.mark.parametrize(
@@ -130,13 +131,14 @@ def test_a_folder_without_training_is_not_said_to_have_been_trained(tmp_path: Pa
         folder.config_file.write_text(CONFIG.format(name=name, weight=0.0, steps=30))
         (folder.path / "claim.json").write_text("{}")
     RunFolder(tmp_path / "rollout").append_metrics({"step": 0, "solved": 0.0})
-    (tmp_path / "eval" / "results.json").write_text(json.dumps({"solved": 0.25, "rows": [{"task": "t"}]}))
+    result = {"model": "runs/rl", "solved": 0.25, "rows": [{"task": "t"}]}
+    (tmp_path / "eval" / "results.json").write_text(json.dumps(result))
     (tmp_path / "old").mkdir()  # before there were claims
     for part in ("config.toml", "metrics.jsonl", "rollouts"):
         (tmp_path / "rollout" / part).rename(tmp_path / "old" / part)
-    for name in ("eval", "old"):
+    for name, model in (("eval", "runs/rl"), ("old", "pocket")):  # the settings name what that run began with
         run = RunIndex(name, tmp_path / name)
-        assert said(run) == "The model pocket worked on 2 tasks in 4 rollouts, without training."
+        assert said(run) == f"The model {model} worked on 2 tasks in 4 rollouts, without training."
         assert about(run)["runs"][0]["wanted"] is None
     [measured] = about(RunIndex("eval", tmp_path / "eval"))["runs"][0]["evals"].values()
     assert measured == {"solved": 0.25, "heading": "Measured", "on": "", "overlap": ""}

@@ -25,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from viewdata import TASKS, add_step, make_feedback, make_rollout, make_run
 
+from offbook.cli.quickstart import NEXT
 from offbook.cli.view import _folders, view
 from offbook.loop.tasks import record_tasks
 from offbook.runfolder import RunFolder, dump_lines
@@ -462,13 +463,13 @@ def test_the_server_only_reads(server: Server) -> None:
 def test_one_file_holds_the_page(tmp_path: Path) -> None:
     run = RunIndex("rl_hints", make_run(tmp_path, "rl_hints", steps=2, extra=HOSTILE))
     out = tmp_path / "page.html"
-    write_single(out, [run], HOSTILE)
+    write_single(out, [run], HOSTILE, next_steps=NEXT)
     text = out.read_text()
     assert not re.search(r'(src|href)="(?!#)', text.split("<script>")[0].split('id="held"')[0])
     [held] = re.findall(r'<script type="application/json" id="held">(.*?)</script>', text, re.DOTALL)
     answers = json.loads(held)["answers"]
     assert answers["api/run/0/rollout?source=step_00001&number=0"]["hints"][0]["hint"]["text"].endswith(HOSTILE)
-    assert json.loads(held)["title"] == HOSTILE
+    assert (json.loads(held)["title"], json.loads(held)["next"]) == (HOSTILE, NEXT)
     assert not re.search(r"https?:|@import|url\(", text.replace(held, "").replace("http://www.w3.org/2000/svg", ""))
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()

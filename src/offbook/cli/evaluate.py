@@ -84,7 +84,8 @@ def evaluate(
         folder = latest_checkpoint(RunFolder.open(run)) if run else local_or_remote(chosen, name, config.seed, progress)
         # Without a name: what the configuration holds out.
         suites = load_suites(suite or [config.tasks.source], config, limit, progress)
-    has_tasks = run and not RunFolder(run).data_file.is_file()  # of other models, and of runs from data, --train says it
+    # What other models, and runs from data, were trained on is what --train says.
+    has_tasks = run and not RunFolder(run).data_file.is_file()
     source = train or (config.tasks.source if has_tasks else "")
     trained = train_tasks(source, config) if source else None
     subject, files = (

@@ -180,7 +180,9 @@ def cells(result: dict[str, Any]) -> list[list[str]]:
     """For people: one line per measure."""
     code = result["code"]
     rows = [["measure", "value", "interval", "on"]]
-    rows.append(["bits per byte", f"{code['bits_per_byte']:.3f}", "", f"{code['bytes']} bytes of {code['files']} files"])
+    rows.append(
+        ["bits per byte", f"{code['bits_per_byte']:.3f}", "", f"{code['bytes']} bytes of {code['files']} files"]
+    )
     for name, one in result.items():
         if isinstance(one, dict) and "right" in one:
             value = f"{one['right'] / one['of']:.2f}" if one["of"] else "too long"

@@ -29,7 +29,7 @@ class Panel:
 
 
 def effort_figure(rows_of: Mapping[str, Sequence[Row]]) -> str:
-    """Solved against tokens spent: the share of rollouts solved within so many sampled tokens, one panel per difficulty."""
+    """Solved against tokens spent: the share solved within so many sampled tokens, one panel per difficulty."""
     rows = [row for each in rows_of.values() for row in each]
     most = max((row.numbers["tokens"] for row in rows), default=1.0)
     buckets = sorted({row.difficulty for row in rows})

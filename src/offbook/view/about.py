@@ -73,7 +73,7 @@ def _measured_on(result: dict[str, Any], verb: str) -> dict[str, str]:
         return {"heading": "Measured", "on": "", "overlap": ""}
     if not isinstance(overlap, dict) or verb != "train":
         overlap = {}
-    num_trained_on = overlap.get("same_task")
+    num_trained_on: Any = overlap.get("same_task")
     which = {0: "held-out ", count: "training "}.get(num_trained_on, "")
     on = plural(int(count), f"{which}task")
     if isinstance(suites := result.get("suites"), list):

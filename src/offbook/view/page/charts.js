@@ -111,7 +111,7 @@ function figure(panel, drawing, frame, lines, shown, note) {
   const tip = h("div", { class: "tip", role: "status", hidden: true });
   hoverable(chart, cross, tip, [...stops].sort((a, b) => a[0] - b[0]).map(([step, readings]) => ({ x: frame.x(step), step, readings })));
   return h("figure", { class: "panel" },
-    h("figcaption", null, h("strong", { title: panel.label }, panel.label), h("span", null, panel.aside || "")), chart, tip,
+    h("figcaption", null, h("strong", { title: panel.key || panel.label }, panel.label), h("span", null, panel.aside || "")), chart, tip,
     note && h("p", { class: "skipped" }, note));
 }
 
