@@ -13,9 +13,12 @@ from typer.main import get_command
 
 import offbook
 from offbook.cli import app, main
+from offbook.cli.train import what_next
 from offbook.config import Config
 from offbook.config.files import _paths
 from offbook.config.verbs import INSTEAD, READ
+from offbook.loop.look import Looked, table
+from offbook.stages.heeding import told as told_of_reminders
 
 
 def _verbs(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -167,8 +170,8 @@ WITHOUT_EFFECT = {
 @pytest.mark.parametrize("line", WITHOUT_EFFECT, ids=lambda line: f"{line.split()[0]} {line.split()[-1]}")
 def test_an_option_that_a_verb_does_not_read_is_refused(told: Any, line: str) -> None:
     """Recipes and files may set more."""
-    value = "true" if line.endswith("look") else "2"
-    status, said = told(*line.split(), value)
+    values = {"--feedback.look": "true", "--tasks.source": "tasks"}
+    status, said = told(*line.split(), values.get(line.split()[-1], "2"))
     assert (status, is_sentence(said)) == (2, True), said
     assert f"{line.split('--')[-1]} has no effect on `offbook {line.split()[0]}`" in said
     assert WITHOUT_EFFECT[line] in said
@@ -197,6 +200,7 @@ WITHOUT_TORCH = [
     ("sft --model nosuch --data pocket:2", NO_MODEL),
     ("distill logs.jsonl --model nosuch", NO_MODEL),
     ("mtp nosuch", NO_MODEL),
+    ("mtp --model nosuch", NO_MODEL),
     ("serve --model nosuch", NO_MODEL),
     ("agent . hello --model nosuch", NO_MODEL),
     ("agent nowhere hello", "nowhere is not a folder"),
@@ -227,3 +231,17 @@ def test_what_needs_no_model_is_said_before_torch_is_imported(tmp_path: Path) ->
     for (line, sentence), told, ended in zip(WITHOUT_TORCH, said[::2], said[1::2], strict=True):
         assert told.startswith(f"offbook: {sentence}"), line
         assert ended == "1 False", line
+
+
+def test_small_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    said = told_of_reminders(-5.1, 0.2)
+    assert "a faulty message is 5.1 nats less likely, after another rule's reminder 0.2 nats more likely" in said
+    assert table([Looked("one", 1, 4, 1, 2, -2.0)])[1].endswith(
+        "yes, though not fewer faults: too few messages to tell"
+    )
+    monkeypatch.setattr(sys, "argv", ["offbook", "doctor"])
+    with pytest.raises(SystemExit):
+        main()
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+    config = Config(out="runs/sp ace", model="pocket")
+    assert what_next(config) == "offbook eval 'runs/sp ace', or offbook view 'runs/sp ace'"

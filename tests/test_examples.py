@@ -109,3 +109,9 @@ def test_a_check_on_a_file_is_run_in_a_folder_of_its_own(tmp_path: Path) -> None
     candidates = [one for one in found(body) if "take" in one.text]
     assert len(candidates) == 2  # with the check before, and without
     assert run(tmp_path, candidates).lines.keys() == {one.text for one in candidates}
+
+
+def test_of_two_examples_one_is_not_the_tail_of_the_other() -> None:
+    short, long = (Example(text, "test_f", (False, False, 0), ()) for text in ("assert f(x)", "x = 1\nassert f(x)"))
+    tried = Tried({short.text: frozenset({1}), long.text: frozenset({2})})
+    assert best_of([short, long], tried, most=2, fewest=0) == [long]

@@ -17,6 +17,7 @@ from rich.table import Table
 from offbook.cli.options import Json, results
 
 MIN_FREE_GB = 2
+LINE = 100  # columns of a file or a pipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def doctor(as_json: Json = False) -> None:
         table = Table("", "what", "found")
         for finding in findings:
             table.add_row("[green]ok[/]" if finding.ok else "[red]no[/]", finding.name, finding.detail)
-        results.print(table)
+        results.print(table, width=None if sys.stdout.isatty() else LINE)
     if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def evaluate(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="A run folder, `pocket`, a model folder, a hub id or a URL.")] = "",
-    model_option: Annotated[str, typer.Option("--model", help="The same.")] = "",
+    model_option: Annotated[str, typer.Option("--model", help="The model, where the argument is left out.")] = "",
     suite: Annotated[
         list[str] | None,
         typer.Option(help="`pocket`, a side suite, `sides` for all, a folder of tasks; repeatable. Or `base`, alone."),

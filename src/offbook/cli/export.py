@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal
 
 import typer
@@ -26,7 +27,9 @@ def export(
     """
     if merged:
         if hub or to or out is None:
-            raise OffbookError(f"--merged takes --out alone, as in: offbook export {run} --merged --out merged-model")
+            raise OffbookError(
+                f"--merged takes --out alone, as in: offbook export {quote(str(run))} --merged --out merged-model"
+            )
         from offbook.loop.models import model_folder, write_merged
 
         write_merged(model_folder(str(run), 0), out)
@@ -40,7 +43,7 @@ def export(
         print(push(RunFolder.open(run), hub))
         return
     if hub or not (to and out):
-        example = f"offbook export {run} --to openai --out messages.jsonl"
+        example = f"offbook export {quote(str(run))} --to openai --out messages.jsonl"
         raise OffbookError(f"give --to and --out, or --hub OWNER/NAME alone, as in: {example}")
     from offbook.evals.export import export as write
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
 
 from offbook.cli.options import Json, Plain, config_from, console, progress_display, say
+from offbook.types import OffbookError
 
 
 def mtp(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="A run folder, `pocket`, `smollm2-135m`, a model folder, or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="A run folder, `pocket`, `smollm2-135m`, a model folder, a hub id.")
+    ] = "",
+    model_option: Annotated[str, typer.Option("--model", help="The model, where the argument is left out.")] = "",
     data: Annotated[
         list[str] | None,
         typer.Option(help="As in `offbook sft`, or a .txt file; repeatable. A run's own rollouts if not given."),
@@ -28,6 +33,9 @@ def mtp(
     Configuration as in `offbook train`, and of its own: --mtp.steps, --mtp.depth, --mtp.loss. The head's folder is what
     --engine.draft takes, and vLLM as a speculator of the method `eagle`.
     """
+    if bool(model) == bool(model_option):
+        raise OffbookError("give one model, as in: offbook mtp --model pocket")
+    model = model or model_option
     if not data and (Path(model) / "rollouts").is_dir():
         data = [model]
     if not data and model == "pocket":
@@ -51,4 +59,5 @@ def mtp(
         return
     kept = ", ".join(f"{result[key]:.3f}" for key in result if key.startswith("validation/kept_"))
     print(f"{result['head']}: of drafts on text kept apart, sampling keeps {kept} by depth")
-    say(f"next: offbook train --model {model} --engine.draft {result['head']} --engine.draft_tokens 3", to=console)
+    head = quote(result["head"])
+    say(f"next: offbook train --model {quote(model)} --engine.draft {head} --engine.draft_tokens 3", to=console)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -38,4 +39,5 @@ def pretrain(
     if dry_run:
         show_config(config, as_json)
     elif show_run(run, config, tracker, plain, as_json) and not as_json:
-        say(f"next: offbook eval {config.out} --suite base, or offbook sft --model {config.out}", to=console)
+        out = quote(config.out)
+        say(f"next: offbook eval {out} --suite base, or offbook sft --model {out}", to=console)

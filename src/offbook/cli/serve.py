@@ -78,7 +78,7 @@ def serve(
     from offbook.loop.collector import Collector
     from offbook.loop.models import local_or_remote
     from offbook.runfolder import RunFolder
-    from offbook.serve.client import KEY, agent_environment
+    from offbook.serve.client import KEY, URL, agent_environment
     from offbook.serve.server import listen
     from offbook.sync import Reader, open_store
 
@@ -106,8 +106,8 @@ def serve(
             print(json.dumps({"url": url, "key": owner, "session": session, "env": variables}), flush=True)
             return
         words = " ".join(f"{name}={value}" for name, value in variables.items())
-        shown = f"in {KEY}" if os.environ.get(KEY) else owner
-        print(f"{url}  (Ctrl-C ends it)\nthe owner's key: {shown}", flush=True)
+        key_line = "" if os.environ.get(KEY) else f" {KEY}={owner}"  # what is set is known, and is not printed
+        print(f"{url}  (Ctrl-C ends it)\nfor its owner:\nexport {URL}={url}{key_line}", flush=True)
         say(f"session {session} is open; for its agent:\nexport {words}")
 
     with only_writer(folder.path), suppress(KeyboardInterrupt, asyncio.CancelledError):  # how one leaves it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -44,4 +45,5 @@ def sft(
         return
     if OWN in last:
         print(told(last[OWN], last[OTHER]))
-    say(f"next: offbook eval {config.out}, or offbook train --model {config.out} --out runs/train", to=console)
+    out = quote(config.out)
+    say(f"next: offbook eval {out}, or offbook train --model {out} --out runs/train", to=console)

@@ -41,7 +41,11 @@ def summary(result: list[Made]) -> Iterator[Table | Text]:
     made_of = [outcome for outcome in outcomes if not outcome.refused]
     bare, twins = sum(outcome.bare for outcome in made_of), sum(outcome.twins for outcome in made_of)
     without = sum(not outcome.twins for outcome in made_of)
-    told = f"{twins} tests have twins, {bare} are bare; {without} tasks have no twin at all" if bare else ""
+    told = (
+        f"{twins} of their tests are also run with changed inputs, {bare} cannot be; {without} tasks have no such test"
+        if bare
+        else ""
+    )
     reasons.add_row("became tasks", str(len(made_of)), told)
     for reason, count in funnel(outcomes).items():
         example = next(outcome for outcome in outcomes if outcome.refused == reason)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -227,7 +228,9 @@ class LiveFolder:
         for decision in self.decisions():
             if decision.version == version and decision.path:
                 return Path(decision.path)
-        raise OffbookError(f"{self.path} has no version {version}; `offbook view {self.path}` shows those there are")
+        raise OffbookError(
+            f"{self.path} has no version {version}; `offbook view {quote(str(self.path))}` shows those there are"
+        )
 
     def serving(self, user: str, settings: LiveConfig) -> tuple[int, Arm]:
         """The version that a user gets, and as what. In shadow everybody gets the deployed one."""

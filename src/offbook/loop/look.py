@@ -77,6 +77,8 @@ def table(looked: Iterable[Looked]) -> list[str]:
         shares = [_share(hits, one.samples) for hits in (one.faults, one.hinted_faults)]
         nats = "" if one.nats is None else f"{one.nats:+.2f}"
         verdict = f"no: {one.why_not}" if one.why_not else "yes"
+        if one.hinted_faults > one.faults and not one.why_not:
+            verdict = "yes, though not fewer faults: too few messages to tell"
         said = f"{verdict} ({one.unjudged})" if one.unjudged else verdict
         lines.append(f"{one.rule:<22}{one.targets:>9}{shares[0]:>22}{shares[1]:>22}{nats:>8}  {said}")
     return lines

@@ -50,9 +50,8 @@ def heeding(
 
 
 def told(own: float, other: float) -> str:
-    said = (
-        f"behind a reminder of its rule a faulty message is {own:+.1f} nats likelier, behind another one {other:+.1f}"
-    )
+    first, second = (f"{abs(nats):.1f} nats {'less' if nats < 0 else 'more'} likely" for nats in (own, other))
+    said = f"after a reminder of its rule a faulty message is {first}, after another rule's reminder {second}"
     if own > LITTLE:
         return f"{said}: hints would teach this model little; imitate longer, or with a higher sft.reminders"
     if own > other + LITTLE:

@@ -135,4 +135,6 @@ def best_of(
     add(lambda example: bool(literals[example]))
     tables = {example.test for example in useful if literals[example]}
     add(lambda example: example.test in tables and not any(example.rank[:2]))
-    return [example for example in useful if example in chosen]
+    texts = [one.text for one in chosen]
+    tails = {text for text in texts if any(other.endswith(f"\n{text}") for other in texts)}  # said by the longer one
+    return [example for example in useful if example in chosen and example.text not in tails]
