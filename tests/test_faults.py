@@ -31,11 +31,11 @@ from offbook.loop.resume import RolloutFiles
 from offbook.monitors import drift
 from offbook.rewards import outcome
 from offbook.sandbox import BwrapBox
-from offbook.tasks import load_task
+from offbook.tasks import load_task, suite
 from offbook.tasks.select import History
 from offbook.tokens import byte_chat
 from offbook.train.trainer import Trainer
-from offbook.types import Event, ModelLost, OffbookError, Reward, Rollout, Segment
+from offbook.types import Event, MachineFault, ModelLost, OffbookError, Reward, Rollout, Segment
 
 FULL = "This model's maximum context length is 4096 tokens"
 PAGE = Answer("<h1>Welcome to nginx</h1>", headers={"Content-Type": "text/html"})
@@ -134,14 +134,16 @@ def rolled(tmp_path: Path) -> Callable[..., list[Rollout]]:
     return run
 
 
-def breaking(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, broken: Iterator[bool]) -> list[bool]:
+def breaking(
+    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, broken: Iterator[bool], error: Exception | None = None
+) -> list[bool]:
     """The machine fails there as often as it is said to, and else does what it does. Returns what it did."""
     real, done = getattr(place, name), list[bool]()
 
     async def function(*arguments: Any, **more: Any) -> Any:
         done.append(next(broken, False))
         if done[-1]:
-            raise OSError(errno.ENOSPC, NO_SPACE)
+            raise error or OSError(errno.ENOSPC, NO_SPACE)
         return await real(*arguments, **more)
 
     monkeypatch.setattr(place, name, function)
@@ -188,6 +190,26 @@ def test_one_that_comes_again_after_commands_is_the_agent_s_own_doing(
     (rollout,) = rolled(*attempt, *attempt)
     assert (rollout.stop, rollout.solved, rollout.fault, kinds(rollout)) == ("crash", False, "", ["own_fault"])
     assert rollout.cause == NO_SPACE
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_grading_that_cannot_start_is_done_again_and_then_not_scored(
+    rolled: Callable[..., list[Rollout]], monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Once one has worked. Until then, or where it goes on, none works here and the run ends."""
+    wrong = reply(None, ("edit_file", json.dumps({"path": "pkg.py", "old": "def one", "new": "def other"})))
+    breaking(monkeypatch, *GRADE, iter([False, *[True] * times]), MachineFault("no pytest"))
+    first, second = rolled(*SOLVING, wrong, SOLVING[1], size=2)
+    assert (first.solved, kinds(first)) == (True, [])
+    assert (second.fault, kinds(second)) == [("", ["mended_fault"]), ("no pytest", ["machine_fault"])][times - 1]
+
+
+def test_a_run_in_which_no_grading_works_ends(
+    rolled: Callable[..., list[Rollout]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "worker_text", lambda: "raise SystemExit('no runner here')")
+    with pytest.raises(MachineFault, match=r"^task cannot be graded, and no other rollout can: .*: no runner here$"):
+        rolled(*SOLVING)
 
 
 def test_whoever_had_acted_is_judged_by_that_where_a_fresh_attempt_has_no_box(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -16,7 +19,8 @@ from offbook.tasks import load_task
 from offbook.tasks.check import check, gold_changes
 from offbook.tasks.folder import Contents, places, write_task
 from offbook.tasks.grade import Grade, counted, grade
-from offbook.types import OffbookError, Suite, Task
+from offbook.tasks.suite import make_interpreter
+from offbook.types import MachineFault, OffbookError, Suite, Task
 
 __all__ = ["deps"]
 
@@ -60,6 +64,43 @@ def task(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Task:
     made = make(tmp_path_factory.mktemp("tasks") / "pkg-double", Suite(environment))
     assert asyncio.run(add_twins(made, BoxSpec())) == len(NEEDING)
     return made
+
+
+GRADED = """
+import asyncio, sys
+from pathlib import Path
+from offbook.sandbox import BoxSpec
+from offbook.tasks import load_task
+from offbook.tasks.check import gold_changes
+from offbook.tasks.grade import grade
+task = load_task(Path(sys.argv[1]))
+for backend in ("bwrap", "process"):
+    print(asyncio.run(grade(task, gold_changes(task), BoxSpec(backend), 60)).solved)
+"""
+
+
+def test_python_may_be_called_through_a_folder_that_boxes_do_not_have(tmp_path: Path) -> None:
+    """As in `../.venv/bin/python -m offbook`."""
+    own = make(tmp_path / "pkg-double", Suite())
+    python = os.path.join(os.path.relpath(os.path.dirname(sys.executable), tmp_path), os.path.basename(sys.executable))
+    command = [python, "-c", GRADED, str(own.folder)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_without_a_test_runner_nothing_is_graded(tmp_path: Path) -> None:
+    said = {
+        Path(os.path.realpath(sys.executable)): "did not start pytest: ModuleNotFoundError: No module named '_pytest'",
+        tmp_path / "gone" / "bin" / "python": "gone is to be seen in boxes, but is no folder",
+    }
+    for number, (base, words) in enumerate(said.items()):
+        environment = tmp_path / str(number)
+        (environment / "deps").mkdir(parents=True)
+        make_interpreter(environment, base)
+        own = make(tmp_path / f"pkg-{number}", Suite(environment))
+        for run in (grade(own, gold_changes(own), BoxSpec(), 60), check(own)):
+            with pytest.raises(MachineFault, match=words):
+                asyncio.run(run)
 
 
 def make(folder: Path, suite: Suite, stub: str = STUB, gold: str = GOLD) -> Task:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +147,6 @@ def test_what_is_mounted_to_be_read_is_not_looked_through(tmp_path: Path) -> Non
         mounts = {"/tmp/lib": tmp_path / "lib"}
         async with await suite_box(tmp_path / "tree", Suite(), BoxSpec(), mounts=mounts) as box:
             await box.exec("echo > /tmp/left", 10)
-            return (await box.exec(shlex.join([sys.executable, "-B", "-c", look]), 60)).output
+            return (await box.exec(shlex.join([box.python, "-B", "-c", look]), 60)).output
 
     assert "['/tmp/left', 'own.py']" in asyncio.run(seen())

@@ -32,6 +32,7 @@ from offbook.sandbox import (
     require_isolation,
 )
 from offbook.sandbox.box import CHANGED_BYTES
+from offbook.sandbox.bwrap import arguments
 from offbook.sandbox.bwrap.cgroups import find_hierarchy, make_group
 from offbook.sandbox.bwrap.layers import MAX_LAYERS
 from offbook.sandbox.output import OUTPUT_BYTES
@@ -660,6 +661,37 @@ async def test_folders_below_var_tmp_can_be_read(base: Path) -> None:
             assert (await box.exec(f"cat {place}/tool; touch /tmp/x", 20)).output == "tool"
     async with await open_box(base, BoxSpec()) as box:
         assert (await box.exec("touch /var/tmp/x; ls /tmp", 20)).output == "x\n"
+
+
+@needs_isolation
+@pytest.mark.parametrize("place", ["/tmp", "/var/tmp", "/dev/shm"])
+@pytest.mark.parametrize("called", ["{}", "{}/../a clone"])
+@in_loop
+async def test_a_box_is_the_same_wherever_the_environment_lies(
+    base: Path, place: str, called: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder with a space in its name too, which scripts name in another way, and called through `..`."""
+    with tempfile.TemporaryDirectory(dir=place) as temporary:
+        venv = Path(temporary, "a clone", ".venv")
+        packages = venv / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+        packages.mkdir(parents=True)
+        (packages / "beside.py").write_text("print('beside')")
+        (venv / "bin").mkdir()
+        (venv / "bin" / "python").symlink_to(os.path.realpath(sys.executable))
+        (venv / "bin" / "script").write_text(
+            f"#!/bin/sh\n'''exec' \"{venv}/bin/python\" \"$0\" \"$@\"\n' '''\nimport beside\n"
+        )
+        (venv / "bin" / "script").chmod(0o755)
+        monkeypatch.setattr(sys, "prefix", called.format(venv.parent) + "/.venv")
+        arguments._view_arguments.cache_clear()
+        try:
+            async with await open_box(base, BoxSpec()) as box:
+                seen = "ls -A /tmp /var/tmp/ /dev/shm; which python; python -c 'import sys; print(sys.prefix)'; script"
+                told = (await box.exec(seen, 20)).output
+                assert not await box.changes()
+        finally:
+            arguments._view_arguments.cache_clear()
+    assert told == "/dev/shm:\n\n/tmp:\n\n/var/tmp/:\n/python/bin/python\n/python\nbeside\n"
 
 
 @needs_isolation

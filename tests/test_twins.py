@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ from offbook.tasks.git import single_commit
 from offbook.tasks.grade import Grade, grade
 from offbook.tasks.judging import judged, plan
 from offbook.tasks.perturbed import read_cases
-from offbook.tasks.suite import run_rounds, suite_box
+from offbook.tasks.suite import make_interpreter, run_rounds, suite_box
 from offbook.tasks.twins import Draw, Twin, Twins, base_of, draw, edited, told
 from offbook.types import OffbookError, Suite, Task
 
@@ -340,6 +341,15 @@ def test_the_folders_own_judge_pays_for_right_code_alone(task: Task, tmp_path: P
     assert reward(dict.fromkeys(("pytest.py", "conftest.py", "sitecustomize.py", "json.py"), exits)) == nothing
     assert reward(submission(task, LATER.replace("LOGS", str(logs)), "None")) == nothing
     assert reward(submission(task, *EQUAL["equals everything, an object"])) == nothing
+
+
+def test_the_folders_own_judge_pays_nothing_where_pytest_is_missing(task: Task, tmp_path: Path) -> None:
+    (tmp_path / "deps").mkdir()
+    make_interpreter(tmp_path, Path(os.path.realpath(sys.executable)))
+    judge = [str(tmp_path / "python/bin/python"), "-I", str(task.folder / "tests/judge/judge.py")]
+    done = subprocess.run([*judge, str(task.tree), str(tmp_path / "logs")], capture_output=True, text=True, check=False)
+    assert (done.returncode, [*(tmp_path / "logs").iterdir()]) == (1, [])
+    assert done.stderr.startswith("the tests cannot be run here: pytest did not start on ")
 
 
 def test_what_the_code_looks_at_is_found_and_does_not_disturb_it(task: Task) -> None:

@@ -23,7 +23,7 @@ from statistics import median
 
 from offbook.sandbox import BwrapBox, isolation, require_isolation
 from offbook.sandbox.box import environment
-from offbook.sandbox.bwrap.arguments import FLAGS, HOME, TEMPORARY, TREE, View, seccomp_file, view_arguments
+from offbook.sandbox.bwrap.arguments import FLAGS, HOME, PYTHON, TEMPORARY, TREE, View, seccomp_file, view_arguments
 from offbook.sandbox.bwrap.store import owner_name, store
 
 PODMAN_IMAGE = "docker.io/library/busybox"
@@ -55,7 +55,7 @@ def run(command: list[str]) -> None:
             command,
             stdin=program,
             stdout=subprocess.DEVNULL,
-            env=environment(View().interpreter, HOME, TEMPORARY),
+            env=environment(PYTHON, HOME, TEMPORARY),
             check=True,
         )
 

@@ -22,6 +22,10 @@ class OffbookError(Exception):
     exit_code = 1
 
 
+class MachineFault(OffbookError):
+    """A box or its test runner did not start. That says nothing about the code, so nothing is scored."""
+
+
 class ModelLost(OffbookError):
     """The model cannot be asked. That says nothing about an agent, so it ends the run and no rollout."""
 

@@ -26,6 +26,7 @@ from offbook.types import (
     CallStatus,
     Event,
     Limits,
+    MachineFault,
     Message,
     ModelLost,
     Policy,
@@ -143,6 +144,8 @@ def record_crash(rollout: Rollout, error: Exception) -> None:
     record_at_end(rollout, "crash", "".join(traceback.format_exception(error, limit=-4)))
     if isinstance(error, NoAnswer):
         record_at_end(rollout, "server_fault", error.reason)
+    elif isinstance(error, MachineFault):
+        record_at_end(rollout, "machine_fault", str(error))
     elif isinstance(error, OSError) and (error.errno in ENDED_FROM_OUTSIDE or not rollout.has_acted):
         record_at_end(rollout, "machine_fault", error.strerror or str(error) or type(error).__name__)
 

@@ -45,6 +45,7 @@ from offbook.types import (
     OWN_FAULT,
     Event,
     Limits,
+    MachineFault,
     OffbookError,
     Prices,
     Rollout,
@@ -351,14 +352,22 @@ class Collector:
         return await run_command(task, box, recorder, self.harness.command, self._door)
 
     async def _graded(self, task: Task, rollout: Rollout) -> tuple[float, Grade | None]:
-        """A grading that broke off is done once more. What the agent's changes do to it, they do again."""
+        """A grading that broke off is done once more. What the agent's changes do to it, they do again; where tests
+        could not even start, the rollout is not scored, and where no grading works here, the run ends."""
         try:
             return await self._grader.graded(task, rollout)
+        except MachineFault as error:
+            first = str(error)
         except OSError as error:
             first = error.strerror or str(error)
         outcome, grade = 0.0, None
         try:
             outcome, grade = await self._grader.graded(task, rollout)
+        except MachineFault as error:
+            if self._grader.is_broken:
+                raise MachineFault(f"{task.id} cannot be graded, and no other rollout can: {error}") from error
+            record_crash(rollout, error)
+            return outcome, grade
         except OSError as error:
             record_crash(rollout, error)
         _settle(rollout, first)

@@ -27,7 +27,7 @@ from offbook.taskgen.trial.twins import only, trial_of
 from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.perturbed import Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
-from offbook.types import OffbookError, Suite, Task
+from offbook.types import MachineFault, OffbookError, Suite, Task
 
 TASKS_PER_REPOSITORY = 3
 REPOSITORIES_AT_ONCE = max(2, os.cpu_count() or 2)
@@ -232,7 +232,10 @@ async def verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task
     changes = [{path: text for path, text in tree.items() if text != repository.files[path]} for tree in trees]
     undone = [{path: text for path, text in each.items() if path not in hidden_tests} for each in changes]
     rounds = [*trial.rounds, Round(tests), *(Round(tests, changes=each) for each in undone)]
-    every = await _run(repository.files, rounds)
+    try:
+        every = await _run(repository.files, rounds)
+    except MachineFault as error:
+        return [], [str(error)] * len(drafts)
     tried, gold, runs = every[: len(trial.rounds)], every[len(trial.rounds)], every[len(trial.rounds) + 1 :]
     if gold.failed or gold.broken or not gold.passed:
         why = f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"

@@ -21,7 +21,9 @@ from offbook.tasks.grade import Finding, Grade, counted, grade
 from offbook.tasks.perturbed import Perturbed
 from offbook.tasks.script import RECORD, reward_by_script
 from offbook.tasks.suite import SuiteRun
-from offbook.types import Rollout, Task
+from offbook.types import MachineFault, Rollout, Task
+
+FAULTS_IN_A_ROW = 16  # of the machine; then it is not the load of the moment
 
 
 class Grader:
@@ -40,6 +42,7 @@ class Grader:
         shared: Path | None = None,
     ):
         self.runs = 0
+        self._faults = FAULTS_IN_A_ROW  # gradings since the last one that worked; at first one fault is enough
         self._shared = shared
         self._spec = spec or BoxSpec()
         self._timeout_s = timeout_s
@@ -47,6 +50,11 @@ class Grader:
         self._perturbed: Perturbed = perturbed
         self._slots = asyncio.Semaphore(os.cpu_count() or 1)
         self._grades: dict[tuple[str, str], asyncio.Task[Grade]] = {}
+
+    @property
+    def is_broken(self) -> bool:
+        """No grading works here: none has yet, or none did for a while."""
+        return self._faults > FAULTS_IN_A_ROW
 
     async def outcome(self, task: Task, rollout: Rollout) -> float:
         return (await self.graded(task, rollout))[0]
@@ -76,9 +84,11 @@ class Grader:
             self._grades[key] = asyncio.create_task(self._grade(task, changes))
         try:
             result = await self._grades[key]
-        except OSError:  # of the machine: whoever asks again gets another grading
+        except (OSError, MachineFault) as error:  # whoever asks again gets another grading
             self._grades.pop(key, None)
+            self._faults += isinstance(error, MachineFault)
             raise
+        self._faults = 0
         if result.solved or not self._partial:
             return float(result.solved), result
         floor = task.deleted.floor if task.deleted else 0.0

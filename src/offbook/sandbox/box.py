@@ -106,6 +106,8 @@ class Box(Protocol):
     Calls may overlap: commands started together run side by side; writes, forks and snapshots wait for them.
     """
 
+    python: str  # the interpreter that tests run on, as commands inside name it
+
     async def exec(self, command: str, timeout_s: float, report: bool = False) -> ExecResult:
         """Run a shell command. With `report` it also gets a pipe as file descriptor 3, which is not its output."""
         ...

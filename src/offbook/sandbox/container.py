@@ -81,6 +81,8 @@ done
 
 
 class ContainerBox(Box):
+    python = "python3"  # the image's own
+
     def __init__(self, engine: str, spec: BoxSpec, base: dict[str, str]):
         self._engine = engine
         self._spec = spec

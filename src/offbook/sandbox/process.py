@@ -39,8 +39,8 @@ class ProcessBox(Box):
         self.root = self._place / "tree"
         self._history = self._place / "history"
         home, temporary = self._place / "home", self._place / "tmp"
-        interpreter = str(python.resolve() / "python") if python else sys.prefix
-        self._environment = environment(interpreter, str(home), str(temporary))
+        self.python = str(python.resolve() / "python" / "bin" / "python") if python else os.path.abspath(sys.executable)
+        self._environment = environment(str(Path(self.python).parent.parent), str(home), str(temporary))
         try:
             for folder in (home, temporary, self._history):
                 folder.mkdir()

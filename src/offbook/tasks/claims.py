@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PER_TEST_S = 10.0
+FIRST_ROW = '["round"]\n'
 FOREIGN = "something else than the test runner wrote to its results"
 Function = tuple[str, str]  # a path and a qualified name
 
@@ -51,6 +52,11 @@ class Round:
         """For the worker."""
         fields = {name: getattr(self, name) for name in ("tests", "files", "changes", "timeout_s", "calls")}
         return json.dumps({**fields, "options": list(options)}, default=list)
+
+
+def has_begun(report: str) -> bool:
+    """Whether the worker came to its first round. Before that nothing of the tree has run."""
+    return report.startswith(FIRST_ROW)
 
 
 def runs_of(report: str, num_rounds: int, output: str, timed_out: bool) -> list[SuiteRun]:

@@ -28,11 +28,11 @@ sys.path.insert(0, str(HERE))
 
 if TYPE_CHECKING:
     from offbook.tasks import judging, twins
-    from offbook.tasks.claims import Round, SuiteRun, runs_of
+    from offbook.tasks.claims import Round, SuiteRun, has_begun, runs_of
 else:
     import judging
     import twins
-    from claims import Round, SuiteRun, runs_of
+    from claims import Round, SuiteRun, has_begun, runs_of
 
 TIMEOUT_S = 280.0
 BIGGEST = 4 << 20  # bytes of a source file
@@ -126,6 +126,9 @@ def run(number: int, one: Round, base: pathlib.Path, place: pathlib.Path, expect
     os.close(writing)
     report, timed_out = read(reading, process, time.monotonic() + one.timeout_s)
     end(process, user)
+    if not has_begun(report):  # no fault of the agent's, and so no reward
+        what = "the task's start command or pytest" if expected["start"] else "pytest"
+        sys.exit(f"the tests cannot be run here: {what} did not start on {sys.executable}")
     (result,) = runs_of(report, 1, "", timed_out)
     return result
 

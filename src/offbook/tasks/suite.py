@@ -20,8 +20,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from offbook.sandbox import Box, BoxSpec, BwrapBox, open_box
-from offbook.tasks.claims import PER_TEST_S, Function, Round, SuiteRun, runs_of
-from offbook.types import OffbookError, Suite
+from offbook.tasks.claims import PER_TEST_S, Function, Round, SuiteRun, has_begun, runs_of
+from offbook.types import MachineFault, Suite
 
 __all__ = ["MAX_TESTS", "PER_TEST_S", "Function", "Round", "StartFailed", "SuiteRun", "run_rounds", "suite_box"]
 
@@ -32,7 +32,7 @@ START_S = 120.0
 PLACES = ["/tmp", "/dev/shm", "/home/agent"]  # that are a box's own and can be written to
 
 
-class StartFailed(OffbookError):
+class StartFailed(MachineFault):
     """The command that gets a box ready did not."""
 
 
@@ -110,9 +110,12 @@ async def run_rounds(
     await box.write(order_file, json.dumps(order))
     settings = {"PYTHONHASHSEED": str(hash_seed), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "", "TZ": "UTC"}
     assignments = " ".join(f"{name}={value}" for name, value in settings.items())
-    own = suite.environment and suite.environment.resolve() / "python" / "bin" / "python"
-    python = [str(own or sys.executable), "-P", "-s", "-B", "-c", worker_text(), order_file]
+    python = [box.python, "-P", "-s", "-B", "-c", worker_text(), order_file]
     result = await box.exec(f"{assignments} {shlex.join(python)}", timeout_s, report=True)
+    if not has_begun(result.report):
+        words = (result.output.strip().splitlines() or [f"exit code {result.exit_code}, no output"])[-1]
+        why = f"it took longer than {timeout_s:.0f} s to start" if result.timed_out else words
+        raise MachineFault(f"tests cannot be run here: {box.python} did not start pytest: {why}")
     return runs_of(result.report, len(rounds), result.output[-OUTPUT_TAIL:], result.timed_out)
 
 

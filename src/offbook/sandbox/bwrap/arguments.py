@@ -20,12 +20,15 @@ from offbook.sandbox.bwrap.isolation import isolation
 from offbook.sandbox.bwrap.layers import PARTS, Layer
 from offbook.sandbox.bwrap.seccomp import seccomp_program
 from offbook.sandbox.bwrap.store import next_name, store
-from offbook.types import OffbookError
+from offbook.types import MachineFault
 
 TREE, HOME, TEMPORARY = "/app", "/home/agent", "/tmp"
 UID = 1000  # inside; outside it is the user who runs offbook
 SHARED_MEMORY_BYTES = 64 << 20
 LOGS = "/logs"  # where a judge that came with a task leaves the reward; gone with the command
+PYTHON = "/python"  # the environment of every box, wherever it lies on this machine
+MOVED = f"{PYTHON}/host"  # in front of the paths of folders that lie where a box has folders of its own
+OWN = (TREE, HOME, TEMPORARY, "/var/tmp", "/dev", HISTORY, LOGS, PYTHON)
 
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # beside /usr, and mostly links into it
 COPIED = (
@@ -59,9 +62,19 @@ class View:
     mounts: tuple[tuple[str, str], ...] = ()  # folders that can only be read: where, and what
 
     @property
-    def interpreter(self) -> str:
-        """A prefix, whose bin/ comes first on the path."""
-        return os.path.join(self.python, "python") if self.python else sys.prefix
+    def prefix(self) -> str:
+        """The environment on this machine whose packages and scripts the box has."""
+        return os.path.realpath(os.path.join(self.python, "python") if self.python else sys.prefix)
+
+    @property
+    def base(self) -> str:
+        """The interpreter that the environment stands on."""
+        own = getattr(sys, "_base_executable", sys.executable)
+        return os.path.realpath(os.path.join(self.python, "python", "bin", "python") if self.python else own)
+
+    def seen(self, path: str) -> str:
+        """Where the box has a path of this machine."""
+        return MOVED + path if _within(path, (*OWN, *(point for point, _ in self.mounts))) else path
 
 
 def view_arguments(view: View) -> tuple[list[str], list[str]]:
@@ -73,12 +86,15 @@ def _view_arguments(view: View, folder: str) -> tuple[list[str], list[str]]:
     """bwrap's arguments for everything that is read-only: what comes before the agent's own folders, and after."""
     early: list[tuple[str, str]] = []
     late: list[tuple[str, str]] = []
-    for point, path in (*((path, path) for path in _outermost(toolchain(view))), *view.mounts):
+    for point, path in (*((view.seen(path), path) for path in toolchain(view)), *view.mounts):
         if not os.path.isdir(path):
-            raise OffbookError(f"{path} is to be seen in boxes, but is no folder")
+            raise MachineFault(f"{path} is to be seen in boxes, but is no folder")
         (late if _within(point, (TREE, HOME, TEMPORARY)) else early).append((point, path))
+    if not os.path.isfile(view.base):
+        raise MachineFault(f"the interpreter of a box, {view.base}, is not there; install it, or make its tasks again")
     root = os.path.join(folder, next_name())
     _make_root(root, [*(point for point, _ in early), *([LOGS] if view.mounts else [])])
+    _make_environment(root + PYTHON, view)
     arguments = ["--ro-bind", root, "/", "--ro-bind", "/usr", "/usr"]
     for name in SYSTEM:
         if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"):
@@ -92,23 +108,17 @@ def _view_arguments(view: View, folder: str) -> tuple[list[str], list[str]]:
     arguments += ["--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     for point, path in early:
         arguments += ["--ro-bind", path, point]
-    for path in hidden_folders(view):
+    for path in map(view.seen, hidden_folders(view)):
         arguments += ["--tmpfs", path, "--remount-ro", path]
     arguments += ["--size", str(SHARED_MEMORY_BYTES), "--tmpfs", LOGS] if view.mounts else []
     return arguments, [part for point, path in late for part in ("--ro-bind", path, point)]
 
 
-def toolchain(view: View) -> tuple[str, ...]:
-    """The interpreter that is `python` in the box, what it stands on, and its packages."""
-    if not view.python:
-        prefixes = (sys.prefix, sys.base_prefix)
-        return tuple(path for prefix in prefixes for path in (prefix, os.path.realpath(prefix)) if path != "/")
-    base = _base_of(view)
-    return (view.interpreter, os.path.join(view.python, "deps"), *((base,) if base != "/" else ()))
-
-
-def _base_of(view: View) -> str:
-    return os.path.dirname(os.path.dirname(os.path.realpath(os.path.join(view.interpreter, "bin", "python"))))
+def toolchain(view: View) -> list[str]:
+    """The folders of this machine that `python` in the box is made of: its packages, and the interpreter below."""
+    folders = {view.prefix, os.path.dirname(os.path.dirname(view.base))} - {"/"}
+    folders |= {os.path.join(os.path.realpath(view.python), "deps")} if view.python else set()
+    return [path for path in sorted(folders) if not _within(path, ("/usr", *(folders - {path})))]
 
 
 def hidden_folders(view: View) -> list[str]:
@@ -116,15 +126,9 @@ def hidden_folders(view: View) -> list[str]:
     very one it is about; and of their libraries what nobody runs, because everything readable has to be audited."""
     if not view.python:
         return []
-    roots = [Path(_base_of(view), "lib"), Path("/usr/lib"), Path("/usr/local/lib")]
+    roots = [Path(view.base).parent.parent / "lib", Path("/usr/lib"), Path("/usr/local/lib")]
     found = {path for root in roots for name in HIDDEN for path in root.glob(f"python3*/{name}")}
     return sorted({os.path.realpath(path) for path in found if path.is_dir()})
-
-
-def _outermost(paths: tuple[str, ...]) -> list[str]:
-    """Absolute, each once, and none that is seen already because a folder around it is."""
-    absolute = sorted({os.path.abspath(path) for path in paths})
-    return [path for path in absolute if not _within(path, ("/usr", *(other for other in absolute if other != path)))]
 
 
 def _within(path: str, folders: tuple[str, ...]) -> bool:
@@ -134,7 +138,7 @@ def _within(path: str, folders: tuple[str, ...]) -> bool:
 def _make_root(root: str, readonly: list[str]) -> None:
     for path in (TREE, HOME, TEMPORARY, HISTORY, "/usr", "/proc", "/dev", "/etc", "/run", "/var", *readonly):
         os.makedirs(root + path, exist_ok=True)
-    if not os.path.isdir(f"{root}/var/tmp"):  # or an interpreter lies there, and it is read-only
+    if not os.path.isdir(f"{root}/var/tmp"):  # or a folder is to be seen below it, and it is read-only
         os.symlink("../tmp", f"{root}/var/tmp")
     for name in SYSTEM:
         if os.path.islink(f"/{name}"):
@@ -149,6 +153,39 @@ def _make_root(root: str, readonly: list[str]) -> None:
                 shutil.copyfile(f"/etc/{name}", f"{root}/etc/{name}")
     for name, text in WRITTEN.items():
         Path(root, "etc", name).write_text(text)
+
+
+def _make_environment(folder: str, view: View) -> None:
+    """A virtual environment that looks the same in every box: links to the packages and scripts of the view's own.
+
+    Scripts name the interpreter by its path on this machine, so those are written again.
+    """
+    prefix = view.prefix
+    is_whole = prefix == os.path.dirname(os.path.dirname(view.base))  # no virtual environment
+    home = os.path.dirname(view.seen(view.base))
+    os.makedirs(f"{folder}/bin", exist_ok=True)
+    settings = f"home = {home}\ninclude-system-site-packages = {str(is_whole).lower()}\n"
+    Path(folder, "pyvenv.cfg").write_text(settings)
+    for name in {"lib", "lib64", "include", "share"} & {*os.listdir(prefix)}:
+        os.symlink(view.seen(f"{prefix}/{name}"), f"{folder}/{name}")
+    for name in ("python", "python3"):
+        os.symlink(view.seen(view.base), f"{folder}/bin/{name}")
+    spellings = {prefix} if view.python else {prefix, sys.prefix, os.path.abspath(sys.prefix)}
+    for name in {*os.listdir(f"{prefix}/bin")} - {"python", "python3"}:
+        path = os.path.join(prefix, "bin", name)
+        if os.path.realpath(path) == view.base:
+            os.symlink(view.seen(view.base), f"{folder}/bin/{name}")
+            continue
+        with suppress(OSError), open(path, "rb") as file:
+            text = file.read() if file.read(2) == b"#!" else b""
+            written = text
+            for spelling in spellings:
+                written = written.replace(os.fsencode(f"{spelling}/bin/python"), f"{PYTHON}/bin/python".encode())
+            if written != text:
+                Path(folder, "bin", name).write_bytes(b"#!" + written)
+                os.chmod(f"{folder}/bin/{name}", 0o755)
+                continue
+        os.symlink(view.seen(path), f"{folder}/bin/{name}")
 
 
 def box_arguments(

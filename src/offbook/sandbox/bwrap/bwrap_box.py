@@ -22,6 +22,7 @@ from offbook.sandbox.bwrap import edits
 from offbook.sandbox.bwrap.arguments import (
     HOME,
     POINTS,
+    PYTHON,
     TEMPORARY,
     TREE,
     View,
@@ -50,6 +51,8 @@ class BwrapBox(Box):
     `python` holds an interpreter that the box has in the place of offbook's. `mounts` are folders that are seen under
     the given paths. The tree must not change while it is open.
     """
+
+    python = f"{PYTHON}/bin/python"
 
     def __init__(
         self,
@@ -168,7 +171,7 @@ class BwrapBox(Box):
             await launch.run(
                 box_arguments(self._base, self._held.layers, self._held.place, self._history, self._view, filter_end),
                 [filter_end],
-                environment(self._view.interpreter, HOME, TEMPORARY),
+                environment(PYTHON, HOME, TEMPORARY),
             )
             if watching.done():
                 watching.result()

@@ -18,7 +18,7 @@ from pathlib import Path
 from offbook.sandbox.box import ExecResult
 from offbook.sandbox.bwrap.watch import AccessWatch
 from offbook.sandbox.output import REPORT_BYTES, Output, high, pipe
-from offbook.types import OffbookError
+from offbook.types import MachineFault, OffbookError
 
 STATUS_BYTES = 64 * 1024
 COMMAND_BYTES = 120_000  # the kernel takes 128 KiB for one argument
@@ -251,7 +251,7 @@ class Launch:
         told = self._out_of()
         if len(waiting) == len(self.commands) and not self.killed and not told:  # only we and the kernel end process 1
             text = self.commands[0].output.text().strip()
-            raise OffbookError(f"a box could not start its command: {text or 'no reason given'}")
+            raise MachineFault(f"a box could not start its command: {text or 'no reason given'}")
         for command in waiting:
             exit_code = KILLED if command.exit_code is None or command.timed_out else command.exit_code
             self._set_result(command, exit_code, (self.exhausted or told) if exit_code else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import re
 import struct
 from contextlib import suppress
 from functools import cache
@@ -58,7 +59,8 @@ class AccessWatch:
         self._paths: dict[str, None] = {}
         self._cut = 0
         with open(f"/proc/{pid}/mountinfo") as file:
-            points = [line.split()[4].encode().decode("unicode_escape") for line in file]
+            escaped = [line.split()[4] for line in file]
+        points = [re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), point) for point in escaped]
         self._mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)  # names last as long as the mounts
         self.group = _group()
         if self.group < 0:

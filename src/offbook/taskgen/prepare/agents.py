@@ -34,9 +34,9 @@ from offbook.taskgen.prepare.dependencies import LIMIT_MB, settle
 from offbook.taskgen.prepare.prepare import Stuck, Told
 from offbook.taskgen.prepare.source import file_urls, pip_settings, run_quietly, without_secrets
 from offbook.taskgen.told.instruct import PROMPTS
-from offbook.tasks.suite import StartFailed, suite_box
+from offbook.tasks.suite import suite_box
 from offbook.tokens import byte_chat, render_call
-from offbook.types import STRICT, Limits, ModelLost, OffbookError, Task
+from offbook.types import STRICT, Limits, MachineFault, ModelLost, OffbookError, Task
 
 NUM_CHECKS, NUM_TARGETS, TRIES = 10, 3, 5
 CHECK_S = 120.0
@@ -157,7 +157,7 @@ class _Work:
                 try:
                     repository = await self._tried(box, targets)
                     break
-                except (Unprepared, StartFailed) as error:
+                except (Unprepared, MachineFault) as error:
                     problems.append(str(error))
             else:
                 why = problems[-1].partition("\n")[0]

@@ -40,6 +40,7 @@ from offbook.taskgen.prepare.source import fetch, needs_another, runs_on
 from offbook.taskgen.prepare.tests import BaselineLimits, find_baseline
 from offbook.tasks.suite import StartFailed, make_interpreter, suite_box
 from offbook.tasks.unpack import SourceLimits
+from offbook.types import MachineFault
 
 COMPILED = (".c", ".cc", ".cpp", ".pyx", ".rs", ".f90")
 IMPORT_S = 60.0
@@ -100,7 +101,7 @@ async def prepare(
         if not runs_on(project.requires_python, python.version):
             raise Unprepared(needs_another(project.name, project.requires_python, python.version))
         repository = await _made_ready(project, folder, box, settings, python, progress)
-    except (StartFailed, Unprepared) as error:
+    except (MachineFault, Unprepared) as error:
         if marker.is_file():  # there was a source
             _log(folder, str(error))
         clear(folder)
@@ -133,7 +134,7 @@ async def _made_ready(
     try:
         await _install(project, folder, python, progress)
         return await finished(draft)
-    except (Unprepared, StartFailed) as error:
+    except (Unprepared, MachineFault) as error:
         if settings.set_up is None:
             raise
         reason = str(error)

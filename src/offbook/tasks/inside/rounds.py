@@ -8,6 +8,7 @@ import importlib
 import importlib.machinery
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -200,7 +201,8 @@ def read_only() -> frozenset[str]:
             mounts = [line.split() for line in file]
     except OSError:
         return frozenset()
-    return frozenset(mount[4] for mount in mounts if "ro" in mount[5].split(","))
+    points = [mount[4] for mount in mounts if "ro" in mount[5].split(",")]
+    return frozenset(re.sub(r"\\(\d{3})", lambda escaped: chr(int(escaped[1], 8)), point) for point in points)
 
 
 def there(places: Sequence[str]) -> Found:
