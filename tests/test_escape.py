@@ -85,7 +85,7 @@ async def test_the_hosts_files_and_environment_are_not_there(box: BwrapBox, base
     try:
         seen = await box.exec(
             f"cat /proc/*/environ | tr '\\0' '\\n'; cat {base.parent}/secret.txt {base}/pkg/one.py /etc/shadow; "
-            f"ls -a {Path.home()} {ROOT} {ROOT}/.git /work /home /mnt /sys /boot /opt /srv /run /var; "
+            f"ls -a {Path.home()} '{ROOT}' '{ROOT}/.git' /work /home /mnt /sys /boot /opt /srv /run /var; "
             "find / -xdev -name secret.txt; cat /proc/1/cmdline /proc/1/root/etc/hostname /proc/*/cwd/../secret.txt",
             20,
         )
@@ -137,9 +137,8 @@ with socket.create_server(("127.0.0.1", 0)) as own, socket.create_connection(own
 async def test_nothing_outside_is_written(box: BwrapBox) -> None:
     places = "/x /usr/x /usr/bin/x /etc/x /etc/passwd /dev/x /proc/x /history/x /home/x /var/x /run/x /bin/x /root/x"
     kernel = "/proc/sys/kernel/core_pattern /proc/sys/kernel/hostname /proc/sysrq-trigger /proc/1/oom_score_adj"
-    tries = (
-        f"for f in {places} {kernel} {sys.prefix}/x {sys.base_prefix}/x; do (echo x >> $f) 2>&- && echo WROTE $f; done"
-    )
+    python = f"/python/x /python/bin/python /python/lib/x '{sys.prefix}/x' '{sys.base_prefix}/x'"
+    tries = f'for f in {places} {kernel} {python}; do (echo x >> "$f") 2>&- && echo WROTE $f; done'
     assert "WROTE" not in (await box.exec(tries, 20)).output
     private = "cat /proc/keys /proc/slabinfo /proc/vmallocinfo /proc/timer_list 2>&-"  # root may read them
     assert (await box.exec(private, 20)).output == ""

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -367,7 +368,7 @@ def test_debug_shows_the_traceback(cache: Path, tmp_path: Path) -> None:
 def test_a_full_disk_is_one_sentence(cache: Path, tmp_path: Path) -> None:
     no_room = "ulimit -f 0"  # no file may grow
     process = subprocess.run(
-        ["sh", "-c", f"{no_room}; exec {sys.executable} -m offbook train @ pocket --out run --plain"],
+        ["sh", "-c", f"{no_room}; exec {shlex.quote(sys.executable)} -m offbook train @ pocket --out run --plain"],
         env={**os.environ, "OFFBOOK_CACHE": str(cache)},
         cwd=tmp_path,
         capture_output=True,

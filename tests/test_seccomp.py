@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -189,8 +190,8 @@ def test_ordinary_programs_work(tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text("def test_one(tmp_path):\n    assert tmp_path.exists()\n")
     git = "git -c user.name=a -c user.email=a@example.org"
     commands = [
-        f"{sys.executable} ordinary.py",
-        f"{sys.executable} -m pytest -q -p no:cacheprovider --rootdir /tmp/app test_one.py",
+        f"{shlex.quote(sys.executable)} ordinary.py",
+        f"{shlex.quote(sys.executable)} -m pytest -q -p no:cacheprovider --rootdir /tmp/app test_one.py",
         f"git init -q . && git add . && {git} commit -qm first && git log --oneline && git gc -q",
     ]
     result = in_box("sh", "-ec", "\n".join(commands), filtered=True, folder=tmp_path)

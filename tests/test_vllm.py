@@ -11,6 +11,7 @@ import contextlib
 import copy
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -57,11 +58,12 @@ def interpreter(folder: Path, version: str = "0.32.0", said: str = "", seconds: 
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     (folder / "said").write_text(said)
     python = folder / "python"
-    child = f"{sys.executable} -c 'import time; time.sleep({seconds})' {folder}/child"
+    own = shlex.quote(sys.executable)
+    child = f"{own} -c 'import time; time.sleep({seconds})' {folder}/child"
     serve = f"cat {folder}/said; {child}; exit 1"
     python.write_text(
-        f'#!/bin/sh\nif [ "$1" = -c ]; then PYTHONPATH={folder}/site exec {sys.executable} "$@"; fi\n'
-        + (serve if said or seconds else f'PYTHONPATH="$PYTHONPATH:{folder}/site" exec {sys.executable} "$@"')
+        f'#!/bin/sh\nif [ "$1" = -c ]; then PYTHONPATH={folder}/site exec {own} "$@"; fi\n'
+        + (serve if said or seconds else f'PYTHONPATH="$PYTHONPATH:{folder}/site" exec {own} "$@"')
     )
     python.chmod(0o755)
     return str(python)

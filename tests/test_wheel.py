@@ -26,6 +26,41 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     return done.stdout
 
 
+RECORDS = """#!/bin/sh
+echo "$*" >> "$RECORD"
+case "$*" in
+*"-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+*--index-url*) [ -z "$UNREACHABLE" ] ;;
+esac
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("machine", ["no GPU", "no GPU and no index", "GPU"])
+def test_make_installs_the_cpu_build_of_torch_where_there_is_no_gpu(tmp_path: Path, machine: str) -> None:
+    """In a folder with a space in its name, by a Python that is called by a relative path."""
+    clone, tools = tmp_path / "a clone", tmp_path / "to ols"
+    clone.mkdir()
+    tools.mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, clone)
+    for name in ("python", *(["nvidia-smi"] if machine == "GPU" else [])):
+        (tools / name).write_text(RECORDS)
+        (tools / name).chmod(0o755)
+    for name in ("make", "sh", "mkdir", "cp", "touch"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    unreachable = "1" if machine == "no GPU and no index" else ""
+    record, path = tmp_path / "record", {"PATH": str(tools), "MAKEFLAGS": "", "UNREACHABLE": unreachable}
+    said = run(tools / "make", ".venv/ready", "PYTHON=../to ols/python", cwd=clone, RECORD=str(record), **path)
+    venv, *pip = [line.partition(" --constraint constraints.txt ")[::2] for line in record.read_text().splitlines()]
+    assert venv == ("-m venv .venv", "")
+    first = [wanted for _, wanted in pip[:-2]]
+    assert [wanted.endswith("whl/cpu torch") for wanted in first] == ([] if machine == "GPU" else [True])
+    assert [wanted for _, wanted in pip[-2:]] == ["torch", "--editable .[dev]"]
+    assert ("taking the default build" in said, "CPU build" in said) == (bool(unreachable), machine != "GPU")
+    assert (clone / ".venv" / "ready").is_file()
+
+
 @pytest.mark.slow
 def test_the_wheel_works_in_an_environment_of_its_own(tmp_path: Path) -> None:
     run(sys.executable, "-m", "pip", "wheel", ROOT, "--no-deps", "--quiet", "--wheel-dir", tmp_path, cwd=tmp_path)
