@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TEACHERS, distilled, saved, tiny_model
+from conftest import TEACHERS, distilled, in_bfloat16, saved, tiny_model
 from test_branches import places_of, reencoded, sample_with_branches
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -26,6 +26,7 @@ from offbook.types import Sample
 
 WAYS = {"own": {}, "rl": {"by_policy": True}, "bounded": {"by_policy": True, "bound": 0.2}}
 CPU = torch.device("cpu")
+FROZEN = TEACHERS["frozen"]
 
 
 def batch_of(way: str, **how: object) -> list[Sample]:
@@ -99,6 +100,37 @@ def test_gradients_equal_reencoding(way: str, micro_tokens: int, kind: str) -> N
         assert found["rl/gradient_norm"] == pytest.approx(norm(parts["rl"]), rel=1e-3)
         assert found["distill/gradient_norm"] == pytest.approx(norm(parts["distill"]), rel=1e-3)
         assert found["distill/scale"] == pytest.approx(scale, rel=1e-3)
+
+
+def test_in_bfloat16_the_bounded_part_is_rounded_and_nothing_else() -> None:
+    """Against float32 sums of the same gradients: three micro-batches with hints, so that the sum is rounded twice."""
+
+    def gradients(samples: list[Sample]) -> tuple[dict[str, Tensor], dict[str, float]]:
+        settings = TrainConfig(micro_tokens=64, precision="bfloat16", log_parts=1)  # all parts one by one
+        trainer = Trainer(in_bfloat16(tiny_model()), settings, FROZEN)
+        made = trainer.gradients(samples)
+        assert made is not None
+        return {name: master.grad for name, master in trainer.masters.named.items()}, made.of_parts
+
+    policy, _ = gradients([replace(one, branches=[]) for one in batch_of("rl")])
+    both, _ = gradients(batch_of("rl"))
+    hints = {name: both[name] - policy[name] for name in both}
+    ours, found = gradients(batch_of("bounded"))
+    scale = 0.2 * norm(policy) / norm(hints)
+    assert scale < 1.0
+    assert found["rl/gradient_norm"] == pytest.approx(norm(policy), rel=1e-6)
+    assert found["distill/gradient_norm"] == pytest.approx(norm(hints), rel=1e-3)
+    assert found["distill/scale"] == pytest.approx(scale, rel=1e-3)
+    off = norm({name: ours[name] - policy[name] - found["distill/scale"] * hints[name] for name in ours})
+    assert 5e-4 < off / (scale * norm(hints)) < 3**0.5 / 600
+    assert {gradient.dtype for gradient in ours.values()} == {torch.float32}
+
+
+def test_only_what_is_differentiated_twice_recomputes_attention() -> None:
+    student = Trainer(tiny_model(), TrainConfig(recompute="layers"), FROZEN).student
+    for times, mode in ((1, "layers"), (2, "all"), (1, "layers")):
+        with student.differentiated(times):
+            assert student.recompute == mode
 
 
 @pytest.mark.parametrize("recompute", ["layers", "all"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -20,6 +21,7 @@ from offbook.config import (
     load_config,
     recipe_for,
     recipes,
+    shipped_models,
     with_new_keys,
 )
 
@@ -154,7 +156,11 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
 
 FITTING = {
     "pocket": "pocket",
-    "Qwen/Qwen3-0.6B": "standard",
+    "Qwen/Qwen3-0.6B": "qwen3-0.6b",
+    "Qwen/Qwen2.5-Coder-3B-Instruct": "qwen3-4b",
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": "qwen3-8b-lora",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "small",
+    "some/model": "standard",
     "smollm2-135m": "small",
     "https://host/v1": "remote",
     "": "standard",
@@ -182,8 +188,20 @@ def test_a_model_gets_the_recipe_that_fits_it(model: str, recipe: str, tmp_path:
     assert (config.harness.turns, config.harness.profile) == (77, load_config([recipe], {}).harness.profile)
 
 
-def test_what_fits_a_hub_model_is_the_default_in_python_too() -> None:
-    assert Config(model="Qwen/Qwen3-0.6B") == load_config([], {"model": "Qwen/Qwen3-0.6B"})
+def test_a_folder_gets_the_recipe_of_its_size(tmp_path: Path) -> None:
+    """By its config.json, whatever it is called; an adapter by its base."""
+    for name, recipe in (("Qwen/Qwen3-0.6B", "qwen3-0.6b"), ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-8b-lora")):
+        (tmp_path / "a-70b-model").mkdir(exist_ok=True)
+        (tmp_path / "a-70b-model" / "config.json").write_text(json.dumps(shipped_models()[name]))
+        assert recipe_for(str(tmp_path / "a-70b-model")) == recipe
+    (tmp_path / "a-70b-model" / "config.json").write_text("{}")
+    assert recipe_for(str(tmp_path / "a-70b-model")) == "standard"
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-8B"}')
+    assert recipe_for(str(tmp_path)) == "qwen3-8b-lora"
+
+
+def test_what_fits_an_unknown_model_is_the_default_in_python_too() -> None:
+    assert Config(model="some/model") == load_config([], {"model": "some/model"})
     assert (Config().train.learning_rate, Config().harness.turns) == (1e-6, 30)
     pocket = load_config(["pocket"], {})
     assert (pocket.model, pocket.train.learning_rate, pocket.harness.turns) == ("pocket", 5e-4, 5)

@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from offbook.cli.options import Json, config_from, results, say
-from offbook.config import Config, ConfigError
+from offbook.config import Config, ConfigError, recipe_for
 
 if TYPE_CHECKING:
     from offbook.loop.layout import Layout
     from offbook.loop.plan import Plan
 
 GB = 1e9
+MB = 1e6
 LARGEST_GB = 1e6
 
 
@@ -32,18 +33,20 @@ def plan(
 ) -> None:
     """Say what training MODEL takes, by part, and the largest context that fits. Configuration as in `offbook train`.
 
-    Only the model's config.json is read. Exit code 1 if it does not fit.
+    Only the model's config.json is read; those of common models ship with offbook. Without a recipe (`@ NAME`) the one
+    of that model or of its size is taken. Exit code 1, and what would fit, if it does not fit.
     """
     if model.startswith("@"):  # a recipe that names its model
         ctx.args.insert(0, model)
         model = ""
     config = config_from(ctx, {"model": model})
+    recipe = "" if any(one.startswith("@") for one in ctx.args) else recipe_for(config.model)
     if not config.model:
         raise ConfigError("there is no model to plan for; give one, as in: offbook plan Qwen/Qwen3-0.6B")
     if not 0 <= gpu_memory <= LARGEST_GB:  # which is not so of `nan` either
         raise ConfigError(f"--gpu-memory {gpu_memory:g} is no size of a GPU; give it in GB, as in: --gpu-memory 80")
     from offbook.loop.layout import Layout, make_layout
-    from offbook.loop.plan import make_plan, this_device
+    from offbook.loop.plan import advice, make_plan, this_device
 
     device = this_device(gpu_memory)
     if gpus > 1 and not device.is_gpu:
@@ -52,19 +55,24 @@ def plan(
     if stage != "train":
         if gpus > 1:
             raise ConfigError("a stage is planned for one GPU; leave --gpus out")
-        from offbook.stages.run import plan_stage
+        from offbook.stages.run import alone, plan_stage
 
+        config = alone(config)
         found = plan_stage(config, device, config.pretrain.context if stage == "pretrain" else 0)
     else:
         found = make_plan(config, device) if gpus == 1 else make_layout(config, device, gpus)
     if as_json:
         print(json.dumps(found.to_dict()))
     else:
+        if recipe:
+            say(f"recipe {recipe}, chosen by the model; for another: offbook plan @ RECIPE --model {config.model}")
         show_layout(found) if isinstance(found, Layout) else show_plan(found)
         asked = config.harness.context
         if stage == "train" and found.context < asked != Config().harness.context:
             say(f"a context of {asked} was asked for; the model has {found.context} positions, so it is that")
     if not found.fits:
+        if not isinstance(found, Layout) and not as_json:
+            say(advice(config, found))
         if isinstance(found, Layout) and not as_json:
             sizes = (gpus * 2**power for power in range(1, 8))
             enough = next((size for size in sizes if make_layout(config, device, size).fits), None)
@@ -101,26 +109,29 @@ def show_layout(found: Layout) -> None:
 
 
 def _size(count: float) -> str:
-    return f"{count / GB:,.2f} GB" if count >= GB else f"{count / 1e6:.1f} MB"
+    return f"{count / GB:,.2f} GB" if count >= GB else f"{count / MB:.1f} MB"
 
 
 def _title(model: str, parameters: int) -> str:
-    return f"{model}: {parameters / GB:.2f}B parameters"
+    told = f"{parameters / GB:.2f}B" if parameters >= GB else f"{parameters / MB:.1f}M"
+    return f"{model}: {told} parameters"
 
 
 def show_plan(found: Plan, to: Console = results) -> None:
-    table = Table("part", "GB", title=_title(found.model, found.parameters), title_justify="left")
+    say(_title(found.model, found.parameters), to=to)
+    unit, name = (GB, "GB") if found.need >= GB else (MB, "MB")
+    table = Table("part", name)
     table.columns[1].justify = "right"
     for part, size in found.parts.items():
         if size:
-            table.add_row(part, f"{size / GB:.2f}")
+            table.add_row(part, f"{size / unit:,.2f}")
     table.add_section()
     most = "the most at a time: vLLM sleeps in a step" if found.sleeps else "all of it"
-    table.add_row(most, f"{found.need / GB:.2f}")
-    table.add_row(f"room in {found.device.name}", f"{found.device.room / GB:.2f}")
+    table.add_row(most, f"{found.need / unit:,.2f}")
+    table.add_row(f"room in {found.device.name}", f"{found.device.room / unit:,.2f}")
     to.print(table)
     if found.trained != found.parameters:
-        say(f"trained: {found.trained / 1e6:.1f}M parameters of adapters", to=to)
+        say(f"trained: {found.trained / MB:.1f}M parameters of adapters", to=to)
     way = found.way
     say(f"recompute {way.recompute}, compile {str(way.compile).lower()}, micro_tokens {way.micro_tokens}", to=to)
     if found.linear != "plain":

@@ -1,6 +1,14 @@
 """The configuration: what can be set, and how files and options become it."""
 
-from offbook.config.files import RETIRED, ConfigError, load_config, recipe_for, recipes, with_new_keys
+from offbook.config.files import (
+    RETIRED,
+    ConfigError,
+    load_config,
+    recipe_for,
+    recipes,
+    shipped_models,
+    with_new_keys,
+)
 from offbook.config.judging import (
     AuditorConfig,
     EffortConfig,

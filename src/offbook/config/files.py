@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,8 @@ from offbook.config.tree import Config, is_url
 from offbook.types import OffbookError
 
 RECIPES = Path(__file__).parents[1] / "recipes"
+SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z0-9])")  # billions of parameters in a hub id
+BY_SIZE = ((0.3, "standard"), (1.0, "qwen3-0.6b"), (5.0, "qwen3-4b"), (math.inf, "qwen3-8b-lora"))
 
 
 class ConfigError(OffbookError):
@@ -34,17 +38,38 @@ def recipes() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
+def shipped_models() -> dict[str, dict[str, Any]]:
+    """The config.json of common models, by hub id: only what their shapes follow from."""
+    found: dict[str, dict[str, Any]] = json.loads((RECIPES / "models.json").read_text())
+    return found
+
+
 def recipe_for(model: str) -> str:
-    """The name of the recipe that fits a model. Checkpoints of the pocket model say that they are, adapters by their
-    base."""
-    folders = _folders(model)
-    folders += [Path(base) for adapter in _adapters(model) if (base := adapter.get("base_model_name_or_path"))]
-    described = [path for folder in folders for path in folder.glob("config.json")]
-    if model in ("pocket", "pocket-moe") or any("offbook_profile" in path.read_text() for path in described):
+    """The name of the recipe that fits a model: that of its family, or of its size. Checkpoints of the pocket model say
+    that they are, adapters go by their base."""
+    bases = [base for adapter in _adapters(model) if (base := adapter.get("base_model_name_or_path"))]
+    folders = [*_folders(model), *map(Path, bases)]
+    described = [path.read_text() for folder in folders for path in folder.glob("config.json")]
+    if model in ("pocket", "pocket-moe") or any("offbook_profile" in text for text in described):
         return "pocket"
     if is_url(model):
         return "remote"
-    return "small" if model == "smollm2-135m" else "standard"
+    names = [name.lower() for name in (model, *bases) if not Path(name).exists()]
+    if any("smollm2-135m" in name for name in names):
+        return "small"
+    sizes = [*map(_billions, described), *(float(size) for name in names for size in SIZE.findall(name))]
+    return next(recipe for most, recipe in BY_SIZE if max(sizes, default=0.0) <= most)
+
+
+def _billions(described: str) -> float:
+    """About how many parameters a model has, by its config.json; 0 where it says too little."""
+    try:
+        told = json.loads(described)
+        inner = told.get("moe_intermediate_size") or told["intermediate_size"]
+        layer = 4 * told["hidden_size"] + 3 * inner * (told.get("num_experts") or 1)
+        return float(told["hidden_size"] * (told["num_hidden_layers"] * layer + told["vocab_size"]) / 1e9)
+    except (ValueError, KeyError, TypeError):
+        return 0.0
 
 
 def _folders(model: str) -> list[Path]:

@@ -187,8 +187,8 @@ class EngineConfig(Section):
     kv_tokens: int = Field(
         default=0,
         ge=0,
-        description="local models: tokens whose keys and values are held; 0 is a quarter of a GPU's free memory, or"
-        " 131,072 on a CPU",
+        description="local models: tokens whose keys and values are held; 0: on a GPU what fits beside training, up to "
+        "a quarter of its memory; on a CPU 131,072",
     )
     precision: Precision = Field(
         default="float32", description="of the engine's copy of the weights; where it is not given, train.precision"

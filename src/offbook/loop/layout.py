@@ -124,7 +124,7 @@ def _traffic(config: Config, needs: Needs, meshes: Meshes, way: Way, training: i
     work = Work(
         tokens=rollouts * needs.context // meshes.rows,
         micro_batches=rollouts if meshes.rows > 1 else -(-rollouts // max(1, way.micro_tokens // needs.context)),
-        backwards=needs.gradients,
+        backwards=needs.parts,
         recomputes=way.recompute != "none",
         width_bytes=shapes.width_bytes,
         wire_bytes=2,

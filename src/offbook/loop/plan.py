@@ -7,14 +7,15 @@ configuration leaves to be chosen is the fastest way that fits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from pydantic import BaseModel
 from transformers import PreTrainedConfig
 
-from offbook.config import Config, LoraConfig, TrainConfig
+from offbook.config import Config, TrainConfig
 from offbook.draft import head_entries
 from offbook.engine.local import CPU_TOKENS
 from offbook.engine.vllm.gpus import leave_the_trainer_alone
@@ -43,15 +44,17 @@ from offbook.train.teachers import Live, Mix
 from offbook.types import OffbookError
 
 GB = 1e9
+S = TypeVar("S", bound=BaseModel)
 MICRO_TOKENS = (32_768, 16_384, 8_192)  # that are tried, in each way to recompute; then less
 FEWER_TOKENS = (4_096, 2_048, 1_024)
 HINT_TOKENS = 128
-KV_SHARE = 0.25  # of the memory beside its weights, that the local engine takes for keys and values
+KV_SHARE = 0.25  # of the memory beside its weights, that the local engine takes for keys and values at most
 LORA_RANK = 16  # that is proposed
+KV_CACHE = "engine KV cache"  # of the local engine, on a GPU
 VLLM = "engine (vLLM's share)"
 VLLM_CPU_BYTES = 2**30  # its keys and values without a GPU
 LARGEST_SHARE = 0.9  # of a GPU, for a server that sleeps while the trainer works, or has the GPU for itself
-FEWER_ROLLOUTS = (1.0, 0.5, 0.25, 0.0)  # from all that run at once down to one
+FEWER_ROLLOUTS = (1.0, 0.75, 0.5, 0.25, 0.0)  # from all that run at once down to one
 SPARE = 1.1  # times what one rollout needs
 
 
@@ -77,6 +80,14 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """What the engine gets of a GPU."""
+
+    tokens: int | None = None  # whose keys and values it holds; None where a server of its own decides it
+    share: float | None = None  # of a vLLM that is started here
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     model: str
     device: Device
@@ -91,6 +102,9 @@ class Plan:
     sleeps: bool = False  # it does, while the trainer works
     linear: str = "plain"  # how linear layers multiply
     share: Share = ALONE
+    engine_apart: bool = False  # on a GPU of its own
+    samples: bool = True  # rollouts: stages have none
+    row: int = 0  # tokens, where it is not what a rollout may have
 
     @property
     def need(self) -> float:
@@ -135,9 +149,10 @@ class Plan:
     def __str__(self) -> str:
         how = f"recompute {self.way.recompute}, {'compiled' if self.way.compile else 'not compiled'}"
         how += f", linear layers in {self.linear}" if self.linear != "plain" else ""
-        vllm = "" if self.gpu_share is None else f", engine.vllm.gpu_share {self.gpu_share:g}"
+        engine = "" if self.gpu_share is None else f", engine.vllm.gpu_share {self.gpu_share:g}"
+        engine += f", engine.kv_tokens {self.kv_tokens}" if self.parts.get(KV_CACHE) else ""
         needs = f"{self.need / GB:.1f} of {self.device.memory / GB:.0f} GB planned"
-        return f"{needs}: {how}, {self.way.micro_tokens} tokens{vllm}"
+        return f"{needs}: {how}, {self.way.micro_tokens} tokens{engine}"
 
 
 def _peak(parts: Mapping[str, float], sleeps: bool) -> float:
@@ -172,12 +187,15 @@ def make_plan(
     run = Needs.of(config, described(config.model))
     run = replace(run, context=context or run.context, samples=samples, share=share)
     has_own = _is_started(config, device) and leave_the_trainer_alone(config.engine.vllm)
-    return _planned(config, run, device, engine_apart or has_own or not samples)
+    plan = _planned(config, run, device, engine_apart or has_own or not samples)
+    return replace(plan, engine_apart=engine_apart, samples=samples, row=context)
 
 
 def as_planned(config: Config, plan: Plan) -> Config:
     """What was left to be chosen is what the plan chose."""
     train, engine = config.train.settled(*astuple(plan.way)), config.engine
+    if plan.parts.get(KV_CACHE):
+        engine = engine.model_copy(update={"kv_tokens": plan.kv_tokens})
     if plan.gpu_share is not None:
         engine = engine.model_copy(update={"vllm": engine.vllm.model_copy(update={"gpu_share": plan.gpu_share})})
     return config.model_copy(update={"train": train, "engine": engine})
@@ -189,7 +207,8 @@ class Needs:
 
     shapes: Shapes
     teachers: int  # with weights of their own
-    gradients: int  # sets of them, where parts of the loss are kept apart
+    parts: int  # of the loss, whose gradients are kept apart
+    bounded: int  # of those
     other: float  # bytes of a teacher that is another model
     branch_tokens: int  # that ride along with a forward
     context: int
@@ -207,12 +226,25 @@ class Needs:
         own = {kind.own if isinstance(kind, Mix) else kind for kind in kinds if not isinstance(kind, Live)}
         riding = any(isinstance(kind, Live | Mix) for kind in kinds)
         targets = config.feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
-        gradients = 2 if config.feedback.weight and config.feedback.balance == "bounded" else 1
+        feedback, teachers = config.feedback, config.teachers
+        is_bounded = feedback.weight > 0 and feedback.balance == "bounded"
+        beside = (feedback.weight, feedback.weight * feedback.anchor_share, feedback.corrections.weight)
+        beside += (teachers.opd.weight, teachers.opsd.weight, teachers.sdft.weight)
+        parts = 1 + sum(map(bool, beside)) if is_bounded or config.train.log_parts else 1
         if riding and config.teachers.opsd.weight + config.teachers.sdft.weight:
             targets = context
         held = shown.width_bytes * shown.parameters if shown else 0.0
         head = head_entries(model) if config.engine.draft_tokens and config.engine.kind == "local" else 0
-        return cls(shapes, len(own), gradients, held, riding * min(targets, context), context, head=head)
+        return cls(
+            shapes=shapes,
+            teachers=len(own),
+            parts=parts,
+            bounded=int(is_bounded),
+            other=held,
+            branch_tokens=riding * min(targets, context),
+            context=context,
+            head=head,
+        )
 
 
 def meta_shapes(model: PreTrainedConfig, settings: TrainConfig) -> Shapes:
@@ -223,32 +255,29 @@ def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> 
     ways, sleeps = list(ways_of(config.train, device)), _is_started(config, device) and config.engine.vllm.sleep
     sleeps = sleeps and not engine_apart
 
-    def parts(way: Way, context: int, share: float | None) -> dict[str, float]:
+    def parts(way: Way, context: int, engine: Sampling) -> dict[str, float]:
         return {
             **trainer_parts(config, run, way, context),
-            **({} if engine_apart else _engine_parts(config, run.shapes, device, share)),
+            **({} if engine_apart else _engine_parts(config, run.shapes, device, engine)),
         }
 
-    def kv_tokens(share: float | None) -> int | None:
-        return _kv_tokens(config, run.shapes, device, share) if run.samples else None
-
-    def choose(context: int) -> tuple[Way, float | None, bool]:
-        """Many rollouts at once in vLLM come before a faster step."""
-        shares = _shares(config, run.shapes, device, context, sleeps or engine_apart) if run.samples else [None]
-        for share in shares:
+    def choose(context: int) -> tuple[Way, Sampling, bool]:
+        """Many rollouts at once come before a faster step."""
+        engines = _engines(config, run, device, context, sleeps or engine_apart)
+        for engine in engines:
             for way in ways:
-                found = parts(way, context, share)
+                found = parts(way, context, engine)
                 left = device.room - _peak(found, sleeps)
                 if left < 0:
                     continue
-                if share is not None and len(shares) > 1:  # and what the trainer leaves, up to the most
+                if engine.share is not None and len(engines) > 1:  # and what the trainer leaves, up to the most
                     left = device.room - sum(found[part] for part in found if part not in IN_A_STEP) if sleeps else left
-                    share = min(shares[0] or 0.0, share + math.floor(1000 * device.share_of(left)) / 1000)
-                held = kv_tokens(share)
-                return way, share, held is None or context <= held
-        return (ways[-1] if device.is_gpu else ways[0]), shares[-1], False
+                    more = engine.share + math.floor(1000 * device.share_of(left)) / 1000
+                    engine = _vllm(config, run.shapes, device, min(engines[0].share or 0.0, more))
+                return way, engine, engine.tokens is None or context <= engine.tokens
+        return (ways[-1] if device.is_gpu else ways[0]), engines[-1], False
 
-    way, share, _ = choose(run.context)
+    way, engine, _ = choose(run.context)
     contexts = [run.context, *(1024 * 2**power * step // 4 for power in range(1, 12) for step in (4, 5, 6, 7))]
     most = max(run.shapes.positions, run.context)  # positions that are stretched
     fitting = [context for context in contexts if context <= most and choose(context)[2]]
@@ -259,10 +288,10 @@ def _planned(config: Config, run: Needs, device: Device, engine_apart: bool) -> 
         trained=run.shapes.trained,
         context=run.context,
         way=way,
-        parts=parts(way, run.context, share),
-        kv_tokens=kv_tokens(share),
+        parts=parts(way, run.context, engine),
+        kv_tokens=engine.tokens,
         largest_context=max(fitting, default=0),
-        gpu_share=share,
+        gpu_share=engine.share,
         sleeps=sleeps,
         linear=config.train.linear.kind,
         share=run.share,
@@ -273,7 +302,7 @@ def trainer_parts(config: Config, run: Needs, way: Way, context: int) -> dict[st
     """Bytes of one rank."""
     rows, optimizer = run.share.rows, config.train.optimizer
     tokens = max(way.micro_tokens, context) if rows == 1 else -(-context // rows)  # one sample, where it is shared
-    held = static_parts(run.shapes, optimizer, run.teachers, run.gradients)
+    held = static_parts(run.shapes, optimizer, run.teachers, run.parts, run.bounded)
     held |= {"other teacher": run.other} if run.other else {}
     if run.head:  # the engine's, and one that learns: masters, their gradients and two moments
         held["draft head"] = run.head * (run.shapes.width_bytes + config.mtp.along * (run.shapes.width_bytes + 16))
@@ -281,7 +310,7 @@ def trainer_parts(config: Config, run: Needs, way: Way, context: int) -> dict[st
     shapes = run.shapes if run.share.dealt_to == 1 else replace(run.shapes, expert_product=0)  # those are plain
     return {
         **rank_parts(run.shapes, run.share, held, context),
-        **step_parts(shapes, way, tokens, branches, config.train.linear.kind),
+        **step_parts(shapes, way, tokens, branches, config.train.linear.kind, run.parts),
     }
 
 
@@ -303,22 +332,36 @@ def _is_started(config: Config, device: Device) -> bool:
     return config.engine.kind == "vllm" and not config.engine.vllm.given_urls and device.is_gpu
 
 
-def _shares(config: Config, shapes: Shapes, device: Device, context: int, alone: bool) -> list[float | None]:
-    """Of the GPU that vLLM may get, the most first. `alone`: the trainer's steps need nothing of it meanwhile."""
-    server = config.engine.vllm
-    if not _is_started(config, device):
-        return [None]
+def _engines(config: Config, run: Needs, device: Device, context: int, alone: bool) -> list[Sampling]:
+    """What the engine may get, the most first. `alone`: the trainer's steps need nothing of the GPU meanwhile."""
+    engine, shapes = config.engine, run.shapes
+    server, rollouts = engine.vllm, config.train.groups * config.train.group_size
+    if not run.samples or (engine.kind == "vllm" and not _is_started(config, device)):
+        return [Sampling()]
+    if engine.kind == "local":
+        if engine.kv_tokens or not device.is_gpu:
+            return [Sampling(engine.kv_tokens or CPU_TOKENS)]
+        weights, token = _local_engine(config, shapes)
+        room = KV_SHARE * (device.room - weights - shapes.width_bytes * shapes.parameters) / token
+        fewest = SPARE * context
+        most = max(fewest, min(rollouts * context, room))
+        return [Sampling(int(fewest + part * (most - fewest))) for part in FEWER_ROLLOUTS]
     if server.gpu_share != "auto":
-        return [server.gpu_share]
+        return [_vllm(config, shapes, device, server.gpu_share)]
 
     def share(tokens: float) -> float:
         size = _vllm_bytes(shapes, server.gpus) + 2 * shapes.kv_entries * tokens / server.gpus
         return math.ceil(1000 * device.share_of(size)) / 1000
 
-    least, wanted = share(SPARE * context), share(config.train.groups * config.train.group_size * context)
+    least, wanted = share(SPARE * context), share(rollouts * context)
     largest = device.share_of((LARGEST_SHARE if alone else SHARE) * device.memory)
     most = max(least, min(wanted, round(largest, 3)))
-    return [round(least + part * (most - least), 3) for part in FEWER_ROLLOUTS]
+    shares = (round(least + part * (most - least), 3) for part in FEWER_ROLLOUTS)
+    return [_vllm(config, shapes, device, share) for share in shares]
+
+
+def _vllm(config: Config, shapes: Shapes, device: Device, share: float) -> Sampling:
+    return Sampling(kv_room(shapes, config.engine.vllm.gpus, device.bytes_of(share)), share)
 
 
 def _vllm_bytes(shapes: Shapes, gpus: int) -> float:
@@ -332,19 +375,16 @@ def kv_room(shapes: Shapes, gpus: int, each: float) -> int:
     return max(0, int(gpus * (each - _vllm_bytes(shapes, gpus))) // (2 * shapes.kv_entries))
 
 
-def _engine_parts(config: Config, shapes: Shapes, device: Device, share: float | None) -> dict[str, float]:
+def _engine_parts(config: Config, shapes: Shapes, device: Device, engine: Sampling) -> dict[str, float]:
     """Rollouts are sampled by a copy of the weights; beside an adapter the two share the base. Keys and values have
     their place also while training."""
-    if share is not None:
-        return {VLLM: device.bytes_of(share)}
+    if engine.share is not None:
+        return {VLLM: device.bytes_of(engine.share)}
     if config.engine.kind == "vllm":
         server = config.engine.vllm
         return {VLLM: 0.0 if server.given_urls else server.copies * (4.0 * shapes.parameters + VLLM_CPU_BYTES)}
     weights, token = _local_engine(config, shapes)
-    kv = token * (_kv_tokens(config, shapes, device, share) or 0)
-    wanted = config.train.groups * config.train.group_size * min(config.harness.context, shapes.positions) * token
-    taken = kv if config.engine.kv_tokens else min(wanted, kv)
-    return {"engine weights": weights, "engine KV cache": taken if device.is_gpu else 0.0}
+    return {"engine weights": weights, KV_CACHE: token * (engine.tokens or 0) if device.is_gpu else 0.0}
 
 
 def _local_engine(config: Config, shapes: Shapes) -> tuple[int, int]:
@@ -354,67 +394,66 @@ def _local_engine(config: Config, shapes: Shapes) -> tuple[int, int]:
     return (0 if is_shared else entry * shapes.parameters), entry * shapes.kv_entries
 
 
-def _kv_tokens(config: Config, shapes: Shapes, device: Device, share: float | None) -> int | None:
-    """How many tokens' keys and values the engine holds; None where that is seen when its server starts."""
-    if config.engine.kind == "vllm":
-        if share is None:
-            return None
-        return kv_room(shapes, config.engine.vllm.gpus, device.bytes_of(share))
-    if config.engine.kv_tokens or not device.is_gpu:
-        return config.engine.kv_tokens or CPU_TOKENS
-    weights, token = _local_engine(config, shapes)
-    return max(0, int(KV_SHARE * (device.room - weights - shapes.width_bytes * shapes.parameters)) // token)
-
-
 def refuse_too_large(config: Config, plan: Plan) -> None:
     """One sentence, with what would fit, before minutes go into a run that dies.
 
     On a CPU, where the memory may be had from elsewhere and few train for long, only what cannot even be held.
     """
     if (plan.need if plan.device.is_gpu else plan.held) > plan.device.room:
-        what, device = "" if plan.share == ALONE else "a rank of ", plan.device
-        needs = f"{what}{config.model} needs {plan.need / GB:.3g} GB here"
-        told = f"{needs} and {device.name} has {device.memory / GB:.3g} GB"
-        if plan.need <= replace(device, memory=device.whole).room:
-            raise OffbookError(f"{told} free of {device.whole / GB:.0f}; end what else runs there")
-        raise OffbookError(f"{told}; {_cheaper(config, plan) or 'take a smaller model or a larger GPU'}")
+        rank = "" if plan.share == ALONE else "a rank of "
+        needs = f"{rank}{config.model} needs {plan.need / GB:.3g} GB here"
+        raise OffbookError(f"{needs} and {plan.device.name} has {plan.device.memory / GB:.3g} GB; {advice(config, plan)}")
     if not plan.holds_a_rollout:
-        raise OffbookError(_too_long(config, plan))
+        raise OffbookError(advice(config, plan))
 
 
-def _too_long(config: Config, plan: Plan) -> str:
+def advice(config: Config, plan: Plan) -> str:
+    """What to do about a plan that does not fit."""
+    device = plan.device
+    if plan.need > device.room:
+        if plan.need <= replace(device, memory=device.whole).room:
+            return f"that is what is free of {device.whole / GB:.0f} GB: end what else runs there"
+        for options in _ladder(config, plan):
+            changed = config
+            for key, value in options.items():
+                changed = _with(changed, key, value)
+            found = make_plan(changed, device, plan.engine_apart, plan.samples, plan.row, plan.share)
+            if found.fits:
+                share = "engine.vllm.gpu_share"
+                told = {key: found.gpu_share if key == share else value for key, value in options.items()}
+                if config.engine.vllm.gpu_share == "auto":
+                    told.pop(share, None)
+                shown = " ".join(f"--{key} {str(value).lower()}" for key, value in told.items())
+                return f"fits with: {shown}, {found.need / GB:.3g} GB"
+        return "take a smaller model or a larger GPU"
     told = f"a rollout may have {plan.context} tokens (harness.context) and the engine holds {plan.kv_tokens}"
     if config.engine.kind == "vllm":
         return f"{told} in its share of the GPU; raise engine.vllm.gpu_share or lower harness.context"
-    if config.engine.kv_tokens or not plan.device.is_gpu:
-        return f"{told}; raise engine.kv_tokens to {plan.context} or more, or lower harness.context"
-    return f"{told} in a quarter of the GPU's memory; lower harness.context, or set engine.kv_tokens to {plan.context}"
+    return f"{told}; raise engine.kv_tokens to {plan.context} or more, or lower harness.context"
 
 
-def _cheaper(config: Config, plan: Plan) -> str:
-    """The first change that makes it fit."""
-    model, context, adapter = described(config.model), plan.context // 2, LoraConfig(rank=LORA_RANK)
-    tried: dict[str, dict[str, Any]] = {
-        "--train.precision bfloat16": {"precision": "bfloat16"},
-        f"--train.lora.rank {LORA_RANK}": {"lora": adapter},
-        f"--train.precision bfloat16 --train.lora.rank {LORA_RANK}": {"precision": "bfloat16", "lora": adapter},
-    }
-    updates: dict[str, dict[str, Any]] = {}
+def _ladder(config: Config, plan: Plan) -> Iterator[dict[str, Any]]:
+    """Changes to try, by key: those first that change least of what is learned."""
+    engine: dict[str, Any] = {}
     if plan.gpu_share is not None:
-        server = config.engine.vllm
-        share = "" if server.gpu_share == "auto" else " --engine.vllm.gpu_share {share:g}"
-        for sleep in ("", "--engine.vllm.sleep true"):
-            vllm = server.model_copy(update={"gpu_share": "auto", "sleep": server.sleep or bool(sleep)})
-            updates[(sleep + share).strip()] = {"engine": config.engine.model_copy(update={"vllm": vllm})}
-    for options, update in tried.items():
-        updates[options] = {"train": config.train.model_copy(update=update)}
-        if precision := update.get("precision"):  # the engine's goes with it
-            updates[options]["engine"] = config.engine.model_copy(update={"precision": precision})
-    updates[f"--harness.context {context}"] = {"harness": config.harness.model_copy(update={"context": context})}
-    for options, update in updates.items():
-        changed = config.model_copy(update=update)
-        needs = replace(Needs.of(changed, model), share=plan.share)
-        found = _planned(changed, needs, plan.device, engine_apart=False)
-        if found.fits:
-            return f"{options.format(share=found.gpu_share)} needs {found.need / GB:.0f} GB"
-    return ""
+        yield {"engine.vllm.gpu_share": "auto"}
+        engine = {"engine.vllm.sleep": True, "engine.vllm.gpu_share": "auto"}
+    elif config.engine.kv_tokens:
+        engine = {"engine.kv_tokens": 0}
+    adapter = {} if config.train.lora.rank else {"train.lora.rank": LORA_RANK}
+    half = {} if config.train.precision == "bfloat16" else {"train.precision": "bfloat16"}
+    yield from (engine, half, engine | half, adapter, adapter | half, adapter | half | engine)
+    if plan.row:  # of a stage, which says itself how long its rows are
+        return
+    for context in (plan.context // 2, plan.context // 4):
+        shorter = {"harness.context": context}
+        if config.harness.summarize_at:
+            shorter["harness.summarize_at"] = context * 3 // 4
+        yield from (shorter, engine | shorter, adapter | half | engine | shorter)
+
+
+def _with(section: S, key: str, value: Any) -> S:
+    """A copy with another value. The engine's precision goes with the trainer's."""
+    name, _, rest = key.partition(".")
+    changed = section.model_copy(update={name: _with(getattr(section, name), rest, value) if rest else value})
+    return _with(changed, "engine.precision", value) if key == "train.precision" else changed

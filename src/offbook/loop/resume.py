@@ -37,7 +37,7 @@ COMPUTED = ("train.recompute", "train.compile", "train.micro_tokens")  # how a s
 PLACED = ("out", "train.steps", "train.on_nonfinite", "tasks.repeat", "checkpoint.every", "checkpoint.minutes",
           "sft.data", "sft.epochs", "pretrain.data", "pretrain.epochs")  # fmt: skip
 RANKS = tuple(f"train.ranks.{name}" for name in RanksConfig.model_fields)
-SERVERS = ("engine.vllm.urls", "engine.vllm.copies", "engine.vllm.gpu_share")
+SERVERS = ("engine.vllm.urls", "engine.vllm.copies", "engine.vllm.gpu_share", "engine.kv_tokens")
 FREE = (*PLACED, *COMPUTED, *RANKS, *SERVERS, "engine.timeout_s", "loop.deadline_s", "loop.eval_every",
         "loop.ray.samplers", "loop.ray.cpus", "loop.ray.gpus", "loop.ray.address")  # fmt: skip
 PAGES = "tools.pages"
@@ -278,6 +278,7 @@ def claim_of(collector: Collector, tasks: Sequence[Task]) -> dict[str, Any]:
 def _deciding(config: Config) -> dict[str, Any]:
     settings = config.model_dump(include=set(DECIDES))
     settings["engine"].pop("timeout_s")  # whoever waits longer may go on with what is there
+    settings["engine"].pop("kv_tokens")
     settings["engine"]["vllm"].pop("gpu_share")
     return settings
 

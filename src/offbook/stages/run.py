@@ -141,7 +141,7 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
     stage.refuse(config)
     config = computed_as_before(folder, config)
     plan = plan_stage(config, this_device(), stage.context, share_in(config.train, orders))
-    refuse_too_large(_alone(config), plan)
+    refuse_too_large(alone(config), plan)
     config = config.model_copy(update={"train": config.train.settled(*astuple(plan.way))})
     start = model_folder(config.model, config.seed, progress)
     tell(f"model {config.model}, loaded from {start}")
@@ -162,7 +162,7 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
     if 0 < done < lessons.num_steps:
         tell(f"resuming at step {done + 1}")
     train = _settings(config.train, settings, lessons.num_steps)
-    trainer = make_trainer(_alone(config).model_copy(update={"train": train}), trained, start, progress, orders)
+    trainer = make_trainer(alone(config).model_copy(update={"train": train}), trained, start, progress, orders)
     if done:
         trainer.together(go_on, latest_checkpoint(folder))
     kept, deadline_s = _kept(config.checkpoint, trainer), config.loop.deadline_s
@@ -173,10 +173,10 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
 
 def plan_stage(config: Config, device: Device, context: int = 0, share: Share = ALONE) -> Plan:
     """`context`: tokens of a row, at most; 0 is what a rollout may have."""
-    return make_plan(_alone(config), device, samples=False, context=context, share=share)
+    return make_plan(alone(config), device, samples=False, context=context, share=share)
 
 
-def _alone(config: Config) -> Config:
+def alone(config: Config) -> Config:
     """Without teachers and draft heads, which these stages have none of. Nor have they an engine."""
     return config.model_copy(
         update={

@@ -80,14 +80,16 @@ class Decoder:
         return found
 
     @contextmanager
-    def differentiable_twice(self) -> Iterator[None]:
-        """Meanwhile. What is recomputed but for some kernels can be differentiated once only, and compiled layers write
-        over what their backward pass has read unless they are told before: they are compiled again, once."""
+    def differentiated(self, times: int) -> Iterator[None]:
+        """A forward in here can be differentiated so often. What is recomputed but for some kernels can be once only, so
+        that all is recomputed. Compiled layers write over what their backward pass has read unless they are told
+        before: they are compiled again, once, at the first micro-batch of a step in which any is differentiated twice.
+        """
         if self.compiled and torch._functorch.config.donated_buffer:
             torch._functorch.config.donated_buffer = False
             torch.compiler.reset()
         usual = self.recompute
-        self.recompute = "none" if usual == "none" else "all"
+        self.recompute = "all" if usual == "layers" and times > 1 else usual
         try:
             yield
         finally:

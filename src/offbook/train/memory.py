@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -207,23 +207,38 @@ def _guessed_bytes(config: Any, heads: int, shared: int, head_width: int, width_
     return width_bytes * entries + 8 * heads
 
 
-def static_parts(shapes: Shapes, optimizer: str = "adamw", teachers: int = 0, gradients: int = 1) -> dict[str, float]:
-    """Bytes that a trainer holds from step to step, by part. `teachers` have weights of their own; `gradients` are sets
-    of them, where parts of the loss are kept apart."""
+def static_parts(
+    shapes: Shapes, optimizer: str = "adamw", teachers: int = 0, parts: int = 1, bounded: int = 0
+) -> dict[str, float]:
+    """Bytes that a trainer holds from step to step, by part. `teachers` have weights of their own. Of the `parts` of
+    the loss whose gradients are kept apart, those that are `bounded` have them in the precision of the weights."""
     state = 8 * shapes.trained - (4 * shapes.matrices if optimizer == "muon" else 0)
     return {
         "weights": shapes.width_bytes * shapes.parameters,
         "master weights": 4 * shapes.trained if shapes.width_bytes == 2 else 0,
         "optimizer state": state,
-        "gradients": 4 * gradients * shapes.trained,
+        "gradients": (4 * (parts - bounded) + shapes.width_bytes * bounded) * shapes.trained,
         "teacher copy": teachers * shapes.width_bytes * shapes.trained,
     }
 
 
 def step_parts(
-    shapes: Shapes, way: Way, tokens: int, branch_tokens: int = 0, linear: Linear = "plain"
+    shapes: Shapes, way: Way, tokens: int, branch_tokens: int = 0, linear: Linear = "plain", parts: int = 1
 ) -> dict[str, float]:
-    """Bytes that come on top in a step, by part: `tokens` in one forward, `branch_tokens` that ride along."""
+    """Bytes that come on top in a step, by part: `tokens` in one forward, `branch_tokens` that ride along. Where `parts`
+    of the loss are differentiated one by one, the larger of a micro-batch that has one of them and one that has all:
+    that recomputes whole layers, keeps its graph for the next part, and has a sum of the head's gradients for each."""
+    if parts > 1:
+        one = step_parts(shapes, way, tokens, branch_tokens, linear)
+        way = replace(way, recompute="all") if way.recompute == "layers" else way
+        each = _micro_batch(shapes, way, tokens, branch_tokens, linear, parts)
+        return max(one, each, key=lambda found: sum(found.values()))
+    return _micro_batch(shapes, way, tokens, branch_tokens, linear, parts)
+
+
+def _micro_batch(
+    shapes: Shapes, way: Way, tokens: int, branch_tokens: int, linear: Linear, parts: int
+) -> dict[str, float]:
     share = COMPILED_SHARE if shapes.trained == shapes.parameters else COMPILED_ADAPTER_SHARE
     layer = shapes.saved * (share[shapes.width_bytes] if way.compile else 1.0)
     given = shapes.width_bytes * shapes.width  # what a layer is given
@@ -235,14 +250,17 @@ def step_parts(
     chunk = entries * (COMPILED_CHUNK_BYTES if way.compile else CHUNK_BYTES)[shapes.width_bytes]
     table = shapes.head_entries if shapes.head_trained else 0
     activations = tokens * (shapes.layers * kept + behind)
-    at_head = chunk + (4 + shapes.width_bytes) * table + 2 * tokens * given  # a chunk's gradient and their sum
+    at_head = chunk + (4 * parts + shapes.width_bytes) * table  # a chunk's gradient, and a sum of them for each part
+    at_head += (1 + parts) * tokens * given
     copied = (COMPILED_COPY_BYTES if way.compile else COPY_BYTES)[linear]
     copies = copied * (tokens * shapes.product_width + shapes.product_entries)
     if linear == "fp8":
         copies = max(copies, EXPERT_COPY_BYTES * shapes.expert_product)
-    in_layer = tokens * (again + BACKWARD_SHARE * layer) + copies + shapes.width_bytes * table
-    # At the end no activations are left. Gradients of a table that is tied meet there: the head's and its own.
-    at_end = 2 * shapes.width_bytes * table * shapes.tied - activations
+    heads = 1 if parts == 1 else parts + 1  # the head's gradients: of this part, and of all where the graph is kept
+    in_layer = tokens * (again + BACKWARD_SHARE * layer) + copies + heads * shapes.width_bytes * table
+    # At the end no activations are left, but of a graph that is kept. Gradients of a table that is tied meet there: the
+    # head's and its own.
+    at_end = (heads + 1) * shapes.width_bytes * table * shapes.tied - (activations if parts == 1 else 0)
     most = max(at_head, in_layer, at_end)
     return dict(zip(IN_A_STEP, (activations, most, branch_tokens * FORWARD_SHARE * shapes.saved), strict=True))
 

@@ -251,12 +251,12 @@ class Trainer:
                 self.loss(batch, ledger, micro).backward()
                 self._over()
             return {}
-        parts = PartGradients(self.masters)
-        with self.student.differentiable_twice():
-            for batch, micro in collated:
+        parts = PartGradients(self.masters, bounded=bounds)
+        for batch, micro in collated:
+            with self.student.differentiated(len(micro.parts)):
                 losses = self.student.inside(partial(self._losses, batch, ledger, micro, micro.parts))
                 parts.add(dict(zip(micro.parts, losses, strict=True)))
-                self._over()
+            self._over()
         norms = parts.norms()
         scales = scales_of(norms, bounds, self.policy_norm)
         parts.join(scales)

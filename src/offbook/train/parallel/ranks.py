@@ -127,19 +127,24 @@ ALONE = Ranks()
 
 @torch.no_grad()
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Over all entries, wherever they are. What is replicated counts once."""
+    """Over all entries, wherever they are, in float32. What is replicated counts once."""
     whole = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
     squares = []
     if whole:
-        squares.append(torch.nn.utils.get_total_norm(whole).float().square())
+        squares.append(_norm(whole).square())
     sharded: dict[tuple[DeviceMesh, tuple[int, ...]], list[Tensor]] = {}
     for tensor in tensors:
         if isinstance(tensor, DTensor):
             cut = tuple(number for number, placement in enumerate(tensor.placements) if not placement.is_replicate())
             sharded.setdefault((tensor.device_mesh, cut), []).append(tensor.to_local())
     for (mesh, cut), parts in sharded.items():
-        square = torch.nn.utils.get_total_norm(parts).float().square()
+        square = _norm(parts).square()
         for number in cut:
             dist.all_reduce(square, group=mesh.get_group(number))
         squares.append(square)
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
+
+
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    """torch.nn.utils.get_total_norm would round the norm of each tensor in bfloat16."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors, 2.0, dtype=torch.float32)))
