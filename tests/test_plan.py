@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +36,15 @@ from offbook.config import (
     TrainConfig,
     VllmConfig,
     load_config,
+    recipes,
+    shipped_models,
 )
+from offbook.config.files import RECIPES
 from offbook.engine.vllm import Server
 from offbook.engine.vllm.find import Found
 from offbook.loop import plan as plan_room
 from offbook.loop.layout import make_layout
+from offbook.loop.models import described
 from offbook.loop.plan import Device, as_planned, make_plan, meta_shapes, refuse_too_large, this_device
 from offbook.loop.resume import computed_as_before, refuse_another_run
 from offbook.runfolder import RunFolder
@@ -273,41 +278,120 @@ def test_an_engine_that_cannot_hold_one_rollout_is_refused(
     assert 0 <= plan.largest_context < plan.context
 
 
-QWEN3_06B = {
-    "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40_960,
-}  # fmt: skip
-QWEN3_4B = QWEN3_8B | {"hidden_size": 2560, "intermediate_size": 9728}
+PUBLISHED = {
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-1.7B": 1_720_574_976,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-14B": 14_768_307_200,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30_532_122_624,
+    "Qwen/Qwen2.5-Coder-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-Coder-1.5B-Instruct": 1_543_714_304,
+    "Qwen/Qwen2.5-Coder-3B-Instruct": 3_085_938_688,
+    "Qwen/Qwen2.5-Coder-7B-Instruct": 7_615_616_512,
+    "Qwen/Qwen2.5-Coder-14B-Instruct": 14_770_033_664,
+    "Qwen/Qwen2.5-Coder-32B-Instruct": 32_763_876_352,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
+    "HuggingFaceTB/SmolLM2-360M-Instruct": 361_821_120,
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": 1_711_376_384,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+    "google/gemma-3-1b-it": 999_885_952,
+}
+
+
+def test_shipped_configs_have_the_published_number_of_parameters() -> None:
+    found = {name: meta_shapes(described(name), TrainConfig()).parameters for name in shipped_models()}
+    assert found == PUBLISHED
+
+
+def lines_of(text: str) -> list[str]:
+    """Without the frame of a table."""
+    bare = re.sub(r"[^\x00-\x7f]", " ", text)
+    return [" ".join(line.split()) for line in bare.splitlines() if line.strip()]
+
+
+REAL_MODELS = (Path(__file__).parent.parent / "docs" / "real-models.md").read_text()
+SHOWN = re.findall(r"^    \$ offbook (plan .*)\n((?:    [^$].*\n)+)", REAL_MODELS, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("command", "shown"), SHOWN, ids=lambda text: text[:40].strip())
+def test_the_documented_plan_is_what_plan_says(command: str, shown: str) -> None:
+    said = CliRunner().invoke(app, command.split())
+    assert lines_of(said.stdout) == lines_of(shown)
+    assert said.exit_code == ("does not fit" in shown)
+
+
+# A row of the table: recipe, GPU, and with vLLM, which may need to sleep.
+ROWS = re.findall(r"^\| `@ (\S+)` \|[^|]*\| (?:from )?(\d+) GB \| (.*) \|$", REAL_MODELS, re.MULTILINE)
+
+
+@pytest.mark.parametrize("recipe", [name for name in recipes() if "qwen" in name])
+def test_every_recipe_fits_the_gpu_that_it_is_documented_for(recipe: str, tmp_path: Path) -> None:
+    ((_, local, served),) = (row for row in ROWS if row[0] == recipe)
+    described_in_recipe = (RECIPES / f"{recipe}.toml").read_text().splitlines()[0]
+    assert f"GPU of {local} GB" in described_in_recipe
+    awake, _, asleep = served.partition(";")
+    sizes = [(local, {}), (*re.findall(r"\d+(?= GB)", awake), {"engine.kind": "vllm"})]
+    if asleep:
+        sizes.append((*re.findall(r"\d+(?= GB)", asleep), {"engine.kind": "vllm", "engine.vllm.sleep": "true"}))
+    for gb, options in sizes:
+        config, device = load_config([recipe], options), Device("the GPU", float(gb) * 1e9, is_gpu=True)
+        plan = make_plan(config, device)
+        refuse_too_large(config, plan)
+        assert plan.need <= (1.0 if options else 0.99) * device.room, "some room is left; vLLM takes all of it"
+        chosen = as_planned(config, plan)
+        assert make_plan(chosen, device).parts == plan.parts, "what is given is kept"
+        if not options:
+            assert chosen.engine.kv_tokens == plan.kv_tokens > plan.context
+            continue
+        assert chosen.engine.vllm.gpu_share == plan.gpu_share
+        assert f"engine.vllm.gpu_share {plan.gpu_share:g}" in str(plan)
+        assert plan.parts["engine (vLLM's share)"] == pytest.approx((plan.gpu_share or 0.0) * device.memory)
+        server = Server(tmp_path, chosen.engine.vllm, plan.context, tmp_path / "log", lambda what, share: None)
+        command = server.command(Found("python", "0.32.0", on_cpu=False), 1)
+        assert float(command[command.index("--gpu-memory-utilization") + 1]) == plan.gpu_share
 
 
 @pytest.mark.parametrize(
-    ("recipe", "shape", "gb", "sleep"),
+    ("given", "gb", "fits_with"),
     [
-        ("qwen3-0.6b", QWEN3_06B, 26, "false"),
-        ("qwen3-0.6b", QWEN3_06B, 24, "true"),
-        ("qwen3-4b", QWEN3_4B, 141, "false"),
-        ("qwen3-8b-lora", QWEN3_8B, 52, "false"),
-        ("qwen3-8b-lora", QWEN3_8B, 48, "true"),
+        ("Qwen/Qwen3-4B", 80, "--train.lora.rank 16"),
+        ("@ standard --model Qwen/Qwen3-0.6B", 33, "--train.precision bfloat16"),
+        ("@ standard --model Qwen/Qwen3-4B", 36, "--train.lora.rank 16 --train.precision bfloat16"),
+        ("Qwen/Qwen3-8B", 24, "--harness.context 4096 --harness.summarize_at 3072"),
+        ("Qwen/Qwen3-0.6B --engine.kv_tokens 99999", 24, "--engine.kv_tokens 0"),
+        ("Qwen/Qwen3-4B --engine.kind vllm", 112, "--engine.vllm.sleep true"),
+        ("@ qwen3-4b --model Qwen/Qwen3-8B --stage pretrain", 141, "--train.lora.rank 16"),
+        ("Qwen/Qwen3-32B", 24, ""),
     ],
 )
-def test_every_recipe_runs_with_vllm_on_its_gpu(
-    recipe: str, shape: dict[str, int], gb: int, sleep: str, tmp_path: Path
-) -> None:
-    Qwen3Config(**shape, tie_word_embeddings=shape is not QWEN3_8B).save_pretrained(tmp_path)
-    options = {"model": str(tmp_path), "engine.kind": "vllm", "engine.vllm.sleep": sleep}
-    config, device = load_config([recipe], options), Device("the GPU", gb * 1e9, is_gpu=True)
-    plan = make_plan(config, device)
-    refuse_too_large(config, plan)
-    assert plan.gpu_share is not None
-    assert plan.need <= device.room
-    assert plan.parts["engine (vLLM's share)"] == pytest.approx(plan.gpu_share * gb * 1e9)
-    chosen = as_planned(config, plan)
-    assert chosen.engine.vllm.gpu_share == plan.gpu_share
-    assert f"engine.vllm.gpu_share {plan.gpu_share:g}" in str(plan)
-    assert make_plan(chosen, device).parts == plan.parts, "what is given is kept"
-    server = Server(tmp_path, chosen.engine.vllm, plan.context, tmp_path / "log", lambda what, share: None)
-    command = server.command(Found("python", "0.32.0", on_cpu=False), 1)
-    assert float(command[command.index("--gpu-memory-utilization") + 1]) == plan.gpu_share
+def test_plan_ends_with_what_would_fit(given: str, gb: int, fits_with: str) -> None:
+    """And that does, at the size that is said. `train` says the same."""
+    command = ["plan", *given.split(), "--gpu-memory", str(gb)]
+    last = CliRunner().invoke(app, command).stdout.splitlines()[-1]
+    if not fits_with:
+        assert last == "take a smaller model or a larger GPU"
+        return
+    assert last.startswith(f"fits with: {fits_with}, ")
+    found = json.loads(CliRunner().invoke(app, [*command, *fits_with.split(), "--json"]).stdout)
+    assert found["fits"]
+    assert last.endswith(f", {found['need_bytes'] / 1e9:.3g} GB")
+    if "stage" not in given:
+        options = given.split()
+        named, rest = ([options[1]], options[2:]) if options[0] == "@" else ([], ["--model", *options])
+        config = load_config(named, {key[2:]: value for key, value in zip(rest[::2], rest[1::2], strict=True)})
+        with pytest.raises(OffbookError, match=re.escape(f"GPU of {gb} GB has {gb} GB; {last}")):
+            refuse_too_large(config, make_plan(config, this_device(gb)))
+
+
+def test_plan_says_which_recipe_it_takes_and_speaks_of_small_models_in_small_units() -> None:
+    shown = lines_of(CliRunner().invoke(app, ["plan", "pocket"]).stdout)
+    assert shown[0] == "recipe pocket, chosen by the model; for another: offbook plan @ RECIPE --model pocket"
+    assert shown[1] == "pocket: 0.6M parameters"
+    assert (shown[2], shown[3]) == ("part MB", "weights 2.36")
+    assert "recipe" not in CliRunner().invoke(app, ["plan", "@", "pocket"]).stdout
 
 
 def test_vllm_gets_what_its_rollouts_need_and_no_more(large: Path) -> None:
@@ -327,23 +411,23 @@ def test_vllm_gets_what_its_rollouts_need_and_no_more(large: Path) -> None:
     assert 200 * (shared.gpu_share or 1.0) == pytest.approx(100 * share(100), abs=0.3), "of the whole GPU, for vLLM"
 
 
-def test_a_vllm_that_sleeps_is_awake_beside_what_the_trainer_holds(tmp_path: Path) -> None:
-    Qwen3Config(**QWEN3_4B, tie_word_embeddings=True).save_pretrained(tmp_path)
-    given = {"model": str(tmp_path), "engine.kind": "vllm", "engine.vllm.sleep": "true"}
+def test_a_vllm_that_sleeps_is_awake_beside_what_the_trainer_holds() -> None:
+    given = {"engine.kind": "vllm", "engine.vllm.sleep": "true"}
     device = Device("an H200", 141e9, is_gpu=True)
     large = load_config(["qwen3-4b"], given | {"engine.vllm.gpu_share": "0.9"})
     plan = make_plan(large, device)
     assert plan.need == pytest.approx(plan.held)
-    with pytest.raises(OffbookError, match=r"needs 215 GB .* has 141 GB; fits with: --engine\.vllm\.gpu_share 0\.3\d*, 13"):
+    with pytest.raises(
+        OffbookError, match=r"needs 215 GB .* has 141 GB; fits with: --engine\.vllm\.gpu_share 0\.3\d*, 13"
+    ):
         refuse_too_large(large, plan)
     small = make_plan(load_config(["qwen3-4b"], given | {"engine.vllm.gpu_share": "0.1"}), device)
     asleep = small.parts["engine (vLLM's share)"] - CONTEXT_BYTES
     assert small.need == pytest.approx(sum(small.parts.values()) - min(asleep, sum(map(small.parts.get, IN_A_STEP))))
 
 
-def test_a_share_that_is_too_large_is_refused_with_one_that_fits(tmp_path: Path) -> None:
-    Qwen3Config(**QWEN3_4B, tie_word_embeddings=True).save_pretrained(tmp_path)
-    given = {"model": str(tmp_path), "engine.kind": "vllm", "engine.vllm.gpu_share": "0.4"}
+def test_a_share_that_is_too_large_is_refused_with_one_that_fits() -> None:
+    given = {"engine.kind": "vllm", "engine.vllm.gpu_share": "0.4"}
     config, device = load_config(["qwen3-4b"], given), Device("an H200", 141e9, is_gpu=True)
     with pytest.raises(
         OffbookError, match=r"needs 15\d GB .*; fits with: --engine\.vllm\.gpu_share (0\.\d+), 13\d GB"
@@ -386,7 +470,15 @@ def test_a_gpu_has_a_size(size: str) -> None:
 
 
 def test_a_dry_run_shows_the_plan_and_what_train_would_say(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ["train", "@", "standard", "--model", str(large), "--dry-run", *(f"--{key}={value}" for key, value in HALF.items())]
+    given = [
+        "train",
+        "@",
+        "standard",
+        "--model",
+        str(large),
+        "--dry-run",
+        *(f"--{key}={value}" for key, value in HALF.items()),
+    ]
     monkeypatch.setattr(plan_room, "this_device", lambda: GPU)
     on_gpu = CliRunner().invoke(app, given)
     assert on_gpu.exit_code == 0
@@ -482,7 +574,9 @@ def test_a_layout_adds_up(large: Path) -> None:
     assert 0.7 * held < few.kv_tokens < held
     smaller = few.version_bytes / few.patch_bytes
     assert smaller == pytest.approx(72.4), "what was measured at 1e-6"
-    faster = make_layout(load_config(["standard"], {"model": str(large), **HALF, "train.learning_rate": "3e-6"}), GPU, 16)
+    faster = make_layout(
+        load_config(["standard"], {"model": str(large), **HALF, "train.learning_rate": "3e-6"}), GPU, 16
+    )
     assert faster.version_bytes / faster.patch_bytes == pytest.approx(34.1, rel=0.01)
 
 
@@ -495,7 +589,9 @@ def test_what_does_not_fit_on_a_rank_is_cut_further(tmp_path: Path) -> None:
     replicate, shard, ep = found.experts or (0, 0, 0)
     assert replicate * shard * ep == 64
     assert (96 % ep, ep) == (0, 8)
-    long = make_layout(load_config(["standard"], given | {"harness.context": "262144"}), Device("", 80e9, is_gpu=True), 128)
+    long = make_layout(
+        load_config(["standard"], given | {"harness.context": "262144"}), Device("", 80e9, is_gpu=True), 128
+    )
     assert long.rows > found.rows == 1
     assert long.fits
     assert not make_layout(load_config(["standard"], given), Device("", 80e9, is_gpu=True), 4).fits
@@ -525,7 +621,9 @@ def test_a_layout_takes_the_ranks_that_are_named(large: Path, tmp_path: Path) ->
 
 def test_a_rank_is_planned_by_its_share(large: Path) -> None:
     """What one GPU is refused for, 8 of them have room for, and take the same way as `offbook plan` says."""
-    config = load_config(["standard"], {"model": str(large), **HALF, "engine.kind": "vllm", "engine.vllm.url": "http://x"})
+    config = load_config(
+        ["standard"], {"model": str(large), **HALF, "engine.kind": "vllm", "engine.vllm.url": "http://x"}
+    )
     with pytest.raises(OffbookError, match=r"needs \d+ GB here and a GPU of 150 GB has 150 GB"):
         refuse_too_large(config, make_plan(config, GPU))
     ranks, layout = make_plan(config, GPU, share=share_of(config.train.ranks, 8)), make_layout(config, GPU, 16)

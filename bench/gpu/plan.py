@@ -1,9 +1,11 @@
 """What `offbook plan` says against what a step takes, on one GPU: `python bench/gpu/plan.py --json plan.json`.
 
-Qwen3 shapes with random weights in bfloat16: 0.6B, 1.7B and 4B with all weights trained, 8B and 32B with adapters of
-rank 16. Two rollouts of 16,384 random tokens with 4 targets each and a frozen teacher, in two micro-batches, so that
-gradients add up. The peak is torch's, of the second step: the trainer alone, without an engine, without CUDA's own
-memory. `--recompute` fixes the mode; without, the plan chooses for this GPU. `--tiny` is for trying the script.
+Shipped configurations of Qwen3 with random weights in bfloat16: 0.6B, 1.7B and 4B with all weights trained, 8B and 32B
+with adapters of rank 16. Two rollouts of 16,384 random tokens with 4 targets each and a frozen teacher, in two
+micro-batches, so that gradients add up; `--hinted 1`: one of them has none. Each with hints that are bounded and with
+hints that are not (`--balance`). A recipe is computed as it is on the GPU that it is documented for, another model as
+the plan chooses for this one, unless `--recompute` says how. The peak is torch's, of the second step: the trainer
+alone, without an engine, without CUDA's own memory. `--tiny` is for trying the script.
 """
 
 from __future__ import annotations
@@ -13,51 +15,43 @@ import gc
 import json
 import random
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
-from offbook.config import Config, HarnessConfig, LoraConfig, TrainConfig
-from offbook.loop.plan import make_plan, meta_shapes, this_device
+from offbook.config import load_config
+from offbook.loop.annotate import distill_of
+from offbook.loop.models import described
+from offbook.loop.plan import make_plan, this_device
 from offbook.train.lora import make_trainable
-from offbook.train.memory import static_parts, step_parts
 from offbook.train.teachers import Frozen
 from offbook.train.trainer import Trainer
 from offbook.types import Branch, Distill, Sample
 
 MESSAGE, HINT = 400, 60
-#            width, inner, layers, heads, key heads, tied, rank
+#       model, recipe, GB of the GPU that it is documented for (0: this one)
 MODELS = {
-    "0.6B": (1024, 3072, 28, 16, 8, True, 0),
-    "1.7B": (2048, 6144, 28, 16, 8, True, 0),
-    "4B": (2560, 9728, 36, 32, 8, True, 0),
-    "8B LoRA": (4096, 12_288, 36, 32, 8, False, 16),
-    "32B LoRA": (5120, 25_600, 64, 64, 8, False, 16),
+    "0.6B": ("Qwen/Qwen3-0.6B", "qwen3-0.6b", 24),
+    "1.7B": ("Qwen/Qwen3-1.7B", "qwen3-4b", 0),
+    "4B": ("Qwen/Qwen3-4B", "qwen3-4b", 141),
+    "8B LoRA": ("Qwen/Qwen3-8B", "qwen3-8b-lora", 48),
+    "32B LoRA": ("Qwen/Qwen3-32B", "qwen3-8b-lora", 0),
 }
-TINY = {"tiny": (128, 384, 4, 8, 4, True, 0), "tiny LoRA": (128, 384, 4, 8, 4, False, 4)}
+TINY = {"tiny": ("", "qwen3-4b", 0), "tiny LoRA": ("", "qwen3-8b-lora", 0)}
 
 
-def shape(model: tuple[Any, ...], is_tiny: bool) -> Qwen3Config:
-    width, inner, layers, heads, shared, tied, _ = model
-    return Qwen3Config(
-        vocab_size=1000 if is_tiny else 151_936,
-        hidden_size=width,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=shared,
-        head_dim=16 if is_tiny else 128,
-        max_position_embeddings=131_072,
-        tie_word_embeddings=tied,
-    )
+def tiny(folder: Path) -> str:
+    shape = {"vocab_size": 1000, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "head_dim": 16}
+    Qwen3Config(num_attention_heads=8, num_key_value_heads=4, **shape).save_pretrained(folder)
+    return str(folder)
 
 
-def sample(length: int, vocabulary: int, targets: int, seed: int) -> Sample:
+def sample(length: int, vocabulary: int, targets: int, seed: int, distill: Distill) -> Sample:
     """Every other message is sampled; targets are sampled messages, spread evenly."""
     rng, message = random.Random(seed), min(MESSAGE, length // (2 * targets + 2))
-    distill = Distill("frozen", "hint", cap=2.0, gate=0.002, top=5)
     starts = [message * (2 * ((k + 1) * (length // message) // (2 * targets + 2)) + 1) for k in range(targets)]
     hints = [[rng.randrange(vocabulary) for _ in range(HINT)] for _ in starts]
     return Sample(
@@ -72,21 +66,22 @@ def sample(length: int, vocabulary: int, targets: int, seed: int) -> Sample:
     )
 
 
-def measure(model: tuple[Any, ...], options: argparse.Namespace) -> dict[str, Any]:
-    config, device = shape(model, options.tiny), "cuda" if torch.cuda.is_available() else "cpu"
-    settings = TrainConfig(precision="bfloat16", lora=LoraConfig(rank=model[-1]), recompute=options.recompute)
-    folder = Path(options.scratch) / f"{model[0]}-{model[-1]}"
-    config.save_pretrained(folder)
-    harness = HarnessConfig(context=options.tokens, summarize_at=0)
-    plan = make_plan(Config(model=str(folder), train=settings, harness=harness), this_device(), engine_apart=True)
-    way = plan.way
-    settings = settings.settled(way.recompute, way.compile, options.tokens)
+def measure(model: tuple[str, str, int], balance: str, options: argparse.Namespace) -> dict[str, Any]:
+    name, recipe, gb = model
+    given = {"model": name or tiny(Path(options.scratch)), "feedback.balance": balance}
+    given |= {"harness.context": str(options.tokens), "harness.summarize_at": "0"}
+    given |= {"train.micro_tokens": str(options.tokens), "train.recompute": options.recompute}
+    config, device = load_config([recipe], given), "cuda" if torch.cuda.is_available() else "cpu"
+    plan = make_plan(config, this_device(gb))
+    settings = config.train.settled(plan.way.recompute, plan.way.compile, options.tokens)
     torch.manual_seed(0)
     with torch.device(device):
-        network = Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
+        network = AutoModelForCausalLM.from_config(described(config.model), dtype=torch.bfloat16).eval()
     make_trainable(network, settings.lora, "", 0)
     trainer = Trainer(network, settings, {"frozen": Frozen()})
-    samples = [sample(options.tokens, config.vocab_size, options.targets, seed) for seed in (0, 1)]
+    vocabulary, how = network.config.vocab_size, distill_of(config.feedback)
+    targets = [options.targets if number < options.hinted else 0 for number in range(2)]
+    samples = [sample(options.tokens, vocabulary, count, seed, how) for seed, count in enumerate(targets)]
     times = []
     for number in range(options.steps):
         if number and device == "cuda":
@@ -96,14 +91,14 @@ def measure(model: tuple[Any, ...], options: argparse.Namespace) -> dict[str, An
         if device == "cuda":
             torch.cuda.synchronize()
         times.append(time.monotonic() - started)
-    shapes = meta_shapes(config, settings)
-    parts = {**static_parts(shapes, teachers=1), **step_parts(shapes, way, options.tokens)}
+    parts = {part: size for part, size in plan.parts.items() if not part.startswith("engine")}
     estimate = sum(parts.values())
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
     reserved = torch.cuda.max_memory_reserved() if device == "cuda" else 0
     return {
-        "recompute": way.recompute,
-        "compile": way.compile,
+        "gpu_gb": gb,
+        "recompute": plan.way.recompute,
+        "compile": plan.way.compile,
         "tokens": options.tokens,
         "first_s": times[0],
         "step_s": min(times[1:] or times),
@@ -111,13 +106,17 @@ def measure(model: tuple[Any, ...], options: argparse.Namespace) -> dict[str, An
         "reserved_gb": reserved / 1e9,
         "estimate_gb": estimate / 1e9,
         "off": estimate / peak - 1 if peak else None,
-        "parts_gb": {name: size / 1e9 for name, size in parts.items()},
+        "parts_gb": {part: size / 1e9 for part, size in parts.items()},
+        "with_engine_gb": plan.need / 1e9,
+        "room_gb": plan.device.room / 1e9,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=None, help="of those above")
+    parser.add_argument("--balance", nargs="*", choices=["bounded", "rl"], default=["bounded", "rl"])
+    parser.add_argument("--hinted", type=int, choices=[0, 1, 2], default=2, help="rollouts with targets")
     parser.add_argument("--recompute", choices=["auto", "none", "layers", "all"], default="auto")
     parser.add_argument("--tokens", type=int, default=16_384)
     parser.add_argument("--targets", type=int, default=4)
@@ -128,17 +127,18 @@ def main() -> None:
     options = parser.parse_args()
     models = TINY if options.tiny else MODELS
     rows: dict[str, Any] = {}
-    print(f"{'model':12}{'recompute':>10}{'first s':>9}{'step s':>8}{'peak GB':>9}{'plan GB':>9}{'off':>8}", flush=True)
-    for name in options.models or models:
+    print(f"{'model':20}{'recompute':>10}{'first s':>9}{'step s':>8}{'peak GB':>9}{'plan GB':>9}{'off':>8}", flush=True)
+    for name, balance in product(options.models or models, options.balance):
+        label = f"{name}, {balance}"
         try:
-            row = rows[name] = measure(models[name], options)
+            row = rows[label] = measure(models[name], balance, options)
             off = "" if row["off"] is None else f"{row['off']:+.1%}"
             figures = f"{row['first_s']:9.1f}{row['step_s']:8.2f}{row['peak_gb']:9.2f}{row['estimate_gb']:9.2f}{off:>8}"
-            print(f"{name:12}{row['recompute']:>10}{figures}", flush=True)
-            print("            ", {part: round(size, 2) for part, size in row["parts_gb"].items()}, flush=True)
+            print(f"{label:20}{row['recompute']:>10}{figures}", flush=True)
+            print(" " * 20, {part: round(size, 2) for part, size in row["parts_gb"].items()}, flush=True)
         except Exception as error:  # one that fails must not cost the others their minutes
-            rows[name] = {"failed": f"{type(error).__name__}: {error}"}
-            print(f"{name:12}{rows[name]['failed'][:300]}", flush=True)
+            rows[label] = {"failed": f"{type(error).__name__}: {error}"}
+            print(f"{label:20}{rows[label]['failed'][:300]}", flush=True)
         gc.collect()
         torch._dynamo.reset()
         if torch.cuda.is_available():

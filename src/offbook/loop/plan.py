@@ -228,8 +228,9 @@ class Needs:
         targets = config.feedback.max_candidates * (config.harness.message_tokens + HINT_TOKENS)
         feedback, teachers = config.feedback, config.teachers
         is_bounded = feedback.weight > 0 and feedback.balance == "bounded"
-        beside = (feedback.weight, feedback.weight * feedback.anchor_share, feedback.corrections.weight)
-        beside += (teachers.opd.weight, teachers.opsd.weight, teachers.sdft.weight)
+        anchors = feedback.weight * feedback.anchor_share
+        whole = (teachers.opd.weight, teachers.opsd.weight, teachers.sdft.weight)
+        beside = (feedback.weight, anchors, feedback.corrections.weight, *whole)
         parts = 1 + sum(map(bool, beside)) if is_bounded or config.train.log_parts else 1
         if riding and config.teachers.opsd.weight + config.teachers.sdft.weight:
             targets = context
@@ -402,7 +403,9 @@ def refuse_too_large(config: Config, plan: Plan) -> None:
     if (plan.need if plan.device.is_gpu else plan.held) > plan.device.room:
         rank = "" if plan.share == ALONE else "a rank of "
         needs = f"{rank}{config.model} needs {plan.need / GB:.3g} GB here"
-        raise OffbookError(f"{needs} and {plan.device.name} has {plan.device.memory / GB:.3g} GB; {advice(config, plan)}")
+        raise OffbookError(
+            f"{needs} and {plan.device.name} has {plan.device.memory / GB:.3g} GB; {advice(config, plan)}"
+        )
     if not plan.holds_a_rollout:
         raise OffbookError(advice(config, plan))
 
@@ -420,10 +423,11 @@ def advice(config: Config, plan: Plan) -> str:
             found = make_plan(changed, device, plan.engine_apart, plan.samples, plan.row, plan.share)
             if found.fits:
                 share = "engine.vllm.gpu_share"
-                told = {key: found.gpu_share if key == share else value for key, value in options.items()}
                 if config.engine.vllm.gpu_share == "auto":
-                    told.pop(share, None)
-                shown = " ".join(f"--{key} {str(value).lower()}" for key, value in told.items())
+                    options.pop(share, None)
+                elif share in options:
+                    options[share] = found.gpu_share
+                shown = " ".join(f"--{key} {str(value).lower()}" for key, value in options.items())
                 return f"fits with: {shown}, {found.need / GB:.3g} GB"
         return "take a smaller model or a larger GPU"
     told = f"a rollout may have {plan.context} tokens (harness.context) and the engine holds {plan.kv_tokens}"

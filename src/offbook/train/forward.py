@@ -81,10 +81,9 @@ class Decoder:
 
     @contextmanager
     def differentiated(self, times: int) -> Iterator[None]:
-        """A forward in here can be differentiated so often. What is recomputed but for some kernels can be once only, so
-        that all is recomputed. Compiled layers write over what their backward pass has read unless they are told
-        before: they are compiled again, once, at the first micro-batch of a step in which any is differentiated twice.
-        """
+        """Meanwhile a forward can be differentiated so often. One that recomputes all but some kernels can once only,
+        so it recomputes all. Compiled layers write over what their backward pass has read unless they are told before:
+        they are compiled again, once, at the first micro-batch of a step whose parts are taken apart."""
         if self.compiled and torch._functorch.config.donated_buffer:
             torch._functorch.config.donated_buffer = False
             torch.compiler.reset()

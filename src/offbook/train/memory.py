@@ -225,9 +225,11 @@ def static_parts(
 def step_parts(
     shapes: Shapes, way: Way, tokens: int, branch_tokens: int = 0, linear: Linear = "plain", parts: int = 1
 ) -> dict[str, float]:
-    """Bytes that come on top in a step, by part: `tokens` in one forward, `branch_tokens` that ride along. Where `parts`
-    of the loss are differentiated one by one, the larger of a micro-batch that has one of them and one that has all:
-    that recomputes whole layers, keeps its graph for the next part, and has a sum of the head's gradients for each."""
+    """Bytes that come on top in a step, by part: `tokens` in one forward, `branch_tokens` that ride along.
+
+    Where `parts` of the loss are differentiated one by one, the larger of a micro-batch that has one of them and one
+    that has all, which recomputes whole layers, keeps its graph for the next part, and has a sum of the head's
+    gradients for each."""
     if parts > 1:
         one = step_parts(shapes, way, tokens, branch_tokens, linear)
         way = replace(way, recompute="all") if way.recompute == "layers" else way
