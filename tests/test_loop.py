@@ -324,7 +324,7 @@ def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) ->
         (["train", "--feedback.wieght", "1"], 2, "did you mean feedback.weight"),
         (["train", "@", "absent.toml"], 2, "cannot read absent.toml"),
         (["train", "@", "absent"], 2, "recipes are full, pocket, qwen3-0.6b, "),
-        (["train"], 2, "`--model pocket`, `--model smollm2-135m` or `@ standard --model Qwen/Qwen3-0.6B`"),
+        (["train"], 2, "`--model pocket`, `--model smollm2-135m` or `--model Qwen/Qwen3-0.6B`"),
         (["train", "--dry-run", "@", "small"], 2, "there is no model to train"),
         (["train", "--model", "./absent"], 1, "there is no model folder ./absent"),
         (["train", "--model", "nobody/nothing", *SMALL], 1, "there is no folder nobody/nothing; as a hub id: cannot"),

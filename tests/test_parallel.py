@@ -244,8 +244,9 @@ def a_step_in_bfloat16(samples: Any) -> Any:
     return whole(trainer.model.state_dict()), metrics["gradient_norm"]
 
 
-def test_masters_of_bfloat16_weights_are_sharded_too() -> None:
-    samples = samples_of(4)
+@pytest.mark.parametrize("bound", [0.0, 0.2])
+def test_masters_of_bfloat16_weights_are_sharded_too(bound: float) -> None:
+    samples = [distilled(mine, bound=bound) for mine in samples_of(4)]
     alone = Trainer(make("bfloat16"), STEADY.model_copy(update={"precision": "bfloat16"}), KINDS["live"])
     norm = alone.step([sample for mine in samples for sample in mine]).metrics["gradient_norm"]
     for weights, found in on_ranks(4, a_step_in_bfloat16, samples):

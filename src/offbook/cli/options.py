@@ -28,7 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plain = Annotated[bool, typer.Option("--plain", help="No live display; a line now and then.")]
 Log = Annotated[Literal["trackio", "wandb", "tensorboard"] | None, typer.Option(help="Show the metrics there, too.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
-CHOICES = "`--model pocket`, `--model smollm2-135m` or `@ standard --model Qwen/Qwen3-0.6B`"
+CHOICES = "`--model pocket`, `--model smollm2-135m` or `--model Qwen/Qwen3-0.6B`"
 WIDE = 1000  # columns of a file or a pipe: tables keep their lines whole there
 console = Console(stderr=True)  # progress and notes
 results = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)  # what was asked for
