@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -381,7 +382,7 @@ def test_an_exported_instance_brings_the_judge_along(task: Task, tmp_path: Path)
     instance = swebench_instance(own)
     for path, text in gold_changes(own).items():
         (own.tree / path).write_text(str(text))
-    places = {"/opt/judge": tmp_path / "judge", "/testbed": own.tree, "python3": Path(sys.executable)}
+    places = {"/opt/judge": tmp_path / "judge", "/testbed": own.tree, "python3": shlex.quote(sys.executable)}
     script = instance["eval_script"]
     for place, moved in places.items():
         script = script.replace(place, str(moved))

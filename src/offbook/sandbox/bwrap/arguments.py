@@ -44,7 +44,7 @@ WRITTEN = {
     "resolv.conf": "",
 }
 HIDDEN = ("site-packages", "dist-packages", "test", "idlelib", "ensurepip", "config-*")  # of an interpreter
-# The owner of these is root, which we are outside where offbook runs as root: they tell about the whole machine.
+# These tell about the whole machine where offbook runs as root, and `keys` names the keyrings of any user.
 MASKED = ("kcore", "keys", "kpagecount", "kpageflags", "slabinfo", "timer_list", "vmallocinfo")
 OPEN_FILES = 1024
 FLAGS = (
@@ -100,10 +100,9 @@ def _view_arguments(view: View, folder: str) -> tuple[list[str], list[str]]:
         if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"):
             arguments += ["--ro-bind", f"/{name}", f"/{name}"]
     arguments += ["--proc", "/proc"]
-    if os.getuid() == 0:
-        for name in MASKED:
-            if os.path.exists(f"/proc/{name}"):
-                arguments += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    for name in MASKED:
+        if os.path.exists(f"/proc/{name}"):
+            arguments += ["--ro-bind", "/dev/null", f"/proc/{name}"]
     arguments += ["--remount-ro", "/proc", "--dev", "/dev"]
     arguments += ["--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     for point, path in early:
