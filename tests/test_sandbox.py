@@ -608,7 +608,7 @@ async def main():
     asyncio.create_task(box.exec("touch running; sleep " + sys.argv[2], 60))
     while "running" not in await box.files():
         await asyncio.sleep(0.01)
-    print(box._held.place, *box._held.group.folders.values() if box._held.group else ())
+    print(box._held.place, *box._held.group.folders.values() if box._held.group else (), flush=True)
     globals()["kept"] = box
     if sys.argv[3] == "kill":
         import os
