@@ -74,6 +74,8 @@ def measure(model: tuple[str, str, int], balance: str, options: argparse.Namespa
     config, device = load_config([recipe], given), "cuda" if torch.cuda.is_available() else "cpu"
     plan = make_plan(config, this_device(gb))
     settings = config.train.settled(plan.way.recompute, plan.way.compile, options.tokens)
+    if device == "cuda" and torch.cuda.memory_allocated() > 1e8:
+        raise RuntimeError(f"{torch.cuda.memory_allocated() / 1e9:.1f} GB of the model before are still allocated")
     torch.manual_seed(0)
     with torch.device(device):
         network = AutoModelForCausalLM.from_config(described(config.model), dtype=torch.bfloat16).eval()
@@ -139,8 +141,8 @@ def main() -> None:
         except Exception as error:  # one that fails must not cost the others their minutes
             rows[label] = {"failed": f"{type(error).__name__}: {error}"}
             print(f"{label:20}{rows[label]['failed'][:300]}", flush=True)
+        torch._dynamo.reset()  # what it compiled refers to the model
         gc.collect()
-        torch._dynamo.reset()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if options.json:
