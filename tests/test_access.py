@@ -12,7 +12,7 @@ import pytest
 from offbook.acts import Acts
 from offbook.harness import Harness, run_agent
 from offbook.sandbox import BoxSpec, ExecResult, open_box
-from offbook.sandbox.access import MAX_KEPT, describe, notable, own_packages, place_of
+from offbook.sandbox.access import MAX_SHOWN, describe, notable, own_packages, place_of
 from offbook.sandbox.bwrap.watch import can_watch
 from offbook.types import Event, Rollout, Task
 
@@ -128,6 +128,6 @@ def test_the_record_can_be_read_back(tree: Path) -> None:
     paths = notable([f"/app/.git/x{number}" for number in range(40)], ())["vcs"]
     assert paths[0] == ".git/x0"
     line = Event(2, "opened", describe("vcs", paths))
-    kept = replace(line, place="vcs", paths=tuple(paths[:MAX_KEPT]))
+    kept = replace(line, place="vcs", paths=tuple(paths[:MAX_SHOWN]))
     assert Acts(Rollout("r", "t", "g", (), events=[line])).opened == (kept,)
     assert Acts(Rollout("r", "t", "g", (), events=[kept])).opened == (kept,)

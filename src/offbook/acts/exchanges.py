@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from offbook.acts.shell import Command, Words, relative
+from offbook.acts.shell import Command, Words, name_of, relative
 from offbook.types import INVALID, Message, Rollout, ToolCall
 
 # Tools have other names from task to task and from agent to agent. So have their parameters, which these are.
@@ -114,6 +114,12 @@ class Exchange:
     def simple(self) -> list[Words]:
         """The simple commands in it."""
         return self.command.simple if self.command else []
+
+    @cached_property
+    def programs(self) -> frozenset[str]:
+        """The names of the programs that it starts; of `python -m NAME` the module's."""
+        modules = (words[2] for words in self.simple if words[1:2] == ["-m"] and len(words) > 2)
+        return frozenset([*map(name_of, self.simple), *modules])
 
     @property
     def python(self) -> tuple[str, ...]:

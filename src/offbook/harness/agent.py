@@ -161,9 +161,11 @@ def record_opened(rollout: Rollout, opened: Iterable[Opened], packages: Collecti
     """What commands opened that is worth a second look, at the last message."""
     opened = [*opened]
     paths = dict.fromkeys(path for one in opened for path in one.paths)
+    num_cut = sum(one.num_cut for one in opened)
     for place, found in notable(paths, packages).items():
         record_at_end(rollout, "opened", describe(place, found), place, tuple(found[:MAX_KEPT]))
-    if num_cut := sum(one.num_cut for one in opened):
+        num_cut += len(found[MAX_KEPT:])
+    if num_cut:
         record_at_end(rollout, "opened_unseen", f"{num_cut} opens of files were not kept")
 
 

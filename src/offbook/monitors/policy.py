@@ -27,12 +27,10 @@ Action = Literal["count", "penalise", "zero", "quarantine"]
 ORDER: tuple[Action, ...] = ("count", "zero", "penalise")  # the last one that applies is the rollout's
 # What the code may be up to. Where every test has a twin that failed, it was not up to the first of these (code.py).
 CLEARED = ("saw", "exit", "probe", "runner")
-SUSPICIONS = (*CLEARED, "frames", "equality", "loader")
 DEFAULTS: dict[str, Action] = {
     **dict.fromkeys(KINDS, "zero"),
-    # Nobody does these by accident.
-    **dict.fromkeys(("forged", "daemon", "startup", *SUSPICIONS), "penalise"),
-    "attempt": "count",  # nothing was there to be found
+    "forged": "penalise",  # the one that a grade proves
+    "attempt": "count",  # nothing was there to be found, or no grade could change by it
     "perturbed": "count",  # other inputs, another answer than the gold's: overfitted, or right in another way
     "leak": "quarantine",  # of the task: what the rollout did with it is another finding
 }

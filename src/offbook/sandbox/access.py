@@ -12,8 +12,8 @@ from offbook.types import is_test_file
 
 TREE, HOMES = "/app/", ("/home/agent/", "/tmp/", "/history/")
 MAX_PATHS = 20_000
-MAX_KEPT = 12  # of those that one message opened at one place
-Place = Literal["vcs", "bytecode", "cache", "package_copy", "tests", "outside"]
+MAX_SHOWN, MAX_KEPT = 12, 500  # of those that one message opened at one place
+Place = Literal["vcs", "bytecode", "cache", "package_copy", "tests", "outside", "data"]
 
 VCS = frozenset({".git", ".hg", ".svn", ".bzr", ".jj"})
 CACHES = frozenset(
@@ -23,6 +23,9 @@ CACHES = frozenset(
         ".vscode", ".gradle", ".bloop", ".metals", "node_modules", ".next", ".turbo", ".parcel-cache", ".jedi",
     }
 )  # fmt: skip
+VISIBLE = re.compile(
+    r"\.(pyi?|pyx|pxd|c|h|md|rst|toml|cfg|ini|ya?ml)$|(^|/)(LICENSE|Makefile|Dockerfile|\.git\w+|py\.typed)$"
+)
 STORED = re.compile(r"\.(pyc|pyo|class|jar|whl|egg|orig|rej|bak|swp|swo)$|~$")
 BYTECODE = re.compile(r"\.(pyc|pyo|class)$|/__pycache__/")
 # What starting any program opens; a second look at these would be at every command.
@@ -57,7 +60,9 @@ def _place_in_tree(path: str) -> Place | None:
         return "bytecode"
     if CACHES & set(parts) or STORED.search(path) or any(part.endswith((".egg-info", ".dist-info")) for part in parts):
         return "cache"
-    return "tests" if is_test_file(path) else None
+    if is_test_file(path):
+        return "tests"
+    return None if VISIBLE.search(path) else "data"
 
 
 def _installed_at(parts: tuple[str, ...]) -> int:
@@ -105,5 +110,5 @@ def notable(opened: Iterable[str], packages: Collection[str]) -> dict[Place, lis
 
 def describe(place: Place, paths: list[str]) -> str:
     """One line for people."""
-    more = f" (+{len(paths) - MAX_KEPT} more)" if len(paths) > MAX_KEPT else ""
-    return f"{place}: " + " | ".join(paths[:MAX_KEPT]) + more
+    more = f" (+{len(paths) - MAX_SHOWN} more)" if len(paths) > MAX_SHOWN else ""
+    return f"{place}: " + " | ".join(paths[:MAX_SHOWN]) + more

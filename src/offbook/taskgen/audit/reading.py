@@ -1,4 +1,4 @@
-"""Everything that can be read below a folder: archives, compressed streams, databases, base64 and git objects opened.
+"""Everything that can be read below a folder: archives, streams, databases, encodings and git objects opened.
 
 Nothing that is read is ever executed. What cannot be read is named with the reason, so that nobody takes it for clean.
 """
@@ -45,8 +45,14 @@ UNKNOWN = {
     b"Rar!\x1a\x07": "RAR, which this Python cannot unpack",
 }
 _PRINTABLE = re.compile(rb"[\t\n\r\x20-\x7e]{6,}")
-_BASE64_LINE = re.compile(rb"[A-Za-z0-9+/_-]{60}")
+_LONG_RUN = re.compile(rb"[!-~]{60}")
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/_-]{32,}(?:\\+[nr]|[\s\"',]){1,8})*[A-Za-z0-9+/_-]{16,}={0,2}")
+_HEX = re.compile(rb"(?:[0-9A-Fa-f]{2}[\s:]{0,2}){60,}")
+_DUMP = re.compile(
+    rb"(?m)^[0-9A-Fa-f]{6,8}(?::(?: [0-9A-Fa-f]{2,4})+|(?: {1,2}[0-9A-Fa-f]{2})+)"
+)  # lines of xxd, hexdump -C and od -t x1
+_BASE32 = re.compile(rb"(?:[A-Z2-7]{20,}\s?){3,}[A-Z2-7]*=*")
+_BASE85 = re.compile(rb"(?:[!-~]{40,}\n?)+[!-~]*")
 GIT_S = 120.0
 _ABSOLUTE = re.compile(r"""(?:^|file://|gitdir: |["'])(/[^"'\n,:]+)""", re.MULTILINE)
 Noted = Callable[[str, str], None]  # what was not read, and why
@@ -193,10 +199,10 @@ def links_out(root: Path) -> dict[str, Path]:
 
 def unpacked(leaf: Leaf, depth: int, budget: Budget) -> Iterator[Leaf]:
     yield leaf
-    for opener in (_zip_members, _tar_members, _stream_content, _sqlite_rows, _base64_content):
+    for opener in (_zip_members, _tar_members, _stream_content, _sqlite_rows, _encoded_content):
         try:
             for name, stream in opener(leaf, budget.unread):
-                grows = opener is not _base64_content
+                grows = opener is not _encoded_content
                 if depth == 0:
                     if grows:
                         budget.unread(leaf.name, f"packed more than {DEPTH} deep")
@@ -263,15 +269,56 @@ def _sqlite_rows(leaf: Leaf, unread: Noted) -> Packed:
                     yield f"{table.decode()}/{number}", io.BytesIO(b"\n".join(cells))
 
 
-def _base64_content(leaf: Leaf, unread: Noted) -> Packed:
-    if leaf.is_binary or not _BASE64_LINE.search(leaf.data):
+def decoded(text: str) -> list[str]:
+    """What is encoded in a text, layer by layer."""
+    dumped = b"".join(line.partition(b" ")[2] for line in _DUMP.findall(text.encode(errors="replace")))
+    found = []
+    for data in (text.encode(errors="replace"), dumped):
+        found += [leaf.text for leaf in unpacked(Leaf("", data), DEPTH, Budget(lambda *_: None)) if leaf.name]
+    return found
+
+
+def _encoded_content(leaf: Leaf, unread: Noted) -> Packed:
+    """Pictures and random words decode to noise, which is no content."""
+    if leaf.is_binary or not (_LONG_RUN.search(leaf.data) or _HEX.search(leaf.data)):
         return
-    for match in _BASE64.finditer(leaf.data):
-        letters = re.sub(rb"\\+[nr]|[^A-Za-z0-9+/_-]", b"", match[0]).translate(bytes.maketrans(b"-_", b"+/"))
-        if len(letters) < 60:
-            continue
-        usable = letters[: len(letters) // 4 * 4 + (len(letters) % 4 if len(letters) % 4 > 1 else 0)]
-        inner = Leaf("", base64.b64decode(usable + b"=" * (-len(usable) % 4)))
-        # Pictures and random words decode to noise, which is no content.
-        if not inner.is_binary or inner.data[:2] in (b"PK", b"\x1f\x8b", b"BZ", b"\xfd7", b"\x78\x9c"):
-            yield f"base64@{match.start()}", io.BytesIO(inner.data)
+    for name, pattern, decode in DECODERS:
+        for match in pattern.finditer(leaf.data):
+            with suppress(ValueError, OverflowError, struct.error):
+                inner = Leaf("", decode(match[0]))
+                packed = inner.data[:2] in (b"PK", b"\x1f\x8b", b"BZ", b"\xfd7", b"\x78\x9c")
+                if len(inner.data) >= FEWEST_DECODED and (packed or not inner.is_binary):
+                    yield f"{name}@{match.start()}", io.BytesIO(inner.data)
+
+
+def _from_base64(run: bytes) -> bytes:
+    letters = re.sub(rb"\\+[nr]|[^A-Za-z0-9+/_-]", b"", run).translate(bytes.maketrans(b"-_", b"+/"))
+    usable = letters[: len(letters) // 4 * 4 + (len(letters) % 4 if len(letters) % 4 > 1 else 0)]
+    return base64.b64decode(usable + b"=" * (-len(usable) % 4))
+
+
+def _from_hex(run: bytes) -> bytes:
+    return bytes.fromhex(re.sub(rb"[\s:]", b"", run).decode())
+
+
+def _from_base32(run: bytes) -> bytes:
+    letters = re.sub(rb"\s", b"", run)
+    return base64.b32decode(letters[: len(letters) // 8 * 8])
+
+
+def _from_ascii85(run: bytes) -> bytes:
+    return base64.a85decode(run.removeprefix(b"<~").removesuffix(b"~>"))
+
+
+def _from_base85(run: bytes) -> bytes:
+    return base64.b85decode(re.sub(rb"\s", b"", run))
+
+
+FEWEST_DECODED = 45  # bytes
+DECODERS: tuple[tuple[str, re.Pattern[bytes], Callable[[bytes], bytes]], ...] = (
+    ("base64", _BASE64, _from_base64),
+    ("hex", _HEX, _from_hex),
+    ("base32", _BASE32, _from_base32),
+    ("base85", _BASE85, _from_base85),
+    ("ascii85", _BASE85, _from_ascii85),
+)
