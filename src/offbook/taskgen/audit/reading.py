@@ -6,6 +6,7 @@ Nothing that is read is ever executed. What cannot be read is named with the rea
 from __future__ import annotations
 
 import base64
+import binascii
 import io
 import lzma
 import os
@@ -47,7 +48,7 @@ UNKNOWN = {
 _PRINTABLE = re.compile(rb"[\t\n\r\x20-\x7e]{6,}")
 _LONG_RUN = re.compile(rb"[!-~]{60}")
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/_-]{32,}(?:\\+[nr]|[\s\"',]){1,8})*[A-Za-z0-9+/_-]{16,}={0,2}")
-_HEX = re.compile(rb"(?:[0-9A-Fa-f]{2}[\s:]{0,2}){60,}")
+_HEX = re.compile(rb"(?:[0-9A-Fa-f]{2}\s{0,2}){60,}")
 _DUMP = re.compile(
     rb"(?m)^[0-9A-Fa-f]{6,8}(?::(?: [0-9A-Fa-f]{2,4})+|(?: {1,2}[0-9A-Fa-f]{2})+)"
 )  # lines of xxd, hexdump -C and od -t x1
@@ -285,7 +286,7 @@ def _encoded_content(leaf: Leaf, unread: Noted) -> Packed:
     for name, pattern, decode in DECODERS:
         for match in pattern.finditer(leaf.data):
             with suppress(ValueError, OverflowError, struct.error):
-                inner = Leaf("", decode(match[0]))
+                inner = Leaf("", decode(b"".join(match[0].split())))
                 packed = inner.data[:2] in (b"PK", b"\x1f\x8b", b"BZ", b"\xfd7", b"\x78\x9c")
                 if len(inner.data) >= FEWEST_DECODED and (packed or not inner.is_binary):
                     yield f"{name}@{match.start()}", io.BytesIO(inner.data)
@@ -297,28 +298,11 @@ def _from_base64(run: bytes) -> bytes:
     return base64.b64decode(usable + b"=" * (-len(usable) % 4))
 
 
-def _from_hex(run: bytes) -> bytes:
-    return bytes.fromhex(re.sub(rb"[\s:]", b"", run).decode())
-
-
-def _from_base32(run: bytes) -> bytes:
-    letters = re.sub(rb"\s", b"", run)
-    return base64.b32decode(letters[: len(letters) // 8 * 8])
-
-
-def _from_ascii85(run: bytes) -> bytes:
-    return base64.a85decode(run.removeprefix(b"<~").removesuffix(b"~>"))
-
-
-def _from_base85(run: bytes) -> bytes:
-    return base64.b85decode(re.sub(rb"\s", b"", run))
-
-
 FEWEST_DECODED = 45  # bytes
 DECODERS: tuple[tuple[str, re.Pattern[bytes], Callable[[bytes], bytes]], ...] = (
     ("base64", _BASE64, _from_base64),
-    ("hex", _HEX, _from_hex),
-    ("base32", _BASE32, _from_base32),
-    ("base85", _BASE85, _from_base85),
-    ("ascii85", _BASE85, _from_ascii85),
+    ("hex", _HEX, binascii.unhexlify),
+    ("base32", _BASE32, lambda run: base64.b32decode(run[: len(run) // 8 * 8])),
+    ("base85", _BASE85, base64.b85decode),
+    ("ascii85", _BASE85, base64.a85decode),
 )
