@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starting import run
 from typer.main import get_command
 
 import offbook
 from offbook.cli import app, main
 from offbook.cli.train import what_next
-from offbook.config import Config
+from offbook.config import Config, TrainConfig
 from offbook.config.files import _paths
 from offbook.config.verbs import INSTEAD, READ
 from offbook.loop.look import Looked, table
@@ -90,7 +91,7 @@ def test_too_few_arguments(told: Any, verb: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_the_example_of_a_verb_is_a_call_of_it(verb: tuple[str, ...]) -> None:
-    example = VERBS[verb].epilog.removeprefix("For example: ").split()
+    example = VERBS[verb].epilog.partition("For example: ")[2].split()
     assert tuple(example[: len(verb) + 1]) == ("offbook", *verb)
     VERBS[verb].make_context("offbook", example[len(verb) + 1 :])  # raises where an argument is wrong
 
@@ -245,3 +246,10 @@ def test_small_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
     config = Config(out="runs/sp ace", model="pocket")
     assert what_next(config) == "offbook eval 'runs/sp ace', or offbook view 'runs/sp ace'"
+
+
+def test_the_help_of_train_shows_the_keys_that_people_need_with_their_true_defaults() -> None:
+    help_text = " ".join(run("train", "--help").stdout.split())
+    assert "--model:" in help_text
+    for key, default in (("train.steps", TrainConfig().steps), ("train.group_size", TrainConfig().group_size)):
+        assert f"--{key} {default}:" in help_text

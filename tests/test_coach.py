@@ -308,7 +308,7 @@ def test_the_verb_on_a_run(tmp_path: Path, chat: ChatFormat) -> None:
     assert "step1/t/0, message 4: open_file" in done.stdout
     assert "hint: Reminder: available tools are read_file, finish." in done.stdout
     assert "and 1 more" in done.stdout
-    assert "nats a token" in done.stdout
+    assert "nats per token" in done.stdout
     assert "reading" in done.stderr
     assert (run.path / "feedback" / "step_00001.jsonl").read_bytes() == before
     kept, unreadable = load_lines(run.path / "feedback" / "coach.jsonl", Feedback)
@@ -319,11 +319,11 @@ def test_the_verb_on_a_run(tmp_path: Path, chat: ChatFormat) -> None:
 
     tree = "lint_introduced, camel_case_name, missing_docstring in 5 rollouts (the tree of the task is not at hand"
     assert f"not looked for: {tree}; --tasks gives it)\n" in done.stdout
-    assert done.stdout.index("nats a token") < done.stdout.index("not looked for")
+    assert done.stdout.index("nats per token") < done.stdout.index("not looked for")
     assert told["notes"] == [f"not looked for: {tree}; --tasks gives it)"]
 
     quick = coach(run.path, "--no-effect", "--out", tmp_path / "out.jsonl")
-    assert "nats a token" not in quick.stdout
+    assert "nats per token" not in quick.stdout
     assert len(load_lines(tmp_path / "out.jsonl", Feedback)[0]) == len(kept)
 
 

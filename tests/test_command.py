@@ -247,39 +247,8 @@ def test_mini_swe_agent_on_a_real_model(task: Path, mini: Path) -> None:  # noqa
         assert max(abs(scored[place] - segment.logprobs[place]) for place in own) < 0.01
 
 
-POCKET_AGENT = """
-import json, os, pathlib, re, subprocess, urllib.request
-
-here = pathlib.Path(__file__).parent
-messages = [{"role": "system", "content": (here / "system.txt").read_text()}]
-messages.append({"role": "user", "content": os.environ["OFFBOOK_INSTRUCTION"]})
-
-def run(name, path="", old="", new="", command="", **more):
-    if name == "read_file":
-        return pathlib.Path(path).read_text()
-    if name == "edit_file":
-        text = pathlib.Path(path).read_text()
-        pathlib.Path(path).write_text(text.replace(old, new, 1))
-        return "edited " + path
-    return subprocess.run(command, shell=True, capture_output=True, text=True).stdout
-
-for turn in range(4):
-    body = json.dumps({"model": "m", "messages": messages}).encode()
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
-    request.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
-    with urllib.request.urlopen(request) as response:
-        said = json.load(response)["choices"][0]["message"]["content"]
-    messages.append({"role": "assistant", "content": said})
-    found = re.search(r"<tool_call>(.*?)</tool_call>", said or "", re.DOTALL)
-    try:
-        call = json.loads(found[1])
-        if call["name"] == "finish":
-            break
-        answer = run(call["name"], **call["arguments"])
-    except Exception as error:
-        answer = "error: " + type(error).__name__
-    messages.append({"role": "tool", "content": answer})
-"""
+EXAMPLE = Path(__file__).parent.parent / "examples" / "own_agent"
+TOOLS = ("read_file", "edit_file", "run_command", "finish")
 
 
 def test_an_agent_of_one_s_own_is_trained(
@@ -287,25 +256,18 @@ def test_an_agent_of_one_s_own_is_trained(
 ) -> None:
     """Its calls are text to the endpoint, which it reads itself: the pocket model knows them from its system prompt."""
     monkeypatch.setenv("OFFBOOK_CACHE", str(cache))
-    agent = tmp_path / "agent"
-    agent.mkdir()
-    (agent / "agent.py").write_text(POCKET_AGENT)
-    tools = ("read_file", "edit_file", "run_command", "finish")
-    (agent / "system.txt").write_text(make_toolset(tools, "pocket").system_prompt())
+    monkeypatch.chdir(EXAMPLE.parents[1])  # where its mounts are named from
+    assert (EXAMPLE / "system.txt").read_text() == make_toolset(TOOLS, "pocket").system_prompt() + "\n"
     given = {
-        **CHOSEN,
         "model": str(model),
         "out": str(tmp_path / "run"),
-        "harness.command": "python3 /agent/agent.py",
-        "harness.mounts": f'{{"/agent" = "{agent}"}}',
-        "engine.mode": "continuous",
         "tasks.num_train": "2",
         "tasks.num_heldout": "1",
         "train.steps": "2",
         "train.groups": "2",
         "train.group_size": "2",
     }
-    folder = train(load_config([], given))
+    folder = train(load_config([EXAMPLE / "agent.toml"], given))
     rows, _ = folder.metrics()
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["drift"] == 0 and "stop/crash" not in row for row in rows), rows

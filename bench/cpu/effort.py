@@ -228,7 +228,7 @@ def spread(key: str, values: list[float]) -> str:
 
 
 def drawn(results: dict[int, dict[str, Any]]) -> str:
-    """Tokens by step, a panel a difficulty, both on one scale; the mean of the seeds."""
+    """Tokens by step, a panel per difficulty, both on one scale; the mean of the seeds."""
     panels = {
         f"{kind} tasks: sampled tokens": {
             ROWS[arm]: mean_curve([result["curves"][arm][kind] for result in results.values()]) for arm in ARMS

@@ -6,7 +6,7 @@
 
 The base is trained on windows of 512 tokens in which what stands far away has to be copied (long_windows.py). An arm
 stretches its positions, or leaves them alone, and is measured at once and after a few steps of `offbook pretrain` on
-windows of the new length, the same for all. Loss is in nats a token on windows of held-out repositories, by position:
+windows of the new length, the same for all. Loss is in nats per token on windows of held-out repositories, by position:
 up to the old length (what was harmed), and up to 2, 4 and 8 times that. `answers` are the tokens alone that can be
 copied. Questions are those of `eval --suite base`. What is done already is not done again.
 """

@@ -1,4 +1,4 @@
-"""Figures of results: panels side by side, a line an arm, each with its name at its end."""
+"""Figures of results: panels side by side, a line per arm, each with its name at its end."""
 
 from __future__ import annotations
 

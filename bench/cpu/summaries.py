@@ -43,7 +43,7 @@ COMMON = {
 }  # fmt: skip
 COLUMNS = {
     "solved": "solved",
-    "summaries": "summaries a rollout",
+    "summaries": "summaries per rollout",
     "kept": "facts kept",
     "wrong": "· on the wrong side",
     "lost": "· not named",

@@ -37,7 +37,7 @@ PACKAGES = ("toolz==1.2.0", "boltons==26.2.0", "sqlparse==0.6.1", "tinydb==4.9.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", nargs="+", default=PACKAGES)
-    parser.add_argument("--from", dest="listed", type=Path, help="a file of sources, one a line, in their place")
+    parser.add_argument("--from", dest="listed", type=Path, help="a file of sources, one per line, in their place")
     parser.add_argument("--limit", type=int, default=60, help="tasks of each package")
     parser.add_argument("--level", default="mix")
     parser.add_argument("--out", type=Path, help="keep the tasks there; made anew")

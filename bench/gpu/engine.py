@@ -1,8 +1,8 @@
 """The local engine's speed and exactness: python bench/gpu/engine.py [--model FOLDER] [--json FILE]
 
-Many prompts at once, as a step of training asks them: tokens a second end to end (prefill, decoding, event loop), with
-CUDA graphs and without, in both modes; what one prefill and one decode step take; log-probabilities against a plain
-float32 forward; and conversations of several turns, in which tools add 20 to 180 tokens, with keys and values
+Many prompts at once, as a step of training asks them: tokens per second end to end (prefill, decoding, event loop),
+with CUDA graphs and without, in both modes; what one prefill and one decode step take; log-probabilities against a
+plain float32 forward; and conversations of several turns, in which tools add 20 to 180 tokens, with keys and values
 kept, against reading all of it every turn, each with its seconds of prefill and of decoding (which are waited for, so
 that the sum is a little more than without a clock); `a row at a time` is without rows side by side in attention,
 and GPU_CALL (engine/attention.py) is what decides which ones are. `agents` are half as many rows in the continuous

@@ -251,7 +251,7 @@ def compare(rows: dict[str, dict[str, Any]], base: str, arms: Iterable[str]) -> 
 
 
 def mixed(settings: TrainConfig, longest: int = 32_768, count: int = 8) -> dict[str, Any]:
-    """Rollouts whose lengths differ from step to step, as real ones do: tokens a second when a length is met for the
+    """Rollouts whose lengths differ from step to step, as real ones do: tokens per second when a length is met for the
     first time, and when all have been met. Two steps of other lengths come first, so that compiling is not counted."""
     trainer = make_trainer(settings)
     rng = random.Random(0)

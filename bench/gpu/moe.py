@@ -1,7 +1,7 @@
 """A mixture of experts in training: `python bench/gpu/moe.py --json moe.json`.
 
 In the shape of Qwen3-30B-A3B, random weights, bfloat16, as many layers as `--layers` says, with an adapter on
-attention, experts and router fixed, on one sample of `--length` tokens a micro-batch with hints along. Given are the
+attention, experts and router fixed, on one sample of `--length` tokens per micro-batch with hints along. Given are the
 seconds of a step, the peak of memory, and the floating-point operations of the layers that a step needs (products with
 fixed weights forward and back, attention forward and twice back, recomputation not counted) by the fastest plain
 product measured here. `replay` rows follow recorded routes. Without a GPU the shape is small, for trying whether it

@@ -153,7 +153,7 @@ def orthogonalisations(peak: float) -> Iterator[dict[str, Any]]:
 
 
 def expert_shard(pairs: int) -> tuple[list[tuple[str, torch.nn.Parameter]], dict[str, tuple[int, int]]]:
-    """Two experts a parameter, as fused gate and up, and down: six matrices a pair."""
+    """Two experts per parameter, as fused gate and up, and down: six matrices per pair."""
     inner, width = max(8, 2048 // SHRINK), max(8, 7168 // SHRINK)
     named, units = [], {}
     for number in range(pairs):

@@ -11,9 +11,11 @@ alone, without an engine, without CUDA's own memory. `--tiny` is for trying the 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import random
+import subprocess
+import sys
+import tempfile
 import time
 from itertools import product
 from pathlib import Path
@@ -74,8 +76,6 @@ def measure(model: tuple[str, str, int], balance: str, options: argparse.Namespa
     config, device = load_config([recipe], given), "cuda" if torch.cuda.is_available() else "cpu"
     plan = make_plan(config, this_device(gb))
     settings = config.train.settled(plan.way.recompute, plan.way.compile, options.tokens)
-    if device == "cuda" and torch.cuda.memory_allocated() > 1e8:
-        raise RuntimeError(f"{torch.cuda.memory_allocated() / 1e9:.1f} GB of the model before are still allocated")
     torch.manual_seed(0)
     with torch.device(device):
         network = AutoModelForCausalLM.from_config(described(config.model), dtype=torch.bfloat16).eval()
@@ -126,25 +126,29 @@ def main() -> None:
     parser.add_argument("--scratch", default="/tmp/offbook-plan")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", default="")
+    parser.add_argument("--row", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     models = TINY if options.tiny else MODELS
     rows: dict[str, Any] = {}
-    print(f"{'model':20}{'recompute':>10}{'first s':>9}{'step s':>8}{'peak GB':>9}{'plan GB':>9}{'off':>8}", flush=True)
-    for name, balance in product(options.models or models, options.balance):
+    if not options.row:
+        print(
+            f"{'model':20}{'recompute':>10}{'first s':>9}{'step s':>8}{'peak GB':>9}{'plan GB':>9}{'off':>8}",
+            flush=True,
+        )
+    every = list(product(options.models or models, options.balance))
+    for name, balance in every:
         label = f"{name}, {balance}"
-        try:
+        if len(every) > 1:  # in a process of its own: compiled code keeps the model before in memory
+            with tempfile.NamedTemporaryFile(suffix=".json") as file:
+                given = [*sys.argv[1:], "--models", name, "--balance", balance, "--json", file.name, "--row"]
+                subprocess.run([sys.executable, __file__, *given], check=False)
+                rows |= json.loads(Path(file.name).read_text() or "{}")
+        else:
             row = rows[label] = measure(models[name], balance, options)
             off = "" if row["off"] is None else f"{row['off']:+.1%}"
             figures = f"{row['first_s']:9.1f}{row['step_s']:8.2f}{row['peak_gb']:9.2f}{row['estimate_gb']:9.2f}{off:>8}"
             print(f"{label:20}{row['recompute']:>10}{figures}", flush=True)
             print(" " * 20, {part: round(size, 2) for part, size in row["parts_gb"].items()}, flush=True)
-        except Exception as error:  # one that fails must not cost the others their minutes
-            rows[label] = {"failed": f"{type(error).__name__}: {error}"}
-            print(f"{label:20}{rows[label]['failed'][:300]}", flush=True)
-        torch._dynamo.reset()  # what it compiled refers to the model
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
         if options.json:
             Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
 

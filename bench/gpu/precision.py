@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters of this rank alone")
     parser.add_argument("--eager", action="store_true", help="layers that are not compiled")
-    parser.add_argument("--hints", action="store_true", help="two hinted messages a rollout, of a frozen teacher")
+    parser.add_argument("--hints", action="store_true", help="two hinted messages per rollout, of a frozen teacher")
     parser.add_argument("--products", action="store_true", help="single layers, too")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", default="", help="a folder, for vLLM")
@@ -184,7 +184,7 @@ def main() -> None:
         rows = figures["step"][model] = {}
         for kind, row in step_rows(model, shape, options):
             rows[kind] = row
-            print(f"{model} {kind}: {row['step_s']:.3f} s a step, the first {row['compiled_s']:.0f} s", flush=True)
+            print(f"{model} {kind}: {row['step_s']:.3f} s per step, the first {row['compiled_s']:.0f} s", flush=True)
             write(figures, options.json)
         if options.products:
             figures["product"][model] = product_rows(model, options.kinds, options.repeats)

@@ -1,8 +1,8 @@
 """Imitation with and without reminders: `python bench/gpu/sft.py --model smollm2-135m --json sft.json`.
 
 One start and the same demonstrations in three ways: no reminders, reminders, reminders and pairs. Of each: seconds,
-tokens a second, the loss; and what hints do to faulty messages of other episodes, in nats a message without and with
-the hint, for rules that reminders stated and for one that was held out. --tiny is for a CPU, to try the script itself.
+tokens per second, the loss; and what hints do to faulty messages of other episodes, in nats per message without and
+with the hint, for rules that reminders stated and for one that was held out. --tiny: try the script on a CPU.
 """
 
 from __future__ import annotations

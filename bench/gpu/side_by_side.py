@@ -7,8 +7,8 @@ as many arms at a time as there are lanes.
 All other options are proof.py's. An arm is a process of its own, which says what it does in OUT/logs; its result is in
 OUT/results when it is over, and what is there is not done again. The controls have their targets from the rules that
 the look of the seed's `hints` arm kept, so they wait for that. Rollouts of several arms share the cores: with 16 and a
-server a lane, six arms took 20 s a step where three took 12; with two servers for all their engines were at 100% of a
-core. CUDA's MPS lets the processes compute at the same time.
+server per lane, six arms took 20 s per step where three took 12; with two servers for all their engines were at 100% of
+a core. CUDA's MPS lets the processes compute at the same time.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 config.toml              the resolved configuration
 own_files.json           what the user's own files of rewards, tools, rules and pages held when it last began
-metrics.jsonl            one line a step
-tasks.jsonl              one line a task: the instruction, the tests, the deleted code
+metrics.jsonl            one line per step
+tasks.jsonl              one line per task: the instruction, the tests, the deleted code
 rollouts/step_00003.jsonl    every rollout of step 3, scored
 feedback/step_00003.jsonl    every target of step 3 with its hint and what the hint did
 feedback/coach.jsonl     what `offbook coach` found in the stored rollouts, in the same form
@@ -194,7 +194,7 @@ class RunFolder:
         write_atomic(self.step_file("feedback", step), dump_lines(feedback))
 
     def write_look(self, step: int, rows: Iterable[dict[str, Any]]) -> None:
-        """What hints do, a line a rule, looked at before a step. What was written of later ones is done again."""
+        """What hints do, a line per rule, looked at before a step. What was written of later ones is done again."""
         lines = [*self.looks(step - 1), *({"step": step, **row} for row in rows)]
         write_atomic(self.path / "look.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 

@@ -201,7 +201,7 @@ def exchanges_of(rollout: Rollout) -> Iterator[Exchange]:
 
 
 def answers_to(messages: list[Message], index: int) -> list[Message | None]:
-    """The tool messages right after a message, one a call. Where their numbers differ nobody knows which is whose."""
+    """The tool messages right after a message, one per call. Where their numbers differ nobody knows which is whose."""
     count = len(messages[index].calls)
     following: list[Message | None] = []
     for message in messages[index + 1 :]:

@@ -4,8 +4,8 @@ The baseline of a rollout is the mean reward of all other rollouts of its kind, 
 weight, drawn towards the mean of all kinds while there are few. Its own reward is not in it, so the gradient stays
 unbiased.
 
-Left out: a value model. With a few hundred sessions a cycle and a handful of kinds a mean is as good, and its error is
-known.
+Left out: a value model. With a few hundred sessions per cycle and a handful of kinds a mean is as good, and its error
+is known.
 """
 
 from __future__ import annotations

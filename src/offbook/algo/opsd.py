@@ -5,7 +5,7 @@
 The solution s stands in a message of its own before the first that the student sampled, and the teacher's weights are
 those that the run began with, as in the paper, unless the configuration names others.
 
-Left out: the paper's clipping of single vocabulary entries (a cap a token does it here: losses.divergence says why);
+Left out: the paper's clipping of single vocabulary entries (a cap per token does it here: losses.divergence says why);
 a prompt that asks the teacher to restate the solution first, since nothing is sampled from it.
 """
 

@@ -6,7 +6,7 @@ What is imitated is not the demonstration c but what the model itself makes of i
 forgets less than cross-entropy on c. It can only teach what the model can take from an example in its context.
 
 Left out: tool answers in the demonstration, which are this rollout's own as soon as it acts; masking of the first
-tokens, where a teacher may say that it follows an example: the cap a token bounds what that adds.
+tokens, where a teacher may say that it follows an example: the cap per token bounds what that adds.
 """
 
 from __future__ import annotations

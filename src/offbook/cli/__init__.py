@@ -1,4 +1,4 @@
-"""The command line: one file a verb. Heavy imports wait until a verb needs them, so `offbook --help` is instant."""
+"""The command line: one file per verb. Heavy imports wait until a verb needs them, so `offbook --help` is instant."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from offbook.cli import (
     train,
     view,
 )
+from offbook.cli.options import most_used
 from offbook.types import Hung, OffbookError
 
 app = typer.Typer(
@@ -73,9 +74,9 @@ class Configured(TyperCommand):
         return left
 
 
-def _verb(name: str, does: Any, example: str, **how: Any) -> None:
-    """The example ends the verb's help, and the sentence about what was typed wrong."""
-    app.command(name, epilog=f"For example: offbook {name}{example}", **how)(does)
+def _verb(name: str, does: Any, example: str, keys: str = "", **how: Any) -> None:
+    """Add a verb. Its help ends with `keys` and the example, which the sentence about a wrong option ends with, too."""
+    app.command(name, epilog=f"{keys}\n\nFor example: offbook {name}{example}".strip(), **how)(does)
 
 
 _verb("quickstart", quickstart.quickstart, " --out runs/quickstart", context_settings=CONFIGURED)
@@ -90,7 +91,8 @@ _verb("sft", sft.sft, " --model pocket --data runs/train --out runs/sft", contex
 _verb("mtp", mtp.mtp, " pocket --out runs/mtp", cls=Configured, context_settings=CONFIGURED)
 _verb("distill", distill.distill, " logs.jsonl --model pocket", cls=Configured, context_settings=CONFIGURED)
 _verb("stages", stages.stages, " @ full --out runs/full", context_settings=CONFIGURED)
-_verb("train", train.train, " --model pocket --out runs/train --train.steps 10", context_settings=CONFIGURED)
+EXAMPLE = " --model pocket --out runs/train --train.steps 10"
+_verb("train", train.train, EXAMPLE, most_used(), context_settings=CONFIGURED)
 _verb("eval", evaluate.evaluate, " runs/train", cls=Configured, context_settings=CONFIGURED)
 _verb("compare", compare.compare, " runs/eval-a runs/eval-b")
 _verb("export", export.export, " runs/train --to openai --out messages.jsonl")

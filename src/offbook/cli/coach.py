@@ -325,7 +325,7 @@ def _show_effects(result: Result) -> None:
     say(f"\nWhat the hints do, on {', '.join(dict.fromkeys(result.models))}")
     table = Table(box=None, pad_edge=False)
     table.add_column("rule", no_wrap=True)
-    for name in ("targets", "tokens", "nats a token", "largest", "log-odds", "donor"):
+    for name in ("targets", "tokens", "nats per token", "largest", "log-odds", "donor"):
         table.add_column(name, justify="right")
     for one in result.effects:
         odds = ["" if value is None else f"{value:+.2f}" for value in (one.log_odds, one.donor_log_odds)]

@@ -91,7 +91,7 @@ def _sandbox() -> Iterator[Finding]:
     for limit, (by_group, otherwise) in held.items():
         yield Finding(f"sandbox {limit}", True, by_group if limit in found.controllers else otherwise)
     place = f"in memory ({found.memory_folder}), which counts for the box" if found.memory_folder else "on the disk"
-    yield Finding("sandbox disk", True, f"looked at ten times a second while a command runs; boxes live {place}")
+    yield Finding("sandbox disk", True, f"looked at ten times per second while a command runs; boxes live {place}")
 
 
 def _accelerator() -> str:

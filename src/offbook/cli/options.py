@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from unicodedata import category
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -30,8 +31,27 @@ Log = Annotated[Literal["trackio", "wandb", "tensorboard"] | None, typer.Option(
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
 CHOICES = "`--model pocket`, `--model smollm2-135m` or `--model Qwen/Qwen3-0.6B`"
 WIDE = 1000  # columns of a file or a pipe: tables keep their lines whole there
+# What most people set; `docs/config.md` has every key.
+MOST_USED = (
+    *("model", "tasks.source", "train.steps", "train.groups", "train.group_size", "train.learning_rate"),
+    *("train.lora.rank", "feedback.weight", "engine.kind", "harness.context"),
+)
 console = Console(stderr=True)  # progress and notes
 results = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)  # what was asked for
+
+
+def most_used() -> str:
+    """The keys that most people set with their defaults and descriptions, as paragraphs for a verb's help."""
+    lines = ["Most used keys (all are in docs/config.md):"]
+    for key in MOST_USED:
+        section: type[BaseModel] = Config
+        *parents, name = key.split(".")
+        for parent in parents:
+            section = section.model_fields[parent].annotation  # type: ignore[assignment]
+        field = section.model_fields[name]
+        default = field.get_default(call_default_factory=False)
+        lines.append(f"--{key} {'' if default in ('', None) else default}: {field.description}".replace(" :", ":"))
+    return "\n\n".join(lines)
 
 
 def say(line: str, style: str = "", to: Console = results) -> None:

@@ -61,7 +61,7 @@ def summary(result: list[Made]) -> Iterator[Table | Text]:
 
 
 def medians(sizes: Sequence[tuple[str, int, int, int]]) -> Iterator[str]:
-    """A line a kind, from (kind, changed lines, files, characters of the request) of each task."""
+    """A line per kind, from (kind, changed lines, files, characters of the request) of each task."""
     names = {"single": "deletions", "cluster": "deletions, clusters", "release": "releases"}
     for kind in sorted({size[0] for size in sizes}, key=lambda kind: [*names, kind].index(kind)):
         lines, files, characters = (

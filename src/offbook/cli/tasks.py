@@ -61,10 +61,10 @@ def make(
     context: Annotated[
         bool, typer.Option("--context", help="With what an editor would show; releases have it.")
     ] = False,
-    listed: Annotated[Path | None, typer.Option("--from", help="A file with more repositories, one a line.")] = None,
+    listed: Annotated[Path | None, typer.Option("--from", help="A file with more repositories, one per line.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for every two cores.")] = 0,
     shard: Annotated[str, typer.Option(help="Only the I-th of N parts of the repositories, as in 1/4.")] = "",
-    ray: Annotated[bool, typer.Option("--ray", help="As Ray tasks, one a repository.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="As Ray tasks, one per repository.")] = False,
     ray_address: Annotated[str, typer.Option(help="The Ray cluster; one is started here where left out.")] = "",
     plain: Plain = False,
     as_json: Json = False,
@@ -167,7 +167,7 @@ def read_sources(path: Path) -> list[str]:
         raise OffbookError(f"{path} is no text; give a file with a repository a line") from None
     if found := [source for line in lines if (source := re.split(r"(?:^|\s)#", line)[0].strip())]:
         return found
-    raise OffbookError(f"{path} names no repository; give one a line")
+    raise OffbookError(f"{path} names no repository; give one per line")
 
 
 def part_of(sources: list[str], shard: str) -> list[str]:

@@ -111,7 +111,7 @@ class FeedbackConfig(Section):
     direction: Literal["forward", "reverse", "jsd"] = Field(
         default="forward", description="forward is KL(teacher || student), reverse the other way round"
     )
-    token_cap: float = Field(default=2.0, gt=0, description="nats a token may count for")
+    token_cap: float = Field(default=2.0, gt=0, description="the most nats that one token may count for")
     importance_cap: float = Field(default=0.0, ge=0, description="weight by min(pi / mu, cap); 0 is no weighting")
     judge: JudgeConfig = JudgeConfig()
     corrections: CorrectionsConfig = CorrectionsConfig()

@@ -51,7 +51,7 @@ class TeachersConfig(Section):
     direction: Literal["forward", "reverse", "jsd"] = Field(
         default="reverse", description="forward is KL(teacher || student), reverse the other way round"
     )
-    token_cap: float = Field(default=2.0, gt=0, description="nats a token may count for")
+    token_cap: float = Field(default=2.0, gt=0, description="the most nats that one token may count for")
     opd: OpdConfig = OpdConfig()
     opsd: OpsdConfig = OpsdConfig()
     sdft: SdftConfig = SdftConfig()

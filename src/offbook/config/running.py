@@ -63,7 +63,7 @@ class LiveConfig(Section):
         default=86_400.0, ge=0, description="that reactions have to come in before a session is learned from"
     )
     sessions: int = Field(default=256, ge=2, description="of the deployed version, settled, that a cycle learns from")
-    batch: int = Field(default=32, ge=2, description="sessions an optimizer step")
+    batch: int = Field(default=32, ge=2, description="sessions per optimizer step")
     weights: dict[str, float] = Field(
         default={
             "kept": 1.0,

@@ -64,8 +64,8 @@ class RanksConfig(Section):
 
 class TrainConfig(Section):
     steps: int = Field(default=30, ge=1, description="optimizer steps; a finished run may be trained further")
-    groups: int = Field(default=4, ge=1, description="tasks a step")
-    group_size: int = Field(default=8, ge=2, description="rollouts a task")
+    groups: int = Field(default=4, ge=1, description="tasks per step")
+    group_size: int = Field(default=8, ge=2, description="rollouts per task")
     optimizer: Literal["adamw", "muon"] = Field(
         default="adamw", description="muon: for matrices, with AdamW for the rest"
     )
@@ -94,7 +94,7 @@ class TrainConfig(Section):
         default=0,
         ge=0,
         description="steps between reports of `PART/gradient_norm`, the norm of each loss part's gradient by itself; "
-        "such a step takes a backward pass a part; 0 is never",
+        "such a step takes a backward pass per part; 0 is never",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         default="stop", description="what a step does whose gradient is no number: end the run, or change nothing"

@@ -17,7 +17,7 @@ class TasksConfig(Section):
 
     source: str = Field(
         default="pocket",
-        description="`pocket`, `pocket-long` (several functions a task, `pocket-long-3-8` says how many), a folder "
+        description="`pocket`, `pocket-long` (several functions per task, `pocket-long-3-8` says how many), a folder "
         "with `train/` and `heldout/` task folders, a folder of Harbor tasks, or `verifiers:ID`, a taskset",
     )
     num_train: int = Field(default=120, ge=1, description="pocket only: how many to make")

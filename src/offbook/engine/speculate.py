@@ -27,8 +27,8 @@ class Drafted(NamedTuple):
 
 
 class Drafting:
-    """A head that drafts `count` tokens a step, and what became of them: how often a draft of each depth was looked at,
-    and how often it was kept."""
+    """A head that drafts `count` tokens per step, and what became of them: how often a draft of each depth was looked
+    at, and how often it was kept."""
 
     def __init__(self, model: PreTrainedModel, head: DraftHead, count: int):
         self.model, self.head, self.count = model, head, count

@@ -1,4 +1,4 @@
-"""What a model's tokens cost, from a file: a table a model, `[name] input = 2.0, output = 10.0`, by the million."""
+"""What a model's tokens cost, from a file: a table per model, `[name] input = 2.0, output = 10.0`, by the million."""
 
 from __future__ import annotations
 

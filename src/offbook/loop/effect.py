@@ -37,9 +37,9 @@ class Effect:
     rule: str
     targets: int
     tokens: int
-    kl: float  # nats a token, a mean over tokens
+    kl: float  # nats per token, a mean over tokens
     largest: float  # nats at one token
-    log_odds: float  # nats a message: teacher's minus student's log-probability of what was sampled, a mean
+    log_odds: float  # nats per message: teacher's minus student's log-probability of what was sampled, a mean
     donor_log_odds: float | None = None  # the same of another rule's hint before the same messages
 
 

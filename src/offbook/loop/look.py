@@ -71,7 +71,7 @@ class Looked:
 
 
 def table(looked: Iterable[Looked]) -> list[str]:
-    """For people: a line a rule."""
+    """For people: a line per rule."""
     lines = [f"{'rule':<22}{'messages':>9}{'faulty':>22}{'with the hint':>22}{'nats':>8}  taught"]
     for one in looked:
         shares = [_share(hits, one.samples) for hits in (one.faults, one.hinted_faults)]

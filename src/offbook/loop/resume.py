@@ -160,7 +160,7 @@ class RolloutFiles:
     OUT/config.toml                the resolved configuration
     OUT/claim.json                 which model does what: the same command goes on only with the same claim
     OUT/rollouts/step_00000.jsonl  every rollout, scored
-    OUT/results.json               of an evaluation: the numbers, and a row a rollout
+    OUT/results.json               of an evaluation: the numbers, and a row per rollout
     OUT/.results.next/             the same of one that takes its place when it is complete
 
     So it is a run folder that `view`, `audit` and `export` read too. The evaluation of a training run is kept in the

@@ -128,7 +128,7 @@ class Aside(NamedTuple):
 
 
 class Slots:
-    """`size` rollouts a group. Only those that are in no step yet are in memory."""
+    """`size` rollouts per group. Only those that are in no step yet are in memory."""
 
     def __init__(self, run: RunFolder, size: int, keeps_turns: bool = False, claim: str = ""):
         self.run, self.size, self.keeps_turns = run, size, keeps_turns

@@ -228,7 +228,7 @@ def task_order(
 
 
 def record_tasks(folder: RunFolder, tasks: dict[str, list[Task]]) -> None:
-    """Write tasks.jsonl, one line a task: whoever looks at a run later may not have them.
+    """Write tasks.jsonl, one line per task: whoever looks at a run later may not have them.
 
     `tasks` has them by what they are for: train, heldout.
     """

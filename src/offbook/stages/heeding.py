@@ -15,7 +15,7 @@ from offbook.train.measure import measure_branches
 from offbook.types import Sample, Target
 
 MAX_FAULTS = 48
-OWN, OTHER = "heeding/own", "heeding/other"  # nats a message, means
+OWN, OTHER = "heeding/own", "heeding/other"  # nats per message, means
 LITTLE = -1.0  # nats; what heeds no more than this has little to teach
 
 

@@ -123,7 +123,7 @@ class Lessons:
         return {"epoch": epoch, "windows": len(numbers)}
 
     def validated(self, trainer: Trainer) -> dict[str, float]:
-        """The loss of each domain, in nats a token and in bits a byte, which other tokenizers can be compared by."""
+        """The loss of each domain, in nats per token and in bits per byte, which compares tokenizers."""
         row, nats, tokens = {}, 0.0, 0
         for domain, size in self.num_bytes.items():
             samples = [sample_of(window, domain) for window in self.apart]

@@ -147,7 +147,7 @@ def _prepared(stage: Stage, config: Config, folder: RunFolder, progress: Progres
     tell(f"model {config.model}, loaded from {start}")
     start = stage.begin(config, start)
     lessons, settings = stage.lessons(config, start), stage.settings
-    told = f"{settings.epochs} epochs of about {settings.batch_tokens} tokens a step, kept in {config.out}"
+    told = f"{settings.epochs} epochs of about {settings.batch_tokens} tokens per step, kept in {config.out}"
     tell(f"{lessons.num_steps} steps: {told}")
     tell(str(plan))
     trained = model_to_train(config, start, "" if orders is None else HOST)

@@ -29,7 +29,7 @@ Words = NDArray[Any]  # unsigned whole numbers: the bits of weights
 MORE, WIDE = 255, 15
 DENSE = 0.5  # the share of changed words from which on gaps are not worth their bytes
 LEVEL = 1
-HEAD = struct.Struct("<cBQQ")  # what it is, bytes a word, words, changed ones; then the size of each stream
+HEAD = struct.Struct("<cBQQ")  # what it is, bytes per word, words, changed ones; then the size of each stream
 KIND = b"U"
 
 

@@ -1,4 +1,4 @@
-"""The same job as Ray tasks, one a repository (`pip install offbook[ray]`).
+"""The same job as Ray tasks, one per repository (`pip install offbook[ray]`).
 
 The folder has to be one that all machines of the cluster see. What is done is found done, so a call that was stopped,
 or a task that Ray starts again on another machine, goes on from there.

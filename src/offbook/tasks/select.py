@@ -48,7 +48,7 @@ class Record:
 
     @property
     def effort(self) -> float:
-        """Turns and thinking tokens a rollout, on one scale: a turn for every hundred tokens."""
+        """Turns and thinking tokens per rollout, on one scale: a turn for every hundred tokens."""
         return (self.turns + self.thinking / 100) / max(1, self.rollouts)
 
 

@@ -117,7 +117,7 @@ class Batch:
         )
 
     def routes(self, layers: int) -> Tensor | None:
-        """Recorded experts [layers, tokens, experts a token], -1 where there are none; None if nothing was recorded."""
+        """Recorded experts [layers, tokens, experts per token], -1 where there are none; None without a record."""
         known = [(number, sample.routes) for number, sample in enumerate(self.samples) if sample.routes is not None]
         if not known:
             return None

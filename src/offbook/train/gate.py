@@ -36,7 +36,7 @@ class TargetScores(NamedTuple):
 
 
 class Shift(NamedTuple):
-    """What branches do to their targets, nats a token: the divergence, and how much less likely what was sampled
+    """What branches do to their targets, nats per token: the divergence, and how much less likely what was sampled
     becomes. From the student, and from the teacher without the insertion."""
 
     nats_B: Tensor
@@ -82,7 +82,7 @@ def decided(shift: Shift, branches: Sequence[Branch]) -> Tensor:
 
 
 def verdicts(shift: Shift, gate_B: Tensor) -> Tensor:
-    """Numbers in VERDICTS. A branch has to move its target by as many nats a token as its gate, and away; 0 lets all
+    """Numbers in VERDICTS. A branch has to move its target by as many nats per token as its gate, and away; 0 lets all
     pass."""
     verdict_B = torch.where(torch.minimum(shift.gain_B, shift.own_gain_B) <= 0, 2, 0)
     verdict_B = torch.where(shift.least_B < gate_B, 1, verdict_B)

@@ -5,7 +5,7 @@ where tensors have shapes and no data, and what it saves for the backward pass i
 fused kernel, which keeps queries, keys, values, its output and a float32 number a head and token, and no mask. For a
 Qwen3 layer of width D, feed-forward width F, H query and K key heads of width W, in bfloat16, that comes to
 
-    2 * (8 D + 4 F + 5 W (H + K)) + 8 H + 4 K + 8    bytes a token,
+    2 * (8 D + 4 F + 5 W (H + K)) + 8 H + 4 K + 8    bytes per token,
 
 of which RMSNorm's float32 copies are 8 D + 4 W (H + K). Of that the modes of train.recompute keep: `none` all; `layers`
 the layer's input and what attention gave, 2 D + 2 W H + 4 H; `all` the input, 2 D. A compiled layer keeps
@@ -70,12 +70,12 @@ class Shapes:
     matrices: int  # of those that are trained: in matrices that are no tables, which Muon has one state for
     width: int
     layers: int
-    saved: float  # bytes a token and layer for the backward pass
+    saved: float  # bytes per token and layer for the backward pass
     attention: float  # of those: the output of attention
     head_entries: int  # vocabulary times width
     head_trained: bool
     tied: bool  # the head is the table of embeddings
-    kv_entries: int  # keys and values a token, in all layers
+    kv_entries: int  # keys and values per token, in all layers
     vocabulary: int
     positions: int
     num_experts: int  # of a layer; 0 where it has none

@@ -6,7 +6,7 @@ router (R3, 2510.11370). A token without a record, or with one that cannot be ri
 all of it, so that no expert comes twice. Choices are kept by layer and token for as long as the micro-batch lasts:
 recomputation in the backward pass runs a layer again. Branches route freely.
 
-Axes: L layers with a router, N tokens of a micro-batch (filler too), K experts a token, E experts.
+Axes: L layers with a router, N tokens of a micro-batch (filler too), K experts per token, E experts.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Replay:
                 is_whole = False
             return "" if is_whole else "recorded routes are cut off or damaged"
         own = f"the model has {len(self.routers)} and {self.top}"
-        return f"recorded routes are of {routes.layers} layers with {routes.top} experts a token, and {own}"
+        return f"recorded routes are of {routes.layers} layers with {routes.top} experts per token, and {own}"
 
     @contextmanager
     def free(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Control groups, both versions: one group a box, which bounds the memory, processes and processor time of all of it.
+"""Control groups, both versions: one group per box, which bounds the memory, processes and processor time of all of it.
 
 Where no group can be made (an ordinary user without delegation), boxes fall back to limits on each single process.
 """

@@ -23,7 +23,7 @@ from offbook.taskgen.delete.names import Definition
 from offbook.taskgen.nouns import FunctionKey, Map, Repository, Unprepared, files_of
 from offbook.tasks.suite import MAX_TESTS, PER_TEST_S, Round, SuiteRun, run_rounds, suite_box
 
-HASH_SEEDS = (0, 1, 42)  # one a run: a test that depends on the order of a set shows it
+HASH_SEEDS = (0, 1, 42)  # one per run: a test that depends on the order of a set shows it
 ATTEMPTS = 6  # runs that end in the middle of a test: each time without that test
 HANGING = 0.8  # of the time limit not spent in tests that ended: then one test hangs, else the suite is long
 COMPLETED = (0, 1, 2, 5)  # pytest's exit codes for having run what there was to run

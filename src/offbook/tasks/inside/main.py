@@ -4,7 +4,7 @@
 
 in the repository's interpreter, which sees the standard library, deps/ and the tree, and no file of offbook's. Standard
 library and pytest only. ORDER_FILE is JSON (see suite.py), it lies in the tree and is gone before pytest starts.
-REPORT gets a JSON list a line, written at once: a test which ends the process takes only itself along. The code under
+REPORT gets a JSON list per line, written at once: a test which ends the process takes only itself along. The code under
 test runs in this process and could write there whatever it likes, so all of it is a claim that grade.py judges.
 
     ["round"]                          a round begins
