@@ -112,7 +112,7 @@ def test_where_it_writes_to_is_in_the_help(verb: str) -> None:
 def test_a_configuration_file_without_its_mark(told: Any) -> None:
     status, said = told("train", "my.toml")
     assert (status, is_sentence(said)) == (2, True), said
-    assert said.endswith("as in: offbook train @ my.toml --train.steps 10\n")
+    assert said.endswith("as in: offbook train @ my.toml\n")
 
 
 @pytest.mark.parametrize(("verb", "option", "value"), BOUNDS)
@@ -152,13 +152,13 @@ def test_no_verb_shows_the_help_and_a_process_says_the_same(told: Any) -> None:
 
 WITHOUT_EFFECT = {
     "distill logs.jsonl --model pocket --train.steps": "--epochs has",
-    "distill logs.jsonl --model pocket --feedback.look": "which reads keys of train, checkpoint, ",
+    "distill logs.jsonl --model pocket --feedback.look": "which reads train, checkpoint, ",
     "sft --model pocket --data pocket:2 --train.learning_rate": "--sft.learning_rate has",
     "pretrain --model pocket --train.steps": "--pretrain.epochs has",
     "mtp pocket --train.steps": "--mtp.steps has",
-    "train --model pocket --sft.epochs": "which reads keys of engine, harness, ",
+    "train --model pocket --sft.epochs": "which reads engine, harness, ",
     "train --model pocket --mtp.steps": "leave it out",
-    "eval pocket --train.steps": "which reads keys of engine, harness, ",
+    "eval pocket --train.steps": "which reads engine, harness, ",
     "rollout pocket --feedback.weight": "leave it out",
     "rollout pocket --tasks.source": "the argument TASKS has",
     "serve --monitors.penalty": "leave it out",

@@ -326,6 +326,11 @@ def test_view_writes_a_page(cache: Path, uninterrupted: Path, tmp_path: Path) ->
         (["train", "@", "absent"], 2, "recipes are full, pocket, qwen3-0.6b, "),
         (["train"], 2, "`--model pocket`, `--model smollm2-135m` or `--model Qwen/Qwen3-0.6B`"),
         (["train", "--dry-run", "@", "small"], 2, "there is no model to train"),
+        (
+            ["train", "--model", "http://127.0.0.1:9/v1", *SMALL],
+            1,
+            "a model behind a URL can be measured and not trained",
+        ),
         (["train", "--model", "./absent"], 1, "there is no model folder ./absent"),
         (["train", "--model", "nobody/nothing", *SMALL], 1, "there is no folder nobody/nothing; as a hub id: cannot"),
         (["train", *POCKET, "--tasks.source", "absent"], 1, "there is no task folder absent"),

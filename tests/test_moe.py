@@ -367,7 +367,7 @@ def test_padding_is_not_counted() -> None:
 @pytest.mark.parametrize(("layers", "top"), [(2, 1), (2, 5), (3, 2)])
 def test_records_of_another_model_are_refused(layers: int, top: int) -> None:
     sample = replace(plain_sample(random.Random(4), 40), routes=as_routes(torch.zeros(40, layers, top)))
-    with pytest.raises(ValueError, match=f"of {layers} layers with {top} experts a token, and the model has 2 and 2"):
+    with pytest.raises(ValueError, match=f"of {layers} layers with {top} experts per token, and the model has 2 and 2"):
         Trainer(make(), TrainConfig(), TEACHERS).step([sample])
 
 

@@ -240,7 +240,7 @@ def test_a_model_that_does_not_fit_is_refused_with_what_does(large: Path) -> Non
     short = load_config([], {"model": "smollm2-135m"})
     refuse_too_large(short, make_plan(short, Device("a small machine", 5e9, is_gpu=False)))  # its rollouts may be short
     tiny = Device("a GPU of 4 GB", 4e9, is_gpu=True)
-    with pytest.raises(OffbookError, match="take a smaller model or a larger GPU"):
+    with pytest.raises(OffbookError, match="take a smaller model, or plan for a larger GPU"):
         refuse_too_large(adapted, make_plan(adapted, tiny))
     crowded = Device("a GPU", 1e9, is_gpu=True, whole=150e9)
     with pytest.raises(OffbookError, match="a GPU has 1 GB; that is what is free of 150 GB: end what else"):
@@ -372,7 +372,7 @@ def test_plan_ends_with_what_would_fit(given: str, gb: int, fits_with: str) -> N
     command = ["plan", *given.split(), "--gpu-memory", str(gb)]
     last = CliRunner().invoke(app, command).stdout.splitlines()[-1]
     if not fits_with:
-        assert last == "take a smaller model or a larger GPU"
+        assert last.startswith("take a smaller model, or plan for a larger GPU")
         return
     assert last.startswith(f"fits with: {fits_with}, ")
     found = json.loads(CliRunner().invoke(app, [*command, *fits_with.split(), "--json"]).stdout)

@@ -79,7 +79,7 @@ def test_a_model_behind_a_url_solves_a_task(task: Path, tmp_path: Path) -> None:
         assert path.is_dir() or KEY not in path.read_text()
 
 
-def test_a_hack_is_scored_as_a_failure_and_only_then_loses_what_it_earned(task: Path, tmp_path: Path) -> None:
+def test_a_hack_is_scored_as_a_failure_and_earns_nothing(task: Path, tmp_path: Path) -> None:
     hack = {"path": "pkg.py", "old": 'raise NotImplementedError("one")', "new": "import os; os._exit(0)"}
     own = (
         "def solved(task, rollout):\n    return float(rollout.solved)\n\n\ndef tried(task, rollout):\n    return 1.0\n"
@@ -94,7 +94,7 @@ def test_a_hack_is_scored_as_a_failure_and_only_then_loses_what_it_earned(task: 
     assert {flag.kind for flag in kept.flags} == {"exit"}
     assert kept.reward.parts["outcome_withheld"] >= kept.reward.parts["outcome"] == kept.reward.parts["solved"] == 0
     assert kept.reward.parts["tried"] == 1, "on record"
-    assert (kept.reward.weights["tried"], kept.reward.total) == (0, -0.5)
+    assert (kept.reward.weights["tried"], kept.reward.total) == (0, 0.0), "nothing is earned; no penalty without proof"
 
 
 def test_the_bash_profile_talks_in_fenced_blocks(task: Path, tmp_path: Path) -> None:

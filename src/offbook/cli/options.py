@@ -94,7 +94,7 @@ def config_from(
         elif in_files:
             files.append(argument)
         else:
-            example = f"{ctx.command_path} @ {argument} --train.steps 10"
+            example = f"{ctx.command_path} @ {argument}"
             raise ConfigError(f"unexpected argument {argument}; configuration files come after @, as in: {example}")
     named = {key: value for key, value in (own or {}).items() if value}
     config = load_config(files, {**overrides, **named}, defaults)

@@ -48,7 +48,7 @@ def train(
         show_config(config, as_json)
         _show_plan(config)
         return
-    refuse_run(config)  # before torch is imported, which takes seconds
+    refuse_run(config, to_train=True)  # before torch is imported, which takes seconds
     from offbook.loop.train import train as run
 
     with progress_display(plain) as progress:

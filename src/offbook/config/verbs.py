@@ -66,8 +66,7 @@ def refuse_without_effect(verb: str, given: Iterable[str]) -> None:
         if instead:
             raise ConfigError(f"{key} has no effect on `offbook {verb}`; {instead} has")
         if read and (_is_in(key, left_out) or not _is_in(key, (*RUN, *read))):
-            sections = ", ".join(dict.fromkeys(one.partition(".")[0] for one in read))
-            raise ConfigError(f"{key} has no effect on `offbook {verb}`, which reads keys of {sections}; leave it out")
+            raise ConfigError(f"{key} has no effect on `offbook {verb}`, which reads {', '.join(read)}; leave it out")
 
 
 def _is_in(key: str, places: Iterable[str]) -> bool:

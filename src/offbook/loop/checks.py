@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from offbook.config import Config
+from offbook.config import Config, is_url
 from offbook.feedback import rules_of
 from offbook.harness.own import own_tools
 from offbook.harness.toolsets import TOOLS, refuse_unknown
 from offbook.loop.names import refuse_missing_model
 from offbook.monitors.policy import Monitors, monitors_of
 from offbook.rewards import Rewards, compose
+from offbook.types import OffbookError
 
 Judges = tuple[Rewards, Monitors | None]
 
 
-def refuse_run(config: Config) -> None:
+def refuse_run(config: Config, to_train: bool = False) -> None:
     """Refuse a model that is not there, and a rule, reward, monitor or tool that does not exist."""
+    if to_train and is_url(config.model):
+        raise OffbookError("a model behind a URL can be measured and not trained; give a model folder or a hub id")
     refuse_missing_model(config.model)
     judges_of(config)
     known = {*TOOLS, *own_tools(config.tools.files)}

@@ -429,7 +429,7 @@ def advice(config: Config, plan: Plan) -> str:
                     options[share] = found.gpu_share
                 shown = " ".join(f"--{key} {str(value).lower()}" for key, value in options.items())
                 return f"fits with: {shown}, {found.need / GB:.3g} GB"
-        return "take a smaller model or a larger GPU"
+        return "take a smaller model, or plan for a larger GPU, as in: --gpu-memory 141"
     told = f"a rollout may have {plan.context} tokens (harness.context) and the engine holds {plan.kv_tokens}"
     if config.engine.kind == "vllm":
         return f"{told} in its share of the GPU; raise engine.vllm.gpu_share or lower harness.context"

@@ -124,7 +124,7 @@ def train(
             follow(orders)
             return folder
         refuse_ranks(config.train, orders)
-        refuse_run(config)
+        refuse_run(config, to_train=True)
         refuse_missing_tasks(config, "train")
         with only_writer(folder.path):
             refuse_another_run(folder, config)
