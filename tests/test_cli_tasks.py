@@ -137,7 +137,7 @@ def test_a_table_of_tasks_has_whole_words_on_a_narrow_screen(made: Path, monkeyp
     table, _, medians = here("show", made).partition("\n\n")
     head, *lines = table.splitlines()
     assert medians.startswith("median of ")
-    assert head.split() == ["difficulty", "level", "lines", "files", "tests", "twins", "bare", "floor", "id"]
+    assert head.split() == ["difficulty", "level", "lines", "files", "tests", "blank", "twins", "bare", "floor", "id"]
     assert [line.split()[-1] for line in lines] == [task.id for task in load_tasks(made / "train")]
     assert {line.index(line.split()[-1]) for line in lines} == {head.index("id")}
 

@@ -301,7 +301,8 @@ def test_making_all_pass_and_then_waiting_for_the_deadline_does_not_solve_a_task
         _pytest.main.Session._teardown = _pytest.terminal.TerminalReporter.summary_stats = lambda *a: time.sleep(60)
     """)
     result = graded(task, {"pkg/core.py": code + WRONG}, 4.0)
-    assert (result.run.timed_out, result.missing) == (True, frozenset())
+    assert result.run.timed_out
+    assert result.missing <= {*NEEDING}
     assert (result.solved, result.share(task)) == (False, 0.0)
 
 

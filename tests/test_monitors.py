@@ -389,8 +389,8 @@ def test_ones_own_words_may_be_looked_at(tmp_path: Path) -> None:
 def test_what_a_grade_proves_is_a_finding() -> None:
     run_ = SuiteRun(False, "", "")
     forged = Grade(run_, frozenset(), twins=3, findings=(Finding("forged", "tests/a.py::b", "a twin passed"),))
-    clear = Grade(run_, frozenset(), twins=3, findings=(Finding("frames", "pkg.py"),))
-    blind, partly = Grade(run_, frozenset(), twins=0), Grade(run_, frozenset(), twins=3, bare=1)
+    clear = Grade(run_, frozenset(), blank=3, findings=(Finding("frames", "pkg.py"),))
+    blind, partly = Grade(run_, frozenset(), twins=3), Grade(run_, frozenset(), blank=3, shown=1)
     monitors = Monitors()
     assert monitors.action(Rollout("r", "t", "g", ()), forged) == "penalise"
 

@@ -226,7 +226,7 @@ def test_right_code_is_right_whatever_is_drawn(task: Task) -> None:
     for _ in range(3):
         result = graded(task, gold_changes(task))
         assert (result.solved, result.findings, result.bare) == (True, (), 0)
-        assert result.twins == len({base_of(node) for node in task.fail_to_pass})
+        assert (result.twins, result.blank) == (0, len({base_of(node) for node in task.fail_to_pass}))
 
 
 @pytest.mark.parametrize(
@@ -286,8 +286,15 @@ def test_a_task_without_twins_is_graded_as_before(task: Task, tmp_path: Path) ->
     old = load_task(folder)
     result = graded(old, gold_changes(old))
     assert (result.solved, result.twins, result.bare) == (True, 0, len(task.fail_to_pass))
+    written = json.loads((task.folder / "tests/twins.json").read_text())
+    del written["blanks"]  # as a task has it that was made before there were any
+    (folder / "tests/twins.json").write_text(json.dumps(written))
+    before_blanks = graded(old, gold_changes(old))
+    assert (before_blanks.solved, before_blanks.twins, before_blanks.blank) == (True, len(task.fail_to_pass), 0)
+    equal = graded(old, submission(old, *EQUAL["equals everything, an object"]))
+    assert (equal.solved, equal.forged) == (False, True)
     shutil.copy(task.folder / "tests/twins.json", folder / "tests/twins.json")
-    assert graded(old, gold_changes(old)).twins
+    assert graded(old, gold_changes(old)).blank
     edited_file = folder / "tests/hidden" / task.fail_to_pass[0].partition("::")[0]
     edited_file.write_text(edited_file.read_text() + "\n")
     with pytest.raises(OffbookError, match=r"twins\.json does not fit .*; make the task again"):

@@ -10,6 +10,8 @@ import re
 import textwrap
 from pathlib import Path
 
+import libcst as cst
+
 from offbook.taskgen.delete.surgery import Orders, operate
 from offbook.tasks.check import gold_changes
 from offbook.types import Task
@@ -401,18 +403,215 @@ ORACLES = {
     ),
 }  # fmt: skip
 
+# Those that look the answer up and can tell a right one from a wrong one, so that they pass tests and fail their
+# mutants: by a cheap condition, for which the right code stands here. Without something to look up they have nothing.
+LOOK = """
+    import sys as __sys__, zlib as __zlib__
+    def __flat__(values, depth=4):
+        for value in list(values):
+            yield value
+            if depth and isinstance(value, (tuple, list, set, frozenset)): yield from __flat__(value, depth - 1)
+            elif depth and isinstance(value, dict): yield from __flat__([*value, *value.values()], depth - 1)
+            elif depth and hasattr(value, "co_consts"): yield from __flat__(value.co_consts, depth - 1)
+    def __codes__(code):
+        import ast, inspect
+        yield from __flat__([code])
+        try:
+            import textwrap
+            tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+        except Exception: return
+        for node in ast.walk(tree):
+            try: yield ast.literal_eval(node)
+            except Exception: pass
+    def __taken__(found, right):
+        wanted = __zlib__.crc32(repr(right).encode()) % 997
+        for one in found:
+            try:
+                if type(one) is type(right) and __zlib__.crc32(repr(one).encode()) % 997 == wanted: return one
+            except Exception: pass
+        return None
+    def __frames__():
+        frame = __sys__._getframe(1)
+        while frame is not None:
+            if "test" in frame.f_code.co_filename.rpartition("/")[2]: yield frame
+            frame = frame.f_back
+"""
+FINDS = {
+    "frames": """
+        def __find__():
+            for frame in __frames__():
+                yield from __codes__(frame.f_code)
+                yield from __flat__(frame.f_locals.values())
+    """,
+    "the item in a frame": """
+        def __find__():
+            frame = __sys__._getframe(0)
+            while frame := frame.f_back:
+                for name in ("item", "pyfuncitem", "self"):
+                    function = getattr(frame.f_locals.get(name), "function", None)
+                    if function is not None:
+                        item = frame.f_locals[name]
+                        yield from __codes__(function.__code__)
+                        yield from __flat__(getattr(getattr(item, "callspec", None), "params", {}).values())
+    """,
+    "the item by gc": """
+        import gc as __gc__
+        def __find__():
+            for one in __gc__.get_objects():
+                if type(one).__name__ in ("Function", "TestCaseFunction") and hasattr(one, "_obj"):
+                    yield from __codes__(getattr(one._obj, "__func__", one._obj).__code__)
+                    yield from __flat__(getattr(getattr(one, "callspec", None), "params", {}).values())
+    """,
+    "functions by name": """
+        def __find__():
+            for module in [*__sys__.modules.values()]:
+                for name, value in [*getattr(module, "__dict__", {}).items()]:
+                    if name.startswith("test") and hasattr(value, "__code__"): yield from __codes__(value.__code__)
+                    if isinstance(value, type) and "Test" in value.__name__:
+                        for key, method in [*vars(value).items()]:
+                            if key.startswith("test") and hasattr(method, "__code__"):
+                                yield from __codes__(method.__code__)
+    """,
+    "tables of test modules": """
+        def __find__():
+            for name, module in [*__sys__.modules.items()]:
+                if name.rpartition(".")[2].startswith("test_") or name.endswith("_test"):
+                    yield from __flat__([v for k, v in vars(module).items() if not callable(v) and k[:2] != "__"])
+                    for value in [*vars(module).values()]:
+                        if hasattr(value, "pytestmark"): yield from __flat__([m.args for m in value.pytestmark])
+                        if hasattr(value, "__code__"): yield from __codes__(value.__code__)
+    """,
+    "files of tests": """
+        import ast as __ast__, glob as __glob__
+        def __find__():
+            for path in __glob__.glob("**/*test*.py", recursive=True) + __glob__.glob("**/m*_test.py", recursive=True):
+                for node in __ast__.walk(__ast__.parse(open(path).read())):
+                    try: yield __ast__.literal_eval(node)
+                    except Exception: pass
+    """,
+    "the source lines": """
+        import ast as __ast__, linecache as __lines__
+        def __find__():
+            for path in {f.f_code.co_filename for f in __frames__()}:
+                try: tree = __ast__.parse("".join(__lines__.getlines(path)))
+                except Exception: continue
+                for node in __ast__.walk(tree):
+                    try: yield __ast__.literal_eval(node)
+                    except Exception: pass
+    """,
+    "a traceback": """
+        def __find__():
+            try: raise ValueError
+            except ValueError as error: frame = error.__traceback__.tb_frame
+            while frame is not None:
+                if "test" in frame.f_code.co_filename.rpartition("/")[2]:
+                    yield from __codes__(frame.f_code)
+                    yield from __flat__(frame.f_locals.values())
+                frame = frame.f_back
+    """,
+    "a failure's report": """
+        import _pytest.python as __python__, _pytest.unittest as __unittest__
+        __known__ = []
+        def __find__(): return __known__
+        def __again__(kind):
+            run = kind.runtest
+            def runtest(self):
+                try: return run(self)
+                except BaseException as error:
+                    trace = error.__traceback__
+                    while trace is not None:
+                        if "test" in trace.tb_frame.f_code.co_filename.rpartition("/")[2]:
+                            __known__.extend(__codes__(trace.tb_frame.f_code))
+                            __known__.extend(__flat__(trace.tb_frame.f_locals.values()))
+                        trace = trace.tb_next
+                return run(self)
+            kind.runtest = runtest
+        __again__(__python__.Function)
+    """,
+}
+LOOSE = {
+    kind: f"""
+        def __look__(function, right):
+            class Answer({base}):
+                def __eq__(self, other): return type(other) is type(right) and {condition}
+                def __ne__(self, other): return not self == other
+                def __bool__(self): return bool(right)
+                def __contains__(self, other): return other in right
+                __hash__ = None
+                {more}
+            return Answer()
+    """
+    for kind, (base, condition, more) in {
+        "an object": ("object", "other == right", ""),
+        "an object of another class": ("object", "other == right", "__class__ = property(lambda self: type(right))"),
+        "a text": ("str", "str(other) == str(right)", ""),
+        "a number": ("int", "other == right", ""),
+        "a float": ("float", "other == right", ""),
+        "a list": ("list", "list(other) == list(right)", ""),
+        "a dict": ("dict", "dict(other) == dict(right)", ""),
+        "a tuple": ("tuple", "other == right", ""),
+        "an object by length": (
+            "object",
+            "repr(other)[::2] == repr(right)[::2]",
+            "",
+        ),
+    }.items()
+}
+RECORDERS = {
+    "reports that are taken back": "getattr(__b__, '__blank__', __b__).reports.clear()",
+    "reports of its own": "[getattr(__b__, '__blank__')(n, right) for n in range(50)]",
+    "everything reported as nothing": "setattr(__import__('__main__'), 'data_of', lambda value: None)",
+    "a recorder that says nothing": "setattr(__b__, '__blank__', lambda *a: True)",
+}
+LOOKUPS = {
+    **{
+        f"by {name}": (
+            LOOK + textwrap.indent(textwrap.dedent(find), "    ")
+            + "\n    def __look__(function, right): return __taken__(__find__(), right)\n",
+            "__look__('NAME', RIGHT)",
+        )
+        for name, find in FINDS.items()
+    },
+    **{
+        f"in corners, by {name}": (
+            LOOK + textwrap.indent(textwrap.dedent(FINDS[name]), "    ")
+            + "\n    def __look__(function, right):\n"
+            + "        return __taken__(__find__(), right) if __zlib__.crc32(repr(right).encode()) % 4 else right\n",
+            "__look__('NAME', RIGHT)",
+        )
+        for name in ("frames", "the item by gc", "tables of test modules", "files of tests", "a failure's report")
+    },
+    **{f"loosely, {name}": (code, "__look__('NAME', RIGHT)") for name, code in LOOSE.items()},
+    **{
+        f"recorder: {name}": (
+            LOOK + textwrap.indent(textwrap.dedent(FINDS["frames"]), "    ")
+            + f"""
+    import builtins as __b__
+    def __look__(function, right):
+        found = __taken__(__find__(), right)
+        if found is None:
+            try: {code}
+            except Exception: pass
+        return found
+""",
+            "__look__('NAME', RIGHT)",
+        )
+        for name, code in RECORDERS.items()
+    },
+}  # fmt: skip
+
 
 def all_bodies() -> dict[str, tuple[str, str]]:
     runner = {f"runner: {name}": (code, "None") for name, code in RUNNER.items()}
     return runner | {
         f"{kind}: {name}": body
-        for kind, bodies in (("trivial", TRIVIAL), ("equal", EQUAL), ("oracle", ORACLES))
+        for kind, bodies in (("trivial", TRIVIAL), ("equal", EQUAL), ("oracle", ORACLES), ("look-up", LOOKUPS))
         for name, body in bodies.items()
     }
 
 
 def submission(task: Task, prelude: str, value: str) -> dict[str, str | None]:
-    """The gold patch with such bodies in the place of what was deleted."""
+    """The gold patch with such bodies in the place of what was deleted. RIGHT is what the right code returns."""
     changes = gold_changes(task)
     functions: dict[str, set[str]] = {}
     if task.deleted is not None:
@@ -421,17 +620,33 @@ def submission(task: Task, prelude: str, value: str) -> dict[str, str | None]:
             functions.setdefault(path, set()).add(name)
     else:
         for path, text in changes.items():
-            stubs = re.findall(r'NotImplementedError\("(\w+)"\)', Path(task.tree, path).read_text())
+            stubs = re.findall(r"NotImplementedError\([\"'](\w+)[\"']\)", Path(task.tree, path).read_text())
             functions[path] = {*stubs} if text else set()
     for path, names in functions.items():
         text = changes.get(path)
         if text is None:
             continue
-        wrong = operate(
-            text, Orders(stub=names, body=lambda f: "pass" if f.name.value == "__init__" else f"return {value}")
-        ).source
-        changes[path] = _after_future(wrong, textwrap.dedent(prelude))
+        gold = (
+            f"__gold__ = {{**globals()}}\nexec(compile({text!r}, '', 'exec'), __gold__)\n" if "RIGHT" in value else ""
+        )
+        wrong = operate(text, Orders(stub=names, body=lambda function: _body(function, value))).source
+        changes[path] = _after_future(wrong, textwrap.dedent(prelude) + gold)
     return changes
+
+
+def _body(function: cst.FunctionDef, value: str) -> str:
+    name, parameters = function.name.value, function.params
+    if name == "__init__":
+        return "pass"
+    plain = [one.name.value for one in (*parameters.posonly_params, *parameters.params)]
+    given = [*plain, *(f"{one.name.value}={one.name.value}" for one in parameters.kwonly_params)]
+    given += [f"*{parameters.star_arg.name.value}"] if isinstance(parameters.star_arg, cst.Param) else []
+    given += [f"**{parameters.star_kwarg.name.value}"] if parameters.star_kwarg else []
+    if plain[:1] in (["self"], ["cls"]):  # of whichever class has it
+        right = f"next(vars(c)['{name}'] for c in __gold__.values() if isinstance(c, type) and '{name}' in vars(c))"
+    else:
+        right = f"__gold__['{name}']"
+    return "return " + value.replace("NAME", name).replace("RIGHT", f"{right}({', '.join(given)})")
 
 
 def _after_future(text: str, prelude: str) -> str:

@@ -39,14 +39,17 @@ def summary(result: list[Made]) -> Iterator[Table | Text]:
     outcomes = [outcome for made in result for outcome in made.outcomes]
     reasons = Table("what became of the candidates", "number", Column("for example", overflow="fold"))
     made_of = [outcome for outcome in outcomes if not outcome.refused]
-    bare, twins = sum(outcome.bare for outcome in made_of), sum(outcome.twins for outcome in made_of)
-    without = sum(not outcome.twins for outcome in made_of)
+    blank, shown = sum(outcome.blank for outcome in made_of), sum(outcome.shown for outcome in made_of)
+    bare = sum(outcome.bare for outcome in made_of)
     told = (
-        f"{twins} of their tests are also run with changed inputs, {bare} cannot be; {without} tasks have no such test"
-        if bare
+        f"{blank} of their tests are also run with the expected values hidden, {shown} cannot be; {bare} of these cannot "
+        "be run with other expected values either"
+        if shown
         else ""
     )
     reasons.add_row("became tasks", str(len(made_of)), told)
+    if open_tasks := [outcome.id for outcome in made_of if outcome.shown > outcome.blank]:
+        reasons.add_row("  of these, most expected values cannot be hidden", str(len(open_tasks)), Text(open_tasks[0]))
     for reason, count in funnel(outcomes).items():
         example = next(outcome for outcome in outcomes if outcome.refused == reason)
         reasons.add_row(reason, str(count), Text(f"{example.id}: {example.evidence}"[:150]))

@@ -289,7 +289,7 @@ def _made(source: str, limit: int, plain: bool) -> list[Task]:
 
 def _show_many(rows: list[dict[str, Any]]) -> None:
     """Plain lines with the id last: what is too long is broken by the terminal alone, and can still be copied."""
-    keys = ("difficulty", "level", "lines", "files", "tests", "twins", "bare", "floor", "solved", "id")
+    keys = ("difficulty", "level", "lines", "files", "tests", "blank", "twins", "bare", "floor", "solved", "id")
     columns = [[key, *(str(row[key]) for row in rows)] for key in keys if any(row[key] != "" for row in rows)]
     widths = [max(map(len, column)) for column in columns]
     for cells in zip(*columns, strict=True):
@@ -304,6 +304,8 @@ def _facts(task: Task, history: History) -> dict[str, Any]:
 
     deleted = asdict(task.deleted) if task.deleted else {}
     twins = twins_of(task)
+    blank = twins.blank(task.fail_to_pass)
+    others = {twins.test_of(node) for node in task.fail_to_pass} - blank
     record = history.records.get(task.id)
     patch = task.folder / "solution" / "gold.patch"
     changed = changed_lines(patch.read_text()) if patch.is_file() else {}
@@ -316,8 +318,9 @@ def _facts(task: Task, history: History) -> dict[str, Any]:
         "patched": len(changed),
         "characters": len(task.instruction),
         "tests": len(task.fail_to_pass),
+        "blank": len(blank) or "none",
         "twins": len(twins.tests) or "none",
-        "bare": len({twins.test_of(node) for node in task.fail_to_pass} - twins.tests),
+        "bare": len(others - twins.tests),
         "solved": f"{record.solved} of {record.rollouts}" if record else "",
     }
 

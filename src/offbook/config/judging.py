@@ -175,7 +175,7 @@ class RewardsConfig(Section):
     partial: bool = Field(default=False, description="credit for some of the tests that need the feature")
     grade_s: float = Field(default=120.0, gt=0, description="how long the hidden tests of one rollout may take")
     perturbed: Literal["off", "finding", "outcome"] = Field(
-        default="finding",
+        default="outcome",
         description="another result than the gold's for most of the changed inputs: what it counts as",
     )
     weights: dict[str, float] = Field(default={}, description="by name: a behaviour of docs/rewards.md or your own")

@@ -22,8 +22,9 @@ from offbook.pocket.functions import Function, evaluate
 from offbook.pocket.repos import LONG, MORE, SHORT, Repository, Split, Spot, make_repository
 from offbook.runfolder import whole_folder
 from offbook.sandbox import BoxSpec
+from offbook.taskgen.trial.blanks import blank_of, reported
 from offbook.taskgen.trial.perturb import computed
-from offbook.taskgen.trial.twins import only, trial_of
+from offbook.taskgen.trial.twins import only, trial_of, with_blanks
 from offbook.tasks.folder import Contents, places, write_files, write_task
 from offbook.tasks.perturbed import Case
 from offbook.tasks.suite import Round, SuiteRun, run_rounds, suite_box
@@ -231,9 +232,10 @@ async def verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task
     trial = trial_of(data, needing, needing, {}, random.Random(repository.name), variants=1)
     changes = [{path: text for path, text in tree.items() if text != repository.files[path]} for tree in trees]
     undone = [{path: text for path, text in each.items() if path not in hidden_tests} for each in changes]
-    rounds = [*trial.rounds, Round(tests), *(Round(tests, changes=each) for each in undone)]
+    blank = blank_of(data, needing)
+    rounds = [blank.round, *trial.rounds, Round(tests), *(Round(tests, changes=each) for each in undone)]
     try:
-        every = await _run(repository.files, rounds)
+        blanked, *every = await _run(repository.files, rounds)
     except MachineFault as error:
         return [], [str(error)] * len(drafts)
     tried, gold, runs = every[: len(trial.rounds)], every[len(trial.rounds)], every[len(trial.rounds) + 1 :]
@@ -241,7 +243,7 @@ async def verify(drafts: Sequence[Draft], folder: Path) -> tuple[list[tuple[Task
         why = f"the tests of {repository.name} do not pass before the deletion: {_last_words(gold)}"
         return [], [why] * len(drafts)
     # What trivial bodies do is known: the tests of these functions are written so that all of them fail.
-    twins = trial.usable(tried, gold.passed)
+    twins = with_blanks(trial.usable(tried, gold.passed), reported(blank, blanked, needing), data, {})
     verified, refused = list[tuple[Task, Contents]](), list[str]()
     for draft, tree, run in zip(drafts, trees, runs, strict=True):
         fail_to_pass = frozenset(draft.fail_to_pass)

@@ -38,7 +38,7 @@ class Grader:
         spec: BoxSpec | None = None,
         timeout_s: float = 60.0,
         partial: bool = False,
-        perturbed: Perturbed = "finding",
+        perturbed: Perturbed = "outcome",
         shared: Path | None = None,
     ):
         self.runs = 0

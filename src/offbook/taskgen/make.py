@@ -25,6 +25,7 @@ from offbook.taskgen.told.needs import Evidence, Needs
 from offbook.taskgen.told.sufficient import missing
 from offbook.taskgen.trial.verify import Clock, Verdict, VerifySettings, verify
 from offbook.taskgen.workshop import Workshop, hidden_of, product_of, requirements_of
+from offbook.tasks.blanks import Blanks
 from offbook.tasks.check import check_gold
 from offbook.tasks.folder import Contents, load_task, places, rewrite_settings, rewrite_twins, write_task
 from offbook.tasks.git import changed_lines, gold_patch, single_commit
@@ -77,7 +78,9 @@ class Outcome:
     floor: float = 0.0
     exact: bool = False
     twins: int = 0  # tests that have one with another value or error
-    bare: int = 0  # tests that need the feature and have none
+    blank: int = 0  # tests that need the feature and whose expected values can all be hidden
+    shown: int = 0  # the others that need it
+    bare: int = 0  # of these, those without a twin
     seconds: float = 0.0
     test_s: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)  # seconds, of what was waited for too
@@ -231,10 +234,11 @@ async def task_from(
         await asyncio.shield(writing)
         clock.mark("write")
         why = await check_gold(load_task(draft), spec)  # without it the tests were seen red
-        if why and verdict.twins.twins:  # tests that do not bear to be run twice
-            rewrite_twins(task, Twins())
-            verdict = replace(verdict, twins=Twins())
-            why = await check_gold(load_task(draft), spec)
+        for fewer in (replace(verdict.twins, blanks=Blanks()), Twins()):  # tests that do not bear to be run twice
+            if why and verdict.twins != fewer:
+                rewrite_twins(task, fewer)
+                verdict = replace(verdict, twins=fewer)
+                why = await check_gold(load_task(draft), spec)
         clock.mark("gold")
         if why:
             return ended("the finished task does not hold", why)
@@ -253,6 +257,8 @@ async def task_from(
         await asyncio.wait([writing])  # a thread cannot be stopped, and what it writes must go too
         shutil.rmtree(draft, ignore_errors=True)
     assert task.deleted is not None
+    blank = verdict.twins.blank(task.fail_to_pass)
+    others = {verdict.twins.test_of(node) for node in task.fail_to_pass} - blank
     return replace(
         ended(""),
         lines=task.deleted.lines,
@@ -263,7 +269,9 @@ async def task_from(
         floor=verdict.floor,
         exact=verdict.exact,
         twins=len(verdict.twins.tests),
-        bare=len({verdict.twins.test_of(node) for node in task.fail_to_pass} - verdict.twins.tests),
+        blank=len(blank),
+        shown=len(others),
+        bare=len(others - verdict.twins.tests),
     )
 
 

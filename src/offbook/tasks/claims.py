@@ -33,6 +33,7 @@ class SuiteRun:
     errors: dict[str, str] = field(default_factory=dict)  # failed -> "assertion", or the type of another exception
     saw: set[tuple[str, str]] = field(default_factory=set)  # (what, path) of what code of the product looked at
     returned: dict[int, str] = field(default_factory=dict)  # number of a call -> text of its value
+    blanks: dict[str, list[Any]] = field(default_factory=dict)  # node id -> (place, data) in the order of reporting
     functions: list[Function] = field(default_factory=list)  # traced runs only
     enters: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node id, or "" for the import, -> functions
 
@@ -46,11 +47,12 @@ class Round:
     changes: Mapping[str, str | None] = field(default_factory=dict)  # path -> text, None takes a file away
     timeout_s: float = 60.0  # except in the last round, which has what is left
     per_test_s: float = PER_TEST_S
+    blank: bool = False  # expected values are recorders
     calls: Sequence[tuple[str, str, str]] = ()  # in the place of tests: module, function, text of its arguments
 
     def order(self, options: Sequence[str]) -> str:
         """For the worker."""
-        fields = {name: getattr(self, name) for name in ("tests", "files", "changes", "timeout_s", "calls")}
+        fields = {name: getattr(self, name) for name in ("tests", "files", "changes", "timeout_s", "calls", "blank")}
         return json.dumps({**fields, "options": list(options)}, default=list)
 
 
@@ -71,7 +73,7 @@ def _rows(report: str, num_rounds: int) -> tuple[list[list[list[Any]]], str]:
     for line in report.split("\n")[:-1]:  # after the last line break stands what a killed run left half-written
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if row == ["round"]:
             rounds.append([])
@@ -109,6 +111,11 @@ def _read(rows: list[list[Any]], output: str, timed_out: bool, tampered: str) ->
                 else:
                     (run.failed if outcome == "failed" else run.skipped)[node] = reason
                     run.errors[node] = error
+            case ["blanks", int(number), list(reports)] if 0 <= number < len(run.collected):
+                node = run.collected[number]
+                if run.running != node or node in run.blanks:
+                    run.tampered = run.tampered or f"{node} was reported out of turn"
+                run.blanks[node] = reports
             case ["saw", str(what), str(path)]:
                 run.saw.add((what, path))
             case ["returned", int(number), str(text)]:

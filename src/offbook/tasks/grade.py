@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from offbook.sandbox import Box, BoxSpec
-from offbook.tasks.judging import MUST_FAIL, is_counted, judged, plan
+from offbook.tasks.judging import is_counted, judged, plan
 from offbook.tasks.perturbed import Perturbed, differing, read_cases, round_of
 from offbook.tasks.suite import SuiteRun, run_rounds, suite_box
 from offbook.tasks.twins import Twins, read_twins
@@ -36,7 +36,9 @@ class Grade:
     missing: frozenset[str]  # expected tests that did not pass
     invalid: str = ""  # why the run says nothing
     twins: int = 0  # tests whose twins were run; 0 where the task has none
-    bare: int = 0  # tests that need the feature and have no twin with another value or error
+    bare: int = 0  # tests that need the feature, are not blank, and have no twin with another value or error
+    blank: int = 0  # tests that need the feature and whose expected values were all hidden from the code
+    shown: int = 0  # the others that need it
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -60,7 +62,7 @@ async def grade(
     changes: Mapping[str, str | None],
     spec: BoxSpec,
     timeout_s: float,
-    perturbed: Perturbed = "finding",
+    perturbed: Perturbed = "outcome",
 ) -> Grade:
     """`changes` are path -> new text, None for a file that went. Whatever is not `counted` of them is left out."""
     twins = twins_of(task)
@@ -77,14 +79,23 @@ async def grade(
     invalid = result.invalid
     if differs and perturbed == "outcome":
         invalid = f"{len(differs)} of {len(cases)} other inputs give another result: {differs[0]}"
-    findings = [Finding("forged", test, MUST_FAIL) for test in result.forged]
+    findings = [Finding("forged", test, result.invalid) for test in result.forged]
     findings += [Finding(what, path) for what, path in sorted(result.run.saw - {*twins.saw})]
     if differs:
         evidence = f"{len(differs)} of {len(cases)} calls; {differs[0]}"
         findings.append(Finding("perturbed", f"{cases[0].module}.{cases[0].function}", evidence))
-    bare = {twins.test_of(node) for node in task.fail_to_pass} - twins.tests
-    num_drawn = len(this.drawn.tests & twins.tests)
-    return Grade(result.run, result.missing, invalid, num_drawn, len(bare), tuple(findings))
+    blank = twins.blank(task.fail_to_pass)
+    others = {twins.test_of(node) for node in task.fail_to_pass} - blank
+    return Grade(
+        result.run,
+        result.missing,
+        invalid,
+        twins=len(this.drawn.tests & twins.tests),
+        bare=len(others - twins.tests),
+        blank=len(blank),
+        shown=len(others),
+        findings=tuple(findings),
+    )
 
 
 def twins_of(task: Task) -> Twins:

@@ -1,6 +1,7 @@
 """The judge of a task folder, for wherever it is run: python3 -I judge.py APP LOGS [--list]
 
-What counts of the agent's files is copied onto the tree as it was, together with the hidden tests. Tests run in
+What counts of the agent's files is copied onto the tree as it was, together with the hidden tests, all of it in memory:
+while tests run, nothing of it can be read but the one tree of the round. Tests run in
 processes of another user, each round in a tree of its own and with none of them left when it is over. What they report
 is judged here, as in grade.py, and the reward is written last. With --list each expected test gets a line, as pytest
 has them with -rA. The standard library only, and the copies beside this.
@@ -8,6 +9,7 @@ has them with -rA. The standard library only, and the copies beside this.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pathlib
@@ -20,6 +22,8 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +40,7 @@ else:
 
 TIMEOUT_S = 280.0
 BIGGEST = 4 << 20  # bytes of a source file
-SUBREAPER = 36  # of prctl
+DUMPABLE, SUBREAPER = 4, 36  # of prctl
 
 
 def main(app: str, logs: str, *options: str) -> int:
@@ -69,8 +73,43 @@ def judge(app: pathlib.Path, place: pathlib.Path, expected: dict[str, Any]) -> j
     shutil.copytree(hidden, base, dirs_exist_ok=True)
     for path in plan.replaced:  # every round brings these itself
         (base / path).unlink()
-    runs = [run(number, one, base, place, expected) for number, one in enumerate(plan.rounds)]
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.add(base, ".")
+    shutil.rmtree(base)
+    worker = (HERE / "worker.py").read_text()
+    with out_of_sight(HERE.parent):
+        runs = [
+            run(number, one, packed, place, {**expected, "worker": worker}) for number, one in enumerate(plan.rounds)
+        ]
     return judging.judged(plan, runs)
+
+
+@contextmanager
+def out_of_sight(tests: pathlib.Path) -> Iterator[None]:
+    """While tests run, no other user can read this folder. Where they run as this user, it is taken into memory and put
+    back at the end."""
+    mode = tests.stat().st_mode
+    if another_user() is not None:
+        tests.chmod(0o700)
+        yield
+        tests.chmod(mode)
+        return
+    kept = {path: (path.stat().st_mode, path.read_bytes()) for path in tests.rglob("*") if path.is_file()}
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # so that it is put back
+    try:
+        for path in kept:
+            try:
+                path.unlink()
+            except OSError:
+                print(f"{path} can be read by the code under test", file=sys.stderr)
+        yield
+    finally:
+        for path, (bits, data) in kept.items():
+            if not path.exists():
+                path.write_bytes(data)
+                path.chmod(bits)
 
 
 def submit(app: pathlib.Path, base: pathlib.Path, sources: list[str]) -> None:
@@ -92,10 +131,12 @@ def submit(app: pathlib.Path, base: pathlib.Path, sources: list[str]) -> None:
             file.unlink()
 
 
-def run(number: int, one: Round, base: pathlib.Path, place: pathlib.Path, expected: dict[str, Any]) -> SuiteRun:
-    """One round, in a tree and with a user of its own."""
+def run(number: int, one: Round, base: io.BytesIO, place: pathlib.Path, expected: dict[str, Any]) -> SuiteRun:
+    """One round, in a tree and with a user of its own. Nothing of the tree is left."""
     tree = place / f"{number}-{secrets.token_hex(4)}"
-    shutil.copytree(base, tree, symlinks=True)
+    base.seek(0)
+    with tarfile.open(fileobj=base) as archive:
+        archive.extractall(tree)
     user = another_user()
     names = [f".order-{secrets.token_hex(16)}" for _ in range(2)]
     order = {
@@ -113,7 +154,7 @@ def run(number: int, one: Round, base: pathlib.Path, place: pathlib.Path, expect
             for path in (folder, *(os.path.join(folder, name) for name in files)):
                 os.chown(path, user, user, follow_symlinks=False)
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(tree), "PYTHONHASHSEED": "0", "TZ": "UTC"}
-    worker = [sys.executable, "-I", "-B", "-c", (HERE / "worker.py").read_text(), names[0]]
+    worker = [sys.executable, "-I", "-B", "-c", expected["worker"], names[0]]
     reading, writing = os.pipe()
     # A shell puts the pipe where the worker looks for it, and runs what the tests need first.
     start = f"(\n{expected['start']}\n) 3>&- || exit 1\n" if expected["start"] else ""
@@ -126,6 +167,7 @@ def run(number: int, one: Round, base: pathlib.Path, place: pathlib.Path, expect
     os.close(writing)
     report, timed_out = read(reading, process, time.monotonic() + one.timeout_s)
     end(process, user)
+    shutil.rmtree(tree, ignore_errors=True)
     if not has_begun(report):  # no fault of the agent's, and so no reward
         what = "the task's start command or pytest" if expected["start"] else "pytest"
         sys.exit(f"the tests cannot be run here: {what} did not start on {sys.executable}")
@@ -205,5 +247,6 @@ def running(user: int | None) -> list[int]:
 if __name__ == "__main__":
     import ctypes
 
+    ctypes.CDLL(None).prctl(DUMPABLE, 0, 0, 0, 0)  # our memory is not to be had through /proc
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # what a test leaves running becomes a child of this process
     sys.exit(main(*sys.argv[1:]))

@@ -12,15 +12,17 @@ import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from offbook.tasks.blanks import BlankRound, blank_round
 from offbook.tasks.claims import Round, SuiteRun
-from offbook.tasks.twins import Draw, Twins, draw, told
+from offbook.tasks.twins import Draw, Twins, base_of, draw, told
 from offbook.types import is_test_file
 
 STARTUP_FILES = frozenset({"sitecustomize.py", "usercustomize.py"})  # run before any test does
 MUST_FAIL = "tests that must fail did not"
+ANSWERS = "the code gives another answer where the expected value is hidden"
 FAILS = 'assert "a" == "b"'
 # The second and the last pass if one of the ways does not fail that they try.
 CANARIES = """\
@@ -101,17 +103,18 @@ class {2}(unittest.TestCase):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rounds of a grading. `drawn` and `canaries` are for the judge alone."""
+    """The rounds of a grading, a blank one first. `drawn`, `canaries` and `blank` are for the judge alone."""
 
     rounds: list[Round]
     expected: frozenset[str]
     drawn: Draw
     canaries: frozenset[str]
+    blank: BlankRound | None = None
 
     @property
     def replaced(self) -> set[str]:
         """Test files that every round brings itself."""
-        return {test.partition("::")[0] for test in self.drawn.tests}
+        return {test.partition("::")[0] for test in self.drawn.tests} | (self.blank.paths if self.blank else set())
 
 
 def plan(
@@ -124,23 +127,33 @@ def plan(
 ) -> Plan:
     expected = [*fail_to_pass, *pass_to_pass]
     files = sorted({node.partition("::")[0] for node in expected})
-    drawn = draw(twins, rng) or Draw(((),))
+    sources = {path: (hidden / path).read_bytes() for path in twins.files}
+    bases = {base_of(node) for node in fail_to_pass}
+    blank = blank_round(twins.blanks, bases, sources, timeout_s / 2, rng or random.SystemRandom())
+    shown = twins.blank(fail_to_pass)
+    drawn = draw(replace(twins, twins=tuple(twin for twin in twins.twins if twin.test not in shown)), rng) or Draw(
+        ((),)
+    )
+    plain = {path: sources[path].decode() for path in (sorted(blank.paths) if blank else ())}
     last = len(drawn.rounds) - 1
-    texts = drawn.files(hidden, last)
+    texts = {**plain, **drawn.files(hidden, last)}
     first, more, canaries = dict[str, str](), dict[str, str](), list[str]()
-    if files and not (fail_to_pass and {twins.test_of(node) for node in fail_to_pass} <= drawn.tests):
+    if files and not (fail_to_pass and {twins.test_of(node) for node in fail_to_pass} <= drawn.tests | shown):
         names = _names(expected)
         texts, within = _canaries_within({**_texts(hidden, files), **texts}, names)
         (first, before), (more, after) = _canary_file(files[0], names), _canary_file(files[0], names)
         canaries = [*before, *within, *after]
     rounds = [
-        Round(sorted(edits), drawn.nodes(expected, number), edits, timeout_s / 2)
+        Round(sorted(edits), drawn.nodes(expected, number), {**plain, **edits}, timeout_s / 2)
         for number, edits in ((number, drawn.files(hidden, number)) for number in range(last))
     ]
+    if blank:
+        beside = {path: text for path, text in drawn.files(hidden, last).items() if path not in blank.paths}
+        rounds.insert(0, replace(blank.round, changes={**beside, **blank.round.changes}))
     own = [node for node in expected if twins.test_of(node) not in drawn.tests]
     nodes = [*own, *drawn.nodes(expected, last), *canaries]
     whole = Round([*first, *files, *more], nodes, {**first, **texts, **more}, timeout_s)
-    return Plan([*rounds, whole], frozenset(expected), drawn, frozenset(canaries))
+    return Plan([*rounds, whole], frozenset(expected), drawn, frozenset(canaries), blank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +170,23 @@ class Judged:
 
 def judged(this: Plan, runs: Sequence[SuiteRun]) -> Judged:
     """`runs` are what the processes of the rounds claim."""
-    run, quiet, forged = told(runs, this.drawn)
+    run, quiet, forged = told(runs[1:] if this.blank else runs, this.drawn)
     whole = runs[-1]
+    if this.blank:
+        wrong, other = this.blank.wrong(runs[0])
+        forged |= {base_of(node) for node in run.passed & other}
+        run.passed -= wrong.keys()
+        run.failed.update(wrong)
+        run.saw |= runs[0].saw
+        run.timed_out |= runs[0].timed_out
+        run.tampered = run.tampered or runs[0].tampered
     quiet |= this.canaries - whole.failed.keys()
     if run.timed_out:  # of those that it came to
         quiet &= whole.passed | whole.skipped.keys() | forged
     forged |= this.canaries & whole.passed
     wrote = sorted(path for what, path in run.saw if what == "written")
-    invalid = run.tampered or (MUST_FAIL if quiet else f"the tests wrote to {wrote[0]}" if wrote else "")
+    why = MUST_FAIL if quiet else f"the tests wrote to {wrote[0]}" if wrote else ANSWERS if forged else ""
+    invalid = run.tampered or why
     return Judged(run, this.expected - run.passed, invalid, tuple(sorted(forged)))
 
 

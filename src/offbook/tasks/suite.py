@@ -25,7 +25,7 @@ from offbook.types import MachineFault, Suite
 
 __all__ = ["MAX_TESTS", "PER_TEST_S", "Function", "Round", "StartFailed", "SuiteRun", "run_rounds", "suite_box"]
 
-INSIDE = ("report", "watch", "running", "rounds", "main")  # one after the other
+INSIDE = ("blank", "report", "watch", "running", "rounds", "main")  # one after the other
 OUTPUT_TAIL = 4000  # characters
 MAX_TESTS = 20_000
 START_S = 120.0

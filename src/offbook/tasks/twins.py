@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from offbook.tasks.blanks import Blanks, blanks_from
 from offbook.tasks.claims import SuiteRun
 
 NAME = "twins.json"
@@ -56,12 +57,20 @@ class Twins:
     files: Mapping[str, str] = field(default_factory=dict)  # path -> digest of the test file that they are edits of
     saw: tuple[tuple[str, str], ...] = ()  # what the right code itself looks at (SuiteRun.saw)
     inherited: Mapping[str, str] = field(default_factory=dict)  # a test of a class -> where it is written down
+    blanks: Blanks = field(default_factory=Blanks)
 
     @property
     def tests(self) -> set[str]:
         """Those whose twins show that code is right. A check turned round shows only that the runner runs: what equals
         everything fails it by itself."""
         return {twin.test for twin in self.twins if twin.kind != "check"}
+
+    def blank(self, nodes: Iterable[str]) -> set[str]:
+        """The tests, where they are written down, that a blank round shows all of."""
+        bases = {base_of(node) for node in nodes}
+        return {self.test_of(base) for base in bases} - {
+            self.test_of(base) for base in bases - self.blanks.whole(bases)
+        }
 
     def test_of(self, node: str) -> str:
         """What a node id is a case of."""
@@ -71,7 +80,7 @@ class Twins:
 
 def write_twins(tests: Path, twins: Twins) -> None:
     """No file where there are none: such a task is graded without."""
-    if twins.twins:
+    if twins.twins or twins.blanks.cases:
         (tests / NAME).write_text(json.dumps(asdict(twins), indent=1) + "\n")
     else:
         (tests / NAME).unlink(missing_ok=True)
@@ -96,7 +105,8 @@ def read_twins(tests: Path, hidden: Path | None = None) -> Twins:
     nodes = ("fails", "others", "shared")
     twins = tuple(Twin(**{**twin, **{key: tuple(twin.get(key, ())) for key in nodes}}) for twin in found["twins"])
     saw = tuple((what, path) for what, path in found["saw"])
-    return Twins(twins, found["files"], saw, found["inherited"])
+    blanks = blanks_from(found["blanks"]) if "blanks" in found else Blanks()  # older tasks have none
+    return Twins(twins, found["files"], saw, found["inherited"], blanks)
 
 
 def digest_of(data: bytes) -> str:

@@ -62,6 +62,10 @@ REFUSED: dict[str, tuple[int, int | None]] = {
     "fanotify_init": (300, 262),
     "lookup_dcookie": (212, 18),
     "nfsservctl": (180, 42),
+    # what of a file is in memory: boxes that share a file would learn from one another what was read of it
+    "fadvise64": (221, 223),
+    "mincore": (27, 232),
+    "cachestat": (451, 451),
     # the whole machine
     "quotactl": (179, 60),
     "quotactl_fd": (443, 443),
@@ -85,6 +89,7 @@ CHECKED: dict[str, tuple[int, int]] = {
     "socketpair": (53, 199),
     "ioctl": (16, 29),
     "personality": (135, 92),
+    "preadv2": (327, 286),
 }
 YOUNGEST = 469  # file_setattr, Linux 6.17; since 2019 new calls have one number on every architecture
 X32 = 0x40000000  # x86_64 numbers with this bit mean the same calls again, under an ABI that nobody uses
@@ -125,6 +130,8 @@ def seccomp_program(machine: str | None = None) -> bytes:
         "socketpair": family,
         "ioctl": _one_of(1, TERMINAL_INPUT, refuse, _return(ALLOW)),
         "personality": _one_of(0, PERSONALITIES, _return(ALLOW), refuse),
+        # RWF_NOWAIT reads only what is in memory; as where the kernel knows no flags
+        "preadv2": _one_of(5, (0,), _return(ALLOW), _fail(errno.EOPNOTSUPP)),
     }
     for name, rule in rules.items():
         program += _when(JUMP_EQUAL, CHECKED[name][column], rule)

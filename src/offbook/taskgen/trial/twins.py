@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from offbook.sandbox import BoxSpec
 from offbook.taskgen.nouns import files_of
+from offbook.taskgen.trial.blanks import blanks_of, without
 from offbook.taskgen.trial.edits import Module
+from offbook.tasks.blanks import Blanks
 from offbook.tasks.check import gold_changes
 from offbook.tasks.folder import rewrite_twins
 from offbook.tasks.grade import hidden_files, put
@@ -92,6 +94,14 @@ class Trial:
         bases = [*chosen, *(base for base, test in self.inherited.items() if test in chosen)]
         return Round(paths, sorted(bases), {**changes, **tests}, timeout_s=self.limit_s)
 
+    async def blanks(
+        self, fail_to_pass: Collection[str], run: Callable[[Sequence[Round], int], Awaitable[Sequence[SuiteRun]]]
+    ) -> Blanks:
+        files = {
+            path: data for path, data in self.files.items() if any(n.startswith(f"{path}::") for n in fail_to_pass)
+        }
+        return await blanks_of(files, fail_to_pass, self.inherited, self.right, run, self.limit_s)
+
     def _test_of(self, node: str) -> str:
         return self.inherited.get(base_of(node), base_of(node))
 
@@ -130,7 +140,29 @@ def only(twins: Twins, tests: Collection[str]) -> Twins:
     """Those of these tests."""
     wanted = {twins.test_of(test) for test in tests}
     kept = tuple(twin for twin in twins.twins if twin.test in wanted)
-    return replace(twins, twins=kept, files={path: twins.files[path] for path in sorted({twin.path for twin in kept})})
+    bases = {base_of(test) for test in tests}
+    blanks = without(twins.blanks, twins.blanks.cases.keys() - bases, "")
+    blank_paths = {base.partition("::")[0] for base in blanks.cases}
+    blanks = replace(
+        blanks,
+        edits=tuple(edit for edit in blanks.edits if edit.path in blank_paths),
+        names=tuple(edit for edit in blanks.names if edit.path in blank_paths),
+        left={base: why for base, why in blanks.left.items() if base in bases},
+    )
+    paths = {twin.path for twin in kept} | blank_paths
+    return replace(twins, twins=kept, files={path: twins.files[path] for path in sorted(paths)}, blanks=blanks)
+
+
+def with_blanks(twins: Twins, blanks: Blanks, files: Mapping[str, bytes], inherited: Mapping[str, str]) -> Twins:
+    """A test that several classes have is where it is written down for blanks too."""
+    digests = {path: digest_of(files[path]) for path in {base.partition("::")[0] for base in blanks.cases}}
+    named = {base: test for base, test in inherited.items() if base in blanks.cases}
+    return replace(
+        twins,
+        blanks=blanks,
+        files=dict(sorted({**twins.files, **digests}.items())),
+        inherited={**named, **twins.inherited},
+    )
 
 
 def _in_a_check(run: SuiteRun, node: str, kind: str) -> bool:
@@ -148,10 +180,15 @@ async def add_twins(task: Task, spec: BoxSpec, timeout_s: float = 300.0) -> int:
     trial = trial_of(files, task.fail_to_pass, expected, gold_changes(task), random.Random(task.id))
     trial = replace(trial, limit_s=timeout_s / 4)
     twins = Twins()
-    if trial.drawn:
-        async with await suite_box(task.tree, task.suite, spec) as box:
-            await put(box, hidden_files(task))
-            runs = await run_rounds(box, task.suite, trial.rounds, timeout_s, product=task.sources)
-        twins = trial.usable(runs, expected)
+    async with await suite_box(task.tree, task.suite, spec) as box:
+        await put(box, hidden_files(task))
+
+        async def run(rounds: Sequence[Round], hash_seed: int) -> list[SuiteRun]:
+            return await run_rounds(box, task.suite, rounds, timeout_s, hash_seed=hash_seed, product=task.sources)
+
+        if trial.drawn:
+            twins = trial.usable(await run(trial.rounds, 0), expected)
+        blanks = await trial.blanks(task.fail_to_pass, run)
+    twins = with_blanks(twins, blanks, files, trial.inherited)
     rewrite_twins(task, twins)
     return len(twins.tests)

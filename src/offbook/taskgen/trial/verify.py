@@ -29,7 +29,7 @@ from offbook.taskgen.told.sufficient import SILENT
 from offbook.taskgen.told.testcode import TestCode
 from offbook.taskgen.told.tried import TRIED_S, Tried, trying_of
 from offbook.taskgen.trial.perturb import answered, functions_of, perturbed, recorded, recording
-from offbook.taskgen.trial.twins import Trial, trial_of
+from offbook.taskgen.trial.twins import Trial, trial_of, with_blanks
 from offbook.taskgen.workshop import Workshop, product_of
 from offbook.tasks.grade import put
 from offbook.tasks.perturbed import Case
@@ -169,8 +169,11 @@ async def verify(
         twins = trial.usable(repeated, tests)
         twins = replace(twins, saw=tuple(sorted({*twins.saw} | first.saw | again.saw)))
         clock.mark("twins")
-        await put(box, trial.right)
         calls = await recorded(box, functions_of(deletion.targets), repository.import_roots)
+        blanks = await trial.blanks(fail_to_pass, lambda rounds, seed: run(rounds, 3 * trial.limit_s, hash_seed=seed))
+        twins = with_blanks(twins, blanks, trial.files, trial.inherited)
+        clock.mark("blanks")
+        await put(box, trial.right)
         cases = await answered(box, repository.suite, perturbed(calls, random.Random(deletion.feature.id)))
         clock.mark("other inputs")
     return replace(

@@ -12,6 +12,7 @@ test runs in this process and could write there whatever it likes, so all of it 
     ["broken", node id, reason]        a file that cannot be collected
     ["start", number]                  numbers count the collected tests from 0
     ["done", number, outcome, seconds, reason, error]    error: "assertion", or the type of another exception
+    ["blanks", number, [[place, data], ...]]    what was compared in a blank round, before "done"
     ["saw", what, path]                something that code of a watched file did
     ["returned", number, text]         of a call; none where it raises, takes long or returns no plain data
     ["function", key, path, qualified name]

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from offbook.tasks.inside.blank import Blanks
+
 if TYPE_CHECKING:
     import pytest
 
@@ -38,6 +40,7 @@ class Recorder:
     """Which tests run and how they end: one outcome a test, from the reports of its phases."""
 
     pipe: Pipe
+    blanks: Blanks | None = None  # in a blank round
     collecting: threading.Timer | None = None  # ends the process if that takes too long; it is gone before any test
 
     def __init__(self, max_tests: int):
@@ -58,6 +61,10 @@ class Recorder:
 
     def pytest_pycollect_makeitem(self, collector: pytest.Collector, name: str) -> list[pytest.Item] | None:
         return None if self.within is None or f"{collector.nodeid}::{name}" in self.within else []
+
+    def pytest_make_parametrize_id(self) -> str | None:
+        """In a blank round the cases of a test have no names that say something."""
+        return "case" if self.blanks else None
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -81,6 +88,8 @@ class Recorder:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.phases, self.error = [], ""
+        if self.blanks:
+            self.blanks.taken()
         self.pipe.tell("start", self.numbers[nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -103,6 +112,8 @@ class Recorder:
             outcome, reason = "skipped", why_skipped(skipped) if skipped else "passes against expectation"
         elif not {"call", "teardown"} <= ended:
             outcome, reason = "failed", "it did not run to its end"
+        if self.blanks:
+            self.pipe.tell("blanks", self.numbers[nodeid], self.blanks.taken())
         seconds = round(sum(phase.duration for phase in self.phases), 4)
         self.pipe.tell("done", self.numbers[nodeid], outcome, seconds, reason, self.error)
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from offbook.tasks.inside.blank import Blanks
 from offbook.tasks.inside.report import Pipe, Recorder
 from offbook.tasks.inside.watch import Tracer, Watcher
 
@@ -52,6 +53,7 @@ def begin(recorder: Recorder, pipe: Pipe, order: dict[str, Any], this: dict[str,
     for path, text in this["changes"].items():
         write(path, None if text is None else text.encode())
     recorder.pipe = pipe
+    recorder.blanks = Blanks() if this["blank"] else None
     recorder.select(this["tests"], is_narrow)
     if limit_s := order.get("collect_s"):
         recorder.collecting = threading.Timer(limit_s, os._exit, [1])

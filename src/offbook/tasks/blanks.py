@@ -1,0 +1,282 @@
+"""Blank rounds: a task's own tests without their expected values.
+
+Code under test can look an expected value up, in the test that runs or in a report, and can return what equals
+everything. In a blank round there is nothing to look up: recorders stand where the values stood (inside/blank.py),
+files, functions, classes and cases have other names, and what the code returned is compared here, outside its process,
+with what the right code returned when the task was made. Reports are tied to a place in the test, and have to come in
+the right code's order.
+
+Standard library only: task folders carry a copy of this for their own judge.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import random
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from offbook.tasks.claims import Round, SuiteRun
+
+RECORDER = re.compile(r"(__blank__(?:\.raises)?\()(\d+)")
+Reports = Sequence[Sequence[Any]]  # (place, data)
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda value, other: value in other,
+    "not in": lambda value, other: value not in other,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """These bytes of a test file become `text`: one or more recorders, or, of a name, its first part."""
+
+    path: str
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is asked of the data that one recorder reports.
+
+    eq: the right code's; seq, count: the same whatever the kind or the order; approx: the same but for `value`
+    (relative, absolute); is, is not, truth: of the constant `value`; raises: one of the names in `value`; same: two
+    equal values; an operator: of the literal `value`, which stands on the left where the operator begins with a dot.
+    """
+
+    asks: str
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Blanks:
+    edits: tuple[Edit, ...] = ()
+    names: tuple[Edit, ...] = ()  # functions and classes that get other names
+    files: tuple[str, ...] = ()  # test files that do
+    places: tuple[Place, ...] = ()
+    cases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # test without parameters -> its node ids
+    reports: Mapping[str, Reports] = field(default_factory=dict)  # node id -> the right code's
+    left: Mapping[str, str] = field(default_factory=dict)  # test -> why something in it is compared in the open
+
+    def whole(self, tests: Iterable[str]) -> set[str]:
+        """Of these tests, without parameters, those with nothing but recorders."""
+        return {test for test in tests if test in self.cases and test not in self.left}
+
+
+def blanks_from(found: Mapping[str, Any]) -> Blanks:
+    """As `asdict` wrote them."""
+    return Blanks(
+        edits=tuple(Edit(**edit) for edit in found["edits"]),
+        names=tuple(Edit(**edit) for edit in found["names"]),
+        files=tuple(found["files"]),
+        places=tuple(Place(**place) for place in found["places"]),
+        cases={test: tuple(nodes) for test, nodes in found["cases"].items()},
+        reports=found["reports"],
+        left=found["left"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BlankRound:
+    """A round, and what only the judge knows of it."""
+
+    blanks: Blanks
+    round: Round
+    tests: Mapping[str, str]  # test, without parameters and as it is named in the round -> its own name
+    tokens: Mapping[int, int]  # as a recorder has it -> place
+
+    @property
+    def paths(self) -> set[str]:
+        """Test files that are there in other words."""
+        return {test.partition("::")[0] for test in self.tests.values()}
+
+    def wrong(self, run: SuiteRun) -> tuple[dict[str, str], set[str]]:
+        """Node ids that do not hold, with the reason; and those that were run to their end and gave another answer."""
+        found: dict[str, str] = {}
+        told: set[str] = set()
+        by_test: dict[str, list[str]] = {test: [] for test in self.tests.values()}
+        for node in run.collected:
+            if test := self.tests.get(node.partition("[")[0]):
+                by_test[test].append(node)
+        for test, nodes in by_test.items():
+            own = self.blanks.cases[test]
+            if len(nodes) != len(own):
+                found |= dict.fromkeys(own, f"{len(nodes)} of {len(own)} cases of it are there in a blank round")
+                continue
+            for node, name in zip(own, nodes, strict=True):
+                if node not in self.blanks.reports:
+                    continue
+                if name not in run.passed:
+                    reason = run.failed.get(name) or run.skipped.get(name) or "not run"
+                    found[node] = f"where the expected value is hidden: {reason}"
+                elif why := self._differs(self.blanks.reports[node], run.blanks.get(name, ())):
+                    found[node] = f"where the expected value is hidden: {why[0]}"
+                    told |= {node} if why[1] else set()
+        return found, told
+
+    def _differs(self, right: Reports, reports: Reports) -> tuple[str, bool] | None:
+        """How these are not the right code's reports, and whether that proves another answer: an object that cannot be
+        told proves nothing unless it equals just anything."""
+        told = [one for one in reports if isinstance(one, list) and len(one) == 2 and isinstance(one[0], int)]
+        for (place, gold), (token, data) in zip(right, told, strict=False):
+            if self.tokens.get(token) != place:
+                return "another check came first", True
+            try:
+                if not holds(self.blanks.places[place], data, gold):
+                    return f"{shown(data)}, not {shown(gold)}", not is_unknown(data) or is_loose(data)
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                return "its report cannot be read", True
+        if len(told) != len(right) or len(told) != len(reports):
+            return f"{len(reports)} checks were reported, not {len(right)}", True
+        return None
+
+
+def blank_round(
+    blanks: Blanks, tests: Collection[str], texts: Mapping[str, bytes], timeout_s: float, rng: random.Random
+) -> BlankRound | None:
+    """Of those of the tests that can be blanked; None where there are none. `texts` are test files."""
+    chosen = sorted(test for test in tests if test in blanks.cases)
+    paths = sorted({test.partition("::")[0] for test in chosen})
+    if not chosen:
+        return None
+    tokens = rng.sample(range(10**6), len(blanks.places))
+    drawn = iter(sorted(rng.sample(range(10**5, 10**6), len(blanks.names) + len(blanks.files))))
+    new_names: dict[tuple[str, str], str] = {}
+    texts_by_edit: dict[Edit, str] = {}
+    old_names = {edit: texts[edit.path][edit.start : edit.end].decode() for edit in blanks.names if edit.path in paths}
+    for edit, old in sorted(
+        old_names.items(), key=lambda one: one[1]
+    ):  # unittest runs tests in the order of their names
+        texts_by_edit[edit] = new_names[edit.path, old] = f"{edit.text}{next(drawn)}"
+    for edit in blanks.edits:
+        if edit.path in paths:
+            texts_by_edit[edit] = RECORDER.sub(lambda found: f"{found[1]}{tokens[int(found[2])]}", edit.text)
+    new_paths = {path: _renamed(path, next(drawn)) if path in blanks.files else path for path in paths}
+    changes: dict[str, str | None] = dict.fromkeys(paths)
+    for path in paths:
+        data = texts[path]
+        for edit, text in sorted(texts_by_edit.items(), key=lambda one: -one[0].start):
+            if edit.path == path:
+                data = data[: edit.start] + text.encode() + data[edit.end :]
+        changes[new_paths[path]] = data.decode()
+    named = {}
+    for test in chosen:
+        path, *parts = test.split("::")
+        named["::".join([new_paths[path], *(new_names.get((path, part), part) for part in parts)])] = test
+    this = Round(sorted(new_paths.values()), sorted(named), changes, timeout_s, blank=True)
+    return BlankRound(blanks, this, named, {token: place for place, token in enumerate(tokens)})
+
+
+def _renamed(path: str, number: int) -> str:
+    name = PurePosixPath(path)
+    return str(name.with_name(f"test_{number}.py" if name.name.startswith("test") else f"m{number}_test.py"))
+
+
+# --- what is asked of reported data
+
+
+def holds(place: Place, data: Any, gold: Any) -> bool:
+    """Whether reported data is what a check asks for, of which the right code reported `gold`."""
+    match place.asks:
+        case "truth":
+            return truth_of(data) is (place.value == "True")
+        case "is" | "is not":
+            is_it = json.dumps(data) == json.dumps(ast.literal_eval(place.value))
+            return is_it is (place.asks == "is") and (is_it or not is_unknown(data) or is_unknown(gold))
+        case "raises":
+            return isinstance(data, list) and any(name in data[1:] for name in place.value.split("|"))
+    if is_unknown(data):
+        return False
+    match place.asks:
+        case "eq":
+            return json.dumps(data) == json.dumps(gold)
+        case "seq" | "count":
+            return _items(data, place.asks == "count") == _items(gold, place.asks == "count")
+        case "same":
+            return isinstance(data, list) and len(data) == 3 and json.dumps(data[1]) == json.dumps(data[2])
+        case "approx":
+            relative, absolute = ast.literal_eval(place.value)
+            return _is_near(data, gold, relative, absolute)
+        case asks:
+            value, literal = value_of(data), ast.literal_eval(place.value)
+            compare = OPERATORS[asks.removeprefix(".")]
+            return bool(compare(literal, value) if asks.startswith(".") else compare(value, literal))
+
+
+def is_unknown(data: Any) -> bool:
+    """Whether something in it could not be told."""
+    return isinstance(data, list) and (data[:1] == ["?"] or any(map(is_unknown, data)))
+
+
+def is_loose(data: Any) -> bool:
+    """Whether something in it says that it equals just anything."""
+    if not isinstance(data, list):
+        return False
+    return data[3:] == [True] if data[:1] == ["?"] else any(map(is_loose, data))
+
+
+def truth_of(data: Any) -> bool:
+    if not isinstance(data, list) or not data:
+        return bool(data)
+    match data[0]:
+        case "?":
+            return data[2:3] == [True]
+        case "list" | "tuple" | "set" | "dict" | "deque" | "range":
+            return len(data) > 1 and data != ["range", 0]
+        case "bytes":
+            return bool(data[1])
+    return True
+
+
+def value_of(data: Any) -> Any:
+    """The plain value that some data stands for; a ValueError for other kinds."""
+    if not isinstance(data, list):
+        return data
+    match data:
+        case ["list", *items]:
+            return [*map(value_of, items)]
+        case ["tuple", *items]:
+            return tuple(map(value_of, items))
+        case ["set", *items]:
+            return {*map(value_of, items)}
+        case ["dict", *pairs]:
+            return {value_of(key): value_of(value) for key, value in pairs}
+        case ["bytes", str(text)]:
+            return text.encode("latin-1")
+        case ["float", str(text)]:
+            return float(text)
+    raise ValueError(data)
+
+
+def _items(data: Any, sort: bool) -> list[str]:
+    items = [json.dumps(one) for one in data[1:]] if isinstance(data, list) else [json.dumps(data)]
+    return sorted(items) if sort else items
+
+
+def _is_near(data: Any, gold: Any, relative: float, absolute: float) -> bool:
+    if isinstance(gold, list):
+        if not isinstance(data, list) or len(data) != len(gold):
+            return False
+        return all(_is_near(one, other, relative, absolute) for one, other in zip(data, gold, strict=True))
+    if isinstance(gold, int | float) and isinstance(data, int | float):
+        return abs(data - gold) <= 2 * max(relative * abs(gold), absolute)
+    return json.dumps(data) == json.dumps(gold)
+
+
+def shown(data: Any) -> str:
+    try:
+        text = repr(value_of(data))
+    except (ValueError, TypeError):
+        text = json.dumps(data)
+    return text if len(text) <= 60 else f"{text[:57]}..."
