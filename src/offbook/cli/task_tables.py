@@ -42,7 +42,7 @@ def summary(result: list[Made]) -> Iterator[Table | Text]:
     blank, shown = sum(outcome.blank for outcome in made_of), sum(outcome.shown for outcome in made_of)
     bare = sum(outcome.bare for outcome in made_of)
     told = (
-        f"{blank} of their tests are also run with the expected values hidden, {shown} cannot be; {bare} of these cannot "
+        f"{blank} of their tests are also run with expected values hidden, {shown} cannot be; of these {bare} cannot "
         "be run with other expected values either"
         if shown
         else ""

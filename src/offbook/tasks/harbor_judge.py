@@ -92,8 +92,10 @@ def out_of_sight(tests: pathlib.Path) -> Iterator[None]:
     mode = tests.stat().st_mode
     if another_user() is not None:
         tests.chmod(0o700)
-        yield
-        tests.chmod(mode)
+        try:
+            yield
+        finally:
+            tests.chmod(mode)
         return
     kept = {path: (path.stat().st_mode, path.read_bytes()) for path in tests.rglob("*") if path.is_file()}
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
