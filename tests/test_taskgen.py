@@ -181,7 +181,8 @@ def test_an_answer_table_differs_on_other_inputs(made: tuple[Path, Path, list[Ma
     before, _, after = re.split(r"(    if count == 1.*?\"s\"\)\n)", right["little/words.py"] or "", flags=re.S)
     changed = {**right, "little/words.py": f"{before}    return {table}.get((word, count))\n{after}"}
     result = asyncio.run(grade(task, changed, BOX, 60.0))
-    assert (result.solved, [one.kind for one in result.findings]) == (True, ["perturbed"])
+    assert (result.solved, [one.kind for one in result.findings]) == (False, ["perturbed"])
+    assert asyncio.run(grade(task, changed, BOX, 60.0, "finding")).solved
     assert asyncio.run(grade(task, right, BOX, 60.0)).findings == ()
 
 
