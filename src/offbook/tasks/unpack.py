@@ -37,12 +37,17 @@ def beneath(root: Path, name: str) -> Path:
 
     Everything that writes, reads or deletes by such a name goes through here."""
     path = PurePosixPath(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+    if not path.parts or _leads_out(name):
         raise BadArchive(f"{name!r} is no path inside {root}; nothing outside of it is touched")
     for depth in range(1, len(path.parts) + 1):
         if root.joinpath(*path.parts[:depth]).is_symlink():
             raise BadArchive(f"{name!r} leads through a link in {root}; links are not followed")
     return root / path
+
+
+def _leads_out(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class Unpacking:
 
     def place(self, name: str) -> PurePosixPath:
         path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+        if _leads_out(name):
             raise BadArchive(f"{self.what} holds a file that would land outside of it: {name!r}")
         self.num_files += 1
         if self.num_files > self.limits.files:
